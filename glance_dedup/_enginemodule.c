@@ -1,0 +1,892 @@
+/*
+ * _enginemodule.c - glance_dedup._engine: the one file that knows Python.
+ *
+ * It turns arguments into C, releases the GIL around everything that computes,
+ * waits or does I/O, and turns a gd_error into the exception of its class.
+ * repository.py documents the API; nothing else imports this module.
+ *
+ * Lifetimes: a Transaction or Image keeps its Repository object alive; close()
+ * of a Repository frees the handle when the last of them is done.  In a forked
+ * child every object only refuses (ClosedError) and leaves all as it is.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <string.h>
+
+#include "engine/chunker.h"
+#include "engine/fingerprint.h"
+#include "engine/reader.h"
+#include "engine/repo.h"
+#include "engine/spool.h"
+#include "engine/transaction.h"
+
+/* ---- errors ---- */
+
+/* The one table from status to exception; names in glance_dedup.exceptions. */
+static const struct {
+    gd_status status;
+    const char *name;
+} error_classes[] = {
+    {GD_IO, "StorageError"},         {GD_CORRUPT, "DamagedError"},
+    {GD_NOSPACE, "NoSpaceError"},    {GD_NOTFOUND, "ImageNotFound"},
+    {GD_EXISTS, "ImageExists"},      {GD_BUSY, "BusyError"},
+    {GD_VERSION, "VersionError"},    {GD_INVALID, "InvalidParameter"},
+    {GD_DENIED, "AccessDenied"},     {GD_CLOSED, "ClosedError"},
+};
+
+enum { ERROR_CLASSES = sizeof error_classes / sizeof error_classes[0] };
+
+typedef struct module_state {
+    PyObject *exceptions; /* the module glance_dedup.exceptions */
+    PyTypeObject *repository_type;
+    PyTypeObject *transaction_type;
+    PyTypeObject *image_type;
+} module_state;
+
+static PyObject *
+raise_in(const module_state *state, const gd_error *err)
+{
+    if (err->status == GD_NOMEM) {
+        PyErr_SetString(PyExc_MemoryError, err->text);
+        return NULL;
+    }
+    const char *name = "RepositoryError";
+    for (int i = 0; i < ERROR_CLASSES; i++) {
+        if (error_classes[i].status == err->status) {
+            name = error_classes[i].name;
+        }
+    }
+    PyObject *class = PyObject_GetAttrString(state->exceptions, name);
+    /* File names and image ids are bytes from elsewhere. */
+    PyObject *text =
+        PyUnicode_DecodeUTF8(err->text, (Py_ssize_t)strlen(err->text), "replace");
+    PyObject *error = NULL, *number = NULL;
+    if (class != NULL && text != NULL) {
+        error = PyObject_CallFunctionObjArgs(class, text, NULL);
+        number = PyLong_FromLong(err->sys_errno);
+    }
+    if (error != NULL && number != NULL &&
+        PyObject_SetAttrString(error, "errno", number) == 0) {
+        PyErr_SetObject(class, error);
+    }
+    Py_XDECREF(number);
+    Py_XDECREF(error);
+    Py_XDECREF(text);
+    Py_XDECREF(class);
+    return NULL;
+}
+
+static PyObject *
+raise_error(PyObject *self, const gd_error *err)
+{
+    return raise_in(PyType_GetModuleState(Py_TYPE(self)), err);
+}
+
+/* ---- Repository ---- */
+
+typedef struct repository_object {
+    PyObject_HEAD
+    gd_repo *repo;
+    Py_ssize_t users; /* calls under way, open transactions and images */
+    int closed;
+} repository_object;
+
+static void
+free_when_unused(repository_object *self)
+{
+    if (self->closed && self->users == 0 && self->repo != NULL &&
+        gd_repo_check_owner(self->repo, NULL) == GD_OK) {
+        gd_repo *repo = self->repo;
+        self->repo = NULL;
+        Py_BEGIN_ALLOW_THREADS
+        gd_repo_close(repo);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+/* Every use of the handle stands between enter and leave. */
+static int
+enter_repository(repository_object *self)
+{
+    gd_error err;
+    if (self->closed || self->repo == NULL) {
+        gd_fail(&err, GD_CLOSED, "the repository handle is closed");
+    } else if (gd_repo_check_owner(self->repo, &err) == GD_OK) {
+        self->users++;
+        return 1;
+    }
+    raise_error((PyObject *)self, &err);
+    return 0;
+}
+
+static void
+leave_repository(repository_object *self)
+{
+    self->users--;
+    free_when_unused(self);
+}
+
+static int
+copy_id(const char *what, const char *data, Py_ssize_t length,
+        uint8_t out[GD_ID_SIZE])
+{
+    if (length != GD_ID_SIZE) {
+        PyErr_Format(PyExc_ValueError, "%s: %d bytes are needed", what,
+                     (int)GD_ID_SIZE);
+        return 0;
+    }
+    memcpy(out, data, GD_ID_SIZE);
+    return 1;
+}
+
+static PyObject *
+repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {
+        "path",       "repository_id",   "block_size",   "group_slots",
+        "segment_size", "fingerprint",   "by_value",     "codec",
+        "codec_level", "threads",        "lock_timeout_ms", "filter_path",
+        "filter_bytes", "allow_weak",    NULL};
+    PyObject *path = NULL, *filter_path = NULL;
+    const char *id, *fingerprint, *codec;
+    Py_ssize_t id_length;
+    unsigned long long filter_bytes = 0;
+    int by_value, allow_weak = 0;
+    gd_params params;
+    memset(&params, 0, sizeof params);
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "O&y#IIIspsiII|O&Kp", names, PyUnicode_FSConverter,
+            &path, &id, &id_length, &params.block_size, &params.group_slots,
+            &params.segment_size, &fingerprint, &by_value, &codec,
+            &params.codec_level, &params.threads, &params.lock_timeout_ms,
+            PyUnicode_FSConverter, &filter_path, &filter_bytes, &allow_weak)) {
+        Py_XDECREF(path);
+        Py_XDECREF(filter_path);
+        return NULL;
+    }
+    repository_object *self = NULL;
+    const module_state *state = PyType_GetModuleState(type);
+    gd_error err, filter_err;
+    gd_status s = GD_OK;
+    params.by_value = by_value != 0;
+    if (!copy_id("repository_id", id, id_length, params.repository_id)) {
+        goto done;
+    }
+    if (strlen(fingerprint) >= sizeof params.digest) {
+        s = gd_fail(&err, GD_INVALID, "there is no digest '%.40s'",
+                    fingerprint);
+    } else {
+        strcpy(params.digest, fingerprint);
+        s = gd_codec_parse(codec, &params.codec, &err);
+    }
+    if (s != GD_OK) {
+        raise_in(state, &err);
+        goto done;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    self = (repository_object *)allocate(type, 0);
+    if (self == NULL) {
+        goto done;
+    }
+    const char *c_path = PyBytes_AsString(path);
+    const char *c_filter =
+        filter_path == NULL || PyBytes_Size(filter_path) == 0
+            ? NULL
+            : PyBytes_AsString(filter_path);
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_open(gd_env_posix(), c_path, &params, c_filter, filter_bytes,
+                     allow_weak != 0, &self->repo, &filter_err, &err);
+    Py_END_ALLOW_THREADS
+    if (s != GD_OK) {
+        self->repo = NULL;
+        raise_in(state, &err);
+        Py_CLEAR(self);
+    } else if (filter_err.status != GD_OK &&
+               PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                                "no fingerprint filter, so duplicates will be "
+                                "missed: %s", filter_err.text) < 0) {
+        Py_CLEAR(self);
+    }
+done:
+    Py_XDECREF(path);
+    Py_XDECREF(filter_path);
+    return (PyObject *)self;
+}
+
+static PyObject *
+repository_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    repository_object *self = (repository_object *)object;
+    self->closed = 1;
+    free_when_unused(self);
+    Py_RETURN_NONE;
+}
+
+static void
+free_object(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static void
+repository_dealloc(PyObject *object)
+{
+    repository_object *self = (repository_object *)object;
+    self->closed = 1;
+    free_when_unused(self);
+    free_object(object);
+}
+
+static PyObject *
+repository_delete(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *image_id, *upload = NULL;
+    Py_ssize_t upload_length = 0;
+    uint8_t upload_id[GD_ID_SIZE];
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "s|z#", &image_id, &upload, &upload_length) ||
+        (upload != NULL &&
+         !copy_id("upload_id", upload, upload_length, upload_id)) ||
+        !enter_repository(self)) {
+        return NULL;
+    }
+    gd_repo *repo = self->repo;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
+                        upload == NULL ? NULL : upload_id, &err);
+    Py_END_ALLOW_THREADS
+    leave_repository(self);
+    if (s != GD_OK) {
+        return raise_error(object, &err);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+repository_rebuild_filter(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    unsigned groups;
+    int clear = 0;
+    gd_error err;
+    if (!PyArg_ParseTuple(args, "I|p", &groups, &clear) ||
+        !enter_repository(self)) {
+        return NULL;
+    }
+    gd_repo *repo = self->repo;
+    bool more = false;
+    uint32_t done = 0, total = 0;
+    gd_status s;
+    Py_BEGIN_ALLOW_THREADS
+    if (clear && repo->filter != NULL &&
+        gd_filter_rebuild_lock(repo->filter)) {
+        gd_filter_clear(repo->filter);
+        gd_filter_rebuild_unlock(repo->filter);
+    }
+    s = gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &err);
+    Py_END_ALLOW_THREADS
+    leave_repository(self);
+    if (s != GD_OK) {
+        return raise_error(object, &err);
+    }
+    return Py_BuildValue("(NII)", PyBool_FromLong(more), done, total);
+}
+
+static PyObject *
+repository_statistics(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    repository_object *self = (repository_object *)object;
+    if (!enter_repository(self)) {
+        return NULL;
+    }
+    gd_counters *c = &self->repo->counters;
+    gd_filter_stats f;
+    memset(&f, 0, sizeof f);
+    if (self->repo->filter != NULL) {
+        gd_filter_get_stats(self->repo->filter, &f);
+    }
+    PyObject *result = Py_BuildValue(
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
+        "blocks", atomic_load(&c->blocks),
+        "zero_blocks", atomic_load(&c->zero_blocks),
+        "hits", atomic_load(&c->hits),
+        "misses", atomic_load(&c->misses),
+        "candidates", atomic_load(&c->candidates),
+        "false_candidates", atomic_load(&c->false_candidates),
+        "cold_loads", atomic_load(&c->cold_loads),
+        "capped_loads", atomic_load(&c->capped_loads),
+        "compares", atomic_load(&c->compares),
+        "lock_refusals", atomic_load(&c->lock_refusals),
+        "sync_points", atomic_load(&c->sync_points),
+        "bytes_read", atomic_load(&c->bytes_read),
+        "filter_bytes", (unsigned long long)f.bytes,
+        "filter_places", (unsigned long long)f.places,
+        "filter_hints", (unsigned long long)f.hints,
+        "filter_dropped", (unsigned long long)f.dropped,
+        "filter_level", f.level,
+        "filter_rebuilt", f.rebuilt,
+        "filter_complete", PyBool_FromLong(f.complete));
+    leave_repository(self);
+    return result;
+}
+
+/* What a recipe's header says, as a dict. */
+static PyObject *
+header_dict(const gd_recipe_header *h)
+{
+    return Py_BuildValue(
+        "{sssssy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
+        h->project, "upload_id", h->upload_id, (Py_ssize_t)GD_ID_SIZE, "size",
+        (unsigned long long)h->size, "zero_bytes",
+        (unsigned long long)h->zero_bytes, "new_bytes",
+        (unsigned long long)h->new_bytes, "stored_bytes",
+        (unsigned long long)h->stored_bytes, "extents",
+        (unsigned long long)h->extents, "fragments",
+        (unsigned long long)h->fragments, "created",
+        (unsigned long long)h->created);
+}
+
+/* ---- Transaction ---- */
+
+typedef struct transaction_object {
+    PyObject_HEAD
+    repository_object *owner; /* entered for as long as transaction is set */
+    gd_transaction *transaction;
+    PyThread_type_lock lock; /* one thread in the transaction at a time */
+} transaction_object;
+
+static PyObject *
+repository_begin(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *image_id, *project;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "ss", &image_id, &project) ||
+        !enter_repository(self)) {
+        return NULL;
+    }
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    PyTypeObject *type = state->transaction_type;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    transaction_object *result = (transaction_object *)allocate(type, 0);
+    if (result == NULL) {
+        leave_repository(self);
+        return NULL;
+    }
+    Py_INCREF(object);
+    result->owner = self;
+    result->lock = PyThread_allocate_lock();
+    if (result->lock == NULL) {
+        s = gd_fail(&err, GD_NOMEM, "no memory for a lock");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        s = gd_transaction_begin(self->repo, image_id, project,
+                                 &result->transaction, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (s != GD_OK) {
+        result->transaction = NULL;
+        leave_repository(self);
+        raise_error(object, &err);
+        Py_DECREF(result);
+        return NULL;
+    }
+    return (PyObject *)result;
+}
+
+/* REQUIRES: the lock. */
+static gd_status
+check_open(const transaction_object *self, gd_error *err)
+{
+    return self->transaction != NULL
+               ? GD_OK
+               : gd_fail(err, GD_CLOSED, "the transaction has ended");
+}
+
+/* REQUIRES: the GIL, and the lock or the last reference. */
+static void
+end_transaction(transaction_object *self)
+{
+    gd_transaction *transaction = self->transaction;
+    if (transaction == NULL ||
+        gd_repo_check_owner(self->owner->repo, NULL) != GD_OK) {
+        return; /* a forked child leaves the parent's alone */
+    }
+    self->transaction = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    gd_transaction_end(transaction);
+    Py_END_ALLOW_THREADS
+    leave_repository(self->owner);
+}
+
+static PyObject *
+transaction_write(PyObject *object, PyObject *data)
+{
+    transaction_object *self = (transaction_object *)object;
+    Py_buffer view;
+    gd_error err;
+    gd_status s;
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    s = check_open(self, &err);
+    if (s == GD_OK) {
+        s = gd_transaction_write(self->transaction, view.buf, (size_t)view.len,
+                                 &err);
+    }
+    PyThread_release_lock(self->lock);
+    Py_END_ALLOW_THREADS
+    Py_ssize_t length = view.len;
+    PyBuffer_Release(&view);
+    return s == GD_OK ? PyLong_FromSsize_t(length) : raise_error(object, &err);
+}
+
+static PyObject *
+transaction_commit(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    transaction_object *self = (transaction_object *)object;
+    gd_recipe_header header;
+    gd_error err;
+    gd_status s;
+    bool linked = false;
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    s = check_open(self, &err);
+    if (s == GD_OK) {
+        s = gd_transaction_commit(self->transaction, &header, &linked, &err);
+    }
+    Py_END_ALLOW_THREADS
+    if (linked) {
+        end_transaction(self);
+    }
+    PyThread_release_lock(self->lock);
+    return s == GD_OK ? header_dict(&header) : raise_error(object, &err);
+}
+
+static PyObject *
+transaction_abort(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    transaction_object *self = (transaction_object *)object;
+    Py_BEGIN_ALLOW_THREADS
+    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    Py_END_ALLOW_THREADS
+    end_transaction(self);
+    PyThread_release_lock(self->lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+transaction_upload_id(PyObject *object, void *unused)
+{
+    (void)unused;
+    transaction_object *self = (transaction_object *)object;
+    gd_error err;
+    if (check_open(self, &err) != GD_OK) {
+        return raise_error(object, &err);
+    }
+    return PyBytes_FromStringAndSize(
+        (const char *)gd_transaction_upload_id(self->transaction), GD_ID_SIZE);
+}
+
+static void
+transaction_dealloc(PyObject *object)
+{
+    transaction_object *self = (transaction_object *)object;
+    if (self->owner != NULL) {
+        end_transaction(self);
+    }
+    if (self->lock != NULL) {
+        PyThread_free_lock(self->lock);
+    }
+    Py_XDECREF((PyObject *)self->owner);
+    free_object(object);
+}
+
+/* ---- Image ---- */
+
+typedef struct image_object {
+    PyObject_HEAD
+    repository_object *owner; /* entered for as long as image is set */
+    gd_image *image;
+    Py_ssize_t users; /* calls under way */
+    int closed;
+} image_object;
+
+static PyObject *
+repository_open_image(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *image_id, *upload = NULL;
+    Py_ssize_t upload_length = 0;
+    uint8_t upload_id[GD_ID_SIZE];
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "s|z#", &image_id, &upload, &upload_length) ||
+        (upload != NULL &&
+         !copy_id("upload_id", upload, upload_length, upload_id)) ||
+        !enter_repository(self)) {
+        return NULL;
+    }
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    allocfunc allocate =
+        (allocfunc)PyType_GetSlot(state->image_type, Py_tp_alloc);
+    image_object *result = (image_object *)allocate(state->image_type, 0);
+    if (result == NULL) {
+        leave_repository(self);
+        return NULL;
+    }
+    Py_INCREF(object);
+    result->owner = self;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_image_open(self->repo, image_id, upload == NULL ? NULL : upload_id,
+                      &result->image, &err);
+    Py_END_ALLOW_THREADS
+    if (s != GD_OK) {
+        result->image = NULL;
+        leave_repository(self);
+        raise_error(object, &err);
+        Py_DECREF(result);
+        return NULL;
+    }
+    return (PyObject *)result;
+}
+
+static void
+close_when_unused(image_object *self)
+{
+    if (self->closed && self->users == 0 && self->image != NULL &&
+        gd_repo_check_owner(self->owner->repo, NULL) == GD_OK) {
+        gd_image_close(self->image);
+        self->image = NULL;
+        leave_repository(self->owner);
+    }
+}
+
+static int
+enter_image(image_object *self)
+{
+    gd_error err;
+    if (self->closed || self->image == NULL) {
+        gd_fail(&err, GD_CLOSED, "the image is closed");
+    } else if (gd_repo_check_owner(self->owner->repo, &err) == GD_OK) {
+        self->users++;
+        return 1;
+    }
+    raise_error((PyObject *)self, &err);
+    return 0;
+}
+
+static void
+leave_image(image_object *self)
+{
+    self->users--;
+    close_when_unused(self);
+}
+
+static PyObject *
+image_readinto(PyObject *object, PyObject *args)
+{
+    image_object *self = (image_object *)object;
+    Py_buffer view;
+    unsigned long long offset;
+    size_t done = 0;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "w*K", &view, &offset)) {
+        return NULL;
+    }
+    if (!enter_image(self)) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_image_read(self->image, view.buf, (size_t)view.len, offset, &done,
+                      &err);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    leave_image(self);
+    return s == GD_OK ? PyLong_FromSize_t(done) : raise_error(object, &err);
+}
+
+static PyObject *
+extents_list(const gd_recipe_page *page)
+{
+    PyObject *list = PyList_New((Py_ssize_t)page->count);
+    for (uint32_t i = 0; list != NULL && i < page->count; i++) {
+        const gd_extent *e = &page->extents[i];
+        PyObject *item = Py_BuildValue(
+            "(KKsIII)", (unsigned long long)e->offset,
+            (unsigned long long)e->length,
+            e->kind == GD_EXTENT_ZEROS ? "zeros" : "blocks", e->group, e->slot,
+            e->blocks);
+        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/* Page `number` of the extents, from 0; an empty list behind the last. */
+static PyObject *
+image_extents(PyObject *object, PyObject *args)
+{
+    image_object *self = (image_object *)object;
+    unsigned long long number;
+    gd_recipe_page page;
+    gd_error err;
+    gd_status s = GD_OK;
+    if (!PyArg_ParseTuple(args, "K", &number) || !enter_image(self)) {
+        return NULL;
+    }
+    page.count = 0;
+    if (number < gd_image_pages(self->image)) {
+        Py_BEGIN_ALLOW_THREADS
+        s = gd_image_extents(self->image, number + 1, &page, &err);
+        Py_END_ALLOW_THREADS
+    }
+    leave_image(self);
+    return s == GD_OK ? extents_list(&page) : raise_error(object, &err);
+}
+
+static PyObject *
+image_header(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    image_object *self = (image_object *)object;
+    if (!enter_image(self)) {
+        return NULL;
+    }
+    PyObject *result = header_dict(gd_image_header(self->image));
+    leave_image(self);
+    return result;
+}
+
+static PyObject *
+image_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    image_object *self = (image_object *)object;
+    self->closed = 1;
+    close_when_unused(self);
+    Py_RETURN_NONE;
+}
+
+static void
+image_dealloc(PyObject *object)
+{
+    image_object *self = (image_object *)object;
+    self->closed = 1;
+    if (self->owner != NULL) {
+        close_when_unused(self);
+    }
+    Py_XDECREF((PyObject *)self->owner);
+    free_object(object);
+}
+
+/* ---- functions ---- */
+
+/* fingerprint(name, data): what the engine would compute, for tests and
+ * benchmarks. */
+static PyObject *
+engine_fingerprint(PyObject *module, PyObject *args)
+{
+    const char *name;
+    Py_buffer view;
+    gd_error err;
+    gd_digest *digest = NULL;
+    gd_hasher *hasher = NULL;
+    gd_fingerprint fp;
+    const gd_env *env = gd_env_posix();
+    if (!PyArg_ParseTuple(args, "sy*", &name, &view)) {
+        return NULL;
+    }
+    gd_status s;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_digest_open(env, name, true, &digest, &err);
+    if (s == GD_OK) {
+        s = gd_hasher_open(env, digest, &hasher, &err);
+    }
+    if (s == GD_OK) {
+        s = gd_hasher_compute(hasher, view.buf, (size_t)view.len, &fp, &err);
+        gd_hasher_close(env, hasher);
+    }
+    if (digest != NULL) {
+        gd_digest_close(env, digest);
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    if (s != GD_OK) {
+        return raise_in(PyModule_GetState(module), &err);
+    }
+    return PyBytes_FromStringAndSize((const char *)fp.bytes,
+                                     GD_FINGERPRINT_SIZE);
+}
+
+/* is_cryptographic(name): whether comparison by hash may rely on it; raises
+ * InvalidParameter for a digest that cannot be had. */
+static PyObject *
+engine_is_cryptographic(PyObject *module, PyObject *args)
+{
+    const char *name;
+    gd_error err;
+    gd_digest *digest;
+    if (!PyArg_ParseTuple(args, "s", &name)) {
+        return NULL;
+    }
+    if (gd_digest_open(gd_env_posix(), name, false, &digest, &err) != GD_OK) {
+        return raise_in(PyModule_GetState(module), &err);
+    }
+    int answer = gd_digest_is_cryptographic(digest);
+    gd_digest_close(gd_env_posix(), digest);
+    return PyBool_FromLong(answer);
+}
+
+static PyMethodDef repository_methods[] = {
+    {"begin", repository_begin, METH_VARARGS, NULL},
+    {"open_image", repository_open_image, METH_VARARGS, NULL},
+    {"delete", repository_delete, METH_VARARGS, NULL},
+    {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
+    {"statistics", repository_statistics, METH_NOARGS, NULL},
+    {"close", repository_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot repository_slots[] = {
+    {Py_tp_new, repository_new},
+    {Py_tp_dealloc, repository_dealloc},
+    {Py_tp_methods, repository_methods},
+    {0, NULL},
+};
+
+static PyType_Spec repository_spec = {
+    .name = "glance_dedup._engine.Repository",
+    .basicsize = sizeof(repository_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = repository_slots,
+};
+
+static PyMethodDef transaction_methods[] = {
+    {"write", transaction_write, METH_O, NULL},
+    {"commit", transaction_commit, METH_NOARGS, NULL},
+    {"abort", transaction_abort, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef transaction_attributes[] = {
+    {"upload_id", transaction_upload_id, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot transaction_slots[] = {
+    {Py_tp_dealloc, transaction_dealloc},
+    {Py_tp_methods, transaction_methods},
+    {Py_tp_getset, transaction_attributes},
+    {0, NULL},
+};
+
+static PyType_Spec transaction_spec = {
+    .name = "glance_dedup._engine.Transaction",
+    .basicsize = sizeof(transaction_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = transaction_slots,
+};
+
+static PyMethodDef image_methods[] = {
+    {"readinto", image_readinto, METH_VARARGS, NULL},
+    {"extents", image_extents, METH_VARARGS, NULL},
+    {"header", image_header, METH_NOARGS, NULL},
+    {"close", image_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot image_slots[] = {
+    {Py_tp_dealloc, image_dealloc},
+    {Py_tp_methods, image_methods},
+    {0, NULL},
+};
+
+static PyType_Spec image_spec = {
+    .name = "glance_dedup._engine.Image",
+    .basicsize = sizeof(image_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = image_slots,
+};
+
+static PyTypeObject *
+add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
+static int
+module_exec(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+    state->exceptions = PyImport_ImportModule("glance_dedup.exceptions");
+    if (state->exceptions == NULL) {
+        return -1;
+    }
+    state->repository_type = add_type(module, &repository_spec);
+    state->transaction_type = add_type(module, &transaction_spec);
+    state->image_type = add_type(module, &image_spec);
+    return state->repository_type == NULL || state->transaction_type == NULL ||
+                   state->image_type == NULL
+               ? -1
+               : 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->exceptions);
+    Py_CLEAR(state->repository_type);
+    Py_CLEAR(state->transaction_type);
+    Py_CLEAR(state->image_type);
+    return 0;
+}
+
+static PyMethodDef module_functions[] = {
+    {"fingerprint", engine_fingerprint, METH_VARARGS, NULL},
+    {"is_cryptographic", engine_is_cryptographic, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "glance_dedup._engine",
+    .m_size = sizeof(module_state),
+    .m_methods = module_functions,
+    .m_slots = module_slots,
+    .m_clear = module_clear,
+};
+
+PyMODINIT_FUNC
+PyInit__engine(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

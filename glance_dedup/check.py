@@ -1,0 +1,724 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``repository check``: read a repository and judge every byte of it.
+
+This is a second implementation of the format, written from
+``doc/source/contributor/format.rst`` alone.  It shares no code with the
+engine, so that a mistake of the engine's is not judged by that same mistake.
+
+The order is: the listings, the recipes in ``images/``, those in ``spool/``,
+then the groups, one at a time.  What a recipe names was durable before the
+recipe got its name, so whatever is found later is at least as new as what is
+asked of it.
+
+The repository may be in use meanwhile.  Nothing is reported at first sight:
+
+* a file that looks wrong is opened and read again, several times;
+* before an image is called damaged, it is asked whether its recipe is still
+  the file that was read.  An image deleted meanwhile is forgotten; one that
+  was replaced is read anew, in another round.
+
+*Damage* is what should not be, whatever crashed.  A *note* is everything
+else worth telling: what a store operation that died left behind, files with
+unknown names, modes, a poisoned group.
+
+Memory holds the extents of all recipes (32 bytes each) and one group's
+fingerprint store.  How a file is read is in ``check_format.py``.
+"""
+
+import array
+import dataclasses
+import fcntl
+import heapq
+import os
+import re
+import stat
+import struct
+import tempfile
+import time
+import typing
+
+from glance_dedup import check_format as form
+from glance_dedup import exceptions
+
+DAMAGE = form.DAMAGE
+NOTE = form.NOTE
+
+# Findings beyond these are only counted: a hostile directory may be large.
+MAX_FINDINGS = 10000
+# What looks wrong is looked at this often before it is reported, with
+# pauses: another process may be in the middle of writing it.
+LOOKS = 4
+PAUSE = 0.05
+# Images that are replaced while they are read are read again so often.
+ROUNDS = 4
+
+DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    :ivar severity: ``'damage'`` or ``'note'``
+    :ivar file: the file's name inside the repository
+    :ivar offset: where in the file, in bytes; None if it is about the file
+    :ivar sentence: what is wrong
+    :ivar images: the ids of the images that lose content by it
+    """
+
+    severity: str
+    file: str
+    offset: int | None
+    sentence: str
+    images: tuple[str, ...] = ()
+
+    def __str__(self):
+        where = self.file
+        if self.offset is not None:
+            where += f', offset {self.offset}'
+        return f'{self.severity}: {where}: {self.sentence}'
+
+
+@dataclasses.dataclass
+class Report:
+    """What :func:`check` found.
+
+    :ivar findings: all, in the order in which they were found
+    :ivar figures: whole numbers by name; sizes are in bytes
+    :ivar damaged_images: the sorted ids of the images that lost content
+    :ivar ok: whether there is no damage; notes do not count
+    """
+
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    figures: dict[str, int] = dataclasses.field(default_factory=dict)
+    damaged_images: list[str] = dataclasses.field(default_factory=list)
+    ok: bool = True
+
+
+@dataclasses.dataclass
+class _Owner:
+    """A recipe whose extents are kept until their groups' turn."""
+
+    file: str
+    image_id: str | None        # None for a recipe in the spool
+    identity: tuple = ()        # of the file that was read
+    stale: bool = False         # the name has another file now, or none
+
+
+class _KeptExtent(typing.NamedTuple):
+    owner: int                  # its number among the owners
+    slot: int
+    blocks: int
+    length: int
+    number: int                 # in its recipe
+    digest: int
+
+    def slots(self):
+        return range(self.slot, self.slot + self.blocks)
+
+
+class _Misfit(typing.NamedTuple):
+    """An extent that names something else than its group has."""
+
+    extent: _KeptExtent
+    sentence: str
+
+
+def _locked(fd: int, byte: int) -> bool:
+    """Whether somebody holds a lock of any kind on this byte of a file."""
+    flock = struct.Struct('@hhqqi4x')
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
+            fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except OSError:
+        return True
+    return flock.unpack(answer)[0] != fcntl.F_UNLCK
+
+
+class _Duplicates:
+    """Counts blocks that are stored more than once, in bounded memory.
+
+    It keeps 8 bytes of each fingerprint: sorted runs in a temporary file,
+    merged at the end.
+    """
+
+    RUN = 1 << 20
+    PIECE = 1 << 16
+
+    def __init__(self):
+        self._values = array.array('Q')
+        self._file = None
+        self._runs: list[tuple[int, int]] = []
+
+    def add(self, fingerprint: bytes):
+        self._values.append(int.from_bytes(fingerprint[:8], 'little'))
+        if len(self._values) >= self.RUN:
+            self._flush()
+
+    def _flush(self):
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()
+        run = array.array('Q', sorted(self._values)).tobytes()
+        self._runs.append((self._file.seek(0, os.SEEK_END), len(run)))
+        self._file.write(run)
+        self._values = array.array('Q')
+
+    def _read_run(self, start, length):
+        for offset in range(0, length, self.PIECE):
+            self._file.seek(start + offset)
+            yield from array.array(
+                'Q', self._file.read(min(self.PIECE, length - offset)))
+
+    def count(self) -> int:
+        runs = [self._read_run(*run) for run in self._runs]
+        found, last = 0, None
+        for value in heapq.merge(sorted(self._values), *runs):
+            found += value == last
+            last = value
+        if self._file is not None:
+            self._file.close()
+        return found
+
+
+class _Checker:
+    def __init__(self, path, progress):
+        self.path = os.fspath(path)
+        self.progress = progress
+        self.report = Report()
+        self.figures = self.report.figures
+        self.damaged_images: set[str] = set()
+        self.repository_id: bytes | None = None
+        self.parameters: dict = {}
+        self.directories: dict[str, int] = {}
+        self.owners: list[_Owner] = []
+        self.extents: dict[int, bytearray] = {}
+        self.again: list[str] = []
+        self.duplicates = _Duplicates()
+        self.done = self.total = 0
+
+    # Findings and progress
+
+    def find(self, severity, file, offset, sentence, images=()):
+        images = tuple(sorted(images))
+        if severity == DAMAGE:
+            self.report.ok = False
+            self.damaged_images.update(images)
+        self.figures['damage' if severity == DAMAGE else 'notes'] += 1
+        if len(self.report.findings) >= MAX_FINDINGS:
+            self.figures['findings_left_off'] += 1
+            return
+        self.report.findings.append(
+            Finding(severity, form.printable(file), offset, sentence, images))
+
+    def advance(self, size, what):
+        self.done += size
+        if self.progress is not None:
+            self.progress(min(self.done, self.total), self.total, what)
+
+    # The whole
+
+    def run(self) -> Report:
+        for name in ('images', 'groups', 'logical_bytes', 'zero_bytes',
+                     'referenced_bytes', 'stored_bytes', 'garbage_bytes',
+                     'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
+                     'damage', 'notes', 'findings_left_off'):
+            self.figures[name] = 0
+        try:
+            root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY
+                           | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise exceptions.ImageNotFound(
+                f'{self.path} does not exist') from None
+        except NotADirectoryError:
+            raise exceptions.InvalidParameter(
+                f'{self.path} is not a repository: it is not a directory'
+            ) from None
+        except OSError as e:
+            form.refused_by_system(e, self.path)
+            raise exceptions.StorageError(
+                f'{self.path} cannot be opened: {e.strerror}') from e
+        try:
+            self.check_root(root)
+            images = self.list_directory('images')
+            groups = self.list_directory('groups')
+            self.sum_sizes('images', images)
+            self.sum_sizes('groups', groups)
+            self.read_images(self.known_names(
+                'images', images, form.IMAGE_NAME))
+            self.check_spool()
+            self.reader = form.GroupReader(
+                self.repository_id, self.parameters.get('fingerprint'),
+                self.advance)
+            self.check_groups(self.group_numbers(groups))
+            self.check_again()
+            self.figures['duplicate_blocks'] = self.duplicates.count()
+            self.total = self.done
+            self.advance(0, 'done')
+        finally:
+            for fd in self.directories.values():
+                os.close(fd)
+            os.close(root)
+        self.report.damaged_images = sorted(self.damaged_images)
+        return self.report
+
+    # The repository's own files
+
+    def check_root(self, root):
+        try:
+            names = sorted(os.listdir(root))
+        except OSError as e:
+            form.refused_by_system(e, self.path)
+            raise exceptions.StorageError(
+                f'{self.path} cannot be read: {e.strerror}') from e
+        if 'repository.json' not in names and not (
+                'groups' in names and 'images' in names):
+            raise exceptions.InvalidParameter(
+                f'{self.path} is not a repository: it has no '
+                'repository.json')
+        self.check_mode(os.fstat(root), '.', 0o700)
+        self.check_parameters(root)
+        self.check_key(root)
+        for name in DIRECTORIES:
+            self.open_directory(root, name)
+        for name in names:
+            if name not in DIRECTORIES + ('repository.json', 'key'):
+                self.find(NOTE, name, None, 'has an unknown name')
+        for name in self.list_directory('locks'):
+            file = 'locks/' + name
+            if name not in ('groups', 'images'):
+                self.find(NOTE, file, None, 'has an unknown name')
+                continue
+            status = self.status_of('locks', name)
+            if status is not None:
+                self.check_mode(status, file, 0o600)
+                if status.st_size:
+                    self.find(NOTE, file, None,
+                              'has content; it should only carry locks')
+        quarantined = len(self.list_directory('quarantine'))
+        if quarantined:
+            self.find(NOTE, 'quarantine', None,
+                      f'{quarantined} files of damaged bytes are set aside')
+
+    def open_directory(self, root, name):
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                         | os.O_CLOEXEC, dir_fd=root)
+        except FileNotFoundError:
+            vital = name in ('groups', 'images', 'spool')
+            self.find(DAMAGE if vital else NOTE, name, None,
+                      'the directory is missing')
+        except OSError as e:
+            form.refused_by_system(e, os.path.join(self.path, name))
+            self.find(DAMAGE, name, None,
+                      f'cannot be opened as a directory: {e.strerror}')
+        else:
+            self.directories[name] = fd
+            self.check_mode(os.fstat(fd), name, 0o700)
+
+    def check_mode(self, status, file, mode):
+        if stat.S_IMODE(status.st_mode) != mode:
+            self.find(NOTE, file, None,
+                      f'has mode {stat.S_IMODE(status.st_mode):04o} instead '
+                      f'of {mode:04o}')
+
+    def check_parameters(self, root):
+        try:
+            with form.File(root, 'repository.json', 'repository.json') as f:
+                self.check_mode(os.fstat(f.fd), f.file, 0o600)
+                text = f.read(0, form.MAX_JSON + 1)
+            self.parameters = form.parse_parameters(text)
+        except form.Gone:
+            self.find(DAMAGE, 'repository.json', None, 'is missing')
+        except form.Damage as e:
+            self.find(DAMAGE, 'repository.json', e.offset, e.sentence)
+        else:
+            self.repository_id = bytes.fromhex(
+                self.parameters['repository_id'])
+            name = self.parameters['fingerprint']
+            if form.digest_of(name) is None:
+                raise exceptions.InvalidParameter(
+                    f"the repository's fingerprints are by "
+                    f'{form.printable(name)}, a digest unknown here')
+
+    def check_key(self, root):
+        try:
+            with form.File(root, 'key', 'key') as f:
+                self.check_mode(os.fstat(f.fd), 'key', 0o600)
+                text = f.read(0, form.KEY_LENGTH + 1)
+        except form.Gone:
+            self.find(DAMAGE, 'key', None, 'is missing')
+        except form.Damage as e:
+            self.find(DAMAGE, 'key', e.offset, e.sentence)
+        else:
+            if not re.match(rb'[0-9a-f]{64}\n\Z', text):
+                self.find(DAMAGE, 'key', None, 'is not 64 hexadecimal '
+                          'digits and a newline')
+
+    def list_directory(self, name) -> list[str]:
+        if name not in self.directories:
+            return []
+        try:
+            return sorted(os.listdir(self.directories[name]))
+        except OSError as e:
+            form.refused_by_system(e, os.path.join(self.path, name))
+            self.find(DAMAGE, name, None,
+                      f'cannot be listed: {e.strerror}')
+            return []
+
+    def status_of(self, directory, name) -> os.stat_result | None:
+        try:
+            return os.stat(name, dir_fd=self.directories[directory],
+                           follow_symlinks=False)
+        except OSError:
+            return None
+
+    def sum_sizes(self, directory, names):
+        for name in names:
+            status = self.status_of(directory, name)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                self.total += status.st_size
+
+    def known_names(self, directory, names, pattern) -> list[str]:
+        known = []
+        for name in names:
+            file = f'{directory}/{name}'
+            if not pattern.match(name):
+                self.find(NOTE, file, None, 'has an unknown name')
+                continue
+            known.append(name)
+            status = self.status_of(directory, name)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                self.check_mode(status, file, 0o600)
+        return known
+
+    def group_numbers(self, names) -> list[int]:
+        numbers = []
+        for name in self.known_names('groups', names, form.GROUP_NAME):
+            if 1 <= int(name, 16) < form.MAX_GROUP:
+                numbers.append(int(name, 16))
+            else:
+                self.find(NOTE, f'groups/{name}', None,
+                          'has an unknown name')
+        return numbers
+
+    # Recipes
+
+    def read_images(self, names, again=False):
+        for name in names:
+            owner = _Owner(f'images/{name}', name)
+            header = None
+            try:
+                header = self.read_owner('images', name, owner)
+            except form.Gone:
+                continue
+            except form.Damage as e:
+                self.find(DAMAGE, owner.file, e.offset, e.sentence, [name])
+            if again:
+                continue
+            self.figures['images'] += 1
+            if header is not None:
+                self.figures['logical_bytes'] += header.size
+                self.figures['zero_bytes'] += header.zero_bytes
+                self.figures['metadata_bytes'] += header.file_size
+
+    def read_owner(self, directory, name, owner) -> form.RecipeHeader:
+        """Read a recipe and keep its extents.
+
+        The extents before a damaged place are kept, too: their blocks are
+        named all the same.
+        """
+        for look in range(LOOKS):
+            extents: dict[int, bytearray] = {}
+            try:
+                with form.File(self.directories[directory], name,
+                               owner.file) as f:
+                    owner.identity = f.identity
+                    header = self.read_recipe(f, directory, name, extents)
+                break
+            except form.Damage:
+                if look == LOOKS - 1:
+                    self.keep(owner, extents)
+                    raise
+                time.sleep(PAUSE)
+        self.keep(owner, extents)
+        return header
+
+    def keep(self, owner, extents):
+        number = len(self.owners)
+        self.owners.append(owner)
+        for group, records in extents.items():
+            for i in range(0, len(records), form.KEPT_EXTENT.size):
+                struct.pack_into('<I', records, i, number)
+            self.extents.setdefault(group, bytearray()).extend(records)
+
+    def read_recipe(self, f, directory, name, extents) -> form.RecipeHeader:
+        header = form.parse_recipe_header(
+            f.read(0, form.PAGE), f.size(), self.repository_id)
+        if directory == 'images' and header.image_id != name:
+            raise form.Damage(f'is the recipe of image {header.image_id}', 144)
+        if name.startswith('T-') and directory == 'spool' and (
+                name[2:] != header.transaction.hex()):
+            raise form.Damage('has the transaction id '
+                              f'{header.transaction.hex()}', 48)
+        judge = form.ExtentJudge(header, extents)
+        pages = -(-header.extents // form.EXTENTS_PER_PAGE)
+        for page in range(1, pages + 1):
+            judge.read_page(page, f.read_ahead(page * form.PAGE, form.PAGE))
+            if not page % 256:
+                self.advance(256 * form.PAGE, f.file)
+        judge.finish()
+        self.advance((pages % 256 + 1) * form.PAGE, f.file)
+        return header
+
+    # The spool
+
+    def check_spool(self):
+        known = {owner.identity[:2] for owner in self.owners}
+        # In this order the recipe of a deleted image is met by its name
+        # ``D-`` before it is met by that of the operation that stored it.
+        for name in self.known_names(
+                'spool', self.list_directory('spool'), form.SPOOL_NAME):
+            for look in range(LOOKS):
+                complete, sentence = self.look_at_spool(name, known)
+                if sentence is None:
+                    break
+                if look < LOOKS - 1:
+                    time.sleep(PAUSE)
+            if complete:
+                sentence = self.check_spooled_recipe(name, known)
+            if sentence is not None:
+                self.find(NOTE, f'spool/{name}', None, sentence)
+
+    def look_at_spool(self, name, known) -> tuple[bool, str | None]:
+        """Whether it is a recipe to be read; what there is to be said."""
+        try:
+            with form.File(self.directories['spool'], name,
+                           f'spool/{name}') as f:
+                if f.identity[:2] in known or _locked(f.fd, 0):
+                    return False, None
+                if name[0] == 'G':
+                    return False, 'is a group that was never finished'
+                if f.size() < form.PAGE or (
+                        f.read(0, form.PAGE) == form.PAGE_ZEROS):
+                    return False, 'is of a store operation that died'
+                return True, None
+        except form.Gone:
+            return False, None
+        except form.Damage as e:
+            return False, e.sentence
+
+    def check_spooled_recipe(self, name, known) -> str | None:
+        owner = _Owner(f'spool/{name}', None)
+        try:
+            header = self.read_owner('spool', name, owner)
+        except form.Gone:
+            return None
+        except form.Damage as e:
+            # Accounting needs what was an image's; nobody needs the rest.
+            self.find(DAMAGE if name[0] in 'DO' else NOTE, owner.file,
+                      e.offset, e.sentence)
+            return None
+        known.add(owner.identity[:2])
+        if 'images' in self.directories:
+            image = self.status_of('images', header.image_id)
+            if image is not None and form.identity(image) == owner.identity:
+                return None     # committed after the listing was taken
+        self.figures['metadata_bytes'] += header.file_size
+        if name[0] in 'TM':
+            return 'is a recipe that no image uses'
+        return None
+
+    # Groups
+
+    def check_groups(self, numbers):
+        for number in numbers:
+            self.check_group(number)
+        for number in sorted(self.extents):
+            self.check_group(number)
+
+    def check_again(self):
+        """Judge the images that were replaced while they were read."""
+        for _ in range(ROUNDS):
+            names, self.again = sorted(set(self.again)), []
+            if not names:
+                return
+            self.owners, self.extents = [], {}
+            self.read_images(names, again=True)
+            for number in sorted(self.extents):
+                self.check_group(number, again=True)
+        for name in sorted(set(self.again)):
+            self.find(NOTE, f'images/{name}', None,
+                      'was replaced again and again while it was read')
+
+    def is_stale(self, number) -> bool:
+        """Whether the recipe has lost its name, or lent it to another."""
+        owner = self.owners[number]
+        if not owner.stale:
+            directory, name = owner.file.split('/')
+            status = self.status_of(directory, name)
+            if status is None or form.identity(status) != owner.identity:
+                owner.stale = True
+                if status is not None and owner.image_id is not None:
+                    self.again.append(name)
+        return owner.stale
+
+    def check_group(self, number, again=False):
+        """Judge a group, and all that recipes name of it."""
+        file = f'groups/{number:08x}'
+        extents = [
+            _KeptExtent._make(fields) for fields in
+            form.KEPT_EXTENT.iter_unpack(self.extents.pop(number, b''))]
+        slots = None            # those to look at; None: all
+        if again:
+            slots = {slot for e in extents for slot in e.slots()}
+        first = None            # the first look that had a valid header
+        for look in range(LOOKS):
+            failure, misfits = None, []
+            try:
+                group = self.look_at_group(number, slots)
+            except form.Gone:
+                failure = 'is missing', None
+                suspects = extents
+            except form.Damage as e:
+                failure = e.sentence, e.offset
+                suspects = extents
+            else:
+                first = first or group
+                misfits = self.misfits(group, extents)
+                suspects = [m.extent for m in misfits]
+                suspects += [e for e in extents if group.hits(e)]
+                if not misfits and not group.problems:
+                    break
+            stale = {owner for owner in {e.owner for e in suspects}
+                     if self.is_stale(owner)}
+            extents = [e for e in extents if e.owner not in stale]
+            if look == LOOKS - 1:
+                break
+            if failure is None:
+                slots = {s for m in misfits for s in m.extent.slots()}
+                for p in group.problems:
+                    slots.update(range(p.slot, p.slot + p.slots))
+            elif not extents and failure[1] is None and (
+                    failure[0] == 'is missing'):
+                return          # no recipe asks for it any more
+            time.sleep(PAUSE)
+        if failure is not None:
+            images = self.images_of(extents)
+            self.find(NOTE if failure[0] == 'is missing' and not images
+                      else DAMAGE, file, failure[1], failure[0], images)
+        else:
+            self.report_problems(group, file, extents, again)
+            self.report_misfits(misfits, file, {e.owner for e in extents})
+        if first is not None and not again:
+            self.add_figures(first, extents)
+
+    def look_at_group(self, number, slots) -> form.Group:
+        if 'groups' not in self.directories:
+            raise form.Gone()
+        return self.reader.look(self.directories['groups'], number, slots)
+
+    def images_of(self, extents) -> set[str]:
+        images = {self.owners[e.owner].image_id for e in extents}
+        images.discard(None)
+        return images
+
+    def report_problems(self, group, file, extents, again):
+        hit = [e for e in extents if group.hits(e)]
+        for p in group.problems:
+            images = self.images_of(
+                e for e in hit if e.slot < p.slot + p.slots
+                and p.slot < e.slot + e.blocks)
+            severity = p.severity
+            if severity is None:
+                severity = DAMAGE if (
+                    images or p.slot < group.published) else NOTE
+            if images or not again:
+                self.find(severity, file, p.offset, p.sentence, images)
+
+    def report_misfits(self, misfits, file, owners):
+        for e, sentence in misfits:
+            if e.owner not in owners:
+                continue
+            owner = self.owners[e.owner]
+            page, place = divmod(e.number, form.EXTENTS_PER_PAGE)
+            self.find(
+                NOTE if owner.image_id is None else DAMAGE, owner.file,
+                (page + 1) * form.PAGE + 8 + form.EXTENT * place,
+                f'extent {e.number} names {e.blocks} blocks of {file} from '
+                f'slot {e.slot}, but {sentence}',
+                [] if owner.image_id is None else [owner.image_id])
+
+    def add_figures(self, group, extents):
+        figures = self.figures
+        named = bytearray(group.slots)
+        for e in extents:
+            if self.owners[e.owner].image_id is not None:
+                end = min(e.slot + e.blocks, group.slots)
+                named[e.slot:end] = b'\1' * max(0, end - e.slot)
+        figures['groups'] += 1
+        figures['metadata_bytes'] += min(group.data, group.size)
+        figures['stored_bytes'] += group.stored
+        figures['garbage_bytes'] += max(
+            0, group.size - group.data - group.covered)
+        for slot, state in enumerate(group.states):
+            if state == form.GOOD:
+                figures['blocks_verified'] += 1
+                self.duplicates.add(group.fingerprint(slot))
+                if named[slot]:
+                    figures['referenced_bytes'] += group.lengths[slot]
+
+    def misfits(self, group, extents) -> list[_Misfit]:
+        """The extents that name something else than the group has."""
+        found = []
+        for e in extents:
+            end = e.slot + e.blocks
+            states = group.states[e.slot:end]
+            if end > group.slots:
+                found.append(_Misfit(
+                    e, f'the group has only {group.slots} slots'))
+            elif states.count(form.GOOD) == e.blocks:
+                if sum(group.lengths[e.slot:end]) != e.length:
+                    found.append(_Misfit(
+                        e, 'their lengths do not add up to its own'))
+                elif form.xxh3(group.fingerprints[
+                        32 * e.slot:32 * end]) != e.digest:
+                    found.append(_Misfit(
+                        e, 'these are not the blocks that it was made of'))
+            else:
+                # A bad block is a finding of its group's.
+                for slot, state in enumerate(states, e.slot):
+                    if state not in (form.GOOD, form.BAD):
+                        found.append(_Misfit(
+                            e, f'slot {slot} is {form.STATE_NAMES[state]}'))
+                        break
+        return found
+
+
+def check(path, progress: typing.Callable[[int, int, str], None] | None
+          = None) -> Report:
+    """Read everything in a repository and judge it.
+
+    The repository may be in use.  Nothing in it is changed, and no lock is
+    held.
+
+    :param path: the repository's directory
+    :param progress: called now and then with the bytes read, the bytes that
+        there are to read, and the name of the file
+    :raises ImageNotFound: if there is no such directory
+    :raises InvalidParameter: if it is not a repository
+    :raises VersionError: if its format has a newer major version
+    :raises AccessDenied: if the system refuses to let it be read
+    :raises StorageError: if the system is short of descriptors or memory
+    """
+    return _Checker(path, progress).run()

@@ -1,0 +1,594 @@
+/*
+ * appender.c - see appender.h.
+ */
+#include "appender.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "coding.h"
+
+/* Groups looked at when choosing one to lease.  Older ones that are not full
+ * are the collector's business. */
+enum { LOOK_BACK = 256 };
+
+struct gd_appender {
+    gd_repo *repo;
+    gd_group *group;
+    gd_published published;
+    uint32_t next_slot;
+    uint64_t synced_end; /* of the file, at the last sync point */
+    uint64_t end;        /* where the next segment goes */
+    gd_entry *entries;   /* of slots [published.count, next_slot) */
+    uint32_t entry_room;
+    bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
+};
+
+static void
+remember_full(gd_repo *repo, uint32_t number)
+{
+    pthread_mutex_lock(&repo->mutex);
+    uint32_t *full = gd_groupmap_at(&repo->full, number, NULL);
+    if (full != NULL) {
+        *full = 1; /* else it will be looked at again: no harm */
+    }
+    pthread_mutex_unlock(&repo->mutex);
+}
+
+/* ---- treating what a dead writer left (N7.3) ---- */
+
+static bool
+block_verifies(const gd_entry *entry, const uint8_t *plain, gd_hasher *hasher)
+{
+    gd_fingerprint fp;
+    const uint8_t *block = plain + entry->plain_offset;
+    return gd_checksum(block, entry->plain_length, 0) == entry->checksum &&
+           gd_hasher_compute(hasher, block, entry->plain_length, &fp, NULL) ==
+               GD_OK &&
+           gd_fingerprint_equal(&fp, &entry->fingerprint);
+}
+
+typedef struct tail_scratch {
+    gd_hasher *hasher;
+    gd_coder *coder;
+    uint8_t *in, *plain;
+} tail_scratch;
+
+/* Whether the entries, which name one segment, verify with it; if so the same
+ * bytes are written again, so that the coming fdatasync makes them durable,
+ * whatever became of the dead writer's own. */
+static gd_status
+renew_segment(gd_appender *appender, const gd_entry *entries, uint32_t count,
+              uint32_t first_slot, tail_scratch *scratch, bool *good,
+              gd_error *err)
+{
+    const gd_group *group = appender->group;
+    gd_segment_header header;
+    gd_status s = gd_group_read_segment(group, entries, first_slot,
+                                        scratch->coder, scratch->in,
+                                        scratch->plain, &header, err);
+    *good = s == GD_OK &&
+            gd_segment_intact(scratch->in, &header, group->bounds.seed);
+    for (uint32_t i = 0; *good && i < count; i++) {
+        *good = gd_group_match_segment(group, &entries[i], first_slot + i,
+                                       &header, NULL) == GD_OK &&
+                block_verifies(&entries[i], scratch->plain, scratch->hasher);
+    }
+    if (s == GD_CORRUPT || !*good) {
+        return s == GD_CORRUPT ? GD_OK : s;
+    }
+    return gd_write_full(group->env, group->fd, scratch->in,
+                         GD_SEGMENT_HEADER + (size_t)header.stored_length,
+                         entries->segment, group->name, err);
+}
+
+/* Makes each of the tail's entries durable anew, or void. */
+static gd_status
+renew_entries(gd_appender *appender, gd_entry *entries, uint32_t count,
+              tail_scratch *scratch, gd_error *err)
+{
+    static const gd_entry void_entry = {.state = GD_ENTRY_VOID};
+    uint32_t base = appender->published.count;
+    for (uint32_t i = 0; i < count;) {
+        uint32_t n = 1;
+        bool good = entries[i].state == GD_ENTRY_VOID ||
+                    entries[i].state == GD_ENTRY_FREED ||
+                    entries[i].state == GD_ENTRY_DAMAGED;
+        if (entries[i].state == GD_ENTRY_LIVE) {
+            while (i + n < count && entries[i + n].state == GD_ENTRY_LIVE &&
+                   entries[i + n].segment == entries[i].segment) {
+                n++;
+            }
+            gd_status s = renew_segment(appender, entries + i, n, base + i,
+                                        scratch, &good, err);
+            if (s != GD_OK) {
+                return s;
+            }
+        }
+        for (uint32_t k = 0; !good && k < n; k++) {
+            entries[i + k] = void_entry;
+        }
+        i += n;
+    }
+    return gd_group_write_entries(appender->group, base, count, entries, err);
+}
+
+static gd_status
+renew_tail(gd_appender *appender, gd_entry *entries, uint32_t count,
+           gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    tail_scratch scratch = {0};
+    gd_status s = gd_hasher_open(env, appender->repo->digest, &scratch.hasher,
+                                 err);
+    if (s == GD_OK) {
+        s = gd_coder_open(env, &scratch.coder, err);
+    }
+    if (s == GD_OK) {
+        scratch.in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
+        scratch.plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
+        s = scratch.in == NULL || scratch.plain == NULL ? GD_NOMEM : GD_OK;
+    }
+    if (s == GD_OK) {
+        s = renew_entries(appender, entries, count, &scratch, err);
+    }
+    env->release(env, scratch.plain);
+    env->release(env, scratch.in);
+    gd_coder_close(env, scratch.coder);
+    if (scratch.hasher != NULL) {
+        gd_hasher_close(env, scratch.hasher);
+    }
+    return s;
+}
+
+/* Entries past the last one that is not empty are unused slots. */
+static uint32_t
+used_entries(const gd_entry *entries, uint32_t count)
+{
+    while (count > 0 && entries[count - 1].state == GD_ENTRY_EMPTY) {
+        count--;
+    }
+    return count;
+}
+
+static gd_status publish(gd_appender *appender, uint32_t count, gd_error *err);
+
+/* Entries beyond the published count belong to a writer that died before it
+ * published them, or to one whose published record the machine's crash undid.
+ * In the second case committed recipes may name them: so nothing that verifies
+ * is given up, and a slot is never used a second time. */
+static gd_status
+treat_tail(gd_appender *appender, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    uint32_t base = appender->published.count;
+    uint32_t rest = appender->group->bounds.slots - base;
+    gd_entry *entries = gd_calloc(env, rest, sizeof *entries, err);
+    if (entries == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_group_read_entries(appender->group, base, rest, entries,
+                                        err);
+    uint32_t count = s == GD_OK ? used_entries(entries, rest) : 0;
+    if (count > 0) {
+        s = renew_tail(appender, entries, count, err);
+        if (s == GD_OK) {
+            s = publish(appender, base + count, err);
+        }
+    }
+    appender->next_slot = base + count;
+    env->release(env, entries);
+    return s;
+}
+
+/* ---- leasing ---- */
+
+/* Reads what the group is, with the lease and the shared lock held. */
+static gd_status
+settle_in(gd_appender *appender, gd_error *err)
+{
+    gd_group *group = appender->group;
+    struct stat st;
+    gd_status s = gd_group_read_published(group, &appender->published, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = group->env->fstat(group->env, group->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
+    }
+    if ((uint64_t)st.st_size < appender->published.end) {
+        return gd_fail(err, GD_CORRUPT, "%s has %llu bytes; %llu were "
+                       "published", group->name,
+                       (unsigned long long)st.st_size,
+                       (unsigned long long)appender->published.end);
+    }
+    uint64_t start = gd_data_start(group->bounds.slots);
+    appender->end = (uint64_t)st.st_size < start ? start
+                                                 : (uint64_t)st.st_size;
+    appender->synced_end = appender->end;
+    if ((appender->published.flags & GD_GROUP_POISONED) != 0) {
+        appender->next_slot = group->bounds.slots;
+        return GD_OK;
+    }
+    return treat_tail(appender, err);
+}
+
+/* A group's segments must be addressable by 32 bits. */
+static bool
+has_space(const gd_appender *appender)
+{
+    uint64_t most = (uint64_t)gd_appender_room(appender) *
+                    (appender->repo->params.block_size + GD_SEGMENT_HEADER);
+    return gd_appender_room(appender) > 0 &&
+           appender->end + most <= UINT32_MAX;
+}
+
+/* REQUIRES: the lease; it is given back unless the group can be used.
+ * GD_BUSY: it cannot, take another. */
+static gd_status
+enter_group(gd_repo *repo, uint32_t number, gd_appender **out, gd_error *err)
+{
+    gd_appender *appender = gd_calloc(repo->env, 1, sizeof *appender, err);
+    if (appender == NULL) {
+        gd_locks_unlease(repo->locks, number);
+        return GD_NOMEM;
+    }
+    appender->repo = repo;
+    gd_status s = gd_locks_share(repo->locks, number, err);
+    bool shared = s == GD_OK;
+    if (s == GD_OK) {
+        s = gd_group_open(repo->env, repo->root, &repo->params, number, O_RDWR,
+                          &appender->group, err);
+    }
+    /* I4: locked, but is it still this file?  Opened after locking, so only a
+     * rewriting before the lock could have replaced it: then we have the new
+     * one.  A group unlinked meanwhile is GD_NOTFOUND. */
+    if (s == GD_OK) {
+        s = settle_in(appender, err);
+    }
+    if (s == GD_OK && has_space(appender)) {
+        *out = appender;
+        return GD_OK;
+    }
+    if (s != GD_BUSY && s != GD_NOMEM) {
+        remember_full(repo, number); /* full, or not to be trusted */
+    }
+    if (appender->group != NULL) {
+        gd_group_close(appender->group);
+    }
+    if (shared) {
+        gd_locks_unshare(repo->locks, number);
+    }
+    gd_locks_unlease(repo->locks, number);
+    repo->env->release(repo->env, appender);
+    return s == GD_NOMEM || s == GD_NOSPACE || s == GD_IO ? s : GD_BUSY;
+}
+
+typedef struct choice {
+    uint32_t number;
+    uint32_t count; /* published slots */
+} choice;
+
+typedef struct choices {
+    gd_repo *repo;
+    size_t used;
+    choice newest[LOOK_BACK]; /* sorted by number, highest first */
+} choices;
+
+static void
+note_choice(void *arg, const char *name)
+{
+    choices *list = arg;
+    uint32_t number;
+    if (!gd_group_name_parse(name, &number) ||
+        gd_groupmap_get(&list->repo->full, number) != 0) {
+        return;
+    }
+    size_t at = list->used;
+    while (at > 0 && list->newest[at - 1].number < number) {
+        at--;
+    }
+    if (at == LOOK_BACK) {
+        return;
+    }
+    size_t moved = list->used - at - (list->used == LOOK_BACK);
+    memmove(&list->newest[at + 1], &list->newest[at],
+            moved * sizeof list->newest[0]);
+    list->newest[at] = (choice){.number = number};
+    list->used += list->used < LOOK_BACK;
+}
+
+static int
+fullest_first(const void *a, const void *b)
+{
+    const choice *x = a, *y = b;
+    return x->count < y->count ? 1 : x->count > y->count ? -1 : 0;
+}
+
+/* Learns how full the groups are, and forgets those that are. */
+static void
+weigh_choices(gd_repo *repo, choices *list)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < list->used; i++) {
+        gd_group *group;
+        gd_published record;
+        uint32_t number = list->newest[i].number;
+        if (gd_fpcache_group(repo->cache, number, true, &group, NULL) !=
+            GD_OK) {
+            continue;
+        }
+        gd_status s = gd_group_read_published(group, &record, NULL);
+        bool full = s == GD_OK && (record.count == group->bounds.slots ||
+                                   (record.flags & GD_GROUP_POISONED) != 0);
+        gd_fpcache_return_group(repo->cache, group);
+        if (full) {
+            remember_full(repo, number);
+        } else if (s == GD_OK) {
+            list->newest[kept++] = (choice){number, record.count};
+        }
+    }
+    list->used = kept;
+    qsort(list->newest, list->used, sizeof list->newest[0], fullest_first);
+}
+
+static gd_status
+lease_existing(gd_repo *repo, gd_appender **appender, gd_error *err)
+{
+    choices *list = gd_calloc(repo->env, 1, sizeof *list, err);
+    if (list == NULL) {
+        return GD_NOMEM;
+    }
+    list->repo = repo;
+    pthread_mutex_lock(&repo->mutex);
+    int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_choice,
+                             list);
+    pthread_mutex_unlock(&repo->mutex);
+    gd_status s = GD_BUSY;
+    if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
+        list->used = 0;
+    }
+    weigh_choices(repo, list);
+    for (size_t i = 0; s == GD_BUSY && i < list->used; i++) {
+        s = gd_locks_lease(repo->locks, list->newest[i].number, err);
+        if (s == GD_OK) {
+            s = enter_group(repo, list->newest[i].number, appender, err);
+        }
+    }
+    repo->env->release(repo->env, list);
+    return s;
+}
+
+gd_status
+gd_appender_open(gd_repo *repo, gd_appender **appender, gd_error *err)
+{
+    enum { NEW_GROUPS = 100 };
+    gd_status s = lease_existing(repo, appender, err);
+    for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
+        uint32_t number;
+        s = gd_group_create(repo->env, repo->root, &repo->params, repo->locks,
+                            &number, err);
+        if (s == GD_OK) {
+            s = enter_group(repo, number, appender, err);
+        }
+    }
+    if (s == GD_BUSY) {
+        gd_fail(err, GD_BUSY, "no group could be had to append to");
+    }
+    return s;
+}
+
+void
+gd_appender_close(gd_appender *appender)
+{
+    gd_repo *repo = appender->repo;
+    const gd_env *env = repo->env;
+    gd_group *group = appender->group;
+    if (appender->end > appender->synced_end && !appender->cannot_cut) {
+        /* No entry names these bytes and nobody else knows the slots. */
+        (void)env->ftruncate(env, group->fd, appender->synced_end);
+    }
+    uint32_t number = group->number;
+    bool full = appender->published.count == group->bounds.slots;
+    gd_group_close(group);
+    gd_locks_unlease(repo->locks, number);
+    if (full) {
+        remember_full(repo, number);
+    }
+    env->release(env, appender->entries);
+    env->release(env, appender);
+}
+
+const gd_group *
+gd_appender_group(const gd_appender *appender)
+{
+    return appender->group;
+}
+
+uint32_t
+gd_appender_room(const gd_appender *appender)
+{
+    return appender->group->bounds.slots - appender->next_slot;
+}
+
+uint64_t
+gd_appender_unsynced(const gd_appender *appender)
+{
+    return appender->end - appender->synced_end;
+}
+
+/* ---- appending ---- */
+
+static gd_status
+reserve_entry(gd_appender *appender, gd_error *err)
+{
+    uint32_t used = appender->next_slot - appender->published.count;
+    if (used < appender->entry_room) {
+        return GD_OK;
+    }
+    const gd_env *env = appender->repo->env;
+    uint32_t room = used == 0 ? 256 : used * 2;
+    gd_entry *larger = gd_calloc(env, room, sizeof *larger, err);
+    if (larger == NULL) {
+        return GD_NOMEM;
+    }
+    if (used > 0) {
+        memcpy(larger, appender->entries, used * sizeof *larger);
+    }
+    env->release(env, appender->entries);
+    appender->entries = larger;
+    appender->entry_room = room;
+    return GD_OK;
+}
+
+gd_status
+gd_appender_take_slot(gd_appender *appender, const gd_fingerprint *fp,
+                      uint32_t length, uint32_t plain_offset, uint32_t *slot,
+                      gd_error *err)
+{
+    gd_status s = reserve_entry(appender, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    *slot = appender->next_slot++;
+    appender->entries[*slot - appender->published.count] = (gd_entry){
+        .fingerprint = *fp,
+        .plain_length = length,
+        .plain_offset = plain_offset,
+        .state = GD_ENTRY_LIVE,
+    };
+    return GD_OK;
+}
+
+gd_entry *
+gd_appender_entry(gd_appender *appender, uint32_t slot)
+{
+    uint32_t base = appender->published.count;
+    return slot >= base && slot < appender->next_slot
+               ? &appender->entries[slot - base]
+               : NULL;
+}
+
+/* Tells the segment's entries where it will lie. */
+static void
+place_segment(gd_appender *appender, const gd_segment_header *header,
+              uint64_t offset)
+{
+    uint32_t first = header->first_slot - appender->published.count;
+    for (uint32_t i = 0; i < header->blocks; i++) {
+        gd_entry *entry = &appender->entries[first + i];
+        entry->segment = (uint32_t)offset;
+        entry->stored_length = header->stored_length;
+        entry->codec = (uint8_t)header->codec;
+    }
+}
+
+gd_status
+gd_appender_append(gd_appender *appender, gd_new_segment *segments,
+                   size_t count, uint64_t *written, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    gd_group *group = appender->group;
+    size_t pieces = count;
+    for (size_t i = 0; i < count; i++) {
+        pieces += (size_t)segments[i].piece_count;
+    }
+    struct iovec *iov = gd_calloc(env, pieces, sizeof *iov, err);
+    gd_status s = iov == NULL ? GD_NOMEM : GD_OK;
+    uint64_t offset = appender->end;
+    size_t n = 0;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        gd_new_segment *segment = &segments[i];
+        place_segment(appender, &segment->header, offset);
+        iov[n++] = (struct iovec){segment->encoded, GD_SEGMENT_HEADER};
+        memcpy(&iov[n], segment->pieces,
+               (size_t)segment->piece_count * sizeof *iov);
+        n += (size_t)segment->piece_count;
+        offset += GD_SEGMENT_HEADER + segment->header.stored_length;
+    }
+    if (s == GD_OK) {
+        s = gd_writev_full(env, group->fd, iov, (int)n, appender->end,
+                           group->name, err);
+    }
+    if (s == GD_OK) {
+        env->start_writeback(env, group->fd, appender->end,
+                             offset - appender->end);
+    }
+    *written = offset - appender->end;
+    appender->end = offset; /* after an error too: so that it is cut off */
+    env->release(env, iov);
+    return s;
+}
+
+/* ---- the sync point ---- */
+
+/* Nobody may append here again (I1).  The mark may itself fail to reach the
+ * disk; then the next lessee meets an unpublished tail and renews it. */
+static void
+poison(gd_appender *appender)
+{
+    appender->published.sequence++;
+    appender->published.flags |= GD_GROUP_POISONED;
+    appender->cannot_cut = true;
+    (void)gd_group_write_published(appender->group, &appender->published,
+                                   NULL);
+    remember_full(appender->repo, appender->group->number);
+}
+
+/* N7.4: our own fdatasync, then the record that lets others see. */
+static gd_status
+publish(gd_appender *appender, uint32_t count, gd_error *err)
+{
+    gd_group *group = appender->group;
+    int rc = group->env->fdatasync(group->env, group->fd);
+    if (rc < 0) {
+        poison(appender);
+        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
+    }
+    gd_published record = appender->published;
+    record.sequence++;
+    record.count = count;
+    record.end = appender->end;
+    gd_status s = gd_group_write_published(group, &record, err);
+    if (s == GD_OK) {
+        appender->published = record;
+        appender->synced_end = appender->end;
+        atomic_fetch_add(&appender->repo->counters.sync_points, 1);
+    }
+    return s;
+}
+
+static void
+insert_hints(gd_appender *appender, uint32_t base, uint32_t count)
+{
+    gd_filter *filter = appender->repo->filter;
+    for (uint32_t i = 0; filter != NULL && i < count; i++) {
+        gd_address address = {appender->group->number, base + i};
+        gd_filter_insert(filter, &appender->entries[i].fingerprint, address);
+    }
+}
+
+gd_status
+gd_appender_sync(gd_appender *appender, gd_error *err)
+{
+    uint32_t base = appender->published.count;
+    uint32_t count = appender->next_slot - base;
+    if (count == 0) {
+        return GD_OK;
+    }
+    /* Once entries may be on the disk, the slots are used up, whatever
+     * happens: the next lessee renews or voids them. */
+    appender->cannot_cut = true;
+    gd_status s = gd_group_write_entries(appender->group, base, count,
+                                         appender->entries, err);
+    if (s == GD_OK) {
+        s = publish(appender, base + count, err);
+    }
+    if (s == GD_OK) {
+        appender->cannot_cut = false;
+        insert_hints(appender, base, count);
+    }
+    return s;
+}

@@ -1,0 +1,88 @@
+/*
+ * blockgroup.h - a block group's file: header, published records, entries,
+ * segments (format.rst, "Block groups").
+ *
+ * A gd_group is an open file whose fixed header was verified.  Reading is
+ * thread-safe; who writes must hold the group's lease (I4).
+ */
+#ifndef GD_BLOCKGROUP_H
+#define GD_BLOCKGROUP_H
+
+#include <stdint.h>
+
+#include "env.h"
+#include "fpstore.h"
+#include "locks.h"
+#include "params.h"
+#include "segment.h"
+#include "status.h"
+
+enum { GD_GROUP_POISONED = 1 };
+
+typedef struct gd_group {
+    const gd_env *env;
+    int fd;
+    uint32_t number;
+    char name[GD_NAME_SIZE];
+    gd_entry_bounds bounds;
+    unsigned users;   /* guarded by the cache's mutex */
+    uint64_t used_at; /* likewise: for the LRU order */
+} gd_group;
+
+/* The record that says what is visible to others. */
+typedef struct gd_published {
+    uint64_t sequence;
+    uint64_t generation;
+    uint32_t count; /* entries below it are durable */
+    uint32_t flags;
+    uint64_t end; /* the file's length at the sync point */
+} gd_published;
+
+/* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION or GD_CORRUPT name the
+ * file. */
+gd_status gd_group_open(const gd_env *env, int root, const gd_params *params,
+                        uint32_t number, int flags, gd_group **group,
+                        gd_error *err);
+void gd_group_close(gd_group *group);
+
+/* Makes the next group, durable under its name before it is returned (so that
+ * no block in it can count as durable while its directory entry is not), and
+ * takes its lease. */
+gd_status gd_group_create(const gd_env *env, int root, const gd_params *params,
+                          gd_locks *locks, uint32_t *number, gd_error *err);
+
+/* The valid record with the highest sequence; all zeros if neither is. */
+gd_status gd_group_read_published(const gd_group *group, gd_published *record,
+                                  gd_error *err);
+/* REQUIRES: the lease. */
+gd_status gd_group_write_published(const gd_group *group,
+                                   const gd_published *record, gd_error *err);
+
+/* Decodes entries [first, first + count) without judging them: each has its
+ * state.  Entries behind the end of the file are GD_CORRUPT. */
+gd_status gd_group_read_entries(const gd_group *group, uint32_t first,
+                                uint32_t count, gd_entry *entries,
+                                gd_error *err);
+/* REQUIRES: the lease, and first + count <= slots. */
+gd_status gd_group_write_entries(const gd_group *group, uint32_t first,
+                                 uint32_t count, const gd_entry *entries,
+                                 gd_error *err);
+
+/* Loads the fingerprints below record->count (LiveDFS: prefetching of a whole
+ * fingerprint store). */
+gd_status gd_group_load_store(const gd_group *group, const gd_published *record,
+                              gd_fpstore **store, gd_error *err);
+
+/* Reads the segment that entry names: header and stored bytes into in (room
+ * for GD_SEGMENT_HEADER + GD_SEGMENT_MAX), plain bytes into plain (room for
+ * GD_SEGMENT_MAX).  Verifies that the header agrees with the entry. */
+gd_status gd_group_read_segment(const gd_group *group, const gd_entry *entry,
+                                uint32_t slot, gd_coder *coder, uint8_t *in,
+                                uint8_t *plain, gd_segment_header *header,
+                                gd_error *err);
+/* Whether header is of the segment that entry names, with slot in it. */
+gd_status gd_group_match_segment(const gd_group *group, const gd_entry *entry,
+                                 uint32_t slot, const gd_segment_header *header,
+                                 gd_error *err);
+
+#endif

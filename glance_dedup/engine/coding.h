@@ -1,0 +1,72 @@
+/*
+ * coding.h - integers on disk (little-endian) and checksums.
+ *
+ * Every multi-byte integer of the format is encoded here and nowhere else.
+ * The checksum is XXH3-64 (xxHash specification, 0.8): it finds damage, not
+ * forgery.  A seed ties a record to its place, so that a record copied
+ * elsewhere fails its check.
+ */
+#ifndef GD_CODING_H
+#define GD_CODING_H
+
+#include <endian.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+static inline void
+gd_put16(uint8_t *p, uint16_t v)
+{
+    v = htole16(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline void
+gd_put32(uint8_t *p, uint32_t v)
+{
+    v = htole32(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline void
+gd_put64(uint8_t *p, uint64_t v)
+{
+    v = htole64(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline uint16_t
+gd_get16(const uint8_t *p)
+{
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return le16toh(v);
+}
+
+static inline uint32_t
+gd_get32(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return le32toh(v);
+}
+
+static inline uint64_t
+gd_get64(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return le64toh(v);
+}
+
+static inline uint64_t
+gd_checksum(const void *data, size_t len, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(data, len, seed);
+}
+
+#endif

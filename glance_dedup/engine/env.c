@@ -1,0 +1,422 @@
+/*
+ * env.c - the table of the real machine, and the loops around it.
+ */
+#include "env.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+static int
+result(int rc)
+{
+    return rc < 0 ? -errno : rc;
+}
+
+static int
+posix_openat(const gd_env *env, int dir, const char *path, int flags,
+             mode_t mode)
+{
+    (void)env;
+    return result(openat(dir, path, flags, mode));
+}
+
+static int
+posix_close(const gd_env *env, int fd)
+{
+    (void)env;
+    return result(close(fd));
+}
+
+static ssize_t
+posix_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+{
+    (void)env;
+    ssize_t n = pread(fd, buf, len, (off_t)offset);
+    return n < 0 ? -errno : n;
+}
+
+static ssize_t
+posix_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
+              uint64_t offset)
+{
+    (void)env;
+    ssize_t n = pwritev(fd, iov, count, (off_t)offset);
+    return n < 0 ? -errno : n;
+}
+
+static int
+posix_fsync(const gd_env *env, int fd)
+{
+    (void)env;
+    return result(fsync(fd));
+}
+
+static int
+posix_fdatasync(const gd_env *env, int fd)
+{
+    (void)env;
+    return result(fdatasync(fd));
+}
+
+static int
+posix_ftruncate(const gd_env *env, int fd, uint64_t length)
+{
+    (void)env;
+    return result(ftruncate(fd, (off_t)length));
+}
+
+static int
+posix_fallocate_range(const gd_env *env, int fd, uint64_t offset,
+                      uint64_t length)
+{
+    (void)env;
+    /* Returns the error itself; glibc writes zeros where the file system
+     * has no fallocate of its own. */
+    return -posix_fallocate(fd, (off_t)offset, (off_t)length);
+}
+
+static int
+posix_linkat(const gd_env *env, int dir, const char *from, const char *to)
+{
+    (void)env;
+    return result(linkat(dir, from, dir, to, 0));
+}
+
+static int
+posix_renameat(const gd_env *env, int dir, const char *from, const char *to)
+{
+    (void)env;
+    return result(renameat(dir, from, dir, to));
+}
+
+static int
+posix_unlinkat(const gd_env *env, int dir, const char *path)
+{
+    (void)env;
+    return result(unlinkat(dir, path, 0));
+}
+
+static int
+posix_fstat(const gd_env *env, int fd, struct stat *st)
+{
+    (void)env;
+    return result(fstat(fd, st));
+}
+
+static int
+posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
+{
+    (void)env;
+    return result(fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW));
+}
+
+static int
+posix_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    struct flock lock = {
+        .l_type = type,
+        .l_whence = SEEK_SET,
+        .l_start = (off_t)byte,
+        .l_len = 1,
+        .l_pid = 0, /* an OFD lock belongs to no process */
+    };
+    int rc = result(fcntl(fd, F_OFD_SETLK, &lock));
+    return rc == -EACCES ? -EAGAIN : rc;
+}
+
+static int
+posix_list(const gd_env *env, int dir, const char *path,
+           void (*visit)(void *arg, const char *name), void *arg)
+{
+    (void)env;
+    int fd = openat(dir, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return -errno;
+    }
+    DIR *stream = fdopendir(fd);
+    if (stream == NULL) {
+        int rc = -errno;
+        close(fd);
+        return rc;
+    }
+    int rc = 0;
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(stream);
+        if (entry == NULL) {
+            rc = -errno;
+            break;
+        }
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            visit(arg, entry->d_name);
+        }
+    }
+    closedir(stream);
+    return rc;
+}
+
+static void
+posix_start_writeback(const gd_env *env, int fd, uint64_t offset,
+                      uint64_t length)
+{
+    (void)env;
+    (void)sync_file_range(fd, (off_t)offset, (off_t)length,
+                          SYNC_FILE_RANGE_WRITE);
+}
+
+static void
+posix_start_readahead(const gd_env *env, int fd, uint64_t offset,
+                      uint64_t length)
+{
+    (void)env;
+    (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+}
+
+static void *
+posix_mmap_shared(const gd_env *env, int fd, size_t length)
+{
+    (void)env;
+    void *address =
+        mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return address == MAP_FAILED ? NULL : address;
+}
+
+static int
+posix_munmap(const gd_env *env, void *address, size_t length)
+{
+    (void)env;
+    return result(munmap(address, length));
+}
+
+static int
+posix_random(const gd_env *env, void *buf, size_t len)
+{
+    (void)env;
+    uint8_t *p = buf;
+    while (len > 0) {
+        ssize_t n = getrandom(p, len, 0);
+        if (n < 0 && errno != EINTR) {
+            return -errno;
+        }
+        if (n > 0) {
+            p += n;
+            len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+static pid_t
+posix_getpid(const gd_env *env)
+{
+    (void)env;
+    return getpid();
+}
+
+static uid_t
+posix_geteuid(const gd_env *env)
+{
+    (void)env;
+    return geteuid();
+}
+
+static int64_t
+posix_now(const gd_env *env)
+{
+    (void)env;
+    return (int64_t)time(NULL);
+}
+
+static void
+posix_sleep_ms(const gd_env *env, unsigned ms)
+{
+    (void)env;
+    struct timespec t = {.tv_sec = ms / 1000,
+                         .tv_nsec = (long)(ms % 1000) * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+static void *
+posix_alloc(const gd_env *env, size_t size)
+{
+    (void)env;
+    return calloc(1, size);
+}
+
+static void
+posix_release(const gd_env *env, void *memory)
+{
+    (void)env;
+    free(memory);
+}
+
+const gd_env *
+gd_env_posix(void)
+{
+    static const gd_env table = {
+        .openat = posix_openat,
+        .close = posix_close,
+        .pread = posix_pread,
+        .pwritev = posix_pwritev,
+        .fsync = posix_fsync,
+        .fdatasync = posix_fdatasync,
+        .ftruncate = posix_ftruncate,
+        .fallocate = posix_fallocate_range,
+        .linkat = posix_linkat,
+        .renameat = posix_renameat,
+        .unlinkat = posix_unlinkat,
+        .fstat = posix_fstat,
+        .fstatat = posix_fstatat,
+        .lock = posix_lock,
+        .list = posix_list,
+        .start_writeback = posix_start_writeback,
+        .start_readahead = posix_start_readahead,
+        .mmap_shared = posix_mmap_shared,
+        .munmap = posix_munmap,
+        .random = posix_random,
+        .getpid = posix_getpid,
+        .geteuid = posix_geteuid,
+        .now = posix_now,
+        .sleep_ms = posix_sleep_ms,
+        .alloc = posix_alloc,
+        .release = posix_release,
+    };
+    return &table;
+}
+
+gd_status
+gd_read_full(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset,
+             const char *file, gd_error *err)
+{
+    uint8_t *p = buf;
+    while (len > 0) {
+        ssize_t n = env->pread(env, fd, p, len, offset);
+        if (n == -EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return gd_fail_errno(err, (int)-n,
+                                 "cannot read %s at offset %llu", file,
+                                 (unsigned long long)offset);
+        }
+        if (n == 0) {
+            return gd_fail(err, GD_CORRUPT,
+                           "%s ends at offset %llu, before the %zu bytes that "
+                           "should follow",
+                           file, (unsigned long long)offset, len);
+        }
+        p += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_writev_full(const gd_env *env, int fd, struct iovec *iov, int count,
+               uint64_t offset, const char *file, gd_error *err)
+{
+    enum { AT_ONCE = 512 }; /* below every system's IOV_MAX */
+    while (count > 0) {
+        if (iov->iov_len == 0) {
+            iov++;
+            count--;
+            continue;
+        }
+        ssize_t n = env->pwritev(env, fd, iov,
+                                 count < AT_ONCE ? count : AT_ONCE, offset);
+        if (n == -EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return gd_fail_errno(err, n == 0 ? ENOSPC : (int)-n,
+                                 "cannot write %s at offset %llu", file,
+                                 (unsigned long long)offset);
+        }
+        offset += (uint64_t)n;
+        size_t left = (size_t)n;
+        while (count > 0 && left >= iov->iov_len) {
+            left -= iov->iov_len;
+            iov++;
+            count--;
+        }
+        if (left > 0) {
+            iov->iov_base = (uint8_t *)iov->iov_base + left;
+            iov->iov_len -= left;
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
+              uint64_t offset, const char *file, gd_error *err)
+{
+    struct iovec iov = {.iov_base = (void *)buf, .iov_len = len};
+    return gd_writev_full(env, fd, &iov, 1, offset, file, err);
+}
+
+gd_status
+gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
+        int *fd, gd_error *err)
+{
+    int rc;
+    do {
+        rc = env->openat(env, dir, path, flags | O_CLOEXEC | O_NOFOLLOW, mode);
+    } while (rc == -EINTR);
+    if (rc < 0) {
+        *fd = -1;
+        return gd_fail_errno(err, -rc, "cannot open %s", path);
+    }
+    *fd = rc;
+    return GD_OK;
+}
+
+gd_status
+gd_sync_dir(const gd_env *env, int dir, const char *path, gd_error *err)
+{
+    int fd;
+    gd_status s = gd_open(env, dir, path, O_RDONLY | O_DIRECTORY, 0, &fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fsync(env, fd);
+    env->close(env, fd);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot fsync the directory %s", path);
+    }
+    return GD_OK;
+}
+
+void *
+gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err)
+{
+    size_t total;
+    void *memory = NULL;
+    if (!__builtin_mul_overflow(count, size, &total)) {
+        memory = env->alloc(env, total == 0 ? 1 : total);
+    }
+    if (memory == NULL) {
+        gd_fail(err, GD_NOMEM, "out of memory: %zu times %zu bytes", count,
+                size);
+    }
+    return memory;
+}
+
+bool
+gd_same_file(const gd_env *env, int fd, int dir, const char *path)
+{
+    struct stat open_file, named;
+    return env->fstat(env, fd, &open_file) == 0 &&
+           env->fstatat(env, dir, path, &named) == 0 &&
+           open_file.st_ino == named.st_ino &&
+           open_file.st_dev == named.st_dev;
+}

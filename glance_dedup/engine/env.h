@@ -1,0 +1,96 @@
+/*
+ * env.h - every system call the engine makes, in one table.
+ *
+ * The table lets a test count, delay or fail any call, and record the order
+ * of writes.  Entries return what the system call returns, or -errno on
+ * failure (never through errno, so that a fault is a plain value).  An entry
+ * that tests replace may keep its state behind the gd_env it is called with:
+ * embed a gd_env as the first member of a larger struct.
+ *
+ * All entries are safe to call from several threads at once.
+ */
+#ifndef GD_ENV_H
+#define GD_ENV_H
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "status.h"
+
+typedef struct gd_env gd_env;
+
+struct gd_env {
+    int (*openat)(const gd_env *env, int dir, const char *path, int flags,
+                  mode_t mode);
+    int (*close)(const gd_env *env, int fd);
+    ssize_t (*pread)(const gd_env *env, int fd, void *buf, size_t len,
+                     uint64_t offset);
+    ssize_t (*pwritev)(const gd_env *env, int fd, const struct iovec *iov,
+                       int count, uint64_t offset);
+    int (*fsync)(const gd_env *env, int fd);
+    int (*fdatasync)(const gd_env *env, int fd);
+    int (*ftruncate)(const gd_env *env, int fd, uint64_t length);
+    int (*fallocate)(const gd_env *env, int fd, uint64_t offset,
+                     uint64_t length);
+    int (*linkat)(const gd_env *env, int dir, const char *from, const char *to);
+    int (*renameat)(const gd_env *env, int dir, const char *from,
+                    const char *to);
+    int (*unlinkat)(const gd_env *env, int dir, const char *path);
+    int (*fstat)(const gd_env *env, int fd, struct stat *st);
+    /* Does not follow a symbolic link at the end of path. */
+    int (*fstatat)(const gd_env *env, int dir, const char *path,
+                   struct stat *st);
+    /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
+     * -EAGAIN when another open file description holds it. */
+    int (*lock)(const gd_env *env, int fd, uint64_t byte, short type);
+    /* Calls visit with each name but "." and "..", in no order. */
+    int (*list)(const gd_env *env, int dir, const char *path,
+                void (*visit)(void *arg, const char *name), void *arg);
+    /* Starts write-back of a range, or read-ahead of one; both are advice,
+     * their failure is of no account. */
+    void (*start_writeback)(const gd_env *env, int fd, uint64_t offset,
+                            uint64_t length);
+    void (*start_readahead)(const gd_env *env, int fd, uint64_t offset,
+                            uint64_t length);
+    void *(*mmap_shared)(const gd_env *env, int fd, size_t length);
+    int (*munmap)(const gd_env *env, void *address, size_t length);
+    int (*random)(const gd_env *env, void *buf, size_t len);
+    pid_t (*getpid)(const gd_env *env);
+    uid_t (*geteuid)(const gd_env *env);
+    int64_t (*now)(const gd_env *env); /* seconds since the epoch */
+    void (*sleep_ms)(const gd_env *env, unsigned ms);
+    void *(*alloc)(const gd_env *env, size_t size); /* NULL when out of it */
+    void (*release)(const gd_env *env, void *memory);
+};
+
+/* The table of the real machine. */
+const gd_env *gd_env_posix(void);
+
+/* Loops over short counts and EINTR.  At the end of the file
+ * gd_read_full returns GD_CORRUPT naming file and offset: whoever reads an
+ * exact length expects it to be there. */
+gd_status gd_read_full(const gd_env *env, int fd, void *buf, size_t len,
+                       uint64_t offset, const char *file, gd_error *err);
+gd_status gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
+                        uint64_t offset, const char *file, gd_error *err);
+/* Like gd_write_full for several pieces in a row; iov is consumed. */
+gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
+                         int count, uint64_t offset, const char *file,
+                         gd_error *err);
+/* Opens without following symbolic links, close-on-exec. */
+gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
+                  mode_t mode, int *fd, gd_error *err);
+/* Fsyncs a directory, so that names made or removed in it are durable. */
+gd_status gd_sync_dir(const gd_env *env, int dir, const char *path,
+                      gd_error *err);
+/* Zeroed memory for count * size bytes, checked for overflow; NULL on
+ * failure with GD_NOMEM in err. */
+void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
+/* Whether the name still leads to the open file (I4). */
+bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
+
+#endif

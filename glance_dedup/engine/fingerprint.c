@@ -1,0 +1,217 @@
+/*
+ * fingerprint.c - digests by name, and hashers that reuse their context.
+ * See fingerprint.h.
+ *
+ * A hasher's OpenSSL context is made once.  Before each block it is
+ * initialised again with the digest that it already holds, which allocates
+ * nothing; copying a prepared context instead measures the same.
+ */
+#include "fingerprint.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include <openssl/err.h>
+#include <openssl/evp.h>
+
+#include "coding.h"
+
+enum {
+    MIN_DIGEST = 20, /* bytes: 160 bits */
+    XXH3_DIGEST = sizeof(XXH128_canonical_t),
+};
+
+typedef enum digest_kind {
+    KIND_OPENSSL,
+    KIND_XXH3,
+    KIND_WEAK, /* the first byte of the OpenSSL digest (SHA-256) */
+} digest_kind;
+
+struct gd_digest {
+    digest_kind kind;
+    EVP_MD *md; /* NULL for KIND_XXH3 */
+};
+
+struct gd_hasher {
+    const gd_digest *digest;
+    EVP_MD_CTX *context; /* NULL for KIND_XXH3 */
+};
+
+#define EXAMPLES "sha256, sha512-256, blake2s256 or sha3-256"
+
+/* NULL if OpenSSL has no such digest.  What OpenSSL notes about that in the
+ * thread's error queue is taken back: other users of it (Python's ssl) would
+ * take it for their own. */
+static EVP_MD *
+fetch(const char *name)
+{
+    ERR_set_mark();
+    EVP_MD *md = EVP_MD_fetch(NULL, name, NULL);
+    ERR_pop_to_mark();
+    return md;
+}
+
+static gd_status
+check_openssl(const EVP_MD *md, const char *name, gd_error *err)
+{
+    if (md == NULL) {
+        return gd_fail(err, GD_INVALID,
+                       "unknown digest \"%s\"; use one of OpenSSL's of 160 "
+                       "bits or more, such as " EXAMPLES ", or xxh3-128",
+                       name);
+    }
+    if ((EVP_MD_get_flags(md) & EVP_MD_FLAG_XOF) != 0) {
+        return gd_fail(err, GD_INVALID,
+                       "the digest \"%s\" has no length of its own; use "
+                       EXAMPLES,
+                       name);
+    }
+    int size = EVP_MD_get_size(md);
+    if (size < MIN_DIGEST || size > EVP_MAX_MD_SIZE) {
+        return gd_fail(err, GD_INVALID,
+                       "the digest \"%s\" has %d bits, fewer than the 160 "
+                       "needed; use " EXAMPLES,
+                       name, size > 0 ? size * 8 : 0);
+    }
+    return GD_OK;
+}
+
+static gd_status
+choose(gd_digest *digest, const char *name, bool allow_weak, gd_error *err)
+{
+    if (strcasecmp(name, "xxh3-128") == 0) {
+        digest->kind = KIND_XXH3;
+        return GD_OK;
+    }
+    if (strcasecmp(name, "weak-8") == 0) {
+        if (!allow_weak) {
+            return gd_fail(err, GD_INVALID,
+                           "the digest \"weak-8\" is for tests only; use "
+                           EXAMPLES);
+        }
+        digest->kind = KIND_WEAK;
+        name = "sha256";
+    }
+    digest->md = fetch(name);
+    return check_openssl(digest->md, name, err);
+}
+
+gd_status
+gd_digest_open(const gd_env *env, const char *name, bool allow_weak,
+               gd_digest **digest, gd_error *err)
+{
+    *digest = NULL;
+    gd_digest *d = gd_calloc(env, 1, sizeof *d, err);
+    if (d == NULL) {
+        return GD_NOMEM;
+    }
+    d->kind = KIND_OPENSSL;
+    gd_status s = choose(d, name, allow_weak, err);
+    if (s != GD_OK) {
+        gd_digest_close(env, d);
+        return s;
+    }
+    *digest = d;
+    return GD_OK;
+}
+
+void
+gd_digest_close(const gd_env *env, gd_digest *digest)
+{
+    if (digest != NULL) {
+        EVP_MD_free(digest->md);
+        env->release(env, digest);
+    }
+}
+
+bool
+gd_digest_is_cryptographic(const gd_digest *digest)
+{
+    return digest->kind == KIND_OPENSSL;
+}
+
+gd_status
+gd_hasher_open(const gd_env *env, const gd_digest *digest, gd_hasher **hasher,
+               gd_error *err)
+{
+    *hasher = NULL;
+    gd_hasher *h = gd_calloc(env, 1, sizeof *h, err);
+    if (h == NULL) {
+        return GD_NOMEM;
+    }
+    h->digest = digest;
+    if (digest->md != NULL) {
+        h->context = EVP_MD_CTX_new();
+        if (h->context == NULL) {
+            gd_hasher_close(env, h);
+            return gd_fail(err, GD_NOMEM,
+                           "out of memory: OpenSSL cannot make a context");
+        }
+    }
+    *hasher = h;
+    return GD_OK;
+}
+
+void
+gd_hasher_close(const gd_env *env, gd_hasher *hasher)
+{
+    if (hasher != NULL) {
+        EVP_MD_CTX_free(hasher->context);
+        env->release(env, hasher);
+    }
+}
+
+/* The bytes of out beyond *len are left as they were. */
+static gd_status
+compute_openssl(gd_hasher *hasher, const void *data, size_t len,
+                uint8_t out[EVP_MAX_MD_SIZE], unsigned *out_len,
+                gd_error *err)
+{
+    EVP_MD_CTX *context = hasher->context;
+    ERR_set_mark();
+    bool good = EVP_DigestInit_ex2(context, hasher->digest->md, NULL) &&
+                EVP_DigestUpdate(context, data, len) &&
+                EVP_DigestFinal_ex(context, out, out_len);
+    ERR_pop_to_mark();
+    if (!good) {
+        /* Of the causes that OpenSSL knows, only this one can befall a
+         * digest that was fetched and needs no parameters. */
+        return gd_fail(err, GD_NOMEM,
+                       "out of memory: OpenSSL cannot compute %s",
+                       EVP_MD_get0_name(hasher->digest->md));
+    }
+    return GD_OK;
+}
+
+static void
+compute_xxh3(const void *data, size_t len, uint8_t out[XXH3_DIGEST])
+{
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
+    memcpy(out, canonical.digest, XXH3_DIGEST);
+}
+
+gd_status
+gd_hasher_compute(gd_hasher *hasher, const void *data, size_t len,
+                  gd_fingerprint *out, gd_error *err)
+{
+    uint8_t full[EVP_MAX_MD_SIZE];
+    unsigned used = XXH3_DIGEST;
+    if (hasher->digest->kind == KIND_XXH3) {
+        compute_xxh3(data, len, full);
+    } else {
+        gd_status s = compute_openssl(hasher, data, len, full, &used, err);
+        if (s != GD_OK) {
+            return s;
+        }
+    }
+    if (hasher->digest->kind == KIND_WEAK) {
+        used = 1;
+    }
+    if (used > GD_FINGERPRINT_SIZE) {
+        used = GD_FINGERPRINT_SIZE;
+    }
+    memcpy(out->bytes, full, used);
+    memset(out->bytes + used, 0, GD_FINGERPRINT_SIZE - used);
+    return GD_OK;
+}

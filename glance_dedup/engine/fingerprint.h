@@ -1,0 +1,56 @@
+/*
+ * fingerprint.h - the hash of a block's content.
+ *
+ * A fingerprint fills GD_FINGERPRINT_SIZE bytes: a longer digest is cut, a
+ * shorter one followed by zeros.  Which digest is a parameter of the
+ * repository.
+ */
+#ifndef GD_FINGERPRINT_H
+#define GD_FINGERPRINT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "env.h"
+#include "status.h"
+
+enum { GD_FINGERPRINT_SIZE = 32 };
+
+typedef struct gd_fingerprint {
+    uint8_t bytes[GD_FINGERPRINT_SIZE];
+} gd_fingerprint;
+
+/* A digest by name.  Immutable after creation, so threads may share it. */
+typedef struct gd_digest gd_digest;
+
+/* name: any digest of OpenSSL of 160 bits or more ("sha256", "sha512-256",
+ * "blake2s256", "sha3-256"; extendable-output ones like shake are refused),
+ * "xxh3-128" (XXH128 in canonical, big-endian order; not cryptographic), or,
+ * only with allow_weak, "weak-8" (the first byte of SHA-256; for tests).
+ * Capitals and small letters are the same.  GD_INVALID names what is wrong and
+ * gives examples. */
+gd_status gd_digest_open(const gd_env *env, const char *name, bool allow_weak,
+                         gd_digest **digest, gd_error *err);
+void gd_digest_close(const gd_env *env, gd_digest *digest);
+
+/* Whether equal fingerprints may be taken for equal blocks (I5). */
+bool gd_digest_is_cryptographic(const gd_digest *digest);
+
+/* What one thread needs to compute: contexts are made once, not per block.
+ * A hasher belongs to one thread at a time, and is closed before its digest.
+ */
+typedef struct gd_hasher gd_hasher;
+gd_status gd_hasher_open(const gd_env *env, const gd_digest *digest,
+                         gd_hasher **hasher, gd_error *err);
+void gd_hasher_close(const gd_env *env, gd_hasher *hasher);
+gd_status gd_hasher_compute(gd_hasher *hasher, const void *data, size_t len,
+                            gd_fingerprint *out, gd_error *err);
+
+static inline bool
+gd_fingerprint_equal(const gd_fingerprint *a, const gd_fingerprint *b)
+{
+    return __builtin_memcmp(a->bytes, b->bytes, GD_FINGERPRINT_SIZE) == 0;
+}
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * fpcache.h - what a process keeps at hand of the groups: open files and
+ * loaded fingerprint stores, each in a bounded LRU.
+ *
+ * Both are lent by reference count and shared by all transactions and readers
+ * of the handle.  Thread-safe.
+ */
+#ifndef GD_FPCACHE_H
+#define GD_FPCACHE_H
+
+#include "blockgroup.h"
+#include "env.h"
+#include "fpstore.h"
+#include "status.h"
+
+enum {
+    GD_CACHED_GROUPS = 64,
+    GD_CACHED_STORES = 8, /* 1.2 MiB each with 32,768 slots */
+};
+
+typedef struct gd_fpcache gd_fpcache;
+
+gd_status gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
+                          gd_fpcache **cache, gd_error *err);
+/* REQUIRES: nothing lent. */
+void gd_fpcache_close(gd_fpcache *cache);
+
+/* Lends the open file of a group, opening it at need.  With fresh, the name is
+ * looked up again, in case the file was replaced by the group's rewriting. */
+gd_status gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
+                           gd_group **group, gd_error *err);
+void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);
+
+/* Lends the group's fingerprint store as published now.  A cached one is used
+ * only if its generation still matches and it has all published slots.
+ * *cold tells whether it was read from the file.
+ * REQUIRES: the shared group lock, so that nothing in it is freed meanwhile
+ * (N7.2). */
+gd_status gd_fpcache_store(gd_fpcache *cache, uint32_t number,
+                           gd_fpstore **store, bool *cold, gd_error *err);
+void gd_fpcache_return_store(gd_fpcache *cache, gd_fpstore *store);
+
+#endif

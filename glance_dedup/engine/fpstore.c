@@ -1,0 +1,185 @@
+/*
+ * fpstore.c - see fpstore.h.
+ */
+#include "fpstore.h"
+
+#include <string.h>
+
+#include "coding.h"
+#include "segment.h"
+
+/* Bits of the place, from its lowest (format.rst, "Fingerprint store"). */
+enum {
+    OFFSET_BITS = 20,
+    LENGTH_BITS = 17,
+    STORED_BITS = 21,
+    CODEC_BITS = 3,
+    STATE_BITS = 3,
+};
+
+static uint64_t
+take(uint64_t *place, unsigned bits)
+{
+    uint64_t value = *place & ((UINT64_C(1) << bits) - 1);
+    *place >>= bits;
+    return value;
+}
+
+static uint32_t
+entry_checksum(const uint8_t in[GD_ENTRY_SIZE], uint64_t seed, uint32_t slot)
+{
+    return (uint32_t)gd_checksum(in, GD_ENTRY_SIZE - 4, seed + slot);
+}
+
+void
+gd_entry_encode(const gd_entry *entry, uint64_t seed, uint32_t slot,
+                uint8_t out[GD_ENTRY_SIZE])
+{
+    uint64_t place = entry->state;
+    place = place << CODEC_BITS | entry->codec;
+    place = place << STORED_BITS | entry->stored_length;
+    place = place << LENGTH_BITS | entry->plain_length;
+    place = place << OFFSET_BITS | entry->plain_offset;
+    memcpy(out, entry->fingerprint.bytes, GD_FINGERPRINT_SIZE);
+    gd_put64(out + 32, entry->checksum);
+    gd_put32(out + 40, entry->segment);
+    gd_put64(out + 44, place);
+    gd_put32(out + 52, entry_checksum(out, seed, slot));
+}
+
+static bool
+live_within_bounds(const gd_entry *entry, const gd_entry_bounds *bounds)
+{
+    return entry->plain_length >= 1 &&
+           entry->plain_length <= bounds->max_block &&
+           entry->plain_offset + entry->plain_length <= GD_SEGMENT_MAX &&
+           entry->stored_length >= 1 &&
+           entry->stored_length <= GD_SEGMENT_MAX &&
+           entry->codec <= GD_CODEC_ZSTD &&
+           entry->segment >= gd_data_start(bounds->slots);
+}
+
+void
+gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE], const gd_entry_bounds *bounds,
+                uint32_t slot, gd_entry *entry)
+{
+    static const uint8_t empty[GD_ENTRY_SIZE];
+    if (memcmp(in, empty, GD_ENTRY_SIZE) == 0) {
+        memset(entry, 0, sizeof *entry);
+        return;
+    }
+    uint64_t place = gd_get64(in + 44);
+    memcpy(entry->fingerprint.bytes, in, GD_FINGERPRINT_SIZE);
+    entry->checksum = gd_get64(in + 32);
+    entry->segment = gd_get32(in + 40);
+    entry->plain_offset = (uint32_t)take(&place, OFFSET_BITS);
+    entry->plain_length = (uint32_t)take(&place, LENGTH_BITS);
+    entry->stored_length = (uint32_t)take(&place, STORED_BITS);
+    entry->codec = (uint8_t)take(&place, CODEC_BITS);
+    entry->state = (uint8_t)take(&place, STATE_BITS);
+    bool valid =
+        gd_get32(in + 52) == entry_checksum(in, bounds->seed, slot) &&
+        entry->state >= GD_ENTRY_LIVE && entry->state <= GD_ENTRY_DAMAGED &&
+        (entry->state != GD_ENTRY_LIVE || live_within_bounds(entry, bounds));
+    if (!valid) {
+        entry->state = GD_ENTRY_INVALID;
+    }
+}
+
+gd_status
+gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
+               gd_error *err)
+{
+    uint32_t places = 64;
+    while (places < slots * 2) {
+        places *= 2;
+    }
+    gd_fpstore *store = gd_calloc(env, 1, sizeof *store, err);
+    if (store == NULL) {
+        return GD_NOMEM;
+    }
+    store->mask = places - 1;
+    store->fingerprints =
+        gd_calloc(env, slots, sizeof *store->fingerprints, err);
+    store->index = gd_calloc(env, places, sizeof *store->index, err);
+    if (store->fingerprints == NULL || store->index == NULL) {
+        gd_fpstore_free(env, store);
+        return GD_NOMEM;
+    }
+    gd_fpstore_clear(store, 0);
+    *out = store;
+    return GD_OK;
+}
+
+void
+gd_fpstore_clear(gd_fpstore *store, uint32_t group)
+{
+    memset(store->index, 0xff, (store->mask + 1) * sizeof *store->index);
+    store->group = group;
+    store->count = 0;
+}
+
+void
+gd_fpstore_add(gd_fpstore *store, uint32_t slot, const gd_fingerprint *fp)
+{
+    uint32_t at = gd_fingerprint_bits(fp) & store->mask;
+    while (store->index[at] != GD_FPSTORE_NONE) {
+        at = (at + 1) & store->mask;
+    }
+    store->index[at] = (uint16_t)slot;
+    store->fingerprints[slot] = *fp;
+    if (slot >= store->count) {
+        store->count = slot + 1;
+    }
+}
+
+gd_status
+gd_fpstore_build(const gd_env *env, const uint8_t *raw, uint32_t group,
+                 uint32_t count, uint64_t generation,
+                 const gd_entry_bounds *bounds, gd_fpstore **out,
+                 gd_error *err)
+{
+    gd_status s = gd_fpstore_new(env, count, out, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_fpstore *store = *out;
+    store->group = group;
+    store->generation = generation;
+    for (uint32_t slot = 0; slot < count; slot++) {
+        gd_entry entry;
+        gd_entry_decode(raw + gd_entry_offset(slot) - GD_STORE_START, bounds,
+                        slot, &entry);
+        if (entry.state == GD_ENTRY_LIVE) {
+            gd_fpstore_add(store, slot, &entry.fingerprint);
+        }
+    }
+    store->count = count;
+    return GD_OK;
+}
+
+void
+gd_fpstore_free(const gd_env *env, gd_fpstore *store)
+{
+    env->release(env, store->fingerprints);
+    env->release(env, store->index);
+    env->release(env, store);
+}
+
+bool
+gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
+                uint32_t *probe, uint32_t *slot)
+{
+    uint32_t start = gd_fingerprint_bits(fp);
+    for (;;) {
+        uint32_t found = store->index[(start + *probe) & store->mask];
+        if (found == GD_FPSTORE_NONE) {
+            return false;
+        }
+        ++*probe;
+        if (gd_fingerprint_equal(&store->fingerprints[found], fp)) {
+            *slot = found;
+            return true;
+        }
+    }
+}

@@ -1,0 +1,135 @@
+/*
+ * fpstore.h - the fingerprint store: a group's table of entries, on the disk
+ * and as it is held in memory for look-ups.
+ *
+ * An entry is 56 bytes, nine to a sector of 512, so that none crosses a
+ * sector: a torn write spoils only entries that were being written, and each
+ * says by its own checksum whether it is whole (offset table in format.rst,
+ * "Fingerprint store").  The checksum is seeded with the group's seed plus the
+ * slot, so an entry is valid in one place only.
+ */
+#ifndef GD_FPSTORE_H
+#define GD_FPSTORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "env.h"
+#include "fingerprint.h"
+#include "status.h"
+
+enum {
+    GD_SECTOR = 512,
+    GD_ENTRY_SIZE = 56,
+    GD_ENTRIES_PER_SECTOR = 9,
+    GD_STORE_START = 4096, /* of the store, in the group's file */
+};
+
+typedef enum gd_entry_state {
+    GD_ENTRY_EMPTY = 0,
+    GD_ENTRY_LIVE = 1,
+    GD_ENTRY_VOID = 2,    /* given up before it was ever published */
+    GD_ENTRY_FREED = 3,   /* collected; the slot stays unused */
+    GD_ENTRY_DAMAGED = 4, /* its bytes are in quarantine/ */
+    GD_ENTRY_INVALID = 7, /* never on disk: the entry does not verify */
+} gd_entry_state;
+
+typedef struct gd_entry {
+    gd_fingerprint fingerprint;
+    uint64_t checksum;      /* of the block's plain bytes */
+    uint32_t segment;       /* offset of its segment in the file */
+    uint32_t plain_offset;  /* in the plain segment */
+    uint32_t plain_length;  /* 1..65536 */
+    uint32_t stored_length; /* of the segment, without its header */
+    uint8_t codec;
+    uint8_t state;
+} gd_entry;
+
+/* What an entry is checked against. */
+typedef struct gd_entry_bounds {
+    uint64_t seed;
+    uint32_t slots;
+    uint32_t max_block;
+} gd_entry_bounds;
+
+static inline uint64_t
+gd_entry_offset(uint32_t slot)
+{
+    return GD_STORE_START +
+           (uint64_t)(slot / GD_ENTRIES_PER_SECTOR) * GD_SECTOR +
+           (slot % GD_ENTRIES_PER_SECTOR) * GD_ENTRY_SIZE;
+}
+
+/* Whole sectors that hold slots [0, slots). */
+static inline uint64_t
+gd_store_size(uint32_t slots)
+{
+    return (uint64_t)((slots + GD_ENTRIES_PER_SECTOR - 1) /
+                      GD_ENTRIES_PER_SECTOR) *
+           GD_SECTOR;
+}
+
+/* D of format.rst: where segments start. */
+static inline uint64_t
+gd_data_start(uint32_t slots)
+{
+    return (GD_STORE_START + gd_store_size(slots) + 4095) & ~UINT64_C(4095);
+}
+
+void gd_entry_encode(const gd_entry *entry, uint64_t seed, uint32_t slot,
+                     uint8_t out[GD_ENTRY_SIZE]);
+/* Sets entry->state to GD_ENTRY_INVALID if it is not valid. */
+void gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE],
+                     const gd_entry_bounds *bounds, uint32_t slot,
+                     gd_entry *entry);
+
+/* ---- in memory ---- */
+
+/* Live fingerprints of slots [0, count) of one group, with an index.  One that
+ * was built is immutable, and shared by reference count (fpcache.h). */
+typedef struct gd_fpstore {
+    uint32_t group;
+    uint32_t count;
+    uint64_t generation;
+    gd_fingerprint *fingerprints; /* by slot; only indexed ones count */
+    uint16_t *index;              /* slot, or GD_FPSTORE_NONE */
+    uint32_t mask;                /* places in the index, less one */
+    unsigned users;               /* guarded by the cache's mutex */
+    uint64_t used_at;             /* likewise: for the LRU order */
+} gd_fpstore;
+
+enum { GD_FPSTORE_NONE = 0xffff };
+
+/* Makes a store from raw, the sectors of slots [0, count).  Entries that are
+ * not live, or do not verify, are left out: such a block is stored anew. */
+gd_status gd_fpstore_build(const gd_env *env, const uint8_t *raw,
+                           uint32_t group, uint32_t count, uint64_t generation,
+                           const gd_entry_bounds *bounds, gd_fpstore **store,
+                           gd_error *err);
+/* An empty store with room for slots, to be added to by its one owner. */
+gd_status gd_fpstore_new(const gd_env *env, uint32_t slots,
+                         gd_fpstore **store, gd_error *err);
+void gd_fpstore_clear(gd_fpstore *store, uint32_t group);
+/* REQUIRES: slot < slots, not added before. */
+void gd_fpstore_add(gd_fpstore *store, uint32_t slot,
+                    const gd_fingerprint *fp);
+void gd_fpstore_free(const gd_env *env, gd_fpstore *store);
+
+/* Iterates over the slots with this fingerprint: *probe starts at 0; false
+ * when there are no more. */
+bool gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
+                     uint32_t *probe, uint32_t *slot);
+
+/* 32 bits that place a fingerprint in a hash table.  Not only its first bytes,
+ * so that a digest of 8 bits does not differ from a good one in kind. */
+static inline uint32_t
+gd_fingerprint_bits(const gd_fingerprint *fp)
+{
+    uint64_t a, b;
+    __builtin_memcpy(&a, fp->bytes, 8);
+    __builtin_memcpy(&b, fp->bytes + 8, 8);
+    return (uint32_t)(((a ^ b) * UINT64_C(0x9e3779b97f4a7c15)) >> 32);
+}
+
+#endif

@@ -1,0 +1,41 @@
+/*
+ * lookup.h - finds the blocks of a batch that are stored already.
+ *
+ * Hints from the filter say which groups are worth their fingerprint store;
+ * whole stores are loaded, a few per batch, and kept while they give hits
+ * (LiveDFS's prefetching): neighbours of a hit are then found without a hint,
+ * so that a filter of 1 in 16 fingerprints loses little.
+ *
+ * A hit is verified with the full fingerprint, or the bytes (I5), under the
+ * shared lock of its group (I6), which is held until the look-up is closed.
+ * Whatever goes wrong in a look-up counts as a miss: the block is stored anew.
+ * Belongs to one transaction, one thread at a time.
+ */
+#ifndef GD_LOOKUP_H
+#define GD_LOOKUP_H
+
+#include "filter.h"
+#include "repo.h"
+
+enum { GD_COLD_LOADS = 4 }; /* per batch */
+
+typedef struct gd_lookup gd_lookup;
+
+/* A block of a batch. */
+typedef struct gd_block {
+    uint64_t zeros_before; /* bytes of zeros between the last block and this */
+    const uint8_t *data;
+    uint32_t length;
+    gd_address address; /* group 0: not found */
+    gd_fingerprint fingerprint;
+} gd_block;
+
+gd_status gd_lookup_open(gd_repo *repo, gd_lookup **lookup, gd_error *err);
+/* Releases the shared locks.  REQUIRES: the recipe is committed or given
+ * up. */
+void gd_lookup_close(gd_lookup *lookup);
+
+/* Fills in the address of each block found; the others' become group 0. */
+void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count);
+
+#endif

@@ -1,0 +1,47 @@
+/*
+ * names.h - the names of all files in a repository, made and parsed here.
+ *
+ * All are relative to the repository's directory.  doc/source/contributor/
+ * format.rst says what lies where.
+ */
+#ifndef GD_NAMES_H
+#define GD_NAMES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "status.h"
+
+#define GD_DIR_GROUPS "groups"
+#define GD_DIR_IMAGES "images"
+#define GD_DIR_SPOOL "spool"
+#define GD_FILE_GROUP_LOCKS "locks/groups"
+#define GD_FILE_IMAGE_LOCKS "locks/images"
+
+enum {
+    GD_NAME_SIZE = 160, /* of a buffer for any of these names */
+    GD_IMAGE_ID_MAX = 128,
+    GD_PROJECT_MAX = 128,
+    GD_ID_SIZE = 16,
+};
+
+/* Kinds of spool entries; see PROTOCOL N4, N9, N10 and format.rst. */
+typedef enum gd_spool_kind {
+    GD_SPOOL_STORE = 'T',
+    GD_SPOOL_DELETED = 'D',
+    GD_SPOOL_GROUP = 'G',
+} gd_spool_kind;
+
+void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
+/* base is a name inside groups/. */
+bool gd_group_name_parse(const char *base, uint32_t *group);
+
+/* GD_INVALID unless the id has 1 to 128 characters of A-Z a-z 0-9 _ -
+ * (so it can be neither a path nor a temporary file). */
+gd_status gd_image_name(const char *image_id, char name[GD_NAME_SIZE],
+                        gd_error *err);
+
+void gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
+                   char name[GD_NAME_SIZE]);
+
+#endif

@@ -1,0 +1,43 @@
+/*
+ * packer.h - packs a transaction's new blocks into segments, compresses them
+ * on the pool, and hands them to the appender; goes on to the next group when
+ * one is full.
+ *
+ * It holds the shared lock of every group that it appended to until it is
+ * closed (I6).  Belongs to one transaction, one thread at a time.
+ */
+#ifndef GD_PACKER_H
+#define GD_PACKER_H
+
+#include "filter.h"
+#include "repo.h"
+
+typedef struct gd_packer gd_packer;
+
+/* blocks: at most so many are added between two flushes. */
+gd_status gd_packer_open(gd_repo *repo, size_t blocks, gd_packer **packer,
+                         gd_error *err);
+/* Cuts off what is not synced, ends the lease and releases the shared locks.
+ * REQUIRES: the recipe is committed or given up. */
+void gd_packer_close(gd_packer *packer);
+
+/* Adds a new block and gives its address.  data must stay as it is until the
+ * next flush. */
+gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
+                        uint32_t length, const gd_fingerprint *fp,
+                        gd_address *address, gd_error *err);
+/* The address of an equal block (I5) that was added to the group now open;
+ * group 0 if there is none.  Finds those that nobody else can see yet. */
+gd_address gd_packer_find(gd_packer *packer, const uint8_t *data,
+                          uint32_t length, const gd_fingerprint *fp);
+/* Writes out all full segments; after it, the data given to gd_packer_add may
+ * go.  Makes a sync point every 256 MiB. */
+gd_status gd_packer_flush(gd_packer *packer, gd_error *err);
+/* Writes out everything and makes a sync point (N8.1). */
+gd_status gd_packer_sync(gd_packer *packer, gd_error *err);
+
+/* Plain bytes added, and bytes written for them. */
+uint64_t gd_packer_new_bytes(const gd_packer *packer);
+uint64_t gd_packer_stored_bytes(const gd_packer *packer);
+
+#endif

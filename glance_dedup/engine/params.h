@@ -1,0 +1,35 @@
+/*
+ * params.h - what a repository is, fixed when it was created
+ * (repository.json), and how this process uses it.
+ */
+#ifndef GD_PARAMS_H
+#define GD_PARAMS_H
+
+#include <stdint.h>
+
+#include "names.h"
+#include "segment.h"
+
+enum {
+    GD_FORMAT_MAJOR = 1,
+    GD_FORMAT_MINOR = 0,
+    GD_SLOTS_MIN = 64,
+    GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
+};
+
+typedef struct gd_params {
+    uint8_t repository_id[GD_ID_SIZE];
+    uint8_t scope_id[GD_ID_SIZE]; /* zeros: the global scope */
+    uint32_t block_size;
+    uint32_t group_slots;
+    uint32_t segment_size;
+    char digest[GD_DIGEST_NAME];
+    bool by_value; /* compare bytes, not only fingerprints (I5) */
+    /* The process's own: */
+    gd_codec codec;
+    int codec_level;
+    unsigned threads;
+    unsigned lock_timeout_ms;
+} gd_params;
+
+#endif

@@ -1,0 +1,249 @@
+/*
+ * repo.c - see repo.h.
+ */
+#include "repo.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "names.h"
+
+/* ---- opening and closing ---- */
+
+static gd_status
+check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
+{
+    if (params->group_slots < GD_SLOTS_MIN ||
+        params->group_slots > GD_MAX_SLOTS) {
+        return gd_fail(err, GD_INVALID, "group slots: %u is not %d to %d",
+                       params->group_slots, GD_SLOTS_MIN, GD_MAX_SLOTS);
+    }
+    uint32_t segment = params->segment_size;
+    if (segment < params->block_size || segment > GD_SEGMENT_MAX ||
+        (segment & (segment - 1)) != 0) {
+        return gd_fail(err, GD_INVALID,
+                       "segment size: %u is not a power of two from the block "
+                       "size, %u, to %d", segment, params->block_size,
+                       GD_SEGMENT_MAX);
+    }
+    if (!params->by_value && !gd_digest_is_cryptographic(digest)) {
+        return gd_fail(err, GD_INVALID,
+                       "fingerprint %s is not cryptographic: it needs "
+                       "comparison by value", params->digest);
+    }
+    return gd_codec_check_level(params->codec, params->codec_level, err);
+}
+
+static gd_status
+open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
+           gd_error *err)
+{
+    const gd_env *env = repo->env;
+    /* The path's own end may be a link: that is the operator's choice. */
+    int rc = env->openat(env, AT_FDCWD, path,
+                         O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot open the repository %s", path);
+    }
+    repo->root = rc;
+    gd_status s = gd_digest_open(env, repo->params.digest, allow_weak_digest,
+                                 &repo->digest, err);
+    if (s == GD_OK) {
+        s = check_params(&repo->params, repo->digest, err);
+    }
+    if (s == GD_OK) {
+        s = gd_pool_open(env, repo->params.threads, &repo->pool, err);
+    }
+    if (s == GD_OK) {
+        s = gd_locks_open(env, repo->root, &repo->locks, err);
+    }
+    if (s == GD_OK) {
+        s = gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err);
+    }
+    return s;
+}
+
+gd_status
+gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
+             const char *filter_path, uint64_t filter_budget,
+             bool allow_weak_digest, gd_repo **out, gd_error *filter_err,
+             gd_error *err)
+{
+    gd_repo *repo = gd_calloc(env, 1, sizeof *repo, err);
+    if (repo == NULL) {
+        return GD_NOMEM;
+    }
+    repo->env = env;
+    repo->owner = env->getpid(env);
+    repo->root = -1;
+    repo->params = *params;
+    pthread_mutex_init(&repo->mutex, NULL);
+    gd_groupmap_init(&repo->full, env);
+    gd_status s = open_parts(repo, path, allow_weak_digest, err);
+    if (s != GD_OK) {
+        gd_repo_close(repo);
+        return s;
+    }
+    filter_err->status = GD_OK;
+    if (filter_path != NULL &&
+        gd_filter_open(env, filter_path, params->repository_id, filter_budget,
+                       &repo->filter, filter_err) != GD_OK) {
+        repo->filter = NULL;
+    }
+    *out = repo;
+    return GD_OK;
+}
+
+void
+gd_repo_close(gd_repo *repo)
+{
+    const gd_env *env = repo->env;
+    if (repo->filter != NULL) {
+        gd_filter_close(env, repo->filter);
+    }
+    if (repo->cache != NULL) {
+        gd_fpcache_close(repo->cache);
+    }
+    if (repo->locks != NULL) {
+        gd_locks_close(repo->locks);
+    }
+    if (repo->pool != NULL) {
+        gd_pool_close(env, repo->pool);
+    }
+    if (repo->digest != NULL) {
+        gd_digest_close(env, repo->digest);
+    }
+    if (repo->root >= 0) {
+        env->close(env, repo->root);
+    }
+    gd_groupmap_free(&repo->full);
+    pthread_mutex_destroy(&repo->mutex);
+    env->release(env, repo);
+}
+
+gd_status
+gd_repo_check_owner(const gd_repo *repo, gd_error *err)
+{
+    if (repo->env->getpid(repo->env) != repo->owner) {
+        return gd_fail(err, GD_CLOSED,
+                       "this handle was opened by process %ld, before a fork",
+                       (long)repo->owner);
+    }
+    return GD_OK;
+}
+
+/* ---- rebuilding the filter ---- */
+
+typedef struct group_list {
+    const gd_env *env;
+    uint32_t *numbers;
+    size_t count, room;
+    bool failed;
+} group_list;
+
+static void
+note_group(void *arg, const char *name)
+{
+    group_list *list = arg;
+    uint32_t number;
+    if (list->failed || !gd_group_name_parse(name, &number)) {
+        return;
+    }
+    if (list->count == list->room) {
+        size_t room = list->room == 0 ? 256 : list->room * 2;
+        uint32_t *larger = gd_calloc(list->env, room, sizeof *larger, NULL);
+        if (larger == NULL) {
+            list->failed = true;
+            return;
+        }
+        if (list->count > 0) {
+            memcpy(larger, list->numbers, list->count * sizeof *larger);
+        }
+        list->env->release(list->env, list->numbers);
+        list->numbers = larger;
+        list->room = room;
+    }
+    list->numbers[list->count++] = number;
+}
+
+static int
+ascending(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static gd_status
+list_groups(gd_repo *repo, group_list *list, gd_error *err)
+{
+    *list = (group_list){.env = repo->env};
+    int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_group,
+                             list);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
+    }
+    if (list->failed) {
+        return gd_fail(err, GD_NOMEM, "no memory for the list of groups");
+    }
+    qsort(list->numbers, list->count, sizeof *list->numbers, ascending);
+    return GD_OK;
+}
+
+/* A group that cannot be read gives no hints; whoever reads its blocks will
+ * report it. */
+static void
+insert_group(gd_repo *repo, uint32_t number)
+{
+    gd_fpstore *store;
+    bool cold;
+    if (gd_fpcache_store(repo->cache, number, &store, &cold, NULL) != GD_OK) {
+        return;
+    }
+    for (uint32_t i = 0; i <= store->mask; i++) {
+        uint16_t slot = store->index[i];
+        if (slot != GD_FPSTORE_NONE) {
+            gd_filter_insert(repo->filter, &store->fingerprints[slot],
+                             (gd_address){number, slot});
+        }
+    }
+    gd_fpcache_return_store(repo->cache, store);
+}
+
+gd_status
+gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
+                       uint32_t *done, uint32_t *total, gd_error *err)
+{
+    group_list list;
+    gd_filter_stats stats;
+    *more = false;
+    *done = *total = 0;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s != GD_OK || repo->filter == NULL ||
+        !gd_filter_rebuild_lock(repo->filter)) {
+        return s;
+    }
+    s = list_groups(repo, &list, err);
+    gd_filter_get_stats(repo->filter, &stats);
+    size_t next = 0;
+    while (next < list.count && list.numbers[next] <= stats.rebuilt) {
+        next++;
+    }
+    /* Groups made since the rebuild began publish their own hints; the newest
+     * at its end are done again, at no harm. */
+    while (s == GD_OK && !stats.complete && next < list.count && groups > 0) {
+        insert_group(repo, list.numbers[next]);
+        gd_filter_rebuild_set(repo->filter, list.numbers[next], false);
+        next++;
+        groups--;
+    }
+    if (s == GD_OK && next == list.count && !stats.complete) {
+        gd_filter_rebuild_set(repo->filter,
+                              next == 0 ? 0 : list.numbers[next - 1], true);
+    }
+    *total = (uint32_t)list.count;
+    *done = stats.complete ? *total : (uint32_t)next;
+    *more = s == GD_OK && next < list.count && !stats.complete;
+    repo->env->release(repo->env, list.numbers);
+    gd_filter_rebuild_unlock(repo->filter);
+    return s;
+}

@@ -1,0 +1,80 @@
+/*
+ * repo.h - a process's handle on a repository: what all its transactions and
+ * readers share.
+ *
+ * A handle is thread-safe and belongs to the process that opened it.  After
+ * fork the child must not use it (every entry point checks, GD_CLOSED), nor
+ * close it, since that would release the parent's locks: it closes the
+ * inherited descriptors by their numbers, leaves the memory as it is (another
+ * thread may have been at work in it), and opens a handle of its own.
+ */
+#ifndef GD_REPO_H
+#define GD_REPO_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "env.h"
+#include "filter.h"
+#include "fingerprint.h"
+#include "fpcache.h"
+#include "groupmap.h"
+#include "locks.h"
+#include "params.h"
+#include "pool.h"
+#include "status.h"
+
+/* Counts since the handle was opened. */
+typedef struct gd_counters {
+    atomic_ullong blocks;        /* non-zero blocks written to transactions */
+    atomic_ullong zero_blocks;   /* all-zero blocks */
+    atomic_ullong hits;          /* blocks found stored already */
+    atomic_ullong misses;        /* blocks stored as new */
+    atomic_ullong candidates;    /* hints that the filter gave */
+    atomic_ullong false_candidates; /* of them, those that mismatched */
+    atomic_ullong cold_loads;    /* fingerprint stores read from their file */
+    atomic_ullong capped_loads;  /* loads left out because of the cap */
+    atomic_ullong compares;      /* blocks compared by their bytes */
+    atomic_ullong lock_refusals; /* group locks refused: counted as misses */
+    atomic_ullong sync_points;
+    atomic_ullong bytes_read;    /* plain bytes handed out */
+} gd_counters;
+
+typedef struct gd_repo gd_repo;
+
+struct gd_repo {
+    const gd_env *env;
+    pid_t owner;
+    int root;
+    gd_params params;
+    gd_digest *digest;
+    gd_pool *pool;
+    gd_locks *locks;
+    gd_fpcache *cache;
+    gd_filter *filter; /* NULL: none could be had; duplicates are missed */
+    gd_counters counters;
+    pthread_mutex_t mutex;
+    gd_groupmap full; /* groups never to be appended to; guarded by mutex */
+};
+
+/* Opens the repository in the directory path.  params are copied; filter_path
+ * may be NULL, for no filter.  A filter that cannot be had does not fail the
+ * call: its error goes to *filter_err, whose status is GD_OK otherwise. */
+gd_status gd_repo_open(const gd_env *env, const char *path,
+                       const gd_params *params, const char *filter_path,
+                       uint64_t filter_budget, bool allow_weak_digest,
+                       gd_repo **repo, gd_error *filter_err, gd_error *err);
+/* REQUIRES: no transaction or image open on it. */
+void gd_repo_close(gd_repo *repo);
+/* GD_CLOSED in a process that did not open the handle. */
+gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
+
+/* Reads up to `groups` groups that the filter does not know yet into it, if no
+ * other process of the host is doing so.  *more: there is work left.  done and
+ * total count groups. */
+gd_status gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
+                                 uint32_t *done, uint32_t *total,
+                                 gd_error *err);
+
+#endif

@@ -1,0 +1,473 @@
+/*
+ * transaction.c - see transaction.h.
+ */
+#include "transaction.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "chunker.h"
+#include "lookup.h"
+#include "packer.h"
+#include "spool.h"
+
+enum {
+    BATCH_BYTES = 4 << 20, /* of non-zero data */
+    HASH_TASK = 64,        /* blocks fingerprinted in one go */
+};
+
+/* The blocks of a stretch of the image. */
+typedef struct batch {
+    uint8_t *data;
+    size_t used;
+    gd_block *blocks;
+    size_t count;
+    uint64_t zeros_after;
+    bool hashing; /* the job was submitted and not yet waited for */
+    gd_job job;
+    gd_hasher **hashers; /* one for each thread, and the waiter's */
+    atomic_int failed;
+} batch;
+
+struct gd_transaction {
+    gd_repo *repo;
+    gd_chunker chunker;
+    char image_id[GD_IMAGE_ID_MAX + 1];
+    char project[GD_PROJECT_MAX + 1];
+    gd_spool_file spool;
+    gd_recipe_writer *recipe;
+    gd_packer *packer;
+    gd_lookup *lookup;
+    size_t batch_blocks; /* room in each batch */
+    batch batches[2];
+    int filling; /* which of the two; the other may be hashing */
+    uint8_t *carry; /* the start of a block whose end is still to come */
+    size_t carried;
+    bool failed;
+    bool linked;
+};
+
+/* ---- begin and end ---- */
+
+static gd_status
+check_project(const char *project, gd_error *err)
+{
+    size_t length = strnlen(project, GD_PROJECT_MAX + 1);
+    if (length > GD_PROJECT_MAX) {
+        return gd_fail(err, GD_INVALID, "a project's name has at most %d bytes",
+                       GD_PROJECT_MAX);
+    }
+    return GD_OK;
+}
+
+static gd_status
+check_absent(gd_repo *repo, const char *image_id, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    struct stat st;
+    gd_status s = gd_image_name(image_id, name, err);
+    if (s == GD_OK && repo->env->fstatat(repo->env, repo->root, name, &st) == 0) {
+        s = gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
+    }
+    return s;
+}
+
+static gd_status
+open_batch(gd_transaction *transaction, batch *b, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    unsigned hashers = gd_pool_threads(repo->pool) + 1;
+    b->data = gd_calloc(repo->env, BATCH_BYTES, 1, err);
+    b->blocks = gd_calloc(repo->env, transaction->batch_blocks,
+                          sizeof *b->blocks, err);
+    b->hashers = gd_calloc(repo->env, hashers, sizeof *b->hashers, err);
+    if (b->data == NULL || b->blocks == NULL || b->hashers == NULL) {
+        return GD_NOMEM;
+    }
+    for (unsigned i = 0; i < hashers; i++) {
+        gd_status s = gd_hasher_open(repo->env, repo->digest, &b->hashers[i],
+                                     err);
+        if (s != GD_OK) {
+            return s;
+        }
+    }
+    return GD_OK;
+}
+
+static void
+close_batch(gd_transaction *transaction, batch *b)
+{
+    gd_repo *repo = transaction->repo;
+    if (b->hashing) {
+        gd_pool_wait(repo->pool, &b->job);
+    }
+    for (unsigned i = 0;
+         b->hashers != NULL && i <= gd_pool_threads(repo->pool); i++) {
+        if (b->hashers[i] != NULL) {
+            gd_hasher_close(repo->env, b->hashers[i]);
+        }
+    }
+    repo->env->release(repo->env, b->hashers);
+    repo->env->release(repo->env, b->blocks);
+    repo->env->release(repo->env, b->data);
+}
+
+static gd_status
+open_parts(gd_transaction *transaction, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    gd_status s = gd_chunker_fixed(&transaction->chunker,
+                                   repo->params.block_size, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    transaction->batch_blocks = BATCH_BYTES / repo->params.block_size;
+    transaction->carry =
+        gd_calloc(repo->env, transaction->chunker.max_length, 1, err);
+    s = transaction->carry == NULL ? GD_NOMEM : GD_OK;
+    for (int i = 0; s == GD_OK && i < 2; i++) {
+        s = open_batch(transaction, &transaction->batches[i], err);
+    }
+    if (s == GD_OK) {
+        s = gd_packer_open(repo, transaction->batch_blocks,
+                           &transaction->packer, err);
+    }
+    if (s == GD_OK) {
+        s = gd_lookup_open(repo, &transaction->lookup, err);
+    }
+    if (s == GD_OK) {
+        s = gd_spool_create(repo->env, repo->root, &transaction->spool, err);
+    }
+    if (s == GD_OK) {
+        s = gd_recipe_writer_open(repo->env, transaction->spool.fd,
+                                  transaction->spool.name,
+                                  transaction->spool.id, &transaction->recipe,
+                                  err);
+    }
+    return s;
+}
+
+gd_status
+gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
+                     gd_transaction **out, gd_error *err)
+{
+    gd_status s = check_absent(repo, image_id, err);
+    if (s == GD_OK) {
+        s = check_project(project, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_transaction *transaction =
+        gd_calloc(repo->env, 1, sizeof *transaction, err);
+    if (transaction == NULL) {
+        return GD_NOMEM;
+    }
+    transaction->repo = repo;
+    transaction->spool.fd = -1;
+    snprintf(transaction->image_id, sizeof transaction->image_id, "%s",
+             image_id);
+    snprintf(transaction->project, sizeof transaction->project, "%s", project);
+    s = open_parts(transaction, err);
+    if (s != GD_OK) {
+        gd_transaction_end(transaction);
+        return s;
+    }
+    *out = transaction;
+    return GD_OK;
+}
+
+const uint8_t *
+gd_transaction_upload_id(const gd_transaction *transaction)
+{
+    return transaction->spool.id;
+}
+
+void
+gd_transaction_end(gd_transaction *transaction)
+{
+    gd_repo *repo = transaction->repo;
+    const gd_env *env = repo->env;
+    for (int i = 0; i < 2; i++) {
+        close_batch(transaction, &transaction->batches[i]);
+    }
+    /* N8.5: the spool file first, then the locks. */
+    if (transaction->linked) {
+        gd_spool_close(env, &transaction->spool);
+    } else {
+        gd_spool_discard(env, repo->root, &transaction->spool);
+    }
+    gd_recipe_writer_close(transaction->recipe);
+    if (transaction->packer != NULL) {
+        gd_packer_close(transaction->packer);
+    }
+    if (transaction->lookup != NULL) {
+        gd_lookup_close(transaction->lookup);
+    }
+    env->release(env, transaction->carry);
+    env->release(env, transaction);
+}
+
+/* ---- a batch's way ---- */
+
+static void
+hash_blocks(void *arg, size_t task, unsigned worker)
+{
+    batch *b = arg;
+    size_t end = (task + 1) * HASH_TASK;
+    for (size_t i = task * HASH_TASK; i < end && i < b->count; i++) {
+        gd_block *block = &b->blocks[i];
+        gd_status s = gd_hasher_compute(b->hashers[worker], block->data,
+                                        block->length, &block->fingerprint,
+                                        NULL);
+        if (s != GD_OK) {
+            atomic_store(&b->failed, (int)s);
+        }
+    }
+}
+
+static void
+start_hashing(gd_transaction *transaction, batch *b)
+{
+    atomic_store(&b->failed, GD_OK);
+    b->job = (gd_job){.run = hash_blocks,
+                      .arg = b,
+                      .tasks = (b->count + HASH_TASK - 1) / HASH_TASK};
+    b->hashing = true;
+    gd_pool_submit(transaction->repo->pool, &b->job);
+}
+
+/* Gives the block an address: of an equal one of ours, or a new one. */
+static gd_status
+store_block(gd_transaction *transaction, gd_block *block, gd_error *err)
+{
+    gd_counters *counters = &transaction->repo->counters;
+    if (block->address.group == 0) {
+        block->address = gd_packer_find(transaction->packer, block->data,
+                                        block->length, &block->fingerprint);
+    }
+    if (block->address.group != 0) {
+        atomic_fetch_add(&counters->hits, 1);
+        return GD_OK;
+    }
+    atomic_fetch_add(&counters->misses, 1);
+    return gd_packer_add(transaction->packer, block->data, block->length,
+                         &block->fingerprint, &block->address, err);
+}
+
+static gd_status
+store_batch(gd_transaction *transaction, batch *b, gd_error *err)
+{
+    gd_recipe_writer *recipe = transaction->recipe;
+    gd_pool_wait(transaction->repo->pool, &b->job);
+    b->hashing = false;
+    gd_status s = (gd_status)atomic_load(&b->failed);
+    if (s != GD_OK) {
+        return gd_fail(err, s, "a fingerprint could not be computed");
+    }
+    gd_lookup_batch(transaction->lookup, b->blocks, b->count);
+    for (size_t i = 0; s == GD_OK && i < b->count; i++) {
+        gd_block *block = &b->blocks[i];
+        s = gd_recipe_add_zeros(recipe, block->zeros_before, err);
+        if (s == GD_OK) {
+            s = store_block(transaction, block, err);
+        }
+        if (s == GD_OK) {
+            s = gd_recipe_add_block(recipe, block->address,
+                                    &block->fingerprint, block->length, err);
+        }
+    }
+    if (s == GD_OK) {
+        s = gd_recipe_add_zeros(recipe, b->zeros_after, err);
+    }
+    if (s == GD_OK) {
+        s = gd_packer_flush(transaction->packer, err);
+    }
+    atomic_fetch_add(&transaction->repo->counters.blocks, b->count);
+    b->count = 0;
+    b->used = 0;
+    b->zeros_after = 0;
+    return s;
+}
+
+/* Starts hashing what was filled, then stores the batch before it. */
+static gd_status
+turn_batches(gd_transaction *transaction, gd_error *err)
+{
+    batch *filled = &transaction->batches[transaction->filling];
+    transaction->filling ^= 1;
+    batch *before = &transaction->batches[transaction->filling];
+    start_hashing(transaction, filled);
+    return before->hashing ? store_batch(transaction, before, err) : GD_OK;
+}
+
+static gd_status
+take_block(gd_transaction *transaction, const uint8_t *data, size_t length,
+           gd_error *err)
+{
+    batch *b = &transaction->batches[transaction->filling];
+    if (gd_is_zero(data, length)) {
+        b->zeros_after += length;
+        atomic_fetch_add_explicit(&transaction->repo->counters.zero_blocks, 1,
+                                  memory_order_relaxed);
+        return GD_OK;
+    }
+    if (b->count == transaction->batch_blocks ||
+        b->used + length > BATCH_BYTES) {
+        gd_status s = turn_batches(transaction, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        b = &transaction->batches[transaction->filling];
+    }
+    memcpy(b->data + b->used, data, length);
+    b->blocks[b->count++] = (gd_block){.zeros_before = b->zeros_after,
+                                       .data = b->data + b->used,
+                                       .length = (uint32_t)length};
+    b->used += length;
+    b->zeros_after = 0;
+    return GD_OK;
+}
+
+/* ---- writing ---- */
+
+/* Completes the carried block with the caller's first bytes.  *used: how many
+ * of them are dealt with. */
+static gd_status
+take_carried(gd_transaction *transaction, const uint8_t *data, size_t length,
+             size_t *used, gd_error *err)
+{
+    const gd_chunker *chunker = &transaction->chunker;
+    size_t wanted = chunker->max_length - transaction->carried;
+    size_t before = transaction->carried;
+    *used = length < wanted ? length : wanted;
+    memcpy(transaction->carry + before, data, *used);
+    transaction->carried += *used;
+    size_t cut = chunker->next(chunker, transaction->carry,
+                               transaction->carried, false);
+    if (cut == 0) {
+        return GD_OK;
+    }
+    if (cut < before) {
+        /* A cut among the carried bytes would have been seen before. */
+        return gd_fail(err, GD_INVALID, "the chunker is not consistent");
+    }
+    *used = cut - before; /* the rest is cut from where it lies */
+    transaction->carried = 0;
+    return take_block(transaction, transaction->carry, cut, err);
+}
+
+static gd_status
+take_bytes(gd_transaction *transaction, const uint8_t *data, size_t length,
+           gd_error *err)
+{
+    const gd_chunker *chunker = &transaction->chunker;
+    gd_status s = GD_OK;
+    size_t used;
+    while (s == GD_OK && length > 0 && transaction->carried > 0) {
+        s = take_carried(transaction, data, length, &used, err);
+        data += used;
+        length -= used;
+    }
+    while (s == GD_OK && length > 0) {
+        used = chunker->next(chunker, data, length, false);
+        if (used == 0) {
+            memcpy(transaction->carry, data, length);
+            transaction->carried = length;
+            return GD_OK;
+        }
+        s = take_block(transaction, data, used, err);
+        data += used;
+        length -= used;
+    }
+    return s;
+}
+
+gd_status
+gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
+                     size_t length, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(transaction->repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (transaction->failed || transaction->linked) {
+        return gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
+                       transaction->image_id,
+                       transaction->failed ? "failed" : "ended");
+    }
+    s = take_bytes(transaction, data, length, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+/* ---- committing ---- */
+
+static gd_status
+take_last_block(gd_transaction *transaction, gd_error *err)
+{
+    const gd_chunker *chunker = &transaction->chunker;
+    uint8_t *at = transaction->carry;
+    gd_status s = GD_OK;
+    while (s == GD_OK && transaction->carried > 0) {
+        size_t cut = chunker->next(chunker, at, transaction->carried, true);
+        s = take_block(transaction, at, cut, err);
+        at += cut;
+        transaction->carried -= cut;
+    }
+    return s;
+}
+
+/* N8.1: every block durable and published. */
+static gd_status
+store_rest(gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = take_last_block(transaction, err);
+    for (int i = 0; s == GD_OK && i < 2; i++) {
+        s = turn_batches(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = gd_packer_sync(transaction->packer, err);
+    }
+    return s;
+}
+
+static gd_status
+finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
+              gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    memset(header, 0, sizeof *header);
+    memcpy(header->scope_id, repo->params.scope_id, GD_ID_SIZE);
+    memcpy(header->transaction_id, transaction->spool.id, GD_ID_SIZE);
+    memcpy(header->upload_id, transaction->spool.id, GD_ID_SIZE);
+    memcpy(header->image_id, transaction->image_id, sizeof header->image_id);
+    memcpy(header->project, transaction->project, sizeof header->project);
+    header->new_bytes = gd_packer_new_bytes(transaction->packer);
+    header->stored_bytes = gd_packer_stored_bytes(transaction->packer);
+    header->created = (uint64_t)repo->env->now(repo->env);
+    return gd_recipe_finish(transaction->recipe, &repo->params, header, err);
+}
+
+gd_status
+gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
+                      bool *linked, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    *linked = transaction->linked;
+    gd_status s = gd_transaction_write(transaction, NULL, 0, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = store_rest(transaction, err);
+    if (s == GD_OK) {
+        s = finish_recipe(transaction, header, err);
+    }
+    if (s == GD_OK) {
+        s = gd_spool_commit(repo->env, repo->root, &transaction->spool,
+                            transaction->image_id, &transaction->linked, err);
+    }
+    *linked = transaction->linked;
+    transaction->failed = s != GD_OK;
+    return s;
+}

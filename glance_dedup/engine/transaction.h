@@ -1,0 +1,42 @@
+/*
+ * transaction.h - one image's store operation, from begin to commit or abort
+ * (DESIGN 5, PROTOCOL N7 and N8).
+ *
+ * Blocks pass in batches: while one batch is looked up and written, the next
+ * is fingerprinted on the pool's threads.  Memory is bounded: two batches, the
+ * packer's buffers, and the fingerprint stores at hand.
+ *
+ * A transaction is not thread-safe: the caller has one thread in it at a time.
+ */
+#ifndef GD_TRANSACTION_H
+#define GD_TRANSACTION_H
+
+#include "recipe.h"
+#include "repo.h"
+
+typedef struct gd_transaction gd_transaction;
+
+/* GD_EXISTS at once if the image is committed already; GD_INVALID for an id or
+ * project that cannot be. */
+gd_status gd_transaction_begin(gd_repo *repo, const char *image_id,
+                               const char *project, gd_transaction **out,
+                               gd_error *err);
+const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
+
+/* Appends to the image.  data is the caller's again on return.  After an error
+ * only abort is left. */
+gd_status gd_transaction_write(gd_transaction *transaction,
+                               const uint8_t *data, size_t length,
+                               gd_error *err);
+/* Makes the image exist, durable, and fills in what was stored.  After an
+ * error *linked says whether it exists all the same (N8.6); if it does not, the
+ * transaction can only be aborted. */
+gd_status gd_transaction_commit(gd_transaction *transaction,
+                                gd_recipe_header *header, bool *linked,
+                                gd_error *err);
+/* Ends the transaction and frees it.  Without a commit that linked the image,
+ * the recipe and what was not synced are gone, the rest is left as uncounted
+ * blocks: duplicates for the next upload, or garbage. */
+void gd_transaction_end(gd_transaction *transaction);
+
+#endif

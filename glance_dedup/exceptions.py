@@ -1,0 +1,67 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What can go wrong with a repository, one class per kind.
+
+The engine raises these itself: ``_enginemodule.c`` has the one table from its
+status to these classes.  Each message is a sentence that says what happened,
+and to which image or file.
+"""
+
+
+class RepositoryError(Exception):
+    """Base of everything that a repository raises on purpose.
+
+    :ivar errno: the system's error number where a system call failed, else 0
+    """
+
+    errno = 0
+
+
+class StorageError(RepositoryError):
+    """The disk or the file system failed (EIO and its kin)."""
+
+
+class DamagedError(RepositoryError):
+    """A file is not what its checksums and ids say; its bytes are not used."""
+
+
+class NoSpaceError(RepositoryError):
+    """The disk or the quota is full."""
+
+
+class ImageNotFound(RepositoryError):
+    """No such image, or no such file of the repository."""
+
+
+class ImageExists(RepositoryError):
+    """The image id is taken by a committed image."""
+
+
+class BusyError(RepositoryError):
+    """A lock was not had within its time limit."""
+
+
+class VersionError(RepositoryError):
+    """The format has a newer major version than this program knows."""
+
+
+class InvalidParameter(RepositoryError, ValueError):
+    """An argument or option is out of its bounds."""
+
+
+class AccessDenied(RepositoryError):
+    """The operating system refuses access."""
+
+
+class ClosedError(RepositoryError):
+    """The handle was closed, or inherited over a fork."""

@@ -1,0 +1,243 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Every option of the store, for glance-api.conf.
+
+The options stand in the group of a store that ``enabled_backends`` gives the
+type ``dedup``, or in ``[backend_defaults]`` for all such stores at once.
+
+Those that only matter when a repository is created have no default value of
+their own: unset, they take what an existing repository has, and what
+``sample_default`` says for a new one.
+"""
+
+from oslo_config import cfg
+
+#: The store's type in ``enabled_backends`` and the scheme of its locations.
+SCHEME = 'dedup'
+
+#: Options that ``Repository.create`` takes; they are fixed from then on.
+CREATION_OPTIONS = ('block_size', 'group_slots', 'segment_size',
+                    'fingerprint', 'compare')
+
+_CREATION_NOTE = """
+This is a property of the repository, chosen once, when it is
+created. For a repository that exists, leave the option unset; a
+value that disagrees with the repository disables adding images to
+the store, with a message that names both.
+"""
+
+dedup_opts = [
+    cfg.StrOpt('dedup_store_datadir',
+               default='/var/lib/glance/dedup',
+               help="""
+Directory of the repository in which the store keeps its images.
+
+If the directory does not exist or is empty, a repository is created
+in it when glance-api starts. Every store needs a directory of its
+own. Several glance-api processes and hosts may use one directory
+together, if it is on a file system that they share.
+
+If the directory is a mount point, create the repository with
+``glance-dedup repository create`` and make the directory below the
+mount unwritable: a mount that is missing at start then disables
+adding images, instead of starting an empty repository on the wrong
+disk.
+
+Possible values:
+    * An absolute path. It must be writable by the user that runs
+      glance-api.
+
+"""),
+    cfg.StrOpt('dedup_store_codec',
+               default='lz4',
+               choices=[('none', 'Do not compress.'),
+                        ('lz4', 'Fast; costs little more than not '
+                                'compressing.'),
+                        ('zstd', 'Smaller, and several times slower to '
+                                 'store.')],
+               help="""
+How new blocks are compressed.
+
+The codec is chosen anew for each run of blocks, and blocks that it
+does not make smaller are stored as they are. It can be changed at
+any time: what is stored already stays readable.
+
+Related options:
+    * ``dedup_store_codec_level``
+
+"""),
+    cfg.IntOpt('dedup_store_codec_level',
+               default=0,
+               min=0,
+               max=22,
+               help="""
+How hard the codec tries.
+
+Possible values:
+    * 0: the codec's own default
+    * 1 to 22: a level of zstd. lz4 and none have no levels and
+      ignore it
+
+Related options:
+    * ``dedup_store_codec``
+
+"""),
+    cfg.IntOpt('dedup_store_block_size',
+               min=512,
+               max=65536,
+               sample_default=4096,
+               help="""
+Size of a block, the unit of deduplication, in bytes.
+
+Smaller blocks find more duplicates and need more memory, metadata
+and time. 4096 is the block size of nearly every file system inside
+an image.
+""" + _CREATION_NOTE + """
+Possible values:
+    * A power of two from 512 to 65536
+
+Related options:
+    * ``dedup_store_segment_size``
+
+"""),
+    cfg.IntOpt('dedup_store_group_slots',
+               min=64,
+               max=32768,
+               sample_default=32768,
+               help="""
+Number of blocks in a block group, the file in which blocks are
+stored.
+
+Smaller groups are for tests.
+""" + _CREATION_NOTE),
+    cfg.IntOpt('dedup_store_segment_size',
+               min=512,
+               max=1048576,
+               sample_default=65536,
+               help="""
+How many bytes of consecutive new blocks are compressed together.
+
+Larger segments compress better; reading a single block means
+reading its whole segment. Must not be smaller than a block.
+""" + _CREATION_NOTE + """
+Possible values:
+    * A power of two, at least ``dedup_store_block_size``, at most
+      1048576
+
+Related options:
+    * ``dedup_store_block_size``
+
+"""),
+    cfg.StrOpt('dedup_store_fingerprint',
+               sample_default='sha256',
+               help="""
+Name of the digest by which equal blocks are found.
+""" + _CREATION_NOTE + """
+Possible values:
+    * A digest of OpenSSL of 160 bits or more, for example
+      ``sha256``, ``sha512-256``, ``blake2s256`` or ``sha3-256``
+    * ``xxh3-128``: much faster, but not safe against blocks made to
+      collide, so it needs ``dedup_store_compare = value``
+
+Related options:
+    * ``dedup_store_compare``
+
+"""),
+    cfg.StrOpt('dedup_store_compare',
+               sample_default='hash',
+               choices=[('hash', 'Blocks of equal fingerprints are equal.'),
+                        ('value', 'Blocks of equal fingerprints are read and '
+                                  'compared byte by byte.')],
+               help="""
+When two blocks count as equal.
+""" + _CREATION_NOTE + """
+Related options:
+    * ``dedup_store_fingerprint``
+
+"""),
+    cfg.IntOpt('dedup_store_filter_mib',
+               default=64,
+               min=1,
+               max=1048576,
+               help="""
+Memory for the fingerprint filter, in MiB.
+
+The filter is shared by all processes of a host that use the
+repository and never grows beyond this size. A filter that is small
+for its repository misses some duplicates; it never costs
+correctness. All processes of a host should have the same value.
+
+Possible values:
+    * An integer of at least 1
+
+Related options:
+    * ``dedup_store_filter_dir``
+
+"""),
+    cfg.StrOpt('dedup_store_filter_dir',
+               sample_default='/dev/shm',
+               help="""
+Directory for the fingerprint filter.
+
+It must be on a tmpfs of this host and the same for all of the
+host's processes that use the repository. The filter may be deleted
+at any time; it is then rebuilt from the repository.
+
+Related options:
+    * ``dedup_store_filter_mib``
+
+"""),
+    cfg.IntOpt('dedup_store_threads',
+               default=0,
+               min=0,
+               max=1024,
+               help="""
+Threads with which each process computes fingerprints and
+compresses.
+
+Possible values:
+    * 0: one per processor
+    * The number of threads
+
+"""),
+    cfg.IntOpt('dedup_store_timeout',
+               default=0,
+               min=0,
+               help="""
+Time limit against storage that hangs, in seconds.
+
+It bounds every single step of every operation of the store: opening
+the repository or an image, storing or reading one piece of 4 MiB,
+committing, deleting. A step that takes longer makes the request
+fail with 503 (a download that has begun is cut off) instead of
+occupying the API worker for ever. The step itself cannot be
+interrupted: its thread stays until the storage answers, up to 32
+such threads per store and process, and undoes then what it did for
+a request that was given up.
+
+With a limit, steps that touch the storage run in threads of their
+own, which costs a few microseconds each. Without one, reads and
+deletes run in the thread that asks for them.
+
+Possible values:
+    * 0: no limit
+    * Seconds. 30 or more is reasonable for shared storage:
+      committing an image flushes up to 256 MiB to it
+
+"""),
+]
+
+
+def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
+    """The options, for ``oslo-config-generator --namespace glance_dedup``."""
+    return [(SCHEME, list(dedup_opts))]

@@ -1,0 +1,764 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Repositories: creating one, and storing, reading and deleting images.
+
+A :class:`Repository` is a directory; any number of processes and hosts may
+have it open at once. They coordinate by kernel locks, links and renames in the
+directory itself; no daemon is needed.
+
+All objects here are safe for use by several threads at once. After a fork the
+child's :class:`Repository` opens itself anew at its next use; transactions and
+images that were open before the fork stay the parent's, and refuse with
+:class:`~glance_dedup.exceptions.ClosedError` in the child.
+
+Sizes and offsets are in bytes everywhere.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+import stat as stat_module
+import threading
+from typing import Any
+from typing import BinaryIO
+import warnings
+import weakref
+
+import xxhash
+
+from glance_dedup import _engine
+from glance_dedup import exceptions
+
+PIECE = 4 * 1024 * 1024
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+_KIND = 'glance-dedup repository'
+_PARAMETERS_FILE = 'repository.json'
+_KEY_FILE = 'key'
+_DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+_LOCK_FILES = ('locks/groups', 'locks/images')
+_CODECS = ('none', 'lz4', 'zstd')
+_TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
+
+_MAX_THREADS = 64
+# A filter's rebuild is finished before the first store operation if the
+# repository has at most so many groups (half a gigabyte of new blocks each
+# at the default sizes, read in about a millisecond); a larger one is
+# rebuilt by a thread, and duplicates are missed meanwhile.
+_REBUILD_AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """What a repository is; fixed when it was created."""
+
+    repository_id: str
+    block_size: int
+    group_slots: int
+    segment_size: int
+    fingerprint: str
+    compare: str
+    cutting: str = 'fixed'
+    major: int = FORMAT_MAJOR
+    minor: int = FORMAT_MINOR
+
+    def validate(self) -> None:
+        """Raise InvalidParameter naming the first value out of bounds."""
+        _need_power_of_two('block_size', self.block_size, 512, 65536)
+        _need_range('group_slots', self.group_slots, 64, 32768)
+        _need_power_of_two('segment_size', self.segment_size,
+                           self.block_size, 1 << 20)
+        if self.cutting != 'fixed':
+            raise exceptions.InvalidParameter(
+                f"cutting: there is no '{self.cutting}'; choose 'fixed'")
+        if self.compare not in ('hash', 'value'):
+            raise exceptions.InvalidParameter(
+                f"compare: '{self.compare}' is neither 'hash' nor 'value'")
+        if (not _engine.is_cryptographic(self.fingerprint)
+                and self.compare == 'hash'):
+            raise exceptions.InvalidParameter(
+                f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
+                "equal fingerprints may be unequal blocks; choose compare "
+                "'value', or a cryptographic digest")
+
+    def to_json(self) -> bytes:
+        """The content of repository.json."""
+        fields = {'kind': _KIND, **dataclasses.asdict(self)}
+        fields['checksum'] = _json_checksum(fields)
+        return json.dumps(fields, indent=2, sort_keys=True).encode() + b'\n'
+
+    @classmethod
+    def from_json(cls, content: bytes, path: str) -> 'Parameters':
+        """Parse repository.json; `path` is for the words of errors."""
+        try:
+            fields = json.loads(content)
+            kind = fields.pop('kind')
+            checksum = fields.pop('checksum')
+            major = fields['major']
+        except (ValueError, KeyError, TypeError, AttributeError,
+                RecursionError) as e:
+            raise exceptions.DamagedError(
+                f'{path} is not the description of a repository: {e!r}')
+        if kind != _KIND:
+            raise exceptions.DamagedError(
+                f'{path} does not describe a repository of glance-dedup')
+        if not isinstance(major, int) or major > FORMAT_MAJOR:
+            raise exceptions.VersionError(
+                f'{path} has format version {major}; this program knows up '
+                f'to {FORMAT_MAJOR}')
+        if checksum != _json_checksum({'kind': kind, **fields}):
+            raise exceptions.DamagedError(f'{path}: its checksum is wrong')
+        try:
+            parameters = cls(**fields)
+            bytes.fromhex(parameters.repository_id)
+            parameters.validate()
+        except (TypeError, ValueError) as e:
+            raise exceptions.DamagedError(f'{path}: {e}')
+        return parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStat:
+    """What a recipe says about its image."""
+
+    image_id: str
+    upload_id: str
+    project: str
+    size: int
+    zero_bytes: int
+    new_bytes: int
+    """Plain bytes of the blocks that this image was the first to store."""
+    stored_bytes: int
+    """Bytes written for them, after compression, with segment headers."""
+    extents: int
+    fragments: int
+    """Runs of blocks that do not continue the run before them."""
+    created: int
+    """Seconds since 1970."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """A run of zeros, or of blocks with consecutive addresses."""
+
+    offset: int
+    length: int
+    kind: str
+    """'zeros' or 'blocks'"""
+    group: int
+    slot: int
+    blocks: int
+
+
+def _need_range(name: str, value: int, low: int, high: int) -> None:
+    if (not isinstance(value, int) or isinstance(value, bool)
+            or not low <= value <= high):
+        raise exceptions.InvalidParameter(
+            f'{name}: {value!r} is not a number from {low} to {high}')
+
+
+def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
+    if (not isinstance(value, int) or isinstance(value, bool)
+            or not low <= value <= high or value & (value - 1)):
+        raise exceptions.InvalidParameter(
+            f'{name}: {value!r} is not a power of two from {low} to {high}')
+
+
+def _json_checksum(fields: dict[str, Any]) -> str:
+    plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
+    return xxhash.xxh3_64_hexdigest(plain.encode())
+
+
+@contextlib.contextmanager
+def _os_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into the exception of its kind, as the engine does."""
+    try:
+        yield
+    except OSError as e:
+        if isinstance(e, PermissionError) or e.errno == 30:  # EROFS
+            kind: type = exceptions.AccessDenied
+        elif e.errno in (28, 122, 27):  # ENOSPC, EDQUOT, EFBIG
+            kind = exceptions.NoSpaceError
+        elif isinstance(e, FileNotFoundError):
+            kind = exceptions.ImageNotFound
+        else:
+            kind = exceptions.StorageError
+        error = kind(f'{what}: {e.strerror or e}')
+        error.errno = e.errno or 0
+        raise error from e
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_file(path: str, content: bytes) -> None:
+    """Create a file whole and durable, or not at all."""
+    temporary = os.path.join(os.path.dirname(path),
+                             f'.{secrets.token_hex(8)}.new')
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, 'wb') as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        # A link, unlike a rename, never replaces what another process made.
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def _read_file(path: str, limit: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(fd, 'rb') as f:
+        return f.read(limit)
+
+
+def _filter_directory(path: str | None) -> str:
+    """The directory for filter files: ours alone, made at need."""
+    if path is not None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
+    path = f'/dev/shm/glance-dedup-{os.geteuid()}'
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if (not stat_module.S_ISDIR(found.st_mode)
+            or found.st_uid != os.geteuid() or found.st_mode & 0o022):
+        raise PermissionError(
+            1, f'{path} is not a directory that only this user may change')
+    return path
+
+
+class Repository:
+    """An open repository.
+
+    :param path: its directory
+    :param codec: for new segments: ``'none'``, ``'lz4'`` or ``'zstd'``
+    :param codec_level: 1 to 19 for zstd; 0 is the codec's default
+    :param threads: for fingerprints and compression; None: one for each
+        processor, at most 4. 0 leaves all work to the caller's thread
+    :param filter_dir: where the fingerprint filter lies, on a tmpfs of this
+        host; None: a directory of this user's in ``/dev/shm``
+    :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
+        counts only where the filter does not exist yet
+    :param lock_timeout: seconds to wait for another process that is deleting
+        the same image
+    :raises InvalidParameter: for a value out of bounds
+    :raises ImageNotFound: if there is no repository
+    :raises DamagedError, VersionError, AccessDenied, StorageError:
+        as their names say
+
+    A filter that cannot be had (no room on the tmpfs) is a RuntimeWarning:
+    images are stored and read without it, but duplicates are missed.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
+                 codec_level: int = 0, threads: int | None = None,
+                 filter_dir: str | None = None, filter_mib: int = 64,
+                 lock_timeout: float = 30.0,
+                 _allow_weak: bool = False) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        if threads is None:
+            threads = min(4, len(os.sched_getaffinity(0)))
+        _need_range('threads', threads, 0, _MAX_THREADS)
+        _need_range('filter_mib', filter_mib, 1, 1 << 20)
+        if codec not in _CODECS:
+            raise exceptions.InvalidParameter(
+                f"there is no codec '{codec}': choose none, lz4 or zstd")
+        if not 0 <= lock_timeout <= 3600:
+            raise exceptions.InvalidParameter(
+                f'lock_timeout: {lock_timeout!r} is not 0 to 3600 seconds')
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._engine: _engine.Repository | None = None
+        self._rebuilding: threading.Thread | None = None
+        self.parameters = self._read_parameters()
+        self.key = self._read_key()
+        self._options = {
+            'repository_id': bytes.fromhex(self.parameters.repository_id),
+            'block_size': self.parameters.block_size,
+            'group_slots': self.parameters.group_slots,
+            'segment_size': self.parameters.segment_size,
+            'fingerprint': self.parameters.fingerprint,
+            'by_value': self.parameters.compare == 'value',
+            'codec': codec,
+            'codec_level': codec_level,
+            'threads': threads,
+            'lock_timeout_ms': int(lock_timeout * 1000),
+            'filter_bytes': filter_mib << 20,
+            'allow_weak': _allow_weak,
+        }
+        self._filter_dir = filter_dir
+        _live.add(self)
+        self._handle()
+
+    # -- creating ---------------------------------------------------------
+
+    @staticmethod
+    def create(path: str | os.PathLike, *, block_size: int = 4096,
+               group_slots: int = 32768, segment_size: int = 65536,
+               fingerprint: str = 'sha256', compare: str = 'hash') -> None:
+        """Make a repository in a directory that is missing or empty.
+
+        :raises InvalidParameter: for a value out of bounds, or a directory
+            that holds something else
+        :raises ImageExists: if the directory holds a repository already
+
+        What a call that died in the middle left is completed by the next.
+        """
+        path = os.path.abspath(os.fspath(path))
+        parameters = Parameters(
+            repository_id=secrets.token_hex(16), block_size=block_size,
+            group_slots=group_slots, segment_size=segment_size,
+            fingerprint=fingerprint, compare=compare)
+        parameters.validate()
+        with _os_errors(f'cannot create the repository {path}'):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            Repository._need_fresh(path)
+            for name in _DIRECTORIES:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(os.path.join(path, name), 0o700)
+            for name in _LOCK_FILES:
+                os.close(os.open(os.path.join(path, name),
+                                 os.O_WRONLY | os.O_CREAT, 0o600))
+            with contextlib.suppress(FileExistsError):
+                _write_file(os.path.join(path, _KEY_FILE),
+                            secrets.token_hex(32).encode() + b'\n')
+            for name in ('locks', ''):
+                _sync_directory(os.path.join(path, name))
+            # Last: with it the directory is a repository.
+            try:
+                _write_file(os.path.join(path, _PARAMETERS_FILE),
+                            parameters.to_json())
+            except FileExistsError:
+                raise exceptions.ImageExists(
+                    f'{path} is a repository already')
+            _sync_directory(path)
+            _sync_directory(os.path.dirname(path))
+
+    @staticmethod
+    def _need_fresh(path: str) -> None:
+        ours = {_KEY_FILE, *_DIRECTORIES, 'lost+found'}
+        names = set(os.listdir(path))
+        if _PARAMETERS_FILE in names:
+            raise exceptions.ImageExists(f'{path} is a repository already')
+        strange = sorted(n for n in names - ours
+                         if not _TEMPORARY.fullmatch(n))
+        if strange:
+            raise exceptions.InvalidParameter(
+                f'{path} is neither empty nor a repository: it holds '
+                f'{strange[0]}')
+
+    # -- opening and closing ----------------------------------------------
+
+    def _read_parameters(self) -> Parameters:
+        path = os.path.join(self.path, _PARAMETERS_FILE)
+        if not os.path.isdir(self.path):
+            raise exceptions.ImageNotFound(
+                f'there is no directory {self.path}')
+        if not os.path.lexists(path):
+            try:
+                os.listdir(self.path)
+            except OSError as e:
+                raise exceptions.AccessDenied(
+                    f'cannot read {self.path}: {e.strerror}')
+            raise exceptions.ImageNotFound(
+                f'{self.path} is not a repository: it has no '
+                f'{_PARAMETERS_FILE}')
+        with _os_errors(f'cannot read {path}'):
+            return Parameters.from_json(_read_file(path, 65536), path)
+
+    def _read_key(self) -> bytes:
+        path = os.path.join(self.path, _KEY_FILE)
+        with _os_errors(f'cannot read {path}'):
+            content = _read_file(path, 1024)
+        if not re.fullmatch(rb'[0-9a-f]{64}\n', content):
+            raise exceptions.DamagedError(
+                f'{path} is damaged: it does not hold 64 hexadecimal digits')
+        return bytes.fromhex(content.decode())
+
+    def _handle(self) -> _engine.Repository:
+        """The engine's handle of this process, opened at first use."""
+        handle = self._engine
+        if handle is not None:
+            return handle
+        with self._mutex:
+            if self._closed:
+                raise exceptions.ClosedError('the repository handle is closed')
+            if self._engine is None:
+                self._engine = _engine.Repository(
+                    os.fsencode(self.path), filter_path=self._filter_path(),
+                    **self._options)
+            return self._engine
+
+    def _filter_path(self) -> bytes | None:
+        try:
+            directory = _filter_directory(self._filter_dir)
+        except OSError as e:
+            warnings.warn('no fingerprint filter, so duplicates will be '
+                          f'missed: {e.strerror}: {e.filename or ""}',
+                          RuntimeWarning, stacklevel=4)
+            return b''
+        return os.fsencode(os.path.join(
+            directory, f'{self.parameters.repository_id}.filter'))
+
+    def close(self) -> None:
+        """Let go of the repository. Open images stay readable until closed.
+
+        Idempotent. Later calls raise ClosedError.
+        """
+        with self._mutex:
+            self._closed = True
+            engine, self._engine = self._engine, None
+        rebuilding = self._rebuilding
+        if rebuilding is not None:
+            rebuilding.join()
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> 'Repository':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def _after_fork(self) -> None:
+        """Forget the parent's handle; its descriptors are closed already."""
+        self._mutex = threading.Lock()
+        self._engine = None
+        self._rebuilding = None
+
+    @property
+    def repository_id(self) -> str:
+        """32 hexadecimal digits, drawn when the repository was created."""
+        return self.parameters.repository_id
+
+    # -- storing ----------------------------------------------------------
+
+    def begin(self, image_id: str, project: str = '') -> 'Transaction':
+        """Start to store an image.
+
+        :raises ImageExists: at once, if the image is committed already
+        :raises InvalidParameter: for an id other than 1 to 128 characters of
+            ``A-Z a-z 0-9 _ -``
+        """
+        for name, value in (('image id', image_id), ('project', project)):
+            _need_text(name, value)
+        handle = self._handle()
+        self._complete_filter(handle)
+        return Transaction(image_id, handle.begin(image_id, project))
+
+    def put(self, image_id: str, source: str | os.PathLike | BinaryIO,
+            size: int | None = None, project: str = '',
+            progress: Callable[[int], None] | None = None) -> ImageStat:
+        """Store an image from a file's path or an object with ``read()``.
+
+        :param size: bytes that must come; None: as many as come
+        :param progress: called with the bytes read so far
+        :raises InvalidParameter: if fewer or more than `size` bytes come.
+            After any error nothing of the image is left.
+        """
+        with contextlib.ExitStack() as stack:
+            if isinstance(source, (str, os.PathLike)):
+                with _os_errors(f'cannot read {os.fspath(source)}'):
+                    source = stack.enter_context(open(source, 'rb'))
+            transaction = stack.enter_context(self.begin(image_id, project))
+            done = 0
+            while piece := source.read(PIECE):
+                done += len(piece)
+                if size is not None and done > size:
+                    break
+                transaction.write(piece)
+                if progress is not None:
+                    progress(done)
+            if size is not None and done != size:
+                raise exceptions.InvalidParameter(
+                    f'image {image_id}: {size} bytes were announced, but '
+                    f'{"more" if done > size else f"only {done}"} came')
+            return transaction.commit()
+
+    def delete(self, image_id: str, upload_id: str | None = None) -> None:
+        """Delete an image. Whoever is reading it reads on.
+
+        Its space comes back by collection.
+
+        :param upload_id: delete only if the image is of this upload
+        :raises ImageNotFound, BusyError: as their names say
+        """
+        _need_text('image id', image_id)
+        self._handle().delete(image_id, _upload_bytes(upload_id))
+
+    # -- reading ----------------------------------------------------------
+
+    def open_image(self, image_id: str,
+                   upload_id: str | None = None) -> 'Image':
+        """Open an image for reading; it can be read until closed.
+
+        :param upload_id: open only if the image is of this upload
+        :raises ImageNotFound: if there is no such image
+        :raises DamagedError: if its recipe is damaged
+        """
+        _need_text('image id', image_id)
+        return Image(self._handle().open_image(
+            image_id, _upload_bytes(upload_id)))
+
+    def stat(self, image_id: str) -> ImageStat:
+        """What the image's recipe says about it."""
+        with self.open_image(image_id) as image:
+            return image.stat
+
+    def images(self) -> list[str]:
+        """The ids of all committed images, sorted."""
+        self._handle()
+        path = os.path.join(self.path, 'images')
+        with _os_errors(f'cannot list {path}'):
+            return sorted(os.listdir(path))
+
+    # -- statistics and the filter ----------------------------------------
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of this process since it opened the repository.
+
+        ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
+        ``candidates`` that the filter gave and the ``false_candidates`` among
+        them; ``cold_loads`` of fingerprint stores, and ``capped_loads`` left
+        out; ``compares`` by value; ``lock_refusals``; ``sync_points``;
+        ``bytes_read``. And of the host's filter: ``filter_bytes``,
+        ``filter_places``, ``filter_hints``, ``filter_dropped``,
+        ``filter_level``, ``filter_rebuilt`` (the last group) and
+        ``filter_complete``.
+        """
+        return self._handle().statistics()
+
+    def rebuild_filter(
+            self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Empty this host's filter and make it anew from the groups.
+
+        Others may go on storing meanwhile.
+
+        :param progress: called with the groups done and their total
+        """
+        handle = self._handle()
+        clear = True
+        while True:
+            more, done, total = handle.rebuild_filter(_REBUILD_AT_ONCE, clear)
+            clear = False
+            if progress is not None:
+                progress(done, total)
+            if not more:
+                return
+
+    def _complete_filter(self, handle: _engine.Repository) -> None:
+        """See to it that a new filter learns what is stored."""
+        if self._rebuilding is not None:
+            return
+        more, _, _ = handle.rebuild_filter(_REBUILD_AT_ONCE)
+        with self._mutex:
+            if self._rebuilding is None and not self._closed:
+                self._rebuilding = threading.Thread(
+                    target=self._rebuild_rest, args=(handle,), daemon=True,
+                    name='glance-dedup-filter')
+                if more:
+                    self._rebuilding.start()
+                else:
+                    self._rebuilding = _NOTHING_TO_DO
+
+    def _rebuild_rest(self, handle: _engine.Repository) -> None:
+        more = True
+        while more and not self._closed:
+            try:
+                more, _, _ = handle.rebuild_filter(1)
+            except exceptions.RepositoryError:
+                # The filter only holds hints: without the rest of them
+                # duplicates are missed, and the next process goes on here.
+                return
+
+
+class _NothingToDo:
+    def join(self) -> None:
+        pass
+
+
+_NOTHING_TO_DO = _NothingToDo()
+
+
+def _need_text(name: str, value: str) -> None:
+    if not isinstance(value, str):
+        raise exceptions.InvalidParameter(f'the {name} is not a string')
+    if '\0' in value:
+        raise exceptions.InvalidParameter(f'the {name} holds a NUL')
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise exceptions.InvalidParameter(f'the {name} is not valid Unicode')
+
+
+def _upload_bytes(upload_id: str | None) -> bytes | None:
+    if upload_id is None:
+        return None
+    if not re.fullmatch('[0-9a-f]{32}', upload_id):
+        raise exceptions.InvalidParameter(
+            'an upload id has 32 hexadecimal digits')
+    return bytes.fromhex(upload_id)
+
+
+def _image_stat(header: dict[str, Any]) -> ImageStat:
+    return ImageStat(**{**header, 'upload_id': header['upload_id'].hex()})
+
+
+class Transaction:
+    """One image's store operation. Leaving its ``with`` block aborts it,
+    unless it was committed.
+    """
+
+    def __init__(self, image_id: str, engine: '_engine.Transaction') -> None:
+        self.image_id = image_id
+        self._engine = engine
+        self.upload_id: str = engine.upload_id.hex()
+        """32 hexadecimal digits, never used again."""
+
+    def write(self, data: Any) -> int:
+        """Append bytes to the image; returns their number.
+
+        The data is the caller's again on return, though it may not be on the
+        disk yet. After an error only abort is left.
+
+        :raises NoSpaceError, StorageError: as their names say
+        """
+        return self._engine.write(data)
+
+    def commit(self) -> ImageStat:
+        """Make the image exist, durable.
+
+        :raises ImageExists: if another transaction committed the id first
+        :raises StorageError: if the disk failed. If it failed after the image
+            came into being the image stays: ask ``stat``.
+        """
+        return _image_stat(self._engine.commit())
+
+    def abort(self) -> None:
+        """Give the image up; its recipe and unsynced blocks are gone.
+
+        Idempotent, and without effect after a commit.
+        """
+        self._engine.abort()
+
+    def __enter__(self) -> 'Transaction':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.abort()
+
+
+class Image:
+    """An image open for reading. It keeps its blocks until it is closed."""
+
+    def __init__(self, engine: '_engine.Image') -> None:
+        self._engine = engine
+        self.stat = _image_stat(engine.header())
+
+    @property
+    def size(self) -> int:
+        return self.stat.size
+
+    def readinto(self, buffer: Any, offset: int = 0) -> int:
+        """Fill a writable buffer from `offset`; returns the bytes read.
+
+        Fewer than asked for only at the image's end.
+
+        :raises DamagedError: names the file and the offset in it; nothing
+            of the buffer counts then
+        """
+        if offset < 0:
+            raise exceptions.InvalidParameter(f'offset {offset} is negative')
+        return self._engine.readinto(buffer, min(offset, self.size))
+
+    def read(self, length: int = -1, offset: int = 0) -> bytes:
+        """At most `length` bytes from `offset`; all that follow if -1."""
+        rest = max(0, self.size - offset)
+        buffer = bytearray(rest if length < 0 else min(length, rest))
+        self.readinto(buffer, offset)
+        return bytes(buffer)
+
+    def pieces(self, offset: int = 0, length: int | None = None,
+               piece: int = PIECE) -> Iterator[bytes]:
+        """The bytes of a range (to the end if `length` is None), in pieces."""
+        end = self.size
+        if length is not None:
+            end = min(end, offset + length)
+        while offset < end:
+            data = self.read(min(piece, end - offset), offset)
+            offset += len(data)
+            yield data
+
+    def extents(self) -> Iterator[Extent]:
+        """The image's extents, in order."""
+        page = 0
+        while extents := self._engine.extents(page):
+            for fields in extents:
+                yield Extent(*fields)
+            page += 1
+
+    def close(self) -> None:
+        """Let go of the image. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> 'Image':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+
+# -- forking ------------------------------------------------------------------
+
+_live: 'weakref.WeakSet[Repository]' = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """In a forked child: close every descriptor into a repository.
+
+    A lock belongs to the open file, which parent and child share: kept open
+    here it would outlive the parent, and released here it would be gone
+    there. Closing does neither.
+    """
+    repositories = list(_live)
+    if not repositories:
+        return
+    roots = tuple(os.path.realpath(r.path) for r in repositories)
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            target = os.readlink(f'/proc/self/fd/{name}')
+        except OSError:
+            continue
+        for root in roots:
+            if target == root or target.startswith(root + '/'):
+                os.close(int(name))
+                break
+    for repository in repositories:
+        repository._after_fork()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

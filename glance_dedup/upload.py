@@ -1,0 +1,174 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""An upload: the engine and the hashes side by side.
+
+::
+
+    source --> pieces --+--> engine: split, look up, store
+    (read by the        +--> md5
+     caller's thread)   +--> multihash
+                        +--> signature verifier, if any
+
+Each arrow is a strand of its own, so that the slowest of them, not their sum,
+sets the pace: hashlib and the engine release the GIL.  The source is read in
+the caller's thread, because a WSGI server's input may be read nowhere else.
+At most ``DEPTH`` pieces are under way, and the reader waits when they are, so
+an upload holds ``(DEPTH + 1) * PIECE`` bytes of image data, 20 MiB, at most.
+
+Whatever goes wrong, in the source, in a strand or in the caller's thread,
+nothing of the image is left when :func:`store` raises, with one exception: if
+the storage hangs longer than the time limit, what is left is undone by the
+thread that hangs in it, when the storage answers.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+from concurrent import futures
+import logging
+import os
+from typing import Any
+
+from glance_dedup import workers
+
+LOG = logging.getLogger(__name__)
+
+#: Bytes asked of the source at once.
+PIECE = 4 << 20
+#: Short reads are put together until they are at least this long ...
+SHORT = 1 << 20
+#: ... or this many.
+MOST_SHORT_READS = 1024
+#: Pieces under way at once.
+DEPTH = 4
+
+_hashers = workers.Workers('dedup-hash', max(4, os.cpu_count() or 1))
+
+
+class WrongSize(ValueError):
+    """The source has more or fewer bytes than was said."""
+
+
+def _reads(source: Any) -> Iterator[bytes]:
+    """What the source has, as it comes: a file-like object or an iterator."""
+    if not hasattr(source, 'read'):
+        yield from source
+        return
+    while data := source.read(PIECE):
+        yield data
+
+
+def _pieces(source: Any, size: int) -> Iterator[bytes]:
+    """The source's bytes in pieces that are worth a hand-over.
+
+    :param size: how many bytes there must be; 0: any number
+    :raises WrongSize: there are more, or fewer
+    """
+    total = 0
+    short: list[bytes] = []
+    length = 0
+    for data in _reads(source):
+        total += len(data)
+        if size and total > size:
+            raise WrongSize(f'The image was said to have {size} bytes, but '
+                            f'has more: at least {total}.')
+        # Buffers that the source may use again must be copied.
+        short.append(data if isinstance(data, bytes) else bytes(data))
+        length += len(data)
+        del data
+        if length >= SHORT or len(short) >= MOST_SHORT_READS:
+            piece = short[0] if len(short) == 1 else b''.join(short)
+            short.clear()
+            length = 0
+            yield piece
+            del piece
+    if short:
+        yield b''.join(short)
+    if size and total != size:
+        raise WrongSize(f'The image was said to have {size} bytes, but has '
+                        f'only {total}.')
+
+
+def _spread(pieces: Iterator[bytes],
+            sinks: list[tuple[workers.Strand, Callable]],
+            limit: workers.TimeLimit) -> int:
+    """Give every piece to every sink; returns the number of bytes."""
+    under_way: collections.deque[list[futures.Future]] = collections.deque()
+    total = 0
+    for piece in pieces:
+        total += len(piece)
+        under_way.append([strand.submit(function, piece)
+                          for strand, function in sinks])
+        del piece
+        for calls in under_way:
+            for call in calls:
+                if call.done():
+                    call.result()  # a failure must not wait for its turn
+        if len(under_way) >= DEPTH:
+            for call in under_way.popleft():
+                limit.result(call)
+    while under_way:
+        for call in under_way.popleft():
+            limit.result(call)
+    return total
+
+
+def store(repository: Any, image_id: str, transaction: Any, source: Any,
+          size: int, watchers: list[Callable[[bytes], Any]],
+          storage: workers.Workers, limit: workers.TimeLimit) -> int:
+    """Write all of a source into a transaction, and commit it.
+
+    :param repository: where the transaction was begun, for this image id
+    :param transaction: as :meth:`Repository.begin` gave it; it is committed
+                        or aborted when this returns or raises
+    :param source: an object with ``read(length)``, or an iterator of bytes
+    :param size: the number of bytes, 0 if unknown
+    :param watchers: functions called with every piece, in order, each from
+                     one thread at a time
+    :param storage: where calls into the repository run
+    :param limit: how long each of these may take
+    :returns: the number of bytes stored
+    :raises WrongSize: the source has more or fewer bytes than ``size``
+    :raises workers.Expired: the time limit was exceeded
+    :raises Exception: whatever the source, a watcher or the repository raised
+    """
+    engine = workers.Strand(storage)
+    sinks = [(engine, transaction.write)]
+    sinks += [(workers.Strand(_hashers), watcher) for watcher in watchers]
+    commit = None
+
+    def undo() -> None:
+        try:
+            if commit is not None and not workers.failed(commit):
+                # It came through after all, but its client was told not.
+                repository.delete(image_id, transaction.upload_id)
+            else:
+                transaction.abort()
+        except Exception:
+            LOG.exception('Giving up the upload of image %s failed', image_id)
+
+    try:
+        total = _spread(_pieces(source, size), sinks, limit)
+        commit = engine.submit(transaction.commit)
+        limit.result(commit)
+        return total
+    except BaseException as exc:
+        for strand, _function in sinks:
+            strand.drop()
+        undone = engine.submit(undo)
+        if not isinstance(exc, workers.Expired):
+            try:
+                limit.result(undone)
+            except workers.Expired:
+                LOG.warning('Giving up the upload of image %s takes long; '
+                            'it goes on', image_id)
+        raise

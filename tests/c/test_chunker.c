@@ -1,0 +1,145 @@
+/*
+ * test_chunker.c - cuts, and the test for zeros against its reference.
+ */
+#include "chunker.h"
+
+#include "check.h"
+
+static void
+test_block_sizes(void)
+{
+    gd_chunker c;
+    gd_error err;
+    for (size_t size = GD_BLOCK_MIN; size <= GD_BLOCK_MAX; size *= 2) {
+        CHECK_INT(gd_chunker_fixed(&c, size, &err), GD_OK);
+        CHECK_INT(c.max_length, size);
+    }
+    static const size_t bad[] = {0,    1,    256,    511,    513,     3000,
+                                 4095, 4097, 131072, 65537, SIZE_MAX,
+                                 SIZE_MAX / 2 + 1};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        CHECK_INT(gd_chunker_fixed(&c, bad[i], &err), GD_INVALID);
+    }
+    gd_chunker_fixed(&c, 3000, &err);
+    CHECK_CONTAINS(err.text, "3000");
+    CHECK_CONTAINS(err.text, "512 to 65536");
+}
+
+static void
+test_one_cut(void)
+{
+    gd_chunker c;
+    gd_error err;
+    uint8_t data[1024] = {0};
+    REQUIRE(gd_chunker_fixed(&c, 512, &err) == GD_OK);
+    CHECK_INT(c.next(&c, data, 0, false), 0);
+    CHECK_INT(c.next(&c, data, 0, true), 0);
+    CHECK_INT(c.next(&c, data, 1, false), 0);
+    CHECK_INT(c.next(&c, data, 1, true), 1);
+    CHECK_INT(c.next(&c, data, 511, false), 0);
+    CHECK_INT(c.next(&c, data, 511, true), 511);
+    CHECK_INT(c.next(&c, data, 512, false), 512);
+    CHECK_INT(c.next(&c, data, 512, true), 512);
+    CHECK_INT(c.next(&c, data, 1024, true), 512);
+}
+
+/* Streams of every length around a few blocks, given in portions of every
+ * kind: all blocks are whole but the last. */
+static void
+test_streams(void)
+{
+    enum { SIZE = 512, MOST = 4 * SIZE + 2 };
+    static uint8_t data[MOST];
+    gd_chunker c;
+    gd_error err;
+    REQUIRE(gd_chunker_fixed(&c, SIZE, &err) == GD_OK);
+    for (size_t len = 0; len <= MOST; len++) {
+        for (size_t portion = 1; portion <= MOST; portion = portion * 3 + 1) {
+            size_t start = 0, blocks = 0;
+            for (size_t have = 0; start < len;) {
+                have = have + portion < len ? have + portion : len;
+                size_t n;
+                while ((n = c.next(&c, data + start, have - start,
+                                   have == len)) != 0) {
+                    start += n;
+                    blocks++;
+                    CHECK(n == SIZE || start == len);
+                }
+            }
+            CHECK_INT(start, len);
+            CHECK_INT(blocks, (len + SIZE - 1) / SIZE);
+        }
+    }
+}
+
+/* The bytes have to themselves what malloc gives, so that the address
+ * sanitizer sees a read beyond them, and non-zero neighbours where it does
+ * not look. */
+static void
+check_zeros(size_t offset, size_t len, size_t step)
+{
+    uint8_t *memory = malloc(offset + len + 1);
+    if (!CHECK(memory != NULL)) {
+        return;
+    }
+    uint8_t *data = memory + offset;
+    memset(memory, 0xff, offset + len + 1);
+    memset(data, 0, len);
+    CHECK(gd_is_zero(data, len));
+    CHECK(gd_is_zero_scalar(data, len));
+    for (size_t i = 0; i < len; i += step) {
+        data[i] = (uint8_t)(1 << i % 8);
+        bool fast = gd_is_zero(data, len);
+        if (fast || fast != gd_is_zero_scalar(data, len)) {
+            fprintf(stderr, "offset %zu, length %zu, byte %zu\n", offset, len,
+                    i);
+            CHECK(!fast);
+        }
+        data[i] = 0;
+    }
+    free(memory);
+}
+
+static void
+check_zeros_exact(size_t len)
+{
+    uint8_t *data = calloc(1, len == 0 ? 1 : len);
+    if (CHECK(data != NULL)) {
+        CHECK(gd_is_zero(data, len));
+        if (len > 0) {
+            data[len - 1] = 0x80;
+            CHECK(!gd_is_zero(data, len));
+        }
+    }
+    free(data);
+}
+
+static void
+test_zeros(void)
+{
+    for (size_t offset = 0; offset <= 17; offset++) {
+        for (size_t len = 0; len <= 350; len++) {
+            check_zeros(offset, len, 1);
+        }
+        for (size_t len = 500; len <= 530; len++) {
+            check_zeros(offset, len, 1);
+        }
+        check_zeros(offset, 4095, 13);
+        check_zeros(offset, 4096, 13);
+        check_zeros(offset, 4097, 13);
+    }
+    for (size_t len = 0; len <= 1100; len++) {
+        check_zeros_exact(len);
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_block_sizes);
+    RUN(test_one_cut);
+    RUN(test_streams);
+    RUN(test_zeros);
+    return REPORT();
+}

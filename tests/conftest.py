@@ -1,0 +1,35 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Options and time limits that all tests share."""
+
+import pytest
+
+# Seconds. A test that hangs must fail long before the whole run is given up.
+TIMEOUT = 120
+LONG_TIMEOUT = 1800
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        '--long', action='store_true',
+        help='also run the tests marked long, which take minutes')
+
+
+def pytest_collection_modifyitems(config, items):
+    skip = pytest.mark.skip(reason='takes minutes; run with --long')
+    for item in items:
+        is_long = item.get_closest_marker('long') is not None
+        if is_long and not config.getoption('--long'):
+            item.add_marker(skip)
+        if item.get_closest_marker('timeout') is None:
+            item.add_marker(pytest.mark.timeout(
+                LONG_TIMEOUT if is_long else TIMEOUT))

@@ -1,0 +1,429 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A real Glance on loopback, without Keystone and without a broker.
+
+:class:`GlanceServer` writes the configuration, creates the SQLite database
+and runs ``glance.wsgi.api`` under uWSGI with several worker processes, from
+the Python environment that runs this module. :class:`Client` speaks the Image
+API v2 over ``http.client``, with control over how an upload is sent. Used by
+the functional tests and by tools/demo::
+
+    stores = {'dedup1': {'type': 'dedup', 'dedup_store_datadir': path}}
+    with GlanceServer(directory, stores) as server:
+        client = Client(server.url)
+        image = client.create(name='one')
+        client.upload(image['id'], data)
+
+SQLite takes one writer at a time. Requests wait for each other up to
+``DATABASE_TIMEOUT`` seconds, but uploads that commit at the same instant can
+still fail with 500, "database is locked": repeat, or give `database` the URL
+of a real one, for tests of parallel uploads.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+
+# Seconds
+DATABASE_TIMEOUT = 30
+MANAGE_TIMEOUT = 120
+START_TIMEOUT = 90
+STOP_TIMEOUT = 30
+REQUEST_TIMEOUT = 120
+
+CHUNK = 1 << 20
+
+
+class ServerError(Exception):
+    """Glance did not start, or ended by itself."""
+
+
+class HTTPError(Exception):
+    """Glance answered with a status that was not expected."""
+
+    def __init__(self, method, path, status, body):
+        self.status = status
+        self.body = body
+        text = body[:400].decode(errors='replace')
+        super().__init__(f'{method} {path}: {status}: {text}')
+
+
+def _tail(path, lines=20):
+    try:
+        text = path.read_text(errors='replace')
+    except OSError as exc:
+        return str(exc)
+    return '\n'.join(text.splitlines()[-lines:])
+
+
+def _free_port():
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        return sock.getsockname()[1]
+
+
+def _ini(sections):
+    """`sections`, a mapping of mappings, in the format of oslo.config."""
+    return '\n'.join(
+        f'[{section}]\n'
+        + ''.join(f'{name} = {value}\n' for name, value in options.items())
+        for section, options in sections.items())
+
+
+class GlanceServer:
+    """One Glance API service.
+
+    All that it writes is in `directory`: configuration in ``etc/``, the
+    database, ``log/uwsgi.log`` with Glance's own log in it, and ``staging/``.
+    A server made on a directory that was used before goes on with its
+    database.
+
+    :param directory: where to put everything; created if it is missing
+    :param stores: the stores by name; of each, its ``type`` and its options
+    :param default_store: name of the default store; the first if not given
+    :param processes: number of worker processes
+    :param threads: number of threads in each of them
+    :param options: more of glance-api.conf, by section
+    :param database: URL of the database; SQLite in `directory` if not given
+    :param environment: environment variables for the server, beside ours
+    """
+
+    def __init__(self, directory, stores, default_store=None, processes=2,
+                 threads=4, options=None, database=None, environment=None):
+        self.directory = pathlib.Path(directory).absolute()
+        self.stores = stores
+        self.default_store = default_store or next(iter(stores))
+        self.processes = processes
+        self.threads = threads
+        self.options = options or {}
+        self.database = database or (
+            f'sqlite:///{self.directory}/glance.sqlite'
+            f'?timeout={DATABASE_TIMEOUT}')
+        self.environment = environment or {}
+        self.etc = self.directory / 'etc'
+        self.log = self.directory / 'log' / 'uwsgi.log'
+        self.port = None
+        self._process = None
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.stop()
+
+    @property
+    def url(self):
+        return f'http://127.0.0.1:{self.port}'
+
+    @property
+    def pid(self):
+        """The uWSGI master. SIGTERM or SIGINT ends it and its workers."""
+        return self._process and self._process.pid
+
+    def worker_pids(self):
+        """The worker processes, in no particular order."""
+        children = pathlib.Path(f'/proc/{self.pid}/task/{self.pid}/children')
+        return [int(pid) for pid in children.read_text().split()]
+
+    def start(self):
+        """Start, and return when Glance answers."""
+        if self._process is not None:
+            raise ServerError('already started')
+        self._configure()
+        self._sync_database()
+        for attempt in range(3):
+            if self.port is None:
+                self.port = _free_port()
+            self._launch()
+            try:
+                self._wait()
+                return
+            except BaseException as exc:
+                self.stop()
+                # Between choosing the port and using it another may take it.
+                if (not isinstance(exc, ServerError) or attempt == 2
+                        or 'already in use' not in str(exc)):
+                    raise
+                self.port = None
+
+    def stop(self):
+        """End the server and its workers; by force after some seconds."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            # Workers that outlived the master; the group is only ours.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_TIMEOUT)
+
+    def restart(self):
+        """Stop and start again, at the same port, with the same images."""
+        self.stop()
+        self.start()
+
+    def kill(self):
+        """End everything at once, as a crash would."""
+        process, self._process = self._process, None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_TIMEOUT)
+
+    def detach(self):
+        """Leave the server running when this process ends; return its pid."""
+        process, self._process = self._process, None
+        # Not to be complained about, nor waited for, when collected.
+        process.returncode = 0
+        return process.pid
+
+    def log_tail(self, lines=20):
+        return _tail(self.log, lines)
+
+    def _configure(self):
+        for path in (self.etc, self.log.parent, self.directory / 'staging',
+                     self.directory / 'tasks', self.directory / 'lock'):
+            path.mkdir(parents=True, exist_ok=True)
+        prefix = pathlib.Path(sys.prefix)
+        sections = {
+            'DEFAULT': {
+                'enabled_backends': ','.join(
+                    f'{name}:{options["type"]}'
+                    for name, options in self.stores.items()),
+                'use_stderr': True,
+                'log_dir': '',
+                'image_cache_dir': self.directory / 'cache',
+            },
+            'database': {'connection': self.database},
+            'glance_store': {'default_backend': self.default_store},
+            'os_glance_staging_store': {
+                'filesystem_store_datadir': self.directory / 'staging'},
+            'os_glance_tasks_store': {
+                'filesystem_store_datadir': self.directory / 'tasks'},
+            'oslo_concurrency': {'lock_path': self.directory / 'lock'},
+            'oslo_policy': {'policy_file': self.etc / 'policy.yaml'},
+            'paste_deploy': {
+                'config_file': prefix / 'etc/glance/glance-api-paste.ini'},
+        }
+        for name, options in self.stores.items():
+            sections[name] = {
+                option: value for option, value in options.items()
+                if option != 'type'}
+        for section, options in self.options.items():
+            sections.setdefault(section, {}).update(options)
+        (self.etc / 'glance-api.conf').write_text(_ini(sections))
+        (self.etc / 'policy.yaml').write_text(self._open_policy())
+
+    @staticmethod
+    def _open_policy():
+        """Allow everything: without Keystone nobody has a role or project."""
+        from glance import policies
+        return ''.join(
+            f'{json.dumps(rule.name)}: "@"\n'
+            for rule in policies.list_rules())
+
+    def _sync_database(self):
+        path = self.directory / 'glance.sqlite'
+        if self.database.startswith('sqlite:') and path.exists():
+            return
+        log = self.log.parent / 'db_sync.log'
+        with open(log, 'wb') as f:
+            result = subprocess.run(
+                [pathlib.Path(sys.prefix) / 'bin' / 'glance-manage',
+                 '--config-file', self.etc / 'glance-api.conf', 'db', 'sync'],
+                stdin=subprocess.DEVNULL, stdout=f, stderr=f,
+                timeout=MANAGE_TIMEOUT)
+        if result.returncode:
+            if self.database.startswith('sqlite:'):
+                path.unlink(missing_ok=True)
+            raise ServerError(
+                f'glance-manage db sync failed; {log} ends:\n{_tail(log)}')
+
+    def _launch(self):
+        ini = self.etc / 'uwsgi.ini'
+        ini.write_text(_ini({'uwsgi': {
+            'module': 'glance.wsgi.api:application',
+            'virtualenv': sys.prefix,
+            'http-socket': f'127.0.0.1:{self.port}',
+            'master': 'true',
+            'processes': self.processes,
+            'threads': self.threads,
+            'enable-threads': 'true',
+            'lazy-apps': 'true',
+            'need-app': 'true',
+            'die-on-term': 'true',
+            'http-chunked-input': 'true',
+            # Clients send chunks of up to their own size; 1 MiB by default.
+            'chunked-input-limit': 16 << 20,
+            'buffer-size': 65535,
+            # A client that is slow, not one that is gone.
+            'http-timeout': REQUEST_TIMEOUT,
+            'socket-timeout': REQUEST_TIMEOUT,
+            'listen': 100,
+            'thunder-lock': 'true',
+        }}))
+        environment = dict(
+            os.environ, OS_GLANCE_CONFIG_DIR=str(self.etc),
+            **self.environment)
+        with open(self.log, 'ab') as f:
+            self._process = subprocess.Popen(
+                [pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', ini],
+                stdin=subprocess.DEVNULL, stdout=f, stderr=f,
+                cwd=self.directory, env=environment, start_new_session=True)
+
+    def _wait(self):
+        deadline = time.monotonic() + START_TIMEOUT
+        client = Client(self.url, timeout=10)
+        while True:
+            if self._process.poll() is not None:
+                raise ServerError(
+                    f'Glance ended while starting; {self.log} ends:\n'
+                    + self.log_tail())
+            try:
+                client.request('GET', '/v2/images?limit=1', expect=(200,))
+                return
+            except (OSError, http.client.HTTPException, HTTPError) as exc:
+                if time.monotonic() > deadline:
+                    raise ServerError(
+                        f'Glance does not answer after {START_TIMEOUT} s '
+                        f'({exc}); {self.log} ends:\n{self.log_tail()}')
+            time.sleep(0.1)
+
+
+class Client:
+    """The Image API v2 of one server. Every call opens a connection.
+
+    :param url: the server's, without ``/v2``
+    :param timeout: seconds that a single send or receive may take
+    """
+
+    def __init__(self, url, timeout=REQUEST_TIMEOUT):
+        self.address = urllib.parse.urlsplit(url).netloc
+        self.timeout = timeout
+
+    def connection(self):
+        """A new connection, for a test that wants to do it by hand."""
+        return http.client.HTTPConnection(
+            self.address, timeout=self.timeout, blocksize=CHUNK)
+
+    def request(self, method, path, body=None, headers=None, chunked=False,
+                expect=(200, 201, 202, 204)):
+        """Return (status, headers, body).
+
+        :raises HTTPError: if the status is not one of `expect`; an empty
+            `expect` takes any
+        """
+        with contextlib.closing(self.connection()) as connection:
+            try:
+                connection.request(method, path, body, headers or {},
+                                   encode_chunked=chunked)
+            except (BrokenPipeError, ConnectionResetError):
+                # Glance may answer before it has read the body, and close.
+                # What it said is still there to be read.
+                pass
+            response = connection.getresponse()
+            content = response.read()
+            if expect and response.status not in expect:
+                raise HTTPError(method, path, response.status, content)
+            return response.status, response.headers, content
+
+    def _json(self, method, path, document=None):
+        body = headers = None
+        if document is not None:
+            body = json.dumps(document)
+            headers = {'Content-Type': 'application/json'}
+        return json.loads(self.request(method, path, body, headers)[2])
+
+    def create(self, **properties):
+        """Create an image record; return it as Glance shows it."""
+        properties.setdefault('disk_format', 'raw')
+        properties.setdefault('container_format', 'bare')
+        return self._json('POST', '/v2/images', properties)
+
+    def upload(self, image_id, data, size=None, store=None, headers=None,
+               expect=(204,)):
+        """Upload `data` and return the status.
+
+        :param data: bytes, a binary file, or an iterable of bytes
+        :param size: its length in bytes, sent as Content-Length. If it is not
+            given and `data` is not bytes, the length is left unknown and
+            `data` is sent in chunks.
+        :param store: name of the store; the default store if not given
+        """
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            size = len(data) if size is None else size
+        headers = {'Content-Type': 'application/octet-stream',
+                   **(headers or {})}
+        if store is not None:
+            headers['X-Image-Meta-Store'] = store
+        if size is None:
+            headers['Transfer-Encoding'] = 'chunked'
+        else:
+            headers['Content-Length'] = str(size)
+        return self.request(
+            'PUT', f'/v2/images/{image_id}/file', data, headers,
+            chunked=size is None, expect=expect)[0]
+
+    @contextlib.contextmanager
+    def open(self, image_id, first=None, last=None):
+        """Open the data of an image for reading, as an HTTPResponse.
+
+        With `first` and `last`, offsets of the first and the last byte, only
+        a part of it: Glance answers 206.
+        """
+        path = f'/v2/images/{image_id}/file'
+        headers = {}
+        if first is not None:
+            headers['Range'] = f'bytes={first}-{"" if last is None else last}'
+        with contextlib.closing(self.connection()) as connection:
+            connection.request('GET', path, headers=headers)
+            response = connection.getresponse()
+            if response.status not in (200, 204, 206):
+                raise HTTPError('GET', path, response.status, response.read())
+            yield response
+
+    def download(self, image_id, first=None, last=None):
+        """The data of an image, or of a part of it, as bytes."""
+        with self.open(image_id, first, last) as response:
+            return response.read()
+
+    def show(self, image_id):
+        return self._json('GET', f'/v2/images/{image_id}')
+
+    def list(self):
+        """All images; Glance is asked page by page."""
+        path, images = '/v2/images', []
+        while path:
+            page = self._json('GET', path)
+            images += page['images']
+            path = page.get('next')
+        return images
+
+    def stores(self):
+        return self._json('GET', '/v2/info/stores')['stores']
+
+    def delete(self, image_id, expect=(204,)):
+        return self.request(
+            'DELETE', f'/v2/images/{image_id}', expect=expect)[0]

@@ -1,0 +1,211 @@
+# shellcheck shell=bash
+#
+# Set-up shared by tools/test, tools/demo and tools/images. Source it, then
+# call what is needed of
+#
+#   need_packages PROFILE...  install the Debian packages of bindep.txt
+#   need_venv                 .venv/ with everything of the requirement files
+#   need_engine               this package in it, the C extension built
+#
+# Each looks first and does nothing when nothing is missing, so that a second
+# run takes a second. Each has a time limit. A step that fails ends the script
+# and says which it was, the last lines of its log, and what to do.
+
+set -euo pipefail
+
+TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$TOP/.venv
+LOGS=$TOP/.log
+ME=tools/$(basename "$0")
+
+say() { printf '%s\n' "$ME: $*"; }
+
+die() {
+    printf '%s\n' "$ME: FAILED: $1" >&2
+    shift
+    [ $# -eq 0 ] || printf '  %s\n' "$@" >&2
+    exit 2
+}
+
+# step NAME SECONDS ADVICE COMMAND...: run COMMAND with a time limit, its
+# output in a log.
+step() {
+    local name=$1 limit=$2 advice=$3 log rc=0 start=$SECONDS
+    shift 3
+    log=$LOGS/${name// /-}.log
+    say "$name ..."
+    timeout --foreground --kill-after=20 "$limit" "$@" \
+        >"$log" 2>&1 </dev/null || rc=$?
+    if [ "$rc" -eq 124 ] || [ "$rc" -eq 137 ]; then
+        advice="It was stopped after $limit s. $advice"
+    fi
+    if [ "$rc" -ne 0 ]; then
+        tail -n 15 "$log" | sed 's/^/  | /' >&2
+        die "$name (exit status $rc)" "What to do: $advice" "Whole log: $log"
+    fi
+    say "$name: done in $((SECONDS - start)) s"
+}
+
+# One set-up at a time in a checkout. Called by each need_* function.
+lock_setup() {
+    [ -z "${SETUP_LOCKED:-}" ] || return 0
+    mkdir -p "$LOGS"
+    exec 9>"$LOGS/lock"
+    flock -w 1800 9 ||
+        die "another run is still setting up this checkout" \
+            "What to do: wait for it, or end it, and start again."
+    SETUP_LOCKED=1
+}
+
+# Called when the set-up is over, before the work proper.
+unlock_setup() {
+    exec 9>&-
+    unset SETUP_LOCKED
+}
+
+# What to put in front of a command that needs root.
+AS_ROOT=()
+[ "$(id -u)" -eq 0 ] || AS_ROOT=(sudo)
+
+# The names that bindep.txt has for Debian under one of the given profiles.
+bindep() {
+    local profile
+    for profile; do
+        sed -n "s/^\([a-z0-9.+-]*\) \[\(.* \)\?$profile \(.* \)\?platform:dpkg.*/\1/p" \
+            "$TOP/bindep.txt"
+    done
+}
+
+# Once a run. A source that does not answer is no reason to stop: the package
+# may come from another, and if not, the installation says so.
+refresh_packages() {
+    [ -z "${REFRESHED:-}" ] || return 0
+    REFRESHED=1
+    lock_setup
+    say "refresh package lists ..."
+    "${AS_ROOT[@]}" timeout --kill-after=20 300 apt-get update -q \
+        -o Acquire::Retries=1 -o Acquire::http::Timeout=30 \
+        >"$LOGS/apt-update.log" 2>&1 </dev/null ||
+        say "some package lists could not be refreshed; going on"
+}
+
+need_packages() {
+    local wanted package missing=()
+    command -v dpkg-query >/dev/null ||
+        die "install system packages" \
+            "This is not Debian. What to do: use Debian 12, or make .venv/" \
+            "by hand as doc/source/contributor/testing.rst says."
+    wanted=$(bindep "$@")
+    for package in $wanted; do
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" \
+            = installed ] || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    lock_setup
+    [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null ||
+        die "install system packages" \
+            "Neither root nor sudo. What to do, as root:" \
+            "apt-get install ${missing[*]}"
+    refresh_packages
+    say "missing packages: ${missing[*]}"
+    step "install packages" 900 \
+        "see that apt-get reaches a Debian mirror (/etc/apt), then run this again." \
+        "${AS_ROOT[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install \
+        -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
+        "${missing[@]}"
+}
+
+# usable_python PROGRAM: 3.11 or newer, with venv, pip and the C headers.
+usable_python() {
+    "$1" - >/dev/null 2>&1 <<'PYTHON'
+import ensurepip, os, sys, sysconfig, venv
+header = os.path.join(sysconfig.get_path('include'), 'Python.h')
+sys.exit(not (sys.version_info >= (3, 11) and os.path.exists(header)))
+PYTHON
+}
+
+# Sets PYTHON, the interpreter that the environment is made from.
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3 python3.11 python3.12 python3.13 \
+        /usr/bin/python3; do
+        if [ -n "$candidate" ] && usable_python "$candidate"; then
+            PYTHON=$(command -v "$candidate")
+            return 0
+        fi
+    done
+    return 1
+}
+
+need_python() {
+    find_python && return 0
+    need_packages python
+    find_python ||
+        die "find Python 3.11 or newer with its C headers" \
+            "What to do: install one, and name it in the variable PYTHON," \
+            "as in: PYTHON=/opt/python3.12/bin/python3 $ME"
+}
+
+# hash_of FILE...: one hash over names and contents.
+hash_of() { (cd "$TOP" && sha256sum -- "$@" | sha256sum | cut -c1-32); }
+
+# up_to_date NAME HASH, and remember NAME HASH, which goes into the
+# environment, so that removing the environment forgets everything.
+up_to_date() { [ "$(cat "$VENV/.$1" 2>/dev/null)" = "$2" ]; }
+remember() { printf '%s\n' "$2" >"$VENV/.$1"; }
+forget() { rm -f "$VENV/.$1"; }
+
+need_venv() {
+    local requirements=(requirements.txt test-requirements.txt
+        doc/requirements.txt) hash
+    hash=$(hash_of "${requirements[@]}")
+    if ! up_to_date requirements "$hash" ||
+        ! "$VENV/bin/python" -c '' 2>/dev/null; then
+        need_packages compile test
+        lock_setup
+        if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+            need_python
+            rm -rf "$VENV"
+            step "make the Python environment" 120 \
+                "see that the disk has room, then run this again." \
+                "$PYTHON" -m venv "$VENV"
+        fi
+        step "install Python packages" 1800 \
+            "see that pip reaches its package index, then run this again." \
+            "$VENV/bin/python" -m pip install --quiet --prefer-binary \
+            --disable-pip-version-check --upgrade setuptools wheel \
+            "${requirements[@]/#/-r$TOP/}"
+        remember requirements "$hash"
+    fi
+    export PATH=$VENV/bin:$PATH VIRTUAL_ENV=$VENV
+}
+
+need_engine() {
+    local metadata=(setup.cfg setup.py pyproject.toml requirements.txt)
+    local sources installed built
+    need_venv
+    mapfile -t sources < <(cd "$TOP" && find glance_dedup -name '*.[ch]' | sort)
+    # Hashes, not times: switching branches changes the times of everything.
+    installed=$(hash_of "${metadata[@]}")
+    built=$(hash_of "${metadata[@]}" "${sources[@]}")
+    [ -e "$TOP/glance_dedup/_engine.abi3.so" ] || forget engine
+    if up_to_date engine "$built" && up_to_date metadata "$installed"; then
+        return 0
+    fi
+    need_packages compile test
+    lock_setup
+    export GLANCE_DEDUP_WERROR=1
+    if up_to_date metadata "$installed"; then
+        step "build the engine" 600 \
+            "correct what the compiler reports; warnings are errors here." \
+            env -C "$TOP" "$VENV/bin/python" setup.py -q build_ext \
+            --inplace --force
+    else
+        step "build and install glance-dedup" 900 \
+            "correct what the compiler or pip reports." \
+            "$VENV/bin/python" -m pip install --no-deps \
+            --disable-pip-version-check --no-build-isolation -e "$TOP"
+        remember metadata "$installed"
+    fi
+    remember engine "$built"
+}
