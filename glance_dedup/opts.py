@@ -79,13 +79,13 @@ Related options:
     cfg.IntOpt('dedup_store_codec_level',
                default=0,
                min=0,
-               max=22,
+               max=19,
                help="""
 How hard the codec tries.
 
 Possible values:
     * 0: the codec's own default
-    * 1 to 22: a level of zstd. lz4 and none have no levels and
+    * 1 to 19: a level of zstd. lz4 and none have no levels and
       ignore it
 
 Related options:
@@ -175,7 +175,8 @@ Memory for the fingerprint filter, in MiB.
 The filter is shared by all processes of a host that use the
 repository and never grows beyond this size. A filter that is small
 for its repository misses some duplicates; it never costs
-correctness. All processes of a host should have the same value.
+correctness. The value counts when the filter is made anew; delete
+its file, or restart the host, after changing it.
 
 Possible values:
     * An integer of at least 1
@@ -185,13 +186,18 @@ Related options:
 
 """),
     cfg.StrOpt('dedup_store_filter_dir',
-               sample_default='/dev/shm',
+               sample_default='/dev/shm/glance-dedup-<uid>',
                help="""
 Directory for the fingerprint filter.
 
 It must be on a tmpfs of this host and the same for all of the
 host's processes that use the repository. The filter may be deleted
 at any time; it is then rebuilt from the repository.
+
+Possible values:
+    * A directory, created if missing
+    * Unset: a directory of the user that runs glance-api, in
+      ``/dev/shm``
 
 Related options:
     * ``dedup_store_filter_mib``
@@ -200,13 +206,13 @@ Related options:
     cfg.IntOpt('dedup_store_threads',
                default=0,
                min=0,
-               max=1024,
+               max=64,
                help="""
 Threads with which each process computes fingerprints and
 compresses.
 
 Possible values:
-    * 0: one per processor
+    * 0: one per processor, at most 4
     * The number of threads
 
 """),

@@ -48,7 +48,6 @@ import logging
 import os
 import re
 import threading
-import time
 from typing import Any
 import weakref
 
@@ -69,9 +68,6 @@ LOG = logging.getLogger(__name__)
 #: The most calls into one store's repository that may hang at once, and the
 #: most uploads that write into it at the same instant, per process.
 STORAGE_THREADS = 32
-
-#: Seconds to wait for another process that is creating the same repository.
-CREATION_WAIT = 10.0
 
 _LOCATION = re.compile(r'dedup://(?P<repository_id>[0-9a-f]{32})'
                        r'/(?P<image_id>[A-Za-z0-9_-]{1,128})'
@@ -268,16 +264,6 @@ def _hash(name: str) -> Any:
     return digest
 
 
-def _is_vacant(path: str) -> bool:
-    """Whether a repository may be created at a path."""
-    try:
-        return not os.listdir(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-
-
 class Store(driver.Store):
     """Keeps every distinct block of its images once."""
 
@@ -338,36 +324,24 @@ class Store(driver.Store):
         if not path or not os.path.isabs(path):
             raise self._bad('dedup_store_datadir must be an absolute path, '
                             f'not {path!r}.')
-        if may_create and _is_vacant(path):
-            self._create(path)
-        deadline = time.monotonic() + CREATION_WAIT
-        while True:
-            try:
-                return repository.Repository(
-                    path,
-                    codec=self._option('codec'),
-                    codec_level=self._option('codec_level'),
-                    threads=self._option('threads') or None,
-                    filter_dir=self._option('filter_dir') or None,
-                    filter_mib=self._option('filter_mib'))
-            except dedup_exceptions.ImageNotFound:
-                # Another process may be about to complete it.
-                if not may_create or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-    def _create(self, path: str) -> None:
+        settings = {
+            'codec': self._option('codec'),
+            'codec_level': self._option('codec_level'),
+            'threads': self._option('threads') or None,
+            'filter_dir': self._option('filter_dir') or None,
+            'filter_mib': self._option('filter_mib')}
+        try:
+            return repository.Repository(path, **settings)
+        except dedup_exceptions.ImageNotFound:
+            if not may_create:
+                raise
         chosen = {name: self._option(name) for name in opts.CREATION_OPTIONS
                   if self._option(name) is not None}
-        LOG.info('Creating a repository in %s', path)
-        try:
+        with contextlib.suppress(dedup_exceptions.ImageExists):
+            # If it exists after all, another process was faster.
             repository.Repository.create(path, **chosen)
-        except dedup_exceptions.RepositoryError as exc:
-            if _is_vacant(path):
-                raise
-            # Another process was faster, or this is no repository: opening
-            # it will tell.
-            LOG.info('No repository was created in %s: %s', path, exc)
+            LOG.info('Created a repository in %s', path)
+        return repository.Repository(path, **settings)
 
     def _check_parameters(self, opened: Any) -> None:
         for name in opts.CREATION_OPTIONS:

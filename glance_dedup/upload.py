@@ -34,10 +34,12 @@ thread that hangs in it, when the storage answers.
 import collections
 from collections.abc import Callable, Iterator
 from concurrent import futures
+import contextlib
 import logging
 import os
 from typing import Any
 
+from glance_dedup import exceptions
 from glance_dedup import workers
 
 LOG = logging.getLogger(__name__)
@@ -148,11 +150,12 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
 
     def undo() -> None:
         try:
-            if commit is not None and not workers.failed(commit):
-                # It came through after all, but its client was told not.
-                repository.delete(image_id, transaction.upload_id)
-            else:
-                transaction.abort()
+            transaction.abort()
+            if commit is not None and not commit.cancelled():
+                # A commit may fail, or be given up, when the image is there
+                # already.  Its client was told that it is not.
+                with contextlib.suppress(exceptions.ImageNotFound):
+                    repository.delete(image_id, transaction.upload_id)
         except Exception:
             LOG.exception('Giving up the upload of image %s failed', image_id)
 

@@ -56,7 +56,7 @@ def test_sample_defaults_are_what_the_repository_takes(tmp_path):
 
 @pytest.mark.parametrize('name,good,bad', [
     ('codec', ['none', 'lz4', 'zstd'], ['', 'LZ5', 'gzip']),
-    ('codec_level', ['0', '22'], ['-1', '23', 'x']),
+    ('codec_level', ['0', '19'], ['-1', '20', 'x']),
     ('block_size', ['512', '65536'], ['0', '511', '65537', '4k']),
     ('group_slots', ['64', '32768'], ['63', '32769']),
     ('segment_size', ['512', '1048576'], ['511', '1048577']),

@@ -1,0 +1,286 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""What the engine does per second and per GiB, beside what the machine can.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/engine.py [--mib 512] [--rounds 3] [--dir DIR] [IMAGE..]
+
+It shows, each as the median of the rounds with the lowest and highest, and as
+a ratio to its reference, which is measured in the same round, just before:
+
+* storing unique data (incompressible, codec none), against ``cp`` plus fsync
+  of the same bytes on the same disk;
+* storing the same again (every block a duplicate), against the rate at which
+  all processors together compute the repository's digest;
+* storing zeros, and reading an image back, against memcpy;
+* the peak memory that storing takes, beside the filter;
+* bytes of filter per million blocks, of metadata per GiB;
+* for the images named: what is stored, and the inline path's share of the
+  savings that an exact deduplication would reach.
+
+DIR (default: a directory beside the current one's files) decides which disk is
+measured. No figure passes or fails.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from glance_dedup import repository  # noqa: E402
+
+MIB = 1 << 20
+PIECE = 4 * MIB
+
+
+def timed(function, *args):
+    """Seconds of wall and of processor time that a call takes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    function(*args)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def hash_all_cores(data):
+    """The digest of each MiB, on as many threads as there are processors."""
+    pieces = [memoryview(data)[i:i + MIB] for i in range(0, len(data), MIB)]
+    with concurrent.futures.ThreadPoolExecutor(
+            len(os.sched_getaffinity(0))) as pool:
+        for _ in pool.map(lambda p: hashlib.sha256(p).digest(), pieces):
+            pass
+
+
+def copy_memory(data):
+    target = bytearray(PIECE)
+    view = memoryview(data)
+    for i in range(0, len(data), PIECE):
+        piece = view[i:i + PIECE]
+        target[:len(piece)] = piece
+
+
+def copy_and_sync(source, target):
+    with open(source, 'rb') as read, open(target, 'wb') as write:
+        while piece := read.read(PIECE):
+            write.write(piece)
+        write.flush()
+        os.fsync(write.fileno())
+
+
+def store(repo, image_id, data):
+    view = memoryview(data)
+    with repo.begin(image_id) as transaction:
+        for i in range(0, len(view), PIECE):
+            transaction.write(view[i:i + PIECE])
+        transaction.commit()
+
+
+def store_zeros(repo, image_id, size):
+    zeros = bytes(PIECE)
+    with repo.begin(image_id) as transaction:
+        for _ in range(0, size, PIECE):
+            transaction.write(zeros)
+        transaction.commit()
+
+
+def read_back(repo, image_id):
+    buffer = bytearray(PIECE)
+    with repo.open_image(image_id) as image:
+        offset = 0
+        while n := image.readinto(buffer, offset):
+            offset += n
+
+
+class Table:
+    """Rates of the rounds, and their ratios to a reference of the round."""
+
+    def __init__(self):
+        self.rates, self.ratios, self.cpu = {}, {}, {}
+
+    def add(self, name, size, spent, reference=None):
+        wall, cpu = spent
+        self.rates.setdefault(name, []).append(size / wall / 1e6)
+        self.cpu.setdefault(name, []).append(cpu / (size / 2**30))
+        if reference is not None:
+            ratio = self.rates[name][-1] / self.rates[reference][-1]
+            self.ratios.setdefault((name, reference), []).append(ratio)
+
+    def show(self):
+        print(f'{"":38}{"MB/s":>8}{"low":>8}{"high":>8}{"cpu s/GiB":>11}'
+              '  of')
+        for name, rates in self.rates.items():
+            of = ''.join(
+                f'  {statistics.median(r):.2f} {reference}'
+                for (n, reference), r in self.ratios.items() if n == name)
+            print(f'{name:38}{statistics.median(rates):8.0f}'
+                  f'{min(rates):8.0f}{max(rates):8.0f}'
+                  f'{statistics.median(self.cpu[name]):11.2f}{of}')
+
+
+def one_round(table, directory, data, source):
+    """All measurements once, in a repository of its own."""
+    size = len(data)
+    path = os.path.join(directory, 'repository')
+    target = os.path.join(directory, 'copy')
+    repository.Repository.create(path)
+    with repository.Repository(path, codec='none',
+                               filter_dir=directory) as repo:
+        repo.statistics()
+        table.add('memcpy', size, timed(copy_memory, data))
+        table.add('sha256 on all processors', size,
+                  timed(hash_all_cores, data))
+        table.add('cp plus fsync', size,
+                  timed(copy_and_sync, source, target))
+        os.unlink(target)
+        table.add('store unique', size, timed(store, repo, 'one', data),
+                  'cp plus fsync')
+        table.add('store duplicates', size, timed(store, repo, 'two', data),
+                  'sha256 on all processors')
+        table.add('store zeros', 4 * size,
+                  timed(store_zeros, repo, 'zeros', 4 * size), 'memcpy')
+        table.add('read back (page cache)', size,
+                  timed(read_back, repo, 'one'), 'memcpy')
+        figures = repo.statistics()
+        recipe = os.path.getsize(os.path.join(path, 'images', 'one'))
+        groups = [os.path.join(path, 'groups', n)
+                  for n in os.listdir(os.path.join(path, 'groups'))]
+        stored = repo.stat('one').new_bytes
+        metadata = sum(os.path.getsize(g) for g in groups) - stored + recipe
+    shutil.rmtree(path)
+    return figures, metadata / (stored / 2**30)
+
+
+PROBE = '''
+import json, os, sys
+from glance_dedup import repository
+
+def peak():
+    for line in open('/proc/self/status'):
+        if line.startswith('VmHWM'):
+            return int(line.split()[1]) * 1024
+
+path, filter_dir, source = sys.argv[1:]
+repository.Repository.create(path)
+repo = repository.Repository(path, codec='lz4', filter_dir=filter_dir,
+                             filter_mib=1)
+before = peak()
+with repo, open(source, 'rb') as stream:
+    repo.put('one', stream)
+    stored = peak()
+    buffer = bytearray(4 << 20)
+    with repo.open_image('one') as image:
+        offset = 0
+        while n := image.readinto(buffer, offset):
+            offset += n
+print(json.dumps([stored - before, peak() - before]))
+'''
+
+
+def peak_memory(directory, source):
+    """Growth of a fresh process's peak memory by storing, then reading."""
+    path = os.path.join(directory, 'memory')
+    env = {**os.environ, 'PYTHONPATH': os.path.dirname(
+        os.path.dirname(os.path.abspath(__file__)))}
+    done = subprocess.run(
+        [sys.executable, '-c', PROBE, path, directory, source], env=env,
+        check=True, capture_output=True, timeout=600)
+    shutil.rmtree(path)
+    return json.loads(done.stdout)
+
+
+def exact_unique(images, block_size):
+    """Distinct non-zero bytes of the images, and all non-zero bytes."""
+    seen, unique, nonzero = set(), 0, 0
+    zeros = bytes(block_size)
+    for path in images:
+        with open(path, 'rb') as f:
+            while block := f.read(block_size):
+                if block == zeros[:len(block)]:
+                    continue
+                nonzero += len(block)
+                digest = hashlib.sha256(block).digest()[:16]
+                if digest not in seen:
+                    seen.add(digest)
+                    unique += len(block)
+    return unique, nonzero
+
+
+def real_images(directory, images):
+    """Stores the images, and compares with an exact deduplication."""
+    unique, nonzero = exact_unique(images, 4096)
+    print(f'\nimages: {nonzero / MIB:.0f} MiB non-zero, exact deduplication '
+          f'keeps {unique / nonzero:.1%}')
+    for codec in ('none', 'lz4', 'zstd'):
+        path = os.path.join(directory, codec)
+        repository.Repository.create(path)
+        with repository.Repository(path, codec=codec,
+                                   filter_dir=directory) as repo:
+            for i, image in enumerate(images):
+                repo.put(f'image-{i}', image)
+            stats = [repo.stat(i) for i in repo.images()]
+            new = sum(s.new_bytes for s in stats)
+            stored = sum(s.stored_bytes for s in stats)
+            counts = repo.statistics()
+        share = (nonzero - new) / (nonzero - unique) if nonzero > unique else 1
+        print(f'  {codec:5} stored {stored / nonzero:6.1%} of non-zero, '
+              f'inline share of the exact savings {share:.2%}, '
+              f'{counts["cold_loads"]} cold loads, '
+              f'{counts["capped_loads"]} left out')
+        shutil.rmtree(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description='What the engine does per second and per GiB.')
+    parser.add_argument('--mib', type=int, default=512)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--dir', default='.')
+    parser.add_argument('images', nargs='*')
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+        data = os.urandom(args.mib * MIB)
+        source = os.path.join(d, 'source')
+        with open(source, 'wb') as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        table = Table()
+        for number in range(args.rounds):
+            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+            figures, metadata = one_round(table, d, data, source)
+        table.show()
+        storing, reading = peak_memory(d, source)
+        print(f'\npeak memory of storing {storing / MIB:.0f} MiB, of storing '
+              f'and then reading {reading / MIB:.0f} MiB (codec lz4, filter '
+              f'included: 1 MiB)')
+        print(f'filter: 8 bytes a hint, {8e6 / 0.875 / MIB:.1f} MiB per '
+              f'million blocks at level 0 when 7/8 full, half of it with each '
+              f'level; now level {figures["filter_level"]}, '
+              f'{figures["filter_hints"]} hints')
+        print(f'metadata: {metadata / MIB:.2f} MiB per GiB stored without '
+              f'compression')
+        if args.images:
+            real_images(d, args.images)
+
+
+if __name__ == '__main__':
+    main()

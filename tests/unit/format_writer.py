@@ -1,0 +1,257 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Writes repositories, byte by byte, as the format document describes them.
+
+Independent of the engine, so that the checker can be tested without it, and
+of the checker, so that a mistake in one of the two shows.  Nothing is
+synced: these are for tests.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import struct
+
+import lz4.block
+import xxhash
+import zstandard
+
+EMPTY, LIVE, VOID, FREED, DAMAGED = range(5)
+NONE, LZ4, ZSTD = range(3)
+
+
+def xxh3(data: bytes, seed: int = 0) -> int:
+    return xxhash.xxh3_64(data, seed=seed % 2**64).intdigest()
+
+
+def sha256(block: bytes) -> bytes:
+    return hashlib.sha256(block).digest()
+
+
+def some_id(text: str) -> bytes:
+    """16 bytes that stand for random ones."""
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+class Group:
+    """A group as it is to be; `save` writes it."""
+
+    def __init__(self, repository: 'Repository', number: int, *,
+                 slots: int | None = None, fingerprint: str | None = None,
+                 compute=sha256, minor: int = 0, major: int = 1,
+                 scope: bytes = bytes(16)):
+        self.repository = repository
+        self.number = number
+        self.slots = slots or repository.group_slots
+        self.compute = compute
+        name = fingerprint or repository.fingerprint
+        header = struct.pack(
+            '<8sHHI16s16sII16s', b'GDGROUP\0', major, minor, number,
+            repository.repository_id, scope, self.slots,
+            repository.block_size, name.encode()).ljust(504, b'\0')
+        self.seed = xxh3(header)
+        self.header = header + struct.pack('<Q', self.seed)
+        self.sectors = (self.slots + 8) // 9
+        self.data_start = (4096 + 512 * self.sectors + 4095) // 4096 * 4096
+        self.entries: dict[int, bytes] = {}
+        self.blocks: dict[int, bytes] = {}
+        self.data = b''
+        self.next = 0
+        self.sequence = 0
+        self.generation = 0
+        self.records = [bytes(512), bytes(512)]
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.repository.path / 'groups' / f'{self.number:08x}'
+
+    def entry(self, slot: int, fields: bytes = b'', *, state=LIVE) -> None:
+        if state in (VOID, FREED):
+            fields = bytes(44) + struct.pack('<Q', state << 61)
+        own = xxh3(fields, self.seed + slot) % 2**32
+        self.entries[slot] = fields + struct.pack('<I', own)
+
+    def append(self, blocks: list[bytes], codec: int = NONE, *,
+               plain: bytes | None = None, stored: bytes | None = None,
+               states: dict[int, int] | None = None,
+               fingerprints: list[bytes] | None = None) -> int:
+        """Store a segment of these blocks; returns their first slot."""
+        first = self.next
+        if plain is None:
+            plain = b''.join(blocks)
+        if stored is None:
+            stored = {
+                NONE: lambda: plain,
+                LZ4: lambda: lz4.block.compress(plain, store_size=False),
+                ZSTD: lambda: zstandard.ZstdCompressor().compress(plain),
+            }[codec]()
+        start = self.data_start + len(self.data)
+        head = struct.pack('<4sBBHIIII', b'GDSG', codec, 0, len(blocks),
+                           first, len(plain), len(stored), 0)
+        self.data += head + struct.pack(
+            '<Q', xxh3(head + stored, self.seed)) + stored
+        at = 0
+        for i, block in enumerate(blocks):
+            slot = first + i
+            state = (states or {}).get(i, LIVE)
+            place = (at | len(block) << 20 | len(stored) << 37
+                     | codec << 58 | state << 61)
+            fingerprint = (fingerprints[i] if fingerprints
+                           else self.compute(block))
+            self.entry(slot, struct.pack(
+                '<32sQIQ', fingerprint, xxh3(block), start, place),
+                state=state)
+            self.blocks[slot] = block
+            at += len(block)
+        self.next += len(blocks)
+        return first
+
+    def garbage(self, data: bytes) -> None:
+        """Bytes that no entry names."""
+        self.data += data
+
+    def publish(self, count: int | None = None, *, flags: int = 0,
+                end: int | None = None) -> None:
+        """Write the next published record."""
+        self.sequence += 1
+        record = struct.pack(
+            '<QQIIQ', self.sequence, self.generation,
+            self.next if count is None else count, flags,
+            self.data_start + len(self.data) if end is None else end)
+        record = record.ljust(504, b'\0')
+        self.records[self.sequence % 2] = record + struct.pack(
+            '<Q', xxh3(record, self.seed))
+
+    def fingerprint(self, slot: int) -> bytes:
+        return self.entries[slot][:32]
+
+    def content(self) -> bytes:
+        table = bytearray(self.data_start - 4096)
+        for slot, entry in self.entries.items():
+            at = 512 * (slot // 9) + 56 * (slot % 9)
+            table[at:at + 56] = entry
+        front = (self.header + b''.join(self.records)).ljust(4096, b'\0')
+        return front + bytes(table) + self.data
+
+    def save(self) -> pathlib.Path:
+        self.repository.write(self.path, self.content())
+        return self.path
+
+
+class Repository:
+    """A repository's own files, and its recipes."""
+
+    def __init__(self, path, *, block_size: int = 512,
+                 group_slots: int = 64, segment_size: int = 4096,
+                 fingerprint: str = 'sha256', compare: str = 'hash',
+                 name: str = 'repository', **more):
+        self.path = pathlib.Path(path)
+        self.repository_id = some_id(name)
+        self.block_size = block_size
+        self.group_slots = group_slots
+        self.fingerprint = fingerprint
+        self.parameters = {
+            'kind': 'glance-dedup repository', 'major': 1, 'minor': 0,
+            'repository_id': self.repository_id.hex(),
+            'block_size': block_size, 'group_slots': group_slots,
+            'segment_size': segment_size, 'cutting': 'fixed',
+            'fingerprint': fingerprint, 'compare': compare}
+        self.parameters.update(more)
+        self.path.mkdir(mode=0o700)
+        for directory in ('groups', 'images', 'spool', 'locks',
+                          'quarantine'):
+            (self.path / directory).mkdir(mode=0o700)
+        for name in ('locks/groups', 'locks/images'):
+            self.write(self.path / name, b'')
+        self.write(self.path / 'key',
+                   hashlib.sha256(b'key').hexdigest().encode() + b'\n')
+        self.save_parameters()
+
+    def write(self, path, content: bytes) -> None:
+        path.write_bytes(content)
+        os.chmod(path, 0o600)
+
+    def save_parameters(self) -> None:
+        found = {k: v for k, v in self.parameters.items()
+                 if k != 'checksum'}
+        text = json.dumps(found, sort_keys=True, separators=(',', ':'))
+        found['checksum'] = f'{xxh3(text.encode("ascii")):016x}'
+        self.write(self.path / 'repository.json',
+                   json.dumps(found).encode())
+
+    def recipe(self, image_id: str, pieces: list[tuple], *,
+               transaction: bytes | None = None, project: str = '',
+               **change) -> bytes:
+        """A recipe's bytes.
+
+        :param pieces: each ``('zeros', length)`` or ``(group, slot, blocks)``
+            or a dict of an extent's fields as they are to be
+        :param change: fields of the header as they are to be
+        """
+        transaction = transaction or some_id('upload of ' + image_id)
+        extents, zero_bytes, offset, fragments = [], 0, 0, 0
+        before = None
+        for piece in pieces:
+            if isinstance(piece, dict):
+                fields = piece
+            elif piece[0] == 'zeros':
+                fields = {'length': piece[1]}
+            else:
+                group, slot, blocks = piece
+                named = range(slot, slot + blocks)
+                fields = {
+                    'length': sum(len(group.blocks[s]) for s in named),
+                    'group': group.number, 'slot': slot, 'blocks': blocks,
+                    'kind': 1, 'digest': xxh3(b''.join(
+                        group.fingerprint(s) for s in named))}
+            fields = {'offset': offset, 'group': 0, 'slot': 0, 'blocks': 0,
+                      'kind': 0, 'reserved': bytes(3), 'digest': 0,
+                      **fields}
+            if not fields['kind']:
+                zero_bytes += fields['length']
+            elif before != (fields['group'], fields['slot']):
+                fragments += 1
+            before = fields['kind'] and (
+                fields['group'], fields['slot'] + fields['blocks'])
+            offset = fields['offset'] + fields['length']
+            extents.append(struct.pack(
+                '<QQIIIB3sQ', *(fields[name] for name in (
+                    'offset', 'length', 'group', 'slot', 'blocks', 'kind',
+                    'reserved', 'digest'))))
+        header = {
+            'magic': b'GDRECIPE', 'major': 1, 'minor': 0, 'flags': 0,
+            'repository_id': self.repository_id, 'scope': bytes(16),
+            'transaction': transaction, 'upload': transaction,
+            'size': offset, 'zero_bytes': zero_bytes, 'new_bytes': 0,
+            'stored_bytes': 0, 'extents': len(extents),
+            'fragments': fragments, 'created': 1700000000,
+            'id_length': len(image_id), 'project_length': len(project),
+            'reserved': 0, 'image_id': image_id.encode(),
+            'project': project.encode(), **change}
+        first = struct.pack('<8sHHI16s16s16s16s7QHHI128s128s',
+                            *header.values()).ljust(4088, b'\0')
+        pages = [first + struct.pack('<Q', xxh3(first))]
+        seed = int.from_bytes(transaction[:8], 'little')
+        for i in range(0, len(extents), 102):
+            part = extents[i:i + 102]
+            page = struct.pack('<II', len(pages), len(part)) + b''.join(part)
+            page = page.ljust(4088, b'\0')
+            pages.append(page + struct.pack('<Q', xxh3(page, seed)))
+        return b''.join(pages)
+
+    def image(self, image_id: str, pieces: list[tuple],
+              **change) -> pathlib.Path:
+        path = self.path / 'images' / image_id
+        self.write(path, self.recipe(image_id, pieces, **change))
+        return path

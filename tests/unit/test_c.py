@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Builds the plain C engine, without Python, and runs its tests in C.
+
+Every ``tests/c/test_*.c`` is a program of its own, linked with the other
+files of that directory and with all of ``glance_dedup/engine/*.c``. It is
+built and run plain, with the address and undefined-behaviour sanitizers, and,
+if it uses threads, with the thread sanitizer. By hand, from the top::
+
+    gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address,undefined \\
+        -Iglance_dedup/engine -Itests/c tests/c/test_filter.c \\
+        tests/c/fault_env.c glance_dedup/engine/*.c -o /tmp/test_filter \\
+        -lcrypto -lxxhash -llz4 -lzstd -lpthread
+    /tmp/test_filter [NAME OF A TEST...]
+"""
+
+import concurrent.futures
+import functools
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+ENGINE = TOP / 'glance_dedup' / 'engine'
+TESTS = TOP / 'tests' / 'c'
+
+COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-Werror',
+           f'-I{ENGINE}', f'-I{TESTS}']
+LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread']
+VARIANTS = {
+    'plain': ['-O2'],
+    'asan': ['-O1', '-g', '-fsanitize=address,undefined',
+             '-fno-sanitize-recover=all', '-fno-omit-frame-pointer'],
+    'tsan': ['-O1', '-g', '-fsanitize=thread'],
+}
+ENVIRONMENT = {
+    'ASAN_OPTIONS': 'detect_stack_use_after_return=1:strict_string_checks=1',
+    'UBSAN_OPTIONS': 'print_stacktrace=1',
+    'TSAN_OPTIONS': 'halt_on_error=1',
+}
+BUILD_TIMEOUT = 280  # seconds for one file
+RUN_TIMEOUT = 240    # and for one program
+
+
+def sources(directory, prefix=''):
+    """The C files of a directory; ``_*.c`` is the binding to Python."""
+    return sorted(path for path in directory.glob(f'{prefix}*.c')
+                  if not path.name.startswith('_'))
+
+
+def is_threaded(program):
+    return re.search(r'#include [<"](pthread|pool)\.h', program.read_text())
+
+
+def runs():
+    for program in sources(TESTS, 'test_'):
+        for variant in VARIANTS:
+            if variant != 'tsan' or is_threaded(program):
+                yield pytest.param(program, variant,
+                                   id=f'{program.stem}-{variant}')
+
+
+def execute(command, timeout):
+    """The exit status, and all that was printed."""
+    result = subprocess.run(
+        [str(part) for part in command], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors='replace',
+        timeout=timeout, env={**os.environ, **ENVIRONMENT})
+    return result.returncode, result.stdout
+
+
+def build(command):
+    status, output = execute(command, BUILD_TIMEOUT)
+    assert status == 0, f'{" ".join(map(str, command))}\n{output}'
+
+
+@pytest.fixture(scope='session')
+def objects(tmp_path_factory):
+    """A function from a variant to the objects that all programs share."""
+    @functools.cache
+    def compile_variant(variant):
+        directory = tmp_path_factory.mktemp(f'c-{variant}')
+        shared = sources(ENGINE) + [path for path in sources(TESTS)
+                                    if not path.name.startswith('test_')]
+        results = [directory / f'{path.stem}.o' for path in shared]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(
+                lambda path, result: build(
+                    [*COMPILE, *VARIANTS[variant], '-c', path, '-o', result]),
+                shared, results))
+        return results
+    return compile_variant
+
+
+def run(program):
+    status, output = execute([program], RUN_TIMEOUT)
+    if status != 0 and 'unexpected memory mapping' in output:
+        # This thread sanitizer knows only address spaces that are not as
+        # random as this kernel's.
+        status, output = execute(['setarch', '-R', program], RUN_TIMEOUT)
+    return status, output
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)
+@pytest.mark.parametrize('source, variant', list(runs()))
+def test_c(source, variant, objects, tmp_path):
+    program = tmp_path / source.stem
+    build([*COMPILE, *VARIANTS[variant], source, *objects(variant),
+           '-o', program, *LIBRARIES])
+    status, output = run(program)
+    assert status == 0, f'{source.name} ({variant}): {status}\n{output}'
+    assert re.search(r'^[1-9]\d* passed, 0 failed$', output, re.MULTILINE), (
+        f'{source.name} ({variant}) did not say how it went\n{output}')
