@@ -90,13 +90,27 @@ typedef struct repository_object {
     gd_repo *repo;
     Py_ssize_t users; /* calls under way, open transactions and images */
     int closed;
+    pid_t owner; /* stays when the handle is gone */
 } repository_object;
+
+/* GD_CLOSED in a forked child. */
+static gd_status
+check_process(const repository_object *self, gd_error *err)
+{
+    const gd_env *env = gd_env_posix();
+    if (env->getpid(env) != self->owner) {
+        return gd_fail(err, GD_CLOSED,
+                       "this handle was opened by process %ld, before a fork",
+                       (long)self->owner);
+    }
+    return GD_OK;
+}
 
 static void
 free_when_unused(repository_object *self)
 {
     if (self->closed && self->users == 0 && self->repo != NULL &&
-        gd_repo_check_owner(self->repo, NULL) == GD_OK) {
+        check_process(self, NULL) == GD_OK) {
         gd_repo *repo = self->repo;
         self->repo = NULL;
         Py_BEGIN_ALLOW_THREADS
@@ -112,7 +126,7 @@ enter_repository(repository_object *self)
     gd_error err;
     if (self->closed || self->repo == NULL) {
         gd_fail(&err, GD_CLOSED, "the repository handle is closed");
-    } else if (gd_repo_check_owner(self->repo, &err) == GD_OK) {
+    } else if (check_process(self, &err) == GD_OK) {
         self->users++;
         return 1;
     }
@@ -189,6 +203,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     if (self == NULL) {
         goto done;
     }
+    self->owner = gd_env_posix()->getpid(gd_env_posix());
     const char *c_path = PyBytes_AsString(path);
     const char *c_filter =
         filter_path == NULL || PyBytes_Size(filter_path) == 0
@@ -403,6 +418,18 @@ repository_begin(PyObject *object, PyObject *args)
     return (PyObject *)result;
 }
 
+/* Takes the lock, unless the transaction is a forked child's parent's: there
+ * another thread may have had it at the time of the fork. */
+static gd_status
+lock_transaction(transaction_object *self, gd_error *err)
+{
+    gd_status s = check_process(self->owner, err);
+    if (s == GD_OK) {
+        PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    }
+    return s;
+}
+
 /* REQUIRES: the lock. */
 static gd_status
 check_open(const transaction_object *self, gd_error *err)
@@ -418,7 +445,7 @@ end_transaction(transaction_object *self)
 {
     gd_transaction *transaction = self->transaction;
     if (transaction == NULL ||
-        gd_repo_check_owner(self->owner->repo, NULL) != GD_OK) {
+        check_process(self->owner, NULL) != GD_OK) {
         return; /* a forked child leaves the parent's alone */
     }
     self->transaction = NULL;
@@ -439,13 +466,15 @@ transaction_write(PyObject *object, PyObject *data)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    s = check_open(self, &err);
+    s = lock_transaction(self, &err);
     if (s == GD_OK) {
-        s = gd_transaction_write(self->transaction, view.buf, (size_t)view.len,
-                                 &err);
+        s = check_open(self, &err);
+        if (s == GD_OK) {
+            s = gd_transaction_write(self->transaction, view.buf,
+                                     (size_t)view.len, &err);
+        }
+        PyThread_release_lock(self->lock);
     }
-    PyThread_release_lock(self->lock);
     Py_END_ALLOW_THREADS
     Py_ssize_t length = view.len;
     PyBuffer_Release(&view);
@@ -460,10 +489,13 @@ transaction_commit(PyObject *object, PyObject *unused)
     gd_recipe_header header;
     gd_error err;
     gd_status s;
-    bool linked = false;
+    bool linked = false, locked;
     Py_BEGIN_ALLOW_THREADS
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    s = check_open(self, &err);
+    s = lock_transaction(self, &err);
+    locked = s == GD_OK;
+    if (locked) {
+        s = check_open(self, &err);
+    }
     if (s == GD_OK) {
         s = gd_transaction_commit(self->transaction, &header, &linked, &err);
     }
@@ -471,7 +503,9 @@ transaction_commit(PyObject *object, PyObject *unused)
     if (linked) {
         end_transaction(self);
     }
-    PyThread_release_lock(self->lock);
+    if (locked) {
+        PyThread_release_lock(self->lock);
+    }
     return s == GD_OK ? header_dict(&header) : raise_error(object, &err);
 }
 
@@ -480,11 +514,14 @@ transaction_abort(PyObject *object, PyObject *unused)
 {
     (void)unused;
     transaction_object *self = (transaction_object *)object;
+    gd_status s;
     Py_BEGIN_ALLOW_THREADS
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
+    s = lock_transaction(self, NULL);
     Py_END_ALLOW_THREADS
-    end_transaction(self);
-    PyThread_release_lock(self->lock);
+    if (s == GD_OK) {
+        end_transaction(self);
+        PyThread_release_lock(self->lock);
+    }
     Py_RETURN_NONE;
 }
 
@@ -568,7 +605,7 @@ static void
 close_when_unused(image_object *self)
 {
     if (self->closed && self->users == 0 && self->image != NULL &&
-        gd_repo_check_owner(self->owner->repo, NULL) == GD_OK) {
+        check_process(self->owner, NULL) == GD_OK) {
         gd_image_close(self->image);
         self->image = NULL;
         leave_repository(self->owner);
@@ -581,7 +618,7 @@ enter_image(image_object *self)
     gd_error err;
     if (self->closed || self->image == NULL) {
         gd_fail(&err, GD_CLOSED, "the image is closed");
-    } else if (gd_repo_check_owner(self->owner->repo, &err) == GD_OK) {
+    } else if (check_process(self->owner, &err) == GD_OK) {
         self->users++;
         return 1;
     }

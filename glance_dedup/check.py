@@ -478,6 +478,10 @@ class _Checker:
             if not page % 256:
                 self.advance(256 * form.PAGE, f.file)
         judge.finish()
+        if judge.fragments != header.fragments:
+            # For people only: nothing depends on it.
+            self.find(NOTE, f.file, 120, f'has {judge.fragments} fragments '
+                      f'instead of {header.fragments}')
         self.advance((pages % 256 + 1) * form.PAGE, f.file)
         return header
 
@@ -529,7 +533,8 @@ class _Checker:
             self.find(DAMAGE if name[0] in 'DO' else NOTE, owner.file,
                       e.offset, e.sentence)
             return None
-        known.add(owner.identity[:2])
+        finally:
+            known.add(owner.identity[:2])
         if 'images' in self.directories:
             image = self.status_of('images', header.image_id)
             if image is not None and form.identity(image) == owner.identity:

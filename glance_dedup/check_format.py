@@ -612,7 +612,7 @@ class ExtentJudge:
         self.position = 0
         self.zeros = 0
         self.fragments = 0
-        self.next = None        # the address after the extent before
+        self.next = None        # the address after the last blocks
         self.seed = int.from_bytes(header.transaction[:8], 'little')
 
     def read_page(self, page, data):
@@ -655,7 +655,6 @@ class ExtentJudge:
             if group or slot or blocks or digest:
                 return 'of zeros has fields of blocks'
             self.zeros += length
-            self.next = None
             return None
         if kind != 1:
             return f'has the unknown kind {kind}'
@@ -680,9 +679,6 @@ class ExtentJudge:
         if self.zeros != header.zero_bytes:
             raise Damage(f'its zero extents have {self.zeros} bytes '
                          f'instead of {header.zero_bytes}', 88)
-        if self.fragments != header.fragments:
-            raise Damage(f'has {self.fragments} fragments instead of '
-                         f'{header.fragments}', 120)
 
 
 def parse_recipe_header(data, size, repository_id) -> RecipeHeader:

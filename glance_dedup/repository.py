@@ -79,8 +79,11 @@ class Parameters:
     major: int = FORMAT_MAJOR
     minor: int = FORMAT_MINOR
 
-    def validate(self) -> None:
-        """Raise InvalidParameter naming the first value out of bounds."""
+    def validate(self, allow_weak: bool = False) -> None:
+        """Raise InvalidParameter naming the first value out of bounds.
+
+        :param allow_weak: also take the digest that only tests may choose
+        """
         _need_power_of_two('block_size', self.block_size, 512, 65536)
         _need_range('group_slots', self.group_slots, 64, 32768)
         _need_power_of_two('segment_size', self.segment_size,
@@ -91,8 +94,10 @@ class Parameters:
         if self.compare not in ('hash', 'value'):
             raise exceptions.InvalidParameter(
                 f"compare: '{self.compare}' is neither 'hash' nor 'value'")
-        if (not _engine.is_cryptographic(self.fingerprint)
-                and self.compare == 'hash'):
+        cryptographic = (
+            not (allow_weak and self.fingerprint == 'weak-8')
+            and _engine.is_cryptographic(self.fingerprint))
+        if not cryptographic and self.compare == 'hash':
             raise exceptions.InvalidParameter(
                 f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
                 "equal fingerprints may be unequal blocks; choose compare "
@@ -105,7 +110,8 @@ class Parameters:
         return json.dumps(fields, indent=2, sort_keys=True).encode() + b'\n'
 
     @classmethod
-    def from_json(cls, content: bytes, path: str) -> 'Parameters':
+    def from_json(cls, content: bytes, path: str,
+                  allow_weak: bool = False) -> 'Parameters':
         """Parse repository.json; `path` is for the words of errors."""
         try:
             fields = json.loads(content)
@@ -127,8 +133,10 @@ class Parameters:
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:
             parameters = cls(**fields)
-            bytes.fromhex(parameters.repository_id)
-            parameters.validate()
+            if not re.fullmatch('[0-9a-f]{32}', parameters.repository_id):
+                raise ValueError('the repository id has not 32 hexadecimal '
+                                 'digits')
+            parameters.validate(allow_weak)
         except (TypeError, ValueError) as e:
             raise exceptions.DamagedError(f'{path}: {e}')
         return parameters
@@ -294,7 +302,7 @@ class Repository:
         self._closed = False
         self._engine: _engine.Repository | None = None
         self._rebuilding: threading.Thread | None = None
-        self.parameters = self._read_parameters()
+        self.parameters = self._read_parameters(_allow_weak)
         self.key = self._read_key()
         self._options = {
             'repository_id': bytes.fromhex(self.parameters.repository_id),
@@ -373,7 +381,7 @@ class Repository:
 
     # -- opening and closing ----------------------------------------------
 
-    def _read_parameters(self) -> Parameters:
+    def _read_parameters(self, allow_weak: bool) -> Parameters:
         path = os.path.join(self.path, _PARAMETERS_FILE)
         if not os.path.isdir(self.path):
             raise exceptions.ImageNotFound(
@@ -388,7 +396,8 @@ class Repository:
                 f'{self.path} is not a repository: it has no '
                 f'{_PARAMETERS_FILE}')
         with _os_errors(f'cannot read {path}'):
-            return Parameters.from_json(_read_file(path, 65536), path)
+            return Parameters.from_json(_read_file(path, 65536), path,
+                                        allow_weak)
 
     def _read_key(self) -> bytes:
         path = os.path.join(self.path, _KEY_FILE)

@@ -225,7 +225,7 @@ has_space(const gd_appender *appender)
 }
 
 /* REQUIRES: the lease; it is given back unless the group can be used.
- * GD_BUSY: it cannot, take another. */
+ * GD_BUSY: the collector is at work in it, or it is full. */
 static gd_status
 enter_group(gd_repo *repo, uint32_t number, gd_appender **out, gd_error *err)
 {
@@ -262,7 +262,7 @@ enter_group(gd_repo *repo, uint32_t number, gd_appender **out, gd_error *err)
     }
     gd_locks_unlease(repo->locks, number);
     repo->env->release(repo->env, appender);
-    return s == GD_NOMEM || s == GD_NOSPACE || s == GD_IO ? s : GD_BUSY;
+    return s == GD_OK ? GD_BUSY : s;
 }
 
 typedef struct choice {
@@ -356,6 +356,9 @@ lease_existing(gd_repo *repo, gd_appender **appender, gd_error *err)
         if (s == GD_OK) {
             s = enter_group(repo, list->newest[i].number, appender, err);
         }
+        if (s != GD_OK && s != GD_NOMEM) {
+            s = GD_BUSY; /* whatever is wrong with this one: take another */
+        }
     }
     repo->env->release(repo->env, list);
     return s;
@@ -364,7 +367,7 @@ lease_existing(gd_repo *repo, gd_appender **appender, gd_error *err)
 gd_status
 gd_appender_open(gd_repo *repo, gd_appender **appender, gd_error *err)
 {
-    enum { NEW_GROUPS = 100 };
+    enum { NEW_GROUPS = 10 };
     gd_status s = lease_existing(repo, appender, err);
     for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
         uint32_t number;

@@ -14,7 +14,7 @@
 
 enum {
     SYNC_BYTES = 256 << 20,
-    SEGMENTS_AT_ONCE = 72, /* of 64 KiB: a batch of 4 MiB, and a few */
+    PACK_BYTES = 4 << 20, /* plain bytes that wait before they are written */
     COMPARES = 8,          /* of one block against its namesakes */
 };
 
@@ -74,7 +74,7 @@ open_buffers(gd_packer *packer, size_t blocks, gd_error *err)
 {
     const gd_env *env = packer->repo->env;
     const gd_params *params = &packer->repo->params;
-    packer->segment_room = SEGMENTS_AT_ONCE;
+    packer->segment_room = PACK_BYTES / params->segment_size + 2;
     packer->piece_room = blocks + 1;
     packer->segments =
         gd_calloc(env, packer->segment_room, sizeof *packer->segments, err);

@@ -189,24 +189,37 @@ list_groups(gd_repo *repo, group_list *list, gd_error *err)
     return GD_OK;
 }
 
-/* A group that cannot be read gives no hints; whoever reads its blocks will
- * report it. */
 static void
-insert_group(gd_repo *repo, uint32_t number)
+insert_store(gd_filter *filter, const gd_fpstore *store)
 {
-    gd_fpstore *store;
-    bool cold;
-    if (gd_fpcache_store(repo->cache, number, &store, &cold, NULL) != GD_OK) {
-        return;
-    }
     for (uint32_t i = 0; i <= store->mask; i++) {
         uint16_t slot = store->index[i];
         if (slot != GD_FPSTORE_NONE) {
-            gd_filter_insert(repo->filter, &store->fingerprints[slot],
-                             (gd_address){number, slot});
+            gd_filter_insert(filter, &store->fingerprints[slot],
+                             (gd_address){store->group, slot});
         }
     }
-    gd_fpcache_return_store(repo->cache, store);
+}
+
+/* A group that cannot be read gives no hints; whoever reads its blocks will
+ * report it.  Its store is read past the cache: without the group lock it may
+ * be out of date, which is good enough for hints only. */
+static void
+insert_group(gd_repo *repo, uint32_t number)
+{
+    gd_group *group;
+    gd_published record;
+    gd_fpstore *store;
+    if (gd_group_open(repo->env, repo->root, &repo->params, number, O_RDONLY,
+                      &group, NULL) != GD_OK) {
+        return;
+    }
+    if (gd_group_read_published(group, &record, NULL) == GD_OK &&
+        gd_group_load_store(group, &record, &store, NULL) == GD_OK) {
+        insert_store(repo->filter, store);
+        gd_fpstore_free(repo->env, store);
+    }
+    gd_group_close(group);
 }
 
 gd_status

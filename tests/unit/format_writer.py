@@ -192,12 +192,12 @@ class Repository:
 
     def recipe(self, image_id: str, pieces: list[tuple], *,
                transaction: bytes | None = None, project: str = '',
-               **change) -> bytes:
+               header: dict | None = None) -> bytes:
         """A recipe's bytes.
 
         :param pieces: each ``('zeros', length)`` or ``(group, slot, blocks)``
             or a dict of an extent's fields as they are to be
-        :param change: fields of the header as they are to be
+        :param header: fields of the header as they are to be
         """
         transaction = transaction or some_id('upload of ' + image_id)
         extents, zero_bytes, offset, fragments = [], 0, 0, 0
@@ -220,16 +220,15 @@ class Repository:
                       **fields}
             if not fields['kind']:
                 zero_bytes += fields['length']
-            elif before != (fields['group'], fields['slot']):
-                fragments += 1
-            before = fields['kind'] and (
-                fields['group'], fields['slot'] + fields['blocks'])
+            else:
+                fragments += before != (fields['group'], fields['slot'])
+                before = fields['group'], fields['slot'] + fields['blocks']
             offset = fields['offset'] + fields['length']
             extents.append(struct.pack(
                 '<QQIIIB3sQ', *(fields[name] for name in (
                     'offset', 'length', 'group', 'slot', 'blocks', 'kind',
                     'reserved', 'digest'))))
-        header = {
+        fields = {
             'magic': b'GDRECIPE', 'major': 1, 'minor': 0, 'flags': 0,
             'repository_id': self.repository_id, 'scope': bytes(16),
             'transaction': transaction, 'upload': transaction,
@@ -238,9 +237,9 @@ class Repository:
             'fragments': fragments, 'created': 1700000000,
             'id_length': len(image_id), 'project_length': len(project),
             'reserved': 0, 'image_id': image_id.encode(),
-            'project': project.encode(), **change}
+            'project': project.encode(), **(header or {})}
         first = struct.pack('<8sHHI16s16s16s16s7QHHI128s128s',
-                            *header.values()).ljust(4088, b'\0')
+                            *fields.values()).ljust(4088, b'\0')
         pages = [first + struct.pack('<Q', xxh3(first))]
         seed = int.from_bytes(transaction[:8], 'little')
         for i in range(0, len(extents), 102):
@@ -251,7 +250,7 @@ class Repository:
         return b''.join(pages)
 
     def image(self, image_id: str, pieces: list[tuple],
-              **change) -> pathlib.Path:
+              **arguments) -> pathlib.Path:
         path = self.path / 'images' / image_id
-        self.write(path, self.recipe(image_id, pieces, **change))
+        self.write(path, self.recipe(image_id, pieces, **arguments))
         return path
