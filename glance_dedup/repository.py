@@ -319,6 +319,7 @@ class Repository:
             'allow_weak': _allow_weak,
         }
         self._filter_dir = filter_dir
+        self._filter_file: str | None = None
         _live.add(self)
         self._handle()
 
@@ -430,8 +431,9 @@ class Repository:
                           f'missed: {e.strerror}: {e.filename or ""}',
                           RuntimeWarning, stacklevel=4)
             return b''
-        return os.fsencode(os.path.join(
-            directory, f'{self.parameters.repository_id}.filter'))
+        self._filter_file = os.path.join(
+            directory, f'{self.parameters.repository_id}.filter')
+        return os.fsencode(self._filter_file)
 
     def close(self) -> None:
         """Let go of the repository. Open images stay readable until closed.
@@ -477,7 +479,7 @@ class Repository:
             _need_text(name, value)
         handle = self._handle()
         self._complete_filter(handle)
-        return Transaction(image_id, handle.begin(image_id, project))
+        return Transaction(image_id, handle.begin(image_id, project), self)
 
     def put(self, image_id: str, source: str | os.PathLike | BinaryIO,
             size: int | None = None, project: str = '',
@@ -531,7 +533,7 @@ class Repository:
         """
         _need_text('image id', image_id)
         return Image(self._handle().open_image(
-            image_id, _upload_bytes(upload_id)))
+            image_id, _upload_bytes(upload_id)), self)
 
     def stat(self, image_id: str) -> ImageStat:
         """What the image's recipe says about it."""
@@ -638,12 +640,16 @@ def _image_stat(header: dict[str, Any]) -> ImageStat:
 
 
 class Transaction:
-    """One image's store operation. Leaving its ``with`` block aborts it,
-    unless it was committed.
+    """One image's store operation.
+
+    Leaving its ``with`` block aborts it, unless it was committed.
     """
 
-    def __init__(self, image_id: str, engine: '_engine.Transaction') -> None:
+    def __init__(self, image_id: str, engine: '_engine.Transaction',
+                 repository: Repository) -> None:
         self.image_id = image_id
+        # A fork closes the descriptors of those repositories that live.
+        self._repository = repository
         self._engine = engine
         self.upload_id: str = engine.upload_id.hex()
         """32 hexadecimal digits, never used again."""
@@ -684,8 +690,10 @@ class Transaction:
 class Image:
     """An image open for reading. It keeps its blocks until it is closed."""
 
-    def __init__(self, engine: '_engine.Image') -> None:
+    def __init__(self, engine: '_engine.Image',
+                 repository: Repository) -> None:
         self._engine = engine
+        self._repository = repository  # as in Transaction
         self.stat = _image_stat(engine.header())
 
     @property
@@ -747,7 +755,7 @@ _live: 'weakref.WeakSet[Repository]' = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """In a forked child: close every descriptor into a repository.
+    """In a forked child: close every descriptor into a repository or filter.
 
     A lock belongs to the open file, which parent and child share: kept open
     here it would outlive the parent, and released here it would be gone
@@ -756,14 +764,16 @@ def _close_inherited() -> None:
     repositories = list(_live)
     if not repositories:
         return
-    roots = tuple(os.path.realpath(r.path) for r in repositories)
+    roots = [os.path.realpath(path) for r in repositories
+             for path in (r.path, r._filter_file) if path is not None]
     for name in os.listdir('/proc/self/fd'):
         try:
             target = os.readlink(f'/proc/self/fd/{name}')
         except OSError:
             continue
         for root in roots:
-            if target == root or target.startswith(root + '/'):
+            if (target in (root, f'{root} (deleted)')
+                    or target.startswith(root + '/')):
                 os.close(int(name))
                 break
     for repository in repositories:

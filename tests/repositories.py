@@ -94,7 +94,7 @@ def edit_parameters(path, **changes):
     del fields['checksum']
     fields.update(changes)
     plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
-    fields['checksum'] = xxhash.xxh3_64_hexdigest(plain)
+    fields['checksum'] = xxhash.xxh3_64_hexdigest(plain.encode())
     file.write_text(json.dumps(fields))
 
 
@@ -298,8 +298,10 @@ def fork_child(function):
             result = (True, function())
         except BaseException:
             result = (False, traceback.format_exc())
+        result = pickle.dumps(result)
         with os.fdopen(writing, 'wb') as f:
-            pickle.dump(result, f)
+            # With its length, since a child of this child may keep the pipe.
+            f.write(len(result).to_bytes(8, 'little') + result)
     finally:
         os._exit(0)
 
@@ -310,7 +312,7 @@ def wait_for_child(child, timeout=60):
     data = b''
     deadline = time.monotonic() + timeout
     try:
-        while True:
+        while len(data) < 8 + int.from_bytes(data[:8], 'little'):
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([reading], [], [], left)[0]:
                 raise ChildFailed(f'nothing came in {timeout} seconds')
@@ -326,7 +328,7 @@ def wait_for_child(child, timeout=60):
         _, status = os.waitpid(pid, 0)
     if not data:
         raise ChildFailed(f'it ended with status {status} and said nothing')
-    good, result = pickle.loads(data)
+    good, result = pickle.loads(data[8:])
     if not good:
         raise ChildFailed(result)
     return result

@@ -37,15 +37,21 @@ remember_full(gd_repo *repo, uint32_t number)
 
 /* ---- treating what a dead writer left (N7.3) ---- */
 
-static bool
-block_verifies(const gd_entry *entry, const uint8_t *plain, gd_hasher *hasher)
+/* An error says that it could not be found out. */
+static gd_status
+verify_block(const gd_entry *entry, const uint8_t *plain, gd_hasher *hasher,
+             bool *good, gd_error *err)
 {
     gd_fingerprint fp;
     const uint8_t *block = plain + entry->plain_offset;
-    return gd_checksum(block, entry->plain_length, 0) == entry->checksum &&
-           gd_hasher_compute(hasher, block, entry->plain_length, &fp, NULL) ==
-               GD_OK &&
-           gd_fingerprint_equal(&fp, &entry->fingerprint);
+    *good = gd_checksum(block, entry->plain_length, 0) == entry->checksum;
+    if (!*good) {
+        return GD_OK;
+    }
+    gd_status s =
+        gd_hasher_compute(hasher, block, entry->plain_length, &fp, err);
+    *good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
+    return s;
 }
 
 typedef struct tail_scratch {
@@ -71,8 +77,11 @@ renew_segment(gd_appender *appender, const gd_entry *entries, uint32_t count,
             gd_segment_intact(scratch->in, &header, group->bounds.seed);
     for (uint32_t i = 0; *good && i < count; i++) {
         *good = gd_group_match_segment(group, &entries[i], first_slot + i,
-                                       &header, NULL) == GD_OK &&
-                block_verifies(&entries[i], scratch->plain, scratch->hasher);
+                                       &header, NULL) == GD_OK;
+        if (*good) {
+            s = verify_block(&entries[i], scratch->plain, scratch->hasher,
+                             good, err);
+        }
     }
     if (s == GD_CORRUPT || !*good) {
         return s == GD_CORRUPT ? GD_OK : s;
@@ -153,6 +162,20 @@ used_entries(const gd_entry *entries, uint32_t count)
 
 static gd_status publish(gd_appender *appender, uint32_t count, gd_error *err);
 
+/* For entries that are published by now. */
+static void
+insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
+             const gd_entry *entries)
+{
+    gd_filter *filter = appender->repo->filter;
+    for (uint32_t i = 0; filter != NULL && i < count; i++) {
+        if (entries[i].state == GD_ENTRY_LIVE) {
+            gd_address address = {appender->group->number, base + i};
+            gd_filter_insert(filter, &entries[i].fingerprint, address);
+        }
+    }
+}
+
 /* Entries beyond the published count belong to a writer that died before it
  * published them, or to one whose published record the machine's crash undid.
  * In the second case committed recipes may name them: so nothing that verifies
@@ -174,6 +197,9 @@ treat_tail(gd_appender *appender, gd_error *err)
         s = renew_tail(appender, entries, count, err);
         if (s == GD_OK) {
             s = publish(appender, base + count, err);
+        }
+        if (s == GD_OK) {
+            insert_hints(appender, base, count, entries);
         }
     }
     appender->next_slot = base + count;
@@ -202,6 +228,14 @@ settle_in(gd_appender *appender, gd_error *err)
                        "published", group->name,
                        (unsigned long long)st.st_size,
                        (unsigned long long)appender->published.end);
+    }
+    if (appender->published.sequence == 0) {
+        /* Nobody has had a sync point here: its maker may have died, or
+         * failed, before the group's name was durable (I1). */
+        s = gd_sync_dir(group->env, appender->repo->root, GD_DIR_GROUPS, err);
+        if (s != GD_OK) {
+            return s;
+        }
     }
     uint64_t start = gd_data_start(group->bounds.slots);
     appender->end = (uint64_t)st.st_size < start ? start
@@ -563,16 +597,6 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
     return s;
 }
 
-static void
-insert_hints(gd_appender *appender, uint32_t base, uint32_t count)
-{
-    gd_filter *filter = appender->repo->filter;
-    for (uint32_t i = 0; filter != NULL && i < count; i++) {
-        gd_address address = {appender->group->number, base + i};
-        gd_filter_insert(filter, &appender->entries[i].fingerprint, address);
-    }
-}
-
 gd_status
 gd_appender_sync(gd_appender *appender, gd_error *err)
 {
@@ -591,7 +615,7 @@ gd_appender_sync(gd_appender *appender, gd_error *err)
     }
     if (s == GD_OK) {
         appender->cannot_cut = false;
-        insert_hints(appender, base, count);
+        insert_hints(appender, base, count, appender->entries);
     }
     return s;
 }

@@ -8,6 +8,7 @@
 
 #include "coding.h"
 #include "filter.h"
+#include "spool.h"
 
 #define GROUP_MAGIC "GDGROUP" /* with its final zero: 8 bytes */
 
@@ -140,7 +141,10 @@ write_new_group(const gd_env *env, int fd, const char *name,
         return s;
     }
     /* So that no later write of an entry lacks room. */
-    int rc = env->fallocate(env, fd, 0, gd_data_start(params->group_slots));
+    int rc;
+    do {
+        rc = env->fallocate(env, fd, 0, gd_data_start(params->group_slots));
+    } while (rc == -EINTR);
     if (rc >= 0) {
         rc = env->fsync(env, fd);
     }
@@ -168,30 +172,16 @@ static gd_status
 create_under_lease(const gd_env *env, int root, const gd_params *params,
                    uint32_t number, gd_error *err)
 {
-    uint8_t id[GD_ID_SIZE];
-    char spool_name[GD_NAME_SIZE];
-    int rc = env->random(env, id, sizeof id);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
-    }
-    gd_spool_name(GD_SPOOL_GROUP, id, spool_name);
-    int fd;
-    gd_status s = gd_open(env, root, spool_name, O_RDWR | O_CREAT | O_EXCL,
-                          0600, &fd, err);
+    gd_spool_file file;
+    gd_status s = gd_spool_create_as(env, root, GD_SPOOL_GROUP, &file, err);
     if (s != GD_OK) {
         return s;
     }
-    rc = env->lock(env, fd, GD_BYTE_WRITER, F_RDLCK);
-    if (rc < 0) {
-        s = gd_fail_errno(err, -rc, "cannot lock %s", spool_name);
-    } else {
-        s = write_new_group(env, fd, spool_name, params, number, err);
-    }
+    s = write_new_group(env, file.fd, file.name, params, number, err);
     if (s == GD_OK) {
-        s = name_new_group(env, root, spool_name, number, err);
+        s = name_new_group(env, root, file.name, number, err);
     }
-    (void)env->unlinkat(env, root, spool_name);
-    env->close(env, fd);
+    gd_spool_discard(env, root, &file);
     return s;
 }
 

@@ -15,7 +15,9 @@
  *    56  checksum of bytes 0 to 55, 8 bytes
  *
  * A file is used if and only if it begins with exactly these bytes and is as
- * sharedfile.h demands: of this user, of the wanted size, without holes.
+ * sharedfile.h demands: of this user, of the size that they name, without
+ * holes.  So the processes of a host share one filter even if their budgets
+ * differ: the budget counts for who makes the file.
  * The rest of the page are counters that change, each on cache lines of its
  * own, in the byte order of the machine (struct shared): they follow.
  *
@@ -69,7 +71,7 @@ typedef struct shared {
     /* Cursor in the low 32 bits, REBUILD_COMPLETE above. */
     alignas(64) atomic_word rebuild;
     alignas(64) atomic_word dropped;
-    /* Hints by their zero bits, stored or given a free place since. */
+    /* Hints by their zero bits; only those at or above the level count. */
     alignas(64) _Atomic int64_t kept[LEVELS];
 } shared;
 
@@ -283,10 +285,8 @@ store_hint(gd_filter *filter, vacancy v, uint64_t hint)
                                                  memory_order_relaxed)) {
         return false;
     }
+    /* What was in the place is below the level: nobody counts those. */
     count_kept(filter, hint_zeros(hint), 1);
-    if (v.word != 0) {
-        count_kept(filter, hint_zeros(v.word), -1);
-    }
     return true;
 }
 
@@ -421,6 +421,36 @@ encode_fixed(uint8_t fixed[FIXED_SIZE], const uint8_t repository_id[16],
     gd_put64(fixed + 56, gd_checksum(fixed, 56, 0));
 }
 
+/* The size that an existing filter of the repository was made with, by its
+ * header; 0 if there is none.  Whether it may be used is decided later. */
+static uint64_t
+existing_size(const gd_env *env, const char *path,
+              const uint8_t repository_id[16])
+{
+    uint8_t found[FIXED_SIZE], fixed[FIXED_SIZE];
+    int fd;
+    if (gd_open(env, AT_FDCWD, path, O_RDONLY | O_NONBLOCK, 0, &fd, NULL) !=
+        GD_OK) {
+        return 0;
+    }
+    struct stat st;
+    bool read = env->fstat(env, fd, &st) == 0 &&
+                gd_read_full(env, fd, found, FIXED_SIZE, 0, path, NULL) ==
+                    GD_OK;
+    env->close(env, fd);
+    if (!read) {
+        return 0;
+    }
+    uint64_t size = gd_get64(found + 32), buckets = gd_get64(found + 40);
+    encode_fixed(fixed, repository_id, size, buckets);
+    bool sane = memcmp(found, fixed, FIXED_SIZE) == 0 &&
+                size == (uint64_t)st.st_size &&
+                size >= GD_FILTER_MIN_BYTES - BUCKET_SIZE &&
+                size <= MAX_BUDGET &&
+                size == HEADER_SIZE + buckets * BUCKET_SIZE;
+    return sane ? size : 0;
+}
+
 /* Opens and maps the file; what filter has is left to the caller on
  * failure. */
 static gd_status
@@ -463,7 +493,11 @@ gd_filter_open(const gd_env *env, const char *path,
     }
     uint8_t fixed[FIXED_SIZE];
     f->env = env;
-    f->buckets = (budget - HEADER_SIZE) / BUCKET_SIZE;
+    uint64_t size = existing_size(env, path, repository_id);
+    if (size == 0) {
+        size = budget;
+    }
+    f->buckets = (size - HEADER_SIZE) / BUCKET_SIZE;
     f->size = HEADER_SIZE + f->buckets * BUCKET_SIZE;
     atomic_init(&f->rebuilding, false);
     encode_fixed(fixed, repository_id, f->size, f->buckets);

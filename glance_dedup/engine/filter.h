@@ -57,11 +57,11 @@ typedef struct gd_filter_stats {
 
 /* Opens the filter file at path, or creates it with budget bytes (rounded
  * down to whole buckets and the header page; GD_INVALID below
- * GD_FILTER_MIN_BYTES).  A file of another version, of another repository
- * (repository_id, 16 bytes), of another size, damaged in its header or not
- * private to this user is replaced by a new one (see sharedfile.h).
- * GD_NOSPACE when the file system has no room.  After any failure the caller
- * can go on without a filter. */
+ * GD_FILTER_MIN_BYTES).  An existing filter of this repository is used with
+ * the size it has.  A file of another version, of another repository
+ * (repository_id, 16 bytes), damaged in its header or not private to this user
+ * is replaced by a new one (see sharedfile.h).  GD_NOSPACE when the file system
+ * has no room.  After any failure the caller can go on without a filter. */
 gd_status gd_filter_open(const gd_env *env, const char *path,
                          const uint8_t repository_id[16], uint64_t budget,
                          gd_filter **filter, gd_error *err);

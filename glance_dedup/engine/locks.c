@@ -90,15 +90,17 @@ drop_byte(gd_locks *locks, uint64_t byte)
     (void)locks->env->lock(locks->env, locks->fd, byte, F_UNLCK);
 }
 
+/* GD_BUSY if the collector waits for the group.  Asked also where this process
+ * has the shared lock already: else the transactions of one busy process, each
+ * begun before the last has ended, would keep the collector out for ever. */
 static gd_status
-share_first(gd_locks *locks, uint32_t group, gd_error *err)
+look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
 {
     gd_status s = try_byte(locks, intent_byte(group), F_RDLCK, err);
-    if (s != GD_OK) {
-        return s;
+    if (s == GD_OK) {
+        drop_byte(locks, intent_byte(group));
     }
-    drop_byte(locks, intent_byte(group));
-    return try_byte(locks, share_byte(group), F_RDLCK, err);
+    return s;
 }
 
 gd_status
@@ -109,8 +111,11 @@ gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err)
     uint32_t *users = gd_groupmap_at(&locks->shared, group, err);
     if (users == NULL) {
         s = GD_NOMEM;
-    } else if (*users == 0) {
-        s = share_first(locks, group, err);
+    } else {
+        s = look_for_intent(locks, group, err);
+    }
+    if (s == GD_OK && *users == 0) {
+        s = try_byte(locks, share_byte(group), F_RDLCK, err);
     }
     if (s == GD_OK) {
         ++*users;

@@ -3,6 +3,7 @@
  */
 #include "repo.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,8 +41,11 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
 {
     const gd_env *env = repo->env;
     /* The path's own end may be a link: that is the operator's choice. */
-    int rc = env->openat(env, AT_FDCWD, path,
+    int rc;
+    do {
+        rc = env->openat(env, AT_FDCWD, path,
                          O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    } while (rc == -EINTR);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot open the repository %s", path);
     }

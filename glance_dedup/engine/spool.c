@@ -30,8 +30,15 @@ gd_status
 gd_spool_create(const gd_env *env, int root, gd_spool_file *file,
                 gd_error *err)
 {
+    return gd_spool_create_as(env, root, GD_SPOOL_STORE, file, err);
+}
+
+gd_status
+gd_spool_create_as(const gd_env *env, int root, gd_spool_kind kind,
+                   gd_spool_file *file, gd_error *err)
+{
     for (int i = 0; i < TRIES; i++) {
-        gd_status s = new_name(env, GD_SPOOL_STORE, file->id, file->name, err);
+        gd_status s = new_name(env, kind, file->id, file->name, err);
         if (s == GD_OK) {
             s = gd_open(env, root, file->name, O_RDWR | O_CREAT | O_EXCL, 0600,
                         &file->fd, err);

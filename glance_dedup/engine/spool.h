@@ -25,6 +25,9 @@ typedef struct gd_spool_file {
 
 gd_status gd_spool_create(const gd_env *env, int root, gd_spool_file *file,
                           gd_error *err);
+/* The same for something else that is made in the spool. */
+gd_status gd_spool_create_as(const gd_env *env, int root, gd_spool_kind kind,
+                             gd_spool_file *file, gd_error *err);
 
 /* Makes the complete recipe in file the image's.  *linked tells, whatever is
  * returned, whether the image now exists: after the link an error is reported
@@ -33,7 +36,8 @@ gd_status gd_spool_commit(const gd_env *env, int root,
                           const gd_spool_file *file, const char *image_id,
                           bool *linked, gd_error *err);
 
-/* Gives a recipe up.  REQUIRES: it was never linked to images/ (N8.5). */
+/* Unlinks the spool file and lets go of it.  REQUIRES: a recipe was never
+ * linked to images/ (N8.5). */
 void gd_spool_discard(const gd_env *env, int root, gd_spool_file *file);
 /* Lets go of the writer's lock; the file stays for the accounting. */
 void gd_spool_close(const gd_env *env, gd_spool_file *file);

@@ -229,6 +229,29 @@ test_many_addresses_of_one_fingerprint(void)
     teardown(&x);
 }
 
+/* A fingerprint always has two buckets, never one twice. */
+static void
+test_two_buckets(void)
+{
+    fixture x;
+    setup(&x, SMALL);
+    for (uint64_t n = 0; n < 3000; n++) {
+        gd_fingerprint fp = fingerprint(n);
+        gd_address found[GD_FILTER_CANDIDATES];
+        for (uint64_t i = 0; i < GD_FILTER_CANDIDATES; i++) {
+            gd_filter_insert(x.filter, &fp, address(i));
+        }
+        CHECK_INT(gd_filter_lookup(x.filter, &fp, found),
+                  GD_FILTER_CANDIDATES);
+        for (uint64_t i = 0; i < GD_FILTER_CANDIDATES; i++) {
+            gd_filter_remove(x.filter, &fp, address(i));
+        }
+    }
+    CHECK_INT(stats_of(x.filter).dropped, 0);
+    CHECK_INT(stats_of(x.filter).hints, 0);
+    teardown(&x);
+}
+
 /* A digest of 8 bits: its few fingerprints still lie apart. */
 static void
 test_weak_fingerprints_spread(void)
@@ -371,7 +394,14 @@ test_budget(void)
     fixture x;
     setup(&x, SMALL + 63); /* rounded down to whole buckets */
     CHECK_INT(stats_of(x.filter).bytes, SMALL);
+    insert(x.filter, 1);
     close_filter(&x);
+    /* The budget counts for who makes the file. */
+    CHECK_INT(open_filter(&x, SMALL + 64), GD_OK);
+    CHECK_INT(stats_of(x.filter).bytes, SMALL);
+    CHECK(finds(x.filter, 1));
+    close_filter(&x);
+    CHECK_INT(unlink(x.path), 0);
     CHECK_INT(open_filter(&x, SMALL + 64), GD_OK);
     CHECK_INT(stats_of(x.filter).bytes, SMALL + 64);
     close_filter(&x);
@@ -429,8 +459,10 @@ test_foreign_files_are_replaced(void)
     CHECK(!finds(x.filter, 2));
     insert(x.filter, 3);
     close_filter(&x);
+    /* A size in the header that the file has not counts for nothing. */
     CHECK_INT(truncate(x.path, 1000), 0);
-    CHECK_INT(open_filter(&x, 2 * SMALL), GD_OK);
+    CHECK_INT(open_filter(&x, SMALL), GD_OK);
+    CHECK_INT(stats_of(x.filter).bytes, SMALL);
     CHECK(!finds(x.filter, 3));
     teardown(&x);
 }
@@ -725,6 +757,62 @@ test_several_threads(void)
     teardown(&x);
 }
 
+enum { CONTESTED = 2000, COPIES = GD_FILTER_CANDIDATES / WORKERS };
+
+typedef struct contestant {
+    pthread_t thread;
+    gd_filter *filter;
+    pthread_barrier_t *barrier;
+    uint64_t number;
+} contestant;
+
+/* All of them want places in the same two buckets at the same time. */
+static void *
+contestant_main(void *arg)
+{
+    contestant *c = arg;
+    for (uint64_t n = 0; n < CONTESTED; n++) {
+        gd_fingerprint fp = fingerprint(n);
+        pthread_barrier_wait(c->barrier);
+        for (uint64_t i = 0; i < COPIES; i++) {
+            gd_filter_insert(c->filter, &fp,
+                             address(n * 100 + c->number * COPIES + i));
+        }
+    }
+    return NULL;
+}
+
+/* No hint overwrites another: what is counted is there. */
+static void
+test_threads_in_the_same_buckets(void)
+{
+    fixture x;
+    pthread_barrier_t barrier;
+    contestant c[WORKERS];
+    uint64_t found = 0;
+    setup(&x, BIG);
+    pthread_barrier_init(&barrier, NULL, WORKERS);
+    for (uint64_t i = 0; i < WORKERS; i++) {
+        c[i] = (contestant){0, x.filter, &barrier, i};
+        CHECK_INT(pthread_create(&c[i].thread, NULL, contestant_main, &c[i]),
+                  0);
+    }
+    for (int i = 0; i < WORKERS; i++) {
+        pthread_join(c[i].thread, NULL);
+    }
+    for (uint64_t n = 0; n < CONTESTED; n++) {
+        gd_fingerprint fp = fingerprint(n);
+        gd_address candidates[GD_FILTER_CANDIDATES];
+        found += gd_filter_lookup(x.filter, &fp, candidates);
+    }
+    gd_filter_stats stats = stats_of(x.filter);
+    CHECK_INT(found, stats.hints);
+    CHECK_INT(stats.hints + stats.dropped, CONTESTED * WORKERS * COPIES);
+    CHECK(stats.hints > CONTESTED * WORKERS * COPIES / 10 * 7);
+    pthread_barrier_destroy(&barrier);
+    teardown(&x);
+}
+
 /* Far too small for them, and cleared all the time: nobody falls over, and
  * the counts come out right enough for the filter to go on. */
 static void
@@ -759,6 +847,7 @@ main(int argc, char **argv)
     RUN(test_bounds_of_addresses);
     RUN(test_the_same_hint_is_kept_once);
     RUN(test_many_addresses_of_one_fingerprint);
+    RUN(test_two_buckets);
     RUN(test_weak_fingerprints_spread);
     RUN(test_few_false_candidates);
     RUN(test_level_halves_the_filter);
@@ -776,6 +865,7 @@ main(int argc, char **argv)
     RUN(test_rebuild_lock_dies_with_the_process);
     RUN(test_several_processes);
     RUN(test_several_threads);
+    RUN(test_threads_in_the_same_buckets);
     RUN(test_threads_in_a_full_filter);
     return REPORT();
 }

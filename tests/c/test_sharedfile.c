@@ -330,6 +330,79 @@ test_gives_up_waiting(void)
     teardown(&x);
 }
 
+/* Another creator does all of its work just before a call of ours. */
+static void
+create_as_other(const uint8_t head[HEAD])
+{
+    gd_error err;
+    CHECK_INT(gd_sharedfile_open(gd_env_posix(), waiting->path, head, HEAD,
+                                 SIZE, &other_fd, &err),
+              GD_OK);
+    CHECK_INT(pwrite(other_fd, "M", 1, SIZE - 1), 1);
+}
+
+static uint8_t other_head[HEAD];
+
+static int
+lock_too_late(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    const gd_env *real = gd_env_posix();
+    if (waits++ == 0) {
+        create_as_other(other_head);
+    }
+    return real->lock(real, fd, byte, type);
+}
+
+/* What we lock as PATH.new is PATH by then, in use by the other one.  He
+ * wanted another head, so that we replace it; but his own file stays whole. */
+static void
+test_other_is_done_before_the_lock(void)
+{
+    fixture x;
+    uint8_t mark = 0;
+    setup(&x);
+    waiting = &x;
+    waits = 0;
+    memset(other_head, 'o', HEAD);
+    x.f.env.lock = lock_too_late;
+    CHECK(!open_and_mark(&x));
+    CHECK_INT(pread(other_fd, &mark, 1, SIZE - 1), 1);
+    CHECK_INT(mark, 'M');
+    CHECK_INT(pread(other_fd, &mark, 1, 0), 1);
+    CHECK_INT(mark, 'o');
+    close(other_fd);
+    teardown(&x);
+}
+
+static int (*counted_openat)(const gd_env *env, int dir, const char *path,
+                             int flags, mode_t mode);
+
+static int
+open_too_late(const gd_env *env, int dir, const char *path, int flags,
+              mode_t mode)
+{
+    if ((flags & O_CREAT) != 0 && waits++ == 0) {
+        create_as_other(waiting->head);
+        close(other_fd);
+    }
+    return counted_openat(env, dir, path, flags, mode);
+}
+
+static void
+test_other_is_done_before_the_open(void)
+{
+    fixture x;
+    setup(&x);
+    waiting = &x;
+    waits = 0;
+    counted_openat = x.f.env.openat;
+    x.f.env.openat = open_too_late;
+    CHECK(open_and_mark(&x));
+    CHECK_INT(waits, 1);
+    teardown(&x);
+}
+
 static void
 test_no_room(void)
 {
@@ -483,6 +556,8 @@ main(int argc, char **argv)
     RUN(test_takes_over_from_a_dead_creator);
     RUN(test_waits_for_another_creator);
     RUN(test_gives_up_waiting);
+    RUN(test_other_is_done_before_the_lock);
+    RUN(test_other_is_done_before_the_open);
     RUN(test_no_room);
     RUN(test_interrupted_and_short);
     RUN(test_every_call_fails);

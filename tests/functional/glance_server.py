@@ -281,6 +281,9 @@ class GlanceServer:
             # A client that is slow, not one that is gone.
             'http-timeout': REQUEST_TIMEOUT,
             'socket-timeout': REQUEST_TIMEOUT,
+            # uWSGI closes after each answer; a client that is not told so
+            # may send its next request into the closing connection.
+            'add-header': 'Connection: close',
             'listen': 100,
             'thunder-lock': 'true',
         }}))

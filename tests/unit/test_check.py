@@ -739,6 +739,20 @@ def test_entry(repository, group, image, change):
     assert 'two' not in look(repository)[1].damaged_images
 
 
+def test_wrong_fingerprint(repository):
+    """All checksums agree, and the recipe's digest; only it does not."""
+    group = writer.Group(repository, 1)
+    group.append([block(0), block(1)], fingerprints=[
+        writer.sha256(block(0)), writer.sha256(block(2))])
+    group.publish()
+    group.save()
+    repository.image('one', [(group, 0, 1)])
+    repository.image('two', [(group, 0, 2)])
+    finding = one_damage(repository, 'groups/00000001', 'two')
+    assert 'slot 1: its bytes do not have its fingerprint' in (
+        finding.sentence)
+
+
 def test_block_marked_as_damaged(repository, group, image):
     entry_fields(group, 4, state=writer.DAMAGED)
     group.save()

@@ -18,6 +18,7 @@ import hashlib
 import io
 import os
 import random
+import signal
 import socket
 import threading
 import time
@@ -279,6 +280,7 @@ def test_too_long_a_stream_is_not_read_to_its_end(store):
 
         def read(self, length):
             self.served += length
+            assert self.served < 100 * MIB
             return bytes(length)
 
     source = Endless()
@@ -432,7 +434,7 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
 
         def read(self, length):
             self.reads += 1
-            time.sleep(0.01)
+            time.sleep(0.1)
             return bytes(length)
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
@@ -440,7 +442,31 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
     source = Endless()
     with pytest.raises(exceptions.StorageFull):
         add(source)
-    assert source.reads <= upload.DEPTH + 2
+    assert source.reads < upload.DEPTH
+
+
+def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
+    """Its client is told that it failed, so it must not stay."""
+    real = repo(store)
+
+    def begin(*args):
+        transaction = real.begin(*args)
+
+        def commit():
+            transaction.commit()
+            raise dedup_exceptions.StorageError('EIO')
+
+        return types.SimpleNamespace(
+            write=transaction.write, abort=transaction.abort, commit=commit,
+            upload_id=transaction.upload_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, '_repository', types.SimpleNamespace(
+            begin=begin, delete=real.delete))
+        with pytest.raises(exceptions.StorageWriteDenied):
+            add(b'data')
+    assert real.images() == []
+    assert get(add(b'again')[0]) == b'again'
 
 
 def test_memory_is_bounded_by_back_pressure(store, monkeypatch):
@@ -999,6 +1025,7 @@ def in_children(count, function):
     for number in range(count):
         child = os.fork()
         if not child:
+            signal.alarm(60)  # a child that hangs must not stay
             try:
                 function(number)
                 os._exit(0)

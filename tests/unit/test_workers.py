@@ -14,6 +14,7 @@
 
 import gc
 import os
+import signal
 import threading
 import time
 import weakref
@@ -119,6 +120,7 @@ def test_a_fork_starts_with_no_threads(pool):
     strand = workers.Strand(pool)
     child = os.fork()
     if not child:
+        signal.alarm(60)
         try:
             good = (pool._threads == 0 and not pool._tasks
                     and pool.submit(int, '7').result(5) == 7

@@ -1,0 +1,154 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the commands share: columns, sizes, errors."""
+
+import datetime
+
+from cliff import columns
+
+from glance_dedup.cli import progress as progress_module
+from glance_dedup import exceptions
+
+
+class UsageError(Exception):
+    """The command line asks for what cannot be done."""
+
+
+class Size(columns.FormattableColumn):
+    """Bytes: 1.5 GiB in a table, a plain number elsewhere."""
+
+    def human_readable(self):
+        return progress_module.format_size(self._value)
+
+
+class Percent(columns.FormattableColumn):
+    def human_readable(self):
+        return '-' if self._value is None else f'{self._value} %'
+
+
+class Time(columns.FormattableColumn):
+    """Seconds since 1970: a date in a table, a plain number elsewhere."""
+
+    def human_readable(self):
+        try:
+            when = datetime.datetime.fromtimestamp(
+                self._value, datetime.timezone.utc)
+        except (ValueError, OverflowError, OSError):
+            return str(self._value)
+        return when.strftime('%Y-%m-%d %H:%M:%S UTC')
+
+
+class Lines(columns.FormattableColumn):
+    """A list: its length in a table."""
+
+    def human_readable(self):
+        return str(len(self._value))
+
+
+class Words(columns.FormattableColumn):
+    """A list of words: one a line in a table."""
+
+    def human_readable(self):
+        return '\n'.join(self._value)
+
+
+def saved(data: int, stored: int) -> Percent:
+    """How much of the bytes that are not zeros took no space."""
+    if not data:
+        return Percent(None)
+    # Adding 0 makes a plain zero of a negative one.
+    return Percent(round(100 * (1 - stored / data), 1) + 0.0)
+
+
+def shown(fields: dict) -> tuple[tuple, tuple]:
+    """What a ShowOne command returns."""
+    return tuple(fields), tuple(fields.values())
+
+
+def add_stat(fields: dict, stat) -> dict:
+    """The columns that describe an image."""
+    fields.update({
+        'image_id': stat.image_id,
+        'size': Size(stat.size),
+        'zero_bytes': Size(stat.zero_bytes),
+        'new_bytes': Size(stat.new_bytes),
+        'stored_bytes': Size(stat.stored_bytes),
+        'saved_percent': saved(
+            stat.size - stat.zero_bytes, stat.stored_bytes),
+        'extents': stat.extents,
+        'fragments': stat.fragments,
+        'created': Time(stat.created),
+        'project': stat.project,
+        'upload_id': stat.upload_id,
+    })
+    return fields
+
+
+def stats(repo, app):
+    """What all recipes say; of those that cannot be read, `app` is told."""
+    for image_id in repo.images():
+        try:
+            yield repo.stat(image_id)
+        except exceptions.ImageNotFound:
+            continue            # deleted meanwhile
+        except (exceptions.DamagedError, exceptions.VersionError,
+                exceptions.InvalidParameter) as e:
+            app.tell(e)
+            app.note(e)
+
+
+class RepositoryCommand:
+    """For commands that work on the repository of the global option."""
+
+    @property
+    def path(self) -> str:
+        path = self.app.options.repository
+        if not path:
+            raise UsageError(
+                'there is no repository given: use --repository DIR or set '
+                'GLANCE_DEDUP_REPOSITORY')
+        if '\0' in path:
+            raise UsageError("the repository's path holds a NUL")
+        return path
+
+    def open(self, **options):
+        # Help and usage errors need no engine.
+        from glance_dedup import repository
+
+        return repository.Repository(
+            self.path, filter_dir=self.app.options.filter_dir or None,
+            **options)
+
+    def progress(self, what, total=None, **options):
+        return progress_module.Progress(
+            what, total, quiet=self.app.options.verbose_level == 0,
+            **options)
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status that an error is worth."""
+    return 1 if isinstance(error, exceptions.DamagedError) else 2
+
+
+def sentence_of(error: BaseException) -> str:
+    """An error in words, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if error.filename is not None:
+            text = f'{error.filename}: {text}'
+    elif isinstance(error, MemoryError):
+        text = 'there is not enough memory'
+    else:
+        text = str(error) or type(error).__name__
+    return ' '.join(text.split()).encode(
+        'utf-8', 'backslashreplace').decode()

@@ -1,0 +1,279 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``glance-dedup image``: storing, reading and deleting images."""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import sys
+
+from cliff import lister
+from cliff import show
+
+from glance_dedup.cli import common
+from glance_dedup import exceptions
+
+PIECE = 4 << 20
+# Zeros of an image that are so long become a hole in the file.
+HOLE = 1 << 16
+
+
+class Put(common.RepositoryCommand, show.ShowOne):
+    """Store an image."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'id', metavar='ID',
+            help='1 to 128 characters of A-Z a-z 0-9 _ -')
+        parser.add_argument(
+            'file', metavar='FILE', help='- for standard input')
+        parser.add_argument(
+            '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
+            help='How new blocks are compressed. Default: %(default)s.')
+        parser.add_argument(
+            '--project', default='', metavar='NAME',
+            help='The project that the image belongs to.')
+        return parser
+
+    def take_action(self, parsed_args):
+        with contextlib.ExitStack() as stack:
+            repo = stack.enter_context(self.open(codec=parsed_args.codec))
+            source, size = open_source(parsed_args.file, stack)
+            progress = stack.enter_context(
+                self.progress(f'storing {parsed_args.id}', size))
+            found = repo.put(parsed_args.id, source,
+                             project=parsed_args.project,
+                             progress=progress.update)
+        return common.shown(common.add_stat({}, found))
+
+
+def open_source(file: str, stack) -> tuple:
+    """An open file, and its size if it has one.
+
+    It has no buffer: a buffered file, in the middle of a large read, does
+    not notice an interrupt before the next bytes come.
+    """
+    try:
+        source = stack.enter_context(
+            open(0, 'rb', buffering=0, closefd=False) if file == '-'
+            else open(file, 'rb', buffering=0))
+    except ValueError as e:
+        raise common.UsageError(f'{file!r}: {e}') from e
+    except OSError as e:
+        if file != '-':
+            raise
+        raise common.UsageError('there is no standard input') from e
+    found = os.fstat(source.fileno())
+    return source, found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+class Get(common.RepositoryCommand, show.ShowOne):
+    """Write an image to a file, after verifying every byte.
+
+    A file appears whole or not at all. Long runs of zeros are holes in it.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('id', metavar='ID')
+        parser.add_argument(
+            'file', metavar='FILE', help='- for standard output')
+        parser.add_argument(
+            '--force', action='store_true',
+            help='Replace the file if it exists.')
+        return parser
+
+    def take_action(self, parsed_args):
+        with contextlib.ExitStack() as stack:
+            if parsed_args.file == '-':
+                if sys.stdout is None:
+                    raise common.UsageError('there is no standard output')
+                write = write_to(sys.stdout.buffer)
+            else:
+                target = Target(parsed_args.file, parsed_args.force)
+                target.need_allowed()
+                write = target.write
+            repo = stack.enter_context(self.open())
+            image = stack.enter_context(repo.open_image(parsed_args.id))
+            progress = stack.enter_context(
+                self.progress(f'reading {parsed_args.id}', image.size))
+            write(image, progress)
+            return common.shown({
+                'image_id': parsed_args.id, 'file': parsed_args.file,
+                'size': common.Size(image.size)})
+
+    def produce_output(self, parsed_args, column_names, data):
+        # Standard output is the image's alone.
+        if parsed_args.file == '-':
+            return 0
+        return super().produce_output(parsed_args, column_names, data)
+
+
+def write_to(stream):
+    def write(image, progress):
+        done = 0
+        for piece in image.pieces(piece=PIECE):
+            stream.write(piece)
+            done += len(piece)
+            progress.update(done)
+        stream.flush()
+    return write
+
+
+class Target:
+    """A file that gets its name when it is whole and on the disk."""
+
+    def __init__(self, file: str, force: bool):
+        if '\0' in file:
+            raise common.UsageError("the file's name holds a NUL")
+        self.file = file
+        self.force = force
+        self.path = os.path.realpath(file)
+
+    def need_allowed(self):
+        if not os.path.lexists(self.path):
+            return
+        if not self.force:
+            raise common.UsageError(
+                f'{self.file} exists; --force would replace it')
+        if not os.path.isfile(self.path):
+            raise common.UsageError(f'{self.file} is not a regular file')
+
+    def write(self, image, progress):
+        directory, name = os.path.split(self.path)
+        temporary = os.path.join(
+            directory, f'.{name[:200]}.{secrets.token_hex(8)}.new')
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                     | os.O_CLOEXEC, 0o666)
+        try:
+            with open(fd, 'wb', buffering=0) as f:
+                self.fill(f, image, progress)
+                os.fsync(f.fileno())
+            self.give_name(temporary)
+        except OSError as e:
+            e.filename = e.filename or self.file
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def give_name(self, temporary):
+        if self.force:
+            self.need_allowed()
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(temporary,
+                         stat.S_IMODE(os.stat(self.path).st_mode))
+            os.rename(temporary, self.path)
+            return
+        try:
+            # Unlike a rename it replaces nothing that came meanwhile.
+            os.link(temporary, self.path)
+        except FileExistsError:
+            self.need_allowed()
+            raise
+        except OSError as e:
+            # FAT and its kin have no hard links.
+            if e.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            self.need_allowed()
+            os.rename(temporary, self.path)
+
+    def fill(self, f, image, progress):
+        for start, end in filled_ranges(image):
+            while start < end:
+                piece = memoryview(image.read(
+                    min(PIECE, end - start), start))
+                if not piece:
+                    raise exceptions.DamagedError(
+                        f'image {image.stat.image_id} ends at {start}')
+                while piece:
+                    written = os.pwrite(f.fileno(), piece, start)
+                    piece = piece[written:]
+                    start += written
+                progress.update(start)
+        f.truncate(image.size)
+        progress.update(image.size)
+
+
+def filled_ranges(image):
+    """The ranges of an image between its long runs of zeros."""
+    start = end = 0
+    for extent in image.extents():
+        if extent.kind == 'zeros' and extent.length >= HOLE:
+            if end > start:
+                yield start, end
+            start = extent.offset + extent.length
+        end = extent.offset + extent.length
+    if end > start:
+        yield start, end
+
+
+class Delete(common.RepositoryCommand, lister.Lister):
+    """Delete images.
+
+    Who is reading one reads on. The space comes back by collection.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('ids', metavar='ID', nargs='+')
+        return parser
+
+    def take_action(self, parsed_args):
+        rows = []
+        with self.open() as repo:
+            for image_id in parsed_args.ids:
+                try:
+                    repo.delete(image_id)
+                except exceptions.RepositoryError as e:
+                    self.app.tell(e)
+                    self.app.note(e)
+                    rows.append((image_id, False, common.sentence_of(e)))
+                else:
+                    rows.append((image_id, True, ''))
+        return ('image_id', 'deleted', 'error'), rows
+
+
+class List(common.RepositoryCommand, lister.Lister):
+    """List the images with what their recipes say."""
+
+    def take_action(self, parsed_args):
+        rows = []
+        with self.open() as repo:
+            for found in common.stats(repo, self.app):
+                rows.append(common.add_stat({}, found))
+        names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
+                 'stored_bytes', 'saved_percent', 'created', 'project')
+        return names, [tuple(row[name] for name in names) for row in rows]
+
+
+class Show(common.RepositoryCommand, show.ShowOne):
+    """Show what an image's recipe says of it."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('id', metavar='ID')
+        return parser
+
+    def take_action(self, parsed_args):
+        with self.open() as repo:
+            return common.shown(
+                common.add_stat({}, repo.stat(parsed_args.id)))

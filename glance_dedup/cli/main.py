@@ -1,0 +1,227 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``glance-dedup``: the program.
+
+Exit status: 0 fine, 1 damage was found, 2 wrong usage or an environment that
+does not allow it; 130 interrupted, 141 nobody reads the output any more.
+"""
+
+import importlib.metadata
+import logging
+import os
+import signal
+import sys
+import threading
+import typing
+import warnings
+
+from cliff import app
+from cliff import commandmanager
+
+from glance_dedup.cli import common
+
+NAMESPACE = 'glance_dedup.cli'
+# The same as in setup.cfg, for a tree that was not installed.
+COMMANDS = {
+    'repository create': 'glance_dedup.cli.repository:Create',
+    'repository show': 'glance_dedup.cli.repository:Show',
+    'repository check': 'glance_dedup.cli.repository:Check',
+    'repository rebuild-filter': 'glance_dedup.cli.repository:RebuildFilter',
+    'image put': 'glance_dedup.cli.image:Put',
+    'image get': 'glance_dedup.cli.image:Get',
+    'image delete': 'glance_dedup.cli.image:Delete',
+    'image list': 'glance_dedup.cli.image:List',
+    'image show': 'glance_dedup.cli.image:Show',
+}
+INTERRUPTED = 130
+NO_READER = 141
+
+
+class CommandManager(commandmanager.CommandManager):
+    def load_commands(self, namespace):
+        super().load_commands(namespace)
+        for name, value in COMMANDS.items():
+            self.commands.setdefault(name, importlib.metadata.EntryPoint(
+                name, value, namespace))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version('glance-dedup')
+    except importlib.metadata.PackageNotFoundError:
+        return '(not installed)'
+
+
+class App(app.App):
+    NAME = 'glance-dedup'
+
+    def __init__(self, **kwargs):
+        super().__init__(
+            description='Work on a repository of glance-dedup, the '
+            'deduplicating image store for OpenStack Glance.',
+            version=_version(), command_manager=CommandManager(NAMESPACE),
+            deferred_help=True, **kwargs)
+        self.error: BaseException | None = None
+        # Of what a command survived; it may set or `note` it.
+        self.status = 0
+        self.log: typing.TextIO | None = None
+
+    def build_option_parser(self, description, version,
+                            argparse_kwargs=None):
+        # An abbreviation here would swallow options of the commands.
+        parser = super().build_option_parser(
+            description, version, {'allow_abbrev': False,
+                                   'prog': 'glance-dedup'})
+        parser.add_argument(
+            '--repository', metavar='DIR',
+            default=os.environ.get('GLANCE_DEDUP_REPOSITORY'),
+            help="The repository's directory. The default is the "
+            'environment variable GLANCE_DEDUP_REPOSITORY.')
+        parser.add_argument(
+            '--filter-dir', metavar='DIR',
+            default=os.environ.get('GLANCE_DEDUP_FILTER_DIR'),
+            help='Where the fingerprint filter lies: the value of '
+            "Glance's dedup_store_filter_dir, if that is set. The default "
+            'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
+            'directory of the user in /dev/shm.')
+        return parser
+
+    def configure_logging(self):
+        # An error is told once, by `run`; cliff's words only for --debug.
+        logging.getLogger('').setLevel(
+            logging.ERROR if self.options.debug else logging.CRITICAL)
+        if self.options.log_file:
+            try:
+                self.log = open(self.options.log_file, 'a')
+            except (OSError, ValueError) as e:
+                self.error = e
+                raise
+
+    def initialize_app(self, argv):
+        if not argv and not self.options.deferred_help:
+            self.error = common.UsageError(
+                "there is no command given; see 'glance-dedup --help'")
+            raise self.error
+
+    def clean_up(self, cmd, result, err):
+        self.error = err
+
+    def tell(self, error: BaseException | str):
+        """A sentence about something that went wrong."""
+        if isinstance(error, BaseException):
+            error = common.sentence_of(error)
+        for stream in (self.stderr, self.log):
+            if stream is not None:
+                stream.write(f'glance-dedup: {error}\n')
+
+    def note(self, error: BaseException):
+        """An error that does not end the command counts in its status.
+
+        Damage is the lesser number, but the greater news.
+        """
+        status = common.status_of(error)
+        self.status = min(self.status or status, status)
+
+    def run_subcommand(self, argv) -> int:
+        try:
+            self.command_manager.find_command(argv)
+        except ValueError:
+            self.tell(f"'{' '.join(argv)}' is not a command; see "
+                      "'glance-dedup --help'")
+            return 2
+        return super().run_subcommand(argv)
+
+    def run(self, argv) -> int:
+        self.error = None
+        self.status = 0
+        try:
+            return self.judge(super().run(argv))
+        except (common.UsageError, OSError, ValueError):
+            # What went wrong before the command; cliff lets it pass for
+            # --debug.
+            return self.judge(2)
+        finally:
+            if self.log is not None:
+                self.log.close()
+
+    def judge(self, result: int) -> int:
+        """Tell what went wrong, if anything; returns the exit status."""
+        if self.error is None or isinstance(
+                self.error, (KeyboardInterrupt, BrokenPipeError)):
+            return result or self.status
+        self.tell(self.error)
+        return common.status_of(self.error)
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None):
+    if issubclass(category, RuntimeWarning):
+        sys.stderr.write(f'glance-dedup: {message}\n')
+
+
+def _terminated(signum, frame):
+    # What was begun is taken back, as after an interrupt.
+    raise KeyboardInterrupt()
+
+
+def _run(argv) -> int:
+    try:
+        # File names need not be valid text.
+        sys.stdout.reconfigure(errors='backslashreplace')
+    except AttributeError:
+        pass
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            warnings.simplefilter('always', RuntimeWarning)
+            result = App().run(argv)
+        sys.stdout.flush()
+        return result
+    except BrokenPipeError:
+        return NO_READER
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as e:             # argparse's
+        return 2 if e.code else 0
+    except OSError as e:
+        sys.stderr.write('glance-dedup: cannot write to standard output: '
+                         f'{common.sentence_of(e)}\n')
+        _lose_output()
+        return 2
+
+
+def _lose_output():
+    """Keep Python from flushing once more at its end, and complaining."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit status."""
+    in_charge = threading.current_thread() is threading.main_thread()
+    if in_charge:
+        before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        result = _run(sys.argv[1:] if argv is None else argv)
+    finally:
+        if in_charge:
+            signal.signal(signal.SIGTERM, before)
+    if result == INTERRUPTED:
+        sys.stderr.write('glance-dedup: interrupted\n')
+    elif result == NO_READER:
+        _lose_output()
+    return result
+
+
+if __name__ == '__main__':
+    sys.exit(main())

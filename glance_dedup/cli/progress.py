@@ -1,0 +1,142 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The progress of long work: a bar on a terminal, plain lines otherwise."""
+
+import os
+import sys
+import time
+
+_UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')
+
+
+def format_size(size: float) -> str:
+    """A number of bytes as people read it: 17 B, 1.5 KiB, 250 GiB."""
+    sign = '-' if size < 0 else ''
+    size = abs(size)
+    for unit in _UNITS:
+        if size < 1023.5 or unit == _UNITS[-1]:
+            break
+        size /= 1024
+    if unit == 'B':
+        return f'{sign}{size:.0f} B'
+    return f'{sign}{size:.1f} {unit}' if size < 99.95 else (
+        f'{sign}{size:.0f} {unit}')
+
+
+def format_seconds(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{seconds:02}'
+
+
+class Progress:
+    """Tells on `stream` how far some work is.
+
+    Nothing is told of work that is over quickly, where there is no terminal.
+
+    :param what: a few words for the work
+    :param total: of what is to be done; None if it is not known
+    :param unit: None: the work is counted in bytes
+    """
+
+    INTERVAL = {True: 0.1, False: 5.0}      # seconds, by being a terminal
+    BAR = 20
+
+    def __init__(self, what, total=None, *, unit=None, stream=None,
+                 quiet=False, clock=time.monotonic):
+        self.what = what
+        self.total = total
+        self.unit = unit
+        self.stream = sys.stderr if stream is None else stream
+        self.quiet = quiet or self.stream is None
+        self.clock = clock
+        self.terminal = not self.quiet and self.stream.isatty()
+        self.started = self.told = clock()
+        self.done = 0
+        self.lines = 0
+        self.width = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.finish()
+
+    def update(self, done: int, total: int | None = None, what=None):
+        """So much is done; the signature suits all of our callbacks."""
+        self.done = done
+        if total is not None:
+            self.total = total
+        now = self.clock()
+        if now - self.told >= self.INTERVAL[self.terminal]:
+            self.told = now
+            self._tell(now)
+
+    def finish(self):
+        """The last word, if there was a first."""
+        if self.lines:
+            self._tell(self.clock())
+            if self.terminal:
+                self._write('\n')
+            self.lines = 0
+
+    def line(self, now: float) -> str:
+        elapsed = max(now - self.started, 1e-6)
+        rate = self.done / elapsed
+        words = [self.what + ':']
+        if self.total:
+            part = min(1.0, self.done / self.total)
+            if self.terminal:
+                full = int(part * self.BAR)
+                words.append(f'[{"#" * full}{"." * (self.BAR - full)}]')
+            words.append(f'{int(part * 100)} %,')
+        words.append(self._amount(self.done))
+        if self.total:
+            words.append(f'of {self._amount(self.total)}')
+        if self.unit:
+            words[-1] += f' {self.unit}, {rate:.0f}/s'
+        else:
+            words[-1] += f', {format_size(rate)}/s'
+        if self.total and rate and self.done < self.total:
+            left = (self.total - self.done) / rate
+            words[-1] += f', {format_seconds(left)} left'
+        else:
+            words[-1] += f', {format_seconds(elapsed)}'
+        return ' '.join(words)
+
+    def _amount(self, number):
+        return str(number) if self.unit else format_size(number)
+
+    def _tell(self, now):
+        if self.quiet:
+            return
+        line = self.line(now)
+        if self.terminal:
+            try:
+                columns = os.get_terminal_size(self.stream.fileno()).columns
+            except (OSError, ValueError):
+                columns = 80
+            line = line[:max(columns - 1, 10)]
+            self._write('\r' + line.ljust(self.width))
+            self.width = len(line)
+        else:
+            self._write(line + '\n')
+        self.lines += 1
+
+    def _write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):
+            # Work goes on though nobody can see it.
+            self.quiet = True

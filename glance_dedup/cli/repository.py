@@ -1,0 +1,175 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``glance-dedup repository``: the repository as a whole."""
+
+import os
+
+from cliff import show
+
+from glance_dedup import check
+from glance_dedup.cli import common
+
+
+class Create(common.RepositoryCommand, show.ShowOne):
+    """Make a repository in a directory that is missing or empty."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--block-size', type=int, default=4096, metavar='BYTES',
+            help='The unit of deduplication: a power of two from 512 to '
+            '65536. Default: %(default)s.')
+        parser.add_argument(
+            '--group-slots', type=int, default=32768, metavar='N',
+            help='Blocks in a block group, 64 to 32768. Default: '
+            '%(default)s.')
+        parser.add_argument(
+            '--segment-size', type=int, default=65536, metavar='BYTES',
+            help='Bytes that are compressed together: a power of two, at '
+            'least the block size, at most 1048576. Default: %(default)s.')
+        parser.add_argument(
+            '--fingerprint', default='sha256', metavar='DIGEST',
+            help="A digest of OpenSSL's of 160 bits or more, or xxh3-128. "
+            'Default: %(default)s.')
+        parser.add_argument(
+            '--compare', choices=('hash', 'value'), default='hash',
+            help='What makes blocks equal: their fingerprints, or their '
+            'bytes. xxh3-128 needs value. Default: %(default)s.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import repository
+
+        repository.Repository.create(
+            self.path, block_size=parsed_args.block_size,
+            group_slots=parsed_args.group_slots,
+            segment_size=parsed_args.segment_size,
+            fingerprint=parsed_args.fingerprint,
+            compare=parsed_args.compare)
+        file = os.path.join(self.path, 'repository.json')
+        with open(file, 'rb') as f:
+            parameters = repository.Parameters.from_json(f.read(), file)
+        return common.shown(described(self.path, parameters))
+
+
+def described(path, parameters) -> dict:
+    return {
+        'path': os.path.abspath(path),
+        'repository_id': parameters.repository_id,
+        'format': f'{parameters.major}.{parameters.minor}',
+        'block_size': common.Size(parameters.block_size),
+        'group_slots': parameters.group_slots,
+        'segment_size': common.Size(parameters.segment_size),
+        'cutting': parameters.cutting,
+        'fingerprint': parameters.fingerprint,
+        'compare': parameters.compare,
+    }
+
+
+class Show(common.RepositoryCommand, show.ShowOne):
+    """Show a repository's parameters, its images' sums, and its filter.
+
+    The sums are of what the recipes say; no block is read.
+    """
+
+    def take_action(self, parsed_args):
+        with self.open() as repo:
+            fields = described(self.path, repo.parameters)
+            groups, group_bytes = self.groups()
+            fields.update(self.sums(repo, group_bytes))
+            fields['groups'] = groups
+            fields['group_bytes'] = common.Size(group_bytes)
+            for name, value in repo.statistics().items():
+                if name.startswith('filter_'):
+                    fields[name] = (
+                        common.Size(value) if name == 'filter_bytes'
+                        else value)
+        return common.shown(fields)
+
+    def sums(self, repo, group_bytes) -> dict:
+        images = logical = zeros = new = stored = 0
+        for found in common.stats(repo, self.app):
+            images += 1
+            logical += found.size
+            zeros += found.zero_bytes
+            new += found.new_bytes
+            stored += found.stored_bytes
+        return {
+            'images': images,
+            'logical_bytes': common.Size(logical),
+            'zero_bytes': common.Size(zeros),
+            'new_bytes': common.Size(new),
+            'stored_bytes': common.Size(stored),
+            'saved_percent': common.saved(logical - zeros, group_bytes),
+        }
+
+    def groups(self) -> tuple[int, int]:
+        """The groups, and the bytes that they take on the disk."""
+        count = size = 0
+        with os.scandir(os.path.join(self.path, 'groups')) as entries:
+            for entry in entries:
+                try:
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    count += 1
+                except FileNotFoundError:
+                    continue
+        return count, size
+
+
+class Check(common.RepositoryCommand, show.ShowOne):
+    """Read everything in a repository and judge it.
+
+    This is a second implementation of the format, which shares no code with
+    the engine. The repository may be in use meanwhile. The exit status is 1
+    if there is damage.
+    """
+
+    def take_action(self, parsed_args):
+        with self.progress('checking') as progress:
+            report = check.check(self.path, progress.update)
+        figures = report.figures
+        fields = {'result': 'fine' if report.ok else 'damaged'}
+        for name, value in figures.items():
+            fields[name] = (
+                common.Size(value) if name.endswith('_bytes') else value)
+        fields['damaged_images'] = common.Words(report.damaged_images)
+        fields['findings'] = common.Lines([{
+            'severity': f.severity, 'file': f.file, 'offset': f.offset,
+            'sentence': f.sentence, 'images': list(f.images)}
+            for f in report.findings])
+        if parsed_args.formatter not in ('json', 'yaml'):
+            for finding in report.findings:
+                self.app.tell(str(finding))
+            if figures['findings_left_off']:
+                self.app.tell(
+                    f'{figures["findings_left_off"]} more findings')
+        if not report.ok:
+            self.app.status = 1
+        return common.shown(fields)
+
+
+class RebuildFilter(common.RepositoryCommand, show.ShowOne):
+    """Make this host's fingerprint filter anew from the groups.
+
+    The filter only finds duplicates; nothing depends on it. Others may go on
+    storing meanwhile.
+    """
+
+    def take_action(self, parsed_args):
+        with self.open() as repo:
+            with self.progress('rebuilding', unit='groups') as progress:
+                repo.rebuild_filter(progress.update)
+            return common.shown({
+                name: common.Size(value) if name == 'filter_bytes' else value
+                for name, value in repo.statistics().items()
+                if name.startswith('filter_')})

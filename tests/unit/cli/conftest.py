@@ -1,0 +1,108 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Runs the commands: in this process, or as a program."""
+
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from glance_dedup.cli import main
+
+LIBC = ctypes.CDLL(None)
+TOP = pathlib.Path(__file__).resolve().parents[3]
+
+
+def become_ordinary():
+    """Give up root's privilege to ignore modes, at the next exec.
+
+    The user id stays root's, for the interpreter may lie where others cannot
+    reach it; so the files of a test have to be somebody else's.
+    """
+    drop = 24                   # PR_CAPBSET_DROP
+    for capability in range(64):
+        LIBC.prctl(drop, capability, 0, 0, 0)
+
+
+class Result:
+    def __init__(self, status, out, err):
+        self.status = status
+        self.out = out
+        self.err = err
+
+    def json(self):
+        assert self.status in (0, 1), self.err
+        return json.loads(self.out)
+
+    def refused(self, *words):
+        """It ended with 2 and one sentence that has these words."""
+        assert self.status == 2, (self.status, self.out, self.err)
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith('glance-dedup: ')
+        assert 'Traceback' not in self.err
+        for word in words:
+            assert word in lines[0], lines[0]
+
+
+class Cli:
+    """The commands on one repository."""
+
+    def __init__(self, directory, capfd):
+        self.path = directory / 'repository'
+        self.options = ['--repository', str(self.path),
+                        '--filter-dir', str(directory / 'filter')]
+        self.capfd = capfd
+
+    def __call__(self, *arguments) -> Result:
+        self.capfd.readouterr()
+        status = main.main([*self.options, *map(str, arguments)])
+        out, err = self.capfd.readouterr()
+        return Result(status, out, err)
+
+    def command(self, *arguments) -> list[str]:
+        return [sys.executable, '-m', 'glance_dedup.cli.main',
+                *self.options, *map(str, arguments)]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, 'PYTHONPATH': str(TOP)}
+
+    def start(self, *arguments, **options) -> subprocess.Popen:
+        return subprocess.Popen(
+            self.command(*arguments), env=self.environment(), **options)
+
+    def program(self, *arguments, **options) -> Result:
+        found = subprocess.run(
+            self.command(*arguments), env=self.environment(),
+            capture_output=True, timeout=60, **options)
+        return Result(found.returncode, found.stdout, found.stderr.decode())
+
+
+@pytest.fixture
+def cli(tmp_path, capfd):
+    cli = Cli(tmp_path, capfd)
+    yield cli
+    # pytest keeps the directories of its last runs; filters are large.
+    shutil.rmtree(tmp_path / 'filter', ignore_errors=True)
+
+
+@pytest.fixture
+def created(cli):
+    result = cli('repository', 'create')
+    assert result.status == 0, result.err
+    return cli

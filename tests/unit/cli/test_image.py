@@ -1,0 +1,263 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import json
+import os
+import random
+import subprocess
+
+import pytest
+
+from glance_dedup.cli import image as image_commands
+
+BAD_IDS = ['', 'a/b', '../a', '/etc/passwd', '.', '..', 'a.b', 'a b', 'a\nb',
+           'x' * 129, 'x' * 300, 'größe', '图像', 'صورة', 'a\0b', '\udcff']
+
+
+@pytest.fixture
+def content(tmp_path):
+    data = random.Random(1).randbytes(300001)
+    data += bytes(1 << 20) + data[:5000] + bytes(7)
+    path = tmp_path / 'content'
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def stored(created, content):
+    assert created('image', 'put', 'one', content).status == 0
+    return created
+
+
+@pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
+def test_put_and_get(created, content, tmp_path, codec):
+    data = content.read_bytes()
+    found = created('image', 'put', 'one', content, '-f', 'json',
+                    '--codec', codec, '--project', 'a project').json()
+    assert found['image_id'] == 'one'
+    assert found['size'] == len(data)
+    assert found['project'] == 'a project'
+    assert found['zero_bytes'] > 1 << 19
+    assert 0 < found['new_bytes'] <= len(data) - found['zero_bytes']
+    assert found['created'] > 1700000000
+    assert len(found['upload_id']) == 32
+    assert created('image', 'show', 'one', '-f', 'json').json() == found
+    out = tmp_path / 'out'
+    result = created('image', 'get', 'one', out, '-f', 'json')
+    assert result.json() == {
+        'image_id': 'one', 'file': str(out), 'size': len(data)}
+    assert out.read_bytes() == data
+    # The zeros became a hole.
+    assert out.stat().st_blocks * 512 < len(data) - (1 << 19)
+    assert sorted(os.listdir(tmp_path)) == [
+        'content', 'filter', 'out', 'repository']
+
+
+def test_standard_streams(created, content):
+    data = content.read_bytes()
+    result = created.program('image', 'put', 'one', '-', '-f', 'json',
+                             input=data)
+    assert result.json()['size'] == len(data)
+    result = created.program('image', 'get', 'one', '-', '-f', 'json')
+    assert result.status == 0
+    assert result.out == data
+    assert result.err == ''
+
+
+@pytest.mark.parametrize('size', [0, 1, 4095, 4096, 4097])
+@pytest.mark.parametrize('fill', [b'\0', b'x'])
+def test_small_images(created, tmp_path, size, fill):
+    (tmp_path / 'in').write_bytes(fill * size)
+    assert created('image', 'put', 'a', tmp_path / 'in').status == 0
+    assert created('image', 'get', 'a', tmp_path / 'out').status == 0
+    assert (tmp_path / 'out').read_bytes() == fill * size
+
+
+@pytest.mark.parametrize('image_id', BAD_IDS)
+def test_bad_ids(created, tmp_path, image_id):
+    created('image', 'put', image_id, '/dev/null').refused()
+    created('image', 'get', image_id, tmp_path / 'out').refused()
+    created('image', 'show', image_id).refused()
+    result = created('image', 'delete', image_id, '-f', 'json')
+    assert result.status == 2
+    for directory in ('images', 'spool'):
+        assert os.listdir(created.path / directory) == []
+    assert not (tmp_path / 'out').exists()
+
+
+def test_ids_that_look_like_options(created, content, tmp_path):
+    for image_id in ('-f', '--force', '-', '_', 'x' * 128):
+        assert created('image', 'put', '--', image_id, content).status == 0
+        assert created('image', 'get', '--', image_id,
+                       tmp_path / 'out').status == 0
+        (tmp_path / 'out').unlink()
+        assert created('image', 'delete', '--', image_id).status == 0
+
+
+def test_same_id_twice(stored, content):
+    before = stored('image', 'show', 'one', '-f', 'json').json()
+    stored('image', 'put', 'one', content).refused('one')
+    assert stored('image', 'show', 'one', '-f', 'json').json() == before
+    assert len(os.listdir(stored.path / 'spool')) == 1
+
+
+def test_bad_sources(created, tmp_path):
+    created('image', 'put', 'a', tmp_path / 'missing').refused('missing')
+    created('image', 'put', 'a', tmp_path).refused(str(tmp_path))
+    created('image', 'put', 'a', 'x\0y').refused()
+    created('image', 'put', 'a', '').refused()
+    created('image', 'put', 'a', '/proc/self/mem').refused()
+    assert os.listdir(created.path / 'images') == []
+    assert os.listdir(created.path / 'spool') == []
+
+
+def test_source_that_is_no_file(created):
+    """A pipe has no size that one could know before."""
+    read, write = os.pipe()
+    os.write(write, b'content')
+    os.close(write)
+    found = created('image', 'put', 'a', f'/dev/fd/{read}', '-f', 'json')
+    os.close(read)
+    assert found.json()['size'] == 7
+
+
+def test_get_overwrites_only_by_force(stored, content, tmp_path):
+    out = tmp_path / 'out'
+    out.write_text('precious')
+    out.chmod(0o640)
+    stored('image', 'get', 'one', out).refused('out', '--force')
+    assert out.read_text() == 'precious'
+    assert stored('image', 'get', 'one', out, '--force').status == 0
+    assert out.read_bytes() == content.read_bytes()
+    assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_get_follows_a_link(stored, content, tmp_path):
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'link').symlink_to('other/out')
+    assert stored('image', 'get', 'one', tmp_path / 'link').status == 0
+    assert (tmp_path / 'link').is_symlink()
+    assert (tmp_path / 'other' / 'out').read_bytes() == content.read_bytes()
+
+
+def test_get_where_a_file_comes_meanwhile(stored, tmp_path, monkeypatch):
+    out = tmp_path / 'out'
+    fill = image_commands.Target.fill
+
+    def slow(self, *args):
+        fill(self, *args)
+        out.write_text('precious')
+
+    monkeypatch.setattr(image_commands.Target, 'fill', slow)
+    stored('image', 'get', 'one', out).refused('--force')
+    assert out.read_text() == 'precious'
+    assert sorted(os.listdir(tmp_path)) == [
+        'content', 'filter', 'out', 'repository']
+
+
+def test_bad_targets(stored, tmp_path):
+    stored('image', 'get', 'one', tmp_path).refused()
+    stored('image', 'get', 'one', tmp_path, '--force').refused('regular')
+    stored('image', 'get', 'one', '/dev/null', '--force').refused('regular')
+    stored('image', 'get', 'one', tmp_path / 'missing/out').refused(
+        'missing')
+    stored('image', 'get', 'one', 'x\0y').refused()
+    stored('image', 'get', 'one', '').refused()
+
+
+def test_get_of_a_damaged_image_leaves_no_file(stored, tmp_path):
+    group = stored.path / 'groups' / '00000001'
+    data = bytearray(group.read_bytes())
+    data[-1] ^= 1
+    group.write_bytes(data)
+    result = stored('image', 'get', 'one', tmp_path / 'out')
+    assert result.status == 1
+    assert 'groups/00000001' in result.err
+    assert sorted(os.listdir(tmp_path)) == [
+        'content', 'filter', 'repository']
+
+
+def test_get_to_a_full_disk(stored):
+    with open('/dev/full', 'w') as full:
+        process = stored.start('image', 'get', 'one', '-', stdout=full,
+                               stderr=subprocess.PIPE)
+        error = process.stderr.read().decode()
+    assert process.wait(30) == 2
+    process.stderr.close()
+    assert 'No space left' in error
+    assert len(error.splitlines()) == 1
+
+
+def test_unknown_images(created, tmp_path):
+    created('image', 'get', 'a', tmp_path / 'out').refused('a')
+    created('image', 'show', 'a').refused('a')
+    result = created('image', 'delete', 'a', '-f', 'json')
+    assert result.status == 2
+    assert not (tmp_path / 'out').exists()
+
+
+def test_delete(stored, content):
+    stored('image', 'put', 'two', content)
+    result = stored('image', 'delete', 'one', 'three', 'two', '-f', 'json')
+    assert result.status == 2
+    assert 'three' in result.err
+    assert [(row['image_id'], row['deleted'])
+            for row in json.loads(result.out)] == [
+        ('one', True), ('three', False), ('two', True)]
+    assert stored('image', 'list', '-f', 'json').json() == []
+    assert stored('image', 'put', 'one', content).status == 0
+    result = stored('image', 'delete', 'one', '-f', 'json')
+    assert result.json() == [
+        {'image_id': 'one', 'deleted': True, 'error': ''}]
+
+
+def test_list(stored, content):
+    stored('image', 'put', 'a', content, '--project', 'p')
+    found = stored('image', 'list', '-f', 'json').json()
+    assert [row['image_id'] for row in found] == ['a', 'one']
+    size = content.stat().st_size
+    assert [row['size'] for row in found] == [size, size]
+    assert found[0]['project'] == 'p'
+    assert found[0]['stored_bytes'] == 0
+    assert found[0]['saved_percent'] == 100.0
+    assert found[1]['stored_bytes'] > 300000
+    result = stored('image', 'list')
+    assert '1.3 MiB' in result.out
+    assert result.err == ''
+
+
+def test_list_with_damage_and_unknown_names(stored):
+    path = stored.path / 'images' / 'one'
+    path.write_bytes(path.read_bytes()[:-1])
+    (stored.path / 'images' / 'a b').touch()
+    result = stored('image', 'list', '-f', 'json')
+    assert result.status == 1
+    assert result.json() == []
+    assert len(result.err.splitlines()) == 2
+
+
+def test_progress_of_long_work(stored, content, monkeypatch):
+    from glance_dedup.cli import progress
+    monkeypatch.setattr(progress.Progress, 'INTERVAL',
+                        {True: 0, False: 0})
+    size = content.stat().st_size
+    result = stored('image', 'put', 'two', content)
+    assert result.err.startswith(
+        'storing two: 100 %, 1.3 MiB of 1.3 MiB, ')
+    result = stored('image', 'get', 'two', content, '--force')
+    assert result.err.splitlines()[-1].startswith(
+        'reading two: 100 %, 1.3 MiB of 1.3 MiB, ')
+    assert content.stat().st_size == size
+    assert 'checking: ' in stored('repository', 'check').err
+    assert 'rebuilding: 100 %, 1 of 1 groups' in stored(
+        'repository', 'rebuild-filter').err
+    assert stored('-q', 'repository', 'check').err == ''

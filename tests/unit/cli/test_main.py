@@ -1,0 +1,240 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import configparser
+import io
+import json
+import signal
+import subprocess
+import time
+import traceback
+
+import pytest
+
+from glance_dedup.cli import common
+from glance_dedup.cli import main
+from glance_dedup.cli import repository as repository_commands
+from glance_dedup import exceptions
+from tests.unit.cli import conftest
+
+
+def test_commands_are_those_of_setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read(conftest.TOP / 'setup.cfg')
+    lines = parser['entry_points']['glance_dedup.cli'].split('\n')
+    expected = dict(
+        (part.strip() for part in line.split('=')) for line in lines if line)
+    assert main.COMMANDS == {
+        name.replace('_', ' '): value for name, value in expected.items()}
+
+
+def test_every_command_has_help_and_json(cli):
+    for name in main.COMMANDS:
+        result = cli(*name.split(), '--help')
+        assert result.status == 0
+        assert f'glance-dedup {name}' in result.out
+        assert 'json' in result.out
+
+
+def test_help(cli):
+    result = cli('--help')
+    assert result.status == 0
+    assert '--repository' in result.out
+    for name in main.COMMANDS:
+        assert name in result.out
+    assert cli('--version').status == 0
+
+
+def test_no_command(cli):
+    cli().refused('--help')
+    assert cli('--debug').status == 2
+
+
+def test_unknown_command(cli):
+    cli('image', 'frobnicate').refused('frobnicate')
+    cli('nonsense').refused('nonsense')
+    cli('image').refused("'image'")
+
+
+@pytest.mark.parametrize('arguments', [
+    ('image', 'put'), ('image', 'put', 'a'), ('image', 'delete'),
+    ('image', 'get', 'a'), ('image', 'list', 'a'),
+    ('image', 'list', '--nonsense'), ('image', 'list', '-f', 'nonsense'),
+    ('image', 'put', 'a', 'b', '--codec', 'gzip'),
+    ('repository', 'create', '--block-size', 'x'),
+    ('repository', 'create', '--compare', 'x'), ('--nonsense',)])
+def test_usage(created, arguments):
+    result = created(*arguments)
+    assert result.status == 2
+    assert result.err
+    assert 'Traceback' not in result.err
+
+
+def test_no_repository_given(cli, monkeypatch):
+    monkeypatch.delenv('GLANCE_DEDUP_REPOSITORY', raising=False)
+    cli.options = []
+    for name in ('repository check', 'repository show', 'image list'):
+        cli(*name.split()).refused('--repository', 'GLANCE_DEDUP_REPOSITORY')
+
+
+def test_repository_of_the_environment(created, monkeypatch):
+    monkeypatch.setenv('GLANCE_DEDUP_REPOSITORY', str(created.path))
+    created.options = created.options[2:]
+    assert created('image', 'list', '-f', 'json').json() == []
+
+
+def test_repository_may_follow_the_command(created):
+    options, created.options = created.options, []
+    assert created('image', 'list', '-f', 'json', *options).json() == []
+
+
+@pytest.mark.parametrize('command', [
+    'repository show', 'repository check', 'repository rebuild-filter',
+    'image list', 'image show a', 'image get a b', 'image delete a',
+    'image put a /dev/null'])
+def test_not_a_repository(cli, tmp_path, command):
+    for path, kind in ((tmp_path / 'missing', None),
+                       (tmp_path / 'empty', 'directory'),
+                       (tmp_path / 'file', 'file')):
+        if kind == 'directory':
+            path.mkdir()
+        elif kind == 'file':
+            path.touch()
+        cli.options[1] = str(path)
+        cli(*command.split()).refused(str(path))
+    cli.options[1] = 'a\0b'
+    cli(*command.split()).refused()
+
+
+def test_newer_format(created):
+    path = created.path / 'repository.json'
+    fields = json.loads(path.read_text())
+    fields['major'] = 2
+    del fields['checksum']
+    from tests.unit import format_writer
+    text = json.dumps(fields, sort_keys=True, separators=(',', ':'))
+    fields['checksum'] = f'{format_writer.xxh3(text.encode()):016x}'
+    path.write_text(json.dumps(fields))
+    for command in ('repository show', 'repository check', 'image list',
+                    'image put a /dev/null'):
+        created(*command.split()).refused('2')
+
+
+def test_debug_shows_where(cli):
+    result = cli.program('--debug', 'image', 'list')
+    assert result.status == 2
+    assert 'Traceback' in result.err
+
+
+def test_log_file(cli, tmp_path):
+    cli('--log-file', tmp_path / 'log', 'image', 'list').refused('directory')
+    assert 'directory' in (tmp_path / 'log').read_text()
+    cli('--log-file', tmp_path, 'image', 'list').refused(str(tmp_path))
+    cli('--log-file', 'a\0b', 'image', 'list').refused('null')
+
+
+def test_help_command(created):
+    result = created('help', 'image', 'put')
+    assert result.status == 0
+    assert '--codec' in result.out
+    created('help', 'nonsense').refused('nonsense')
+
+
+@pytest.mark.parametrize('error, status, sentence', [
+    (exceptions.DamagedError('a b\nc'), 1, 'a b c'),
+    (exceptions.NoSpaceError('full'), 2, 'full'),
+    (RuntimeError('a mistake'), 2, 'a mistake'),
+    (ValueError(), 2, 'ValueError'),
+    (MemoryError(), 2, 'there is not enough memory'),
+    (OSError(28, 'No space left on device', 'x\udcff'), 2,
+     'x\\udcff: No space left on device')])
+def test_errors(created, monkeypatch, error, status, sentence):
+    def fail(self, parsed_args):
+        raise error
+
+    monkeypatch.setattr(repository_commands.Show, 'take_action', fail)
+    result = created('repository', 'show')
+    assert result.status == status
+    assert result.err == f'glance-dedup: {sentence}\n'
+
+
+def test_note_keeps_the_greater_news():
+    app = main.App(stdout=io.StringIO(), stderr=io.StringIO())
+    app.note(exceptions.ImageNotFound('x'))
+    assert app.status == 2
+    app.note(exceptions.DamagedError('x'))
+    assert app.status == 1
+    app.note(exceptions.ImageNotFound('x'))
+    assert app.status == 1
+
+
+def test_columns():
+    assert common.Time(2**70).human_readable() == str(2**70)
+    assert common.Time(0).human_readable() == '1970-01-01 00:00:00 UTC'
+    assert common.Time(5).machine_readable() == 5
+    assert common.saved(0, 0).human_readable() == '-'
+    assert common.saved(100, 25).human_readable() == '75.0 %'
+    assert common.Size(1 << 30).human_readable() == '1.0 GiB'
+    assert common.Size(1 << 30).machine_readable() == 1 << 30
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, traceback.format_stack()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize('number, status', [
+    (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_interrupted_put(created, number, status):
+    """Nothing of the image is left, and the repository is usable."""
+    process = created.start(
+        'image', 'put', 'a', '-', stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE)
+    process.stdin.write(b'content' * 1000000)
+    process.stdin.flush()
+    wait_until(lambda: list((created.path / 'spool').iterdir()))
+    process.send_signal(number)
+    assert process.wait(30) == status
+    error = process.stderr.read().decode()
+    assert error == 'glance-dedup: interrupted\n'
+    process.stdin.close()
+    process.stderr.close()
+    assert created('image', 'list', '-f', 'json').json() == []
+    assert list((created.path / 'spool').iterdir()) == []
+    assert created('image', 'put', 'a', '/dev/null').status == 0
+    assert created('repository', 'check').status == 0
+
+
+def test_reader_that_goes_away(created, tmp_path):
+    (tmp_path / 'content').write_bytes(b'x' * 10000000)
+    assert created('image', 'put', 'a', tmp_path / 'content').status == 0
+    process = created.start('image', 'get', 'a', '-',
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert process.stderr.read() == b''
+    process.stderr.close()
+
+
+def test_output_that_is_full(created):
+    with open('/dev/full', 'w') as full:
+        process = created.start('repository', 'show', stdout=full,
+                                stderr=subprocess.PIPE)
+        error = process.stderr.read().decode()
+    assert process.wait(30) == 2
+    process.stderr.close()
+    assert 'No space left' in error
+    assert 'Traceback' not in error
+    assert len(error.splitlines()) == 1

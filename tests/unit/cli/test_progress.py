@@ -1,0 +1,123 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import io
+
+import pytest
+
+from glance_dedup.cli import progress
+
+
+@pytest.mark.parametrize('size, text', [
+    (0, '0 B'), (1, '1 B'), (1023, '1023 B'), (1024, '1.0 KiB'),
+    (1536, '1.5 KiB'), (102400, '100 KiB'), (1023 << 10, '1023 KiB'),
+    ((1 << 20) - 1, '1.0 MiB'), (1 << 40, '1.0 TiB'),
+    (1 << 64, '16.0 EiB'), (1 << 80, '1048576 EiB'), (-2048, '-2.0 KiB')])
+def test_sizes(size, text):
+    assert progress.format_size(size) == text
+
+
+@pytest.mark.parametrize('seconds, text', [
+    (0, '0:00:00'), (59.6, '0:01:00'), (3661, '1:01:01'),
+    (360000, '100:00:00')])
+def test_seconds(seconds, text):
+    assert progress.format_seconds(seconds) == text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_plain_lines(clock):
+    stream = io.StringIO()
+    with progress.Progress('storing', 10 << 20, stream=stream,
+                           clock=clock) as p:
+        for second in range(1, 11):
+            clock.now += 1
+            p.update(second << 20)
+    assert stream.getvalue() == (
+        'storing: 50 %, 5.0 MiB of 10.0 MiB, 1.0 MiB/s, 0:00:05 left\n'
+        'storing: 100 %, 10.0 MiB of 10.0 MiB, 1.0 MiB/s, 0:00:10\n'
+        'storing: 100 %, 10.0 MiB of 10.0 MiB, 1.0 MiB/s, 0:00:10\n')
+
+
+def test_short_work_is_silent(clock):
+    stream = io.StringIO()
+    with progress.Progress('storing', 10, stream=stream, clock=clock) as p:
+        clock.now += 4
+        p.update(10)
+    assert stream.getvalue() == ''
+
+
+def test_bar_on_a_terminal(clock):
+    stream = Terminal()
+    with progress.Progress('storing', 1000, stream=stream, clock=clock) as p:
+        for i in range(1, 1001):
+            clock.now += 0.01
+            p.update(i)
+    text = stream.getvalue()
+    lines = text.split('\r')
+    assert 50 < len(lines) < 110
+    assert all(len(line.rstrip('\n')) < 80 for line in lines)
+    assert '[##########..........] 5' in text
+    assert lines[-1].startswith('storing: [####################] 100 %')
+    assert text.endswith('\n')
+
+
+def test_unknown_total_and_other_units(clock):
+    stream = io.StringIO()
+    with progress.Progress('storing', stream=stream, clock=clock) as p:
+        clock.now += 10
+        p.update(1 << 20)
+    assert stream.getvalue().startswith('storing: 1.0 MiB, 102 KiB/s, 0:00')
+    stream = io.StringIO()
+    with progress.Progress('rebuilding', unit='groups', stream=stream,
+                           clock=clock) as p:
+        clock.now += 10
+        p.update(5, 20)
+    assert stream.getvalue().startswith(
+        'rebuilding: 25 %, 5 of 20 groups, 0/s, 0:00:30 left\n')
+
+
+def test_quiet(clock):
+    stream = Terminal()
+    with progress.Progress('x', 1, stream=stream, quiet=True,
+                           clock=clock) as p:
+        clock.now += 100
+        p.update(1)
+    assert stream.getvalue() == ''
+
+
+def test_stream_that_breaks(clock):
+    """Work goes on though nobody can see it."""
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError()
+
+    with progress.Progress('x', 1, stream=Broken(), clock=clock) as p:
+        clock.now += 100
+        p.update(1)
+        clock.now += 100
+        p.update(1)

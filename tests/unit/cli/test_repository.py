@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+import os
+import random
+import shutil
+
+import pytest
+
+from glance_dedup import repository
+from tests.unit.cli import conftest
+
+
+def test_create(cli):
+    found = cli('repository', 'create', '-f', 'json', '--block-size', 512,
+                '--group-slots', 64, '--segment-size', 2048,
+                '--fingerprint', 'blake2s256', '--compare', 'value').json()
+    assert found == {
+        'path': str(cli.path), 'repository_id': found['repository_id'],
+        'format': '1.0', 'block_size': 512, 'group_slots': 64,
+        'segment_size': 2048, 'cutting': 'fixed',
+        'fingerprint': 'blake2s256', 'compare': 'value'}
+    with repository.Repository(
+            cli.path, filter_dir=cli.options[3], filter_mib=1) as repo:
+        assert repo.repository_id == found['repository_id']
+        assert repo.parameters.block_size == 512
+    cli('repository', 'create').refused(str(cli.path))
+
+
+def test_create_where_something_is(cli):
+    cli.path.mkdir()
+    (cli.path / 'letters').touch()
+    cli('repository', 'create').refused('letters')
+    assert os.listdir(cli.path) == ['letters']
+
+
+@pytest.mark.parametrize('options, word', [
+    (('--block-size', 3000), 'block_size'),
+    (('--block-size', 256), 'block_size'),
+    (('--block-size', 131072), 'block_size'),
+    (('--block-size', 0), 'block_size'),
+    (('--block-size', -4096), 'block_size'),
+    (('--group-slots', 63), 'group_slots'),
+    (('--group-slots', 32769), 'group_slots'),
+    (('--segment-size', 2048), 'segment_size'),
+    (('--segment-size', 1 << 21), 'segment_size'),
+    (('--fingerprint', 'nonsense'), 'nonsense'),
+    (('--fingerprint', 'md5'), 'md5'),
+    (('--fingerprint', 'shake128'), 'shake128'),
+    (('--fingerprint', 'xxh3-128'), 'xxh3-128'),
+    (('--fingerprint', ''), ''),
+    (('--fingerprint', 'weak-8'), 'weak-8'),
+    (('--fingerprint', 'x' * 300), 'x')])
+def test_create_with_bad_options(cli, options, word):
+    cli('repository', 'create', *options).refused(word)
+    assert not cli.path.exists()
+
+
+def test_create_by_value(cli):
+    assert cli('repository', 'create', '--fingerprint', 'xxh3-128',
+               '--compare', 'value').status == 0
+    assert cli('repository', 'check').status == 0
+
+
+@pytest.fixture
+def filled(created, tmp_path):
+    content = random.Random(1).randbytes(100000)
+    (tmp_path / 'one').write_bytes(content + bytes(100000))
+    (tmp_path / 'two').write_bytes(content)
+    for name in ('one', 'two'):
+        assert created('image', 'put', name, tmp_path / name).status == 0
+    return created
+
+
+def test_show(filled):
+    found = filled('repository', 'show', '-f', 'json').json()
+    assert found['block_size'] == 4096
+    assert found['images'] == 2
+    assert found['logical_bytes'] == 300000
+    # The block in which the content ends has some of the zeros.
+    assert found['zero_bytes'] == 100000 - (25 * 4096 - 100000)
+    assert found['groups'] == 1
+    assert found['group_bytes'] > 100000
+    assert found['filter_hints'] == 26
+    assert 100000 < found['new_bytes'] < 110000
+    assert '293 KiB' in filled('repository', 'show').out
+
+
+def test_show_with_a_damaged_recipe(filled):
+    path = filled.path / 'images' / 'one'
+    path.write_bytes(path.read_bytes()[:-1])
+    result = filled('repository', 'show', '-f', 'json')
+    assert result.status == 1
+    assert result.json()['images'] == 1
+    assert 'one' in result.err
+
+
+def test_check(filled):
+    result = filled('repository', 'check', '-f', 'json')
+    assert result.status == 0
+    assert result.err == ''
+    found = result.json()
+    assert found['result'] == 'fine'
+    assert found['images'] == 2
+    assert found['logical_bytes'] == 300000
+    assert found['blocks_verified'] == 26
+    assert found['damaged_images'] == []
+    assert found['findings'] == []
+
+
+def test_check_finds_damage(filled):
+    path = filled.path / 'groups' / '00000001'
+    with open(path, 'r+b') as f:
+        f.seek(-1, os.SEEK_END)
+        last = f.read(1)
+        f.seek(-1, os.SEEK_END)
+        f.write(bytes([last[0] ^ 1]))
+    (filled.path / 'images' / 'a b').touch()
+    result = filled('repository', 'check', '-f', 'json')
+    assert result.status == 1
+    found = result.json()
+    assert found['result'] == 'damaged'
+    assert found['damaged_images'] == ['two']
+    damage = [f for f in found['findings'] if f['severity'] == 'damage']
+    assert damage[0]['file'] == 'groups/00000001'
+    assert damage[0]['images'] == ['two']
+    assert damage[0]['offset'] > 4096
+    result = filled('repository', 'check')
+    assert result.status == 1
+    lines = result.err.splitlines()
+    assert lines[0].startswith('glance-dedup: note: images/a b: ')
+    assert lines[1].startswith(
+        'glance-dedup: damage: groups/00000001, offset ')
+    assert 'two' in result.out
+    result = filled('image', 'get', 'two', '-')
+    assert result.status == 1
+    assert 'groups/00000001' in result.err
+
+
+def test_check_without_a_note_is_fine_with_one(filled):
+    filled.path.chmod(0o755)
+    result = filled('repository', 'check')
+    assert result.status == 0
+    assert '0755' in result.err
+
+
+def test_rebuild_filter(filled):
+    shutil.rmtree(filled.options[3])
+    found = filled('repository', 'rebuild-filter', '-f', 'json').json()
+    assert found['filter_hints'] == 26
+    assert found['filter_complete']
+
+
+NEEDS_ROOT = pytest.mark.skipif(
+    os.getuid() != 0, reason='only root can give files away')
+ANOTHER = 65534
+
+
+def give_away(path, directory_mode, file_mode):
+    for path in (path, *path.rglob('*')):
+        path.chmod(directory_mode if path.is_dir() else file_mode)
+        os.chown(path, ANOTHER, ANOTHER)
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize('command', [
+    'repository show', 'repository check', 'repository create',
+    'repository rebuild-filter', 'image list', 'image show one',
+    'image put three /dev/null', 'image get one -'])
+def test_of_another_user(filled, command):
+    """Neither readable nor writable: an error, and no damage."""
+    give_away(filled.path, 0o700, 0o600)
+    filled.program(*command.split(),
+                   preexec_fn=conftest.become_ordinary).refused('ermission')
+    assert sorted(os.listdir(filled.path / 'images')) == ['one', 'two']
+
+
+@NEEDS_ROOT
+def test_not_writable(filled):
+    """Readable only: reading works, and storing tells what is wrong."""
+    give_away(filled.path, 0o755, 0o644)
+
+    def run(*arguments):
+        return filled.program(
+            *arguments, preexec_fn=conftest.become_ordinary)
+
+    assert run('repository', 'check').status == 0
+    run('image', 'put', 'three', '/dev/null').refused('ermission')
+    result = run('image', 'delete', 'one')
+    assert result.status == 2
+    assert 'ermission' in result.err
+    assert sorted(os.listdir(filled.path / 'images')) == ['one', 'two']

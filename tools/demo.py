@@ -1,0 +1,256 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The part of tools/demo that runs when everything is installed."""
+
+import argparse
+import concurrent.futures
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TOP))
+
+from glance_dedup import exceptions  # noqa: E402
+from glance_dedup import repository  # noqa: E402
+from tests.functional import glance_server  # noqa: E402
+
+PIECE = 4 << 20
+MIB = 1 << 20
+MB = 1_000_000
+SHM = '/dev/shm'  # nosec: a tmpfs, where the filter has to be
+# Glance compares what a file is with what it is said to be.
+MAGIC = {b'QFI\xfb': 'qcow2', b'KDMV': 'vmdk', b'vhdxfile': 'vhdx'}
+
+
+class Failure(Exception):
+    """Ends the demo with a message for the user."""
+
+
+def say(text=''):
+    print(text, flush=True)
+
+
+def disk_format(path):
+    with open(path, 'rb') as f:
+        head = f.read(8)
+    return next((name for magic, name in MAGIC.items()
+                 if head.startswith(magic)), 'raw')
+
+
+def pieces(read_into):
+    """Yield what `read_into` gives, in two buffers by turns."""
+    buffers = [memoryview(bytearray(PIECE)) for _ in range(2)]
+    while length := read_into(buffers[0]):
+        yield buffers[0][:length]
+        buffers.reverse()
+
+
+def sha256(read_into):
+    """Hash on a thread beside the reading, so as not to slow it down."""
+    digest = hashlib.sha256()
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        hashed = None
+        for piece in pieces(read_into):
+            if hashed is not None:
+                hashed.result()
+            hashed = executor.submit(digest.update, piece)
+    return digest.hexdigest()
+
+
+def upload(client, path):
+    """Return the image's id and the seconds that it took."""
+    image = client.create(name=path.name, disk_format=disk_format(path))
+    with open(path, 'rb') as f:
+        start = time.monotonic()
+        client.upload(image['id'], f, size=path.stat().st_size)
+        seconds = time.monotonic() - start
+    status = client.show(image['id'])['status']
+    if status != 'active':
+        raise Failure(f'{path} was uploaded, but Glance says it is {status}')
+    return image['id'], seconds
+
+
+def download(client, image_id, path):
+    """Return whether the image is what the file is, and the seconds."""
+    start = time.monotonic()
+    with client.open(image_id) as response:
+        received = sha256(response.readinto)
+    seconds = time.monotonic() - start
+    with open(path, 'rb', buffering=0) as f:
+        return sha256(f.readinto) == received, seconds
+
+
+def print_table(rows):
+    """`rows`: path, stat, seconds of upload and of download."""
+    width = max(12, *(len(path.name) for path, *_ in rows))
+    line = '{:<%d}  {:>9}  {:>9}  {:>9}  {:>6}  {:>11}  {:>13}' % width
+    say(line.format('image', 'size', 'non-zero', 'stored', 'saved',
+                    'upload MB/s', 'download MB/s'))
+    total = {'size': 0, 'nonzero': 0, 'new': 0, 'stored': 0}
+
+    def sizes(size, nonzero, stored):
+        saved = f'{1 - stored / nonzero:.1%}' if nonzero else '-'
+        return [f'{n / MIB:.1f}' for n in (size, nonzero, stored)] + [saved]
+
+    for path, stat, up, down in rows:
+        nonzero = stat.size - stat.zero_bytes
+        say(line.format(
+            path.name, *sizes(stat.size, nonzero, stat.stored_bytes),
+            f'{stat.size / MB / up:.0f}', f'{stat.size / MB / down:.0f}'))
+        total['size'] += stat.size
+        total['nonzero'] += nonzero
+        total['new'] += stat.new_bytes
+        total['stored'] += stat.stored_bytes
+    say(line.format('total', *sizes(total['size'], total['nonzero'],
+                                    total['stored']), '', '').rstrip())
+    say('Sizes are in MiB.')
+    if total['nonzero']:
+        say(f'Stored: {total["stored"] / total["nonzero"]:.1%} of the '
+            'non-zero bytes; before compression '
+            f'{total["new"] / total["nonzero"]:.1%}.')
+
+
+def print_usage(server, work, filter_dir):
+    bin_dir = pathlib.Path(sys.prefix) / 'bin'
+    datadir = server.stores['dedup']['dedup_store_datadir']
+    none = '--os-auth-type none'
+    say(f"""
+Glance is at {server.url} and keeps running. No password, no project:
+
+  PATH={bin_dir}:$PATH
+  openstack {none} --os-endpoint {server.url} image list
+  openstack {none} --os-endpoint {server.url} image create \\
+      --disk-format raw --file FILE NAME
+  glance --os-auth-token none --os-image-url {server.url} image-list
+  glance --os-auth-token none --os-image-url {server.url} \\
+      image-download --file FILE ID
+
+What is stored, without Glance:
+
+  glance-dedup --repository {datadir} image list
+
+Log: {server.log}
+Stop it and remove everything:
+
+  kill {server.pid}; rm -r {work} {filter_dir}
+""")
+
+
+def need_room(paths, directory):
+    need = sum(path.stat().st_blocks * 512 for path in paths) + 256 * MIB
+    free = shutil.disk_usage(directory).free
+    if free < need:
+        raise Failure(
+            f'{directory} has {free // MIB} MiB free, {need // MIB} are '
+            'needed.\nWhat to do: make room, or use a checkout elsewhere.')
+
+
+def store_all(server, paths, filter_dir):
+    """Upload and download every image and print the table."""
+    client = glance_server.Client(server.url)
+    stored = []
+    for path in paths:
+        say(f'upload {path} ...')
+        stored.append((path, *upload(client, path)))
+    rows = []
+    different = []
+    datadir = server.stores['dedup']['dedup_store_datadir']
+    with repository.Repository(datadir, threads=0,
+                               filter_dir=filter_dir) as repo:
+        for path, image_id, up in stored:
+            say(f'download {path.name} and compare SHA-256 ...')
+            same, down = download(client, image_id, path)
+            if not same:
+                different.append(path)
+            rows.append((path, repo.stat(image_id), up, down))
+    say()
+    print_table(rows)
+    if different:
+        for path in different:
+            print(f'{path}: DIFFERENT after the download', file=sys.stderr)
+        return 1
+    say('Every image came back with the same SHA-256.')
+    return 0
+
+
+def run(paths, keep):
+    with contextlib.ExitStack() as undo:
+        parent = TOP / '.demo'
+        parent.mkdir(exist_ok=True)
+        need_room(paths, parent)
+        work = pathlib.Path(tempfile.mkdtemp(prefix='glance-', dir=parent))
+        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        filter_dir = tempfile.mkdtemp(
+            prefix='glance-dedup-demo-',
+            dir=SHM if os.path.isdir(SHM) else None)
+        undo.callback(shutil.rmtree, filter_dir, ignore_errors=True)
+        server = glance_server.GlanceServer(work, {'dedup': {
+            'type': 'dedup',
+            'dedup_store_datadir': work / 'repository',
+            'dedup_store_codec': 'lz4',
+            'dedup_store_filter_dir': filter_dir,
+            'dedup_store_filter_mib': 16,
+        }})
+        undo.callback(save_log, server)
+        undo.callback(server.stop)
+        say('start Glance ...')
+        server.start()
+        say(f'start Glance: {server.url}, {server.processes} processes of '
+            f'{server.threads} threads')
+        result = store_all(server, paths, filter_dir)
+        if keep:
+            undo.pop_all()
+            print_usage(server, work, filter_dir)
+            server.detach()
+        return result
+
+
+def save_log(server):
+    """What is left when the rest is removed."""
+    with contextlib.suppress(OSError):
+        shutil.copyfile(server.log, TOP / '.log' / 'glance.log')
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--keep', action='store_true')
+    parser.add_argument('image', nargs='+', type=pathlib.Path)
+    args = parser.parse_args()
+
+    def end(signum, frame):
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
+    try:
+        return run(args.image, args.keep)
+    except KeyboardInterrupt:
+        print('\ntools/demo: interrupted; Glance is stopped and its files are '
+              'removed', file=sys.stderr)
+        return 130
+    except (Failure, OSError, exceptions.RepositoryError, glance_server.HTTPError,
+            glance_server.ServerError) as exc:
+        print(f'tools/demo: FAILED: {exc}\n'
+              f"What to do: Glance's log may say more: {TOP}/.log/glance.log",
+              file=sys.stderr)
+        return 2
+
+
+if __name__ == '__main__':
+    sys.exit(main())
