@@ -158,30 +158,28 @@ static PyObject *
 repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {
-        "path",       "repository_id",   "block_size",   "group_slots",
-        "segment_size", "fingerprint",   "by_value",     "codec",
-        "codec_level", "threads",        "lock_timeout_ms", "filter_path",
-        "filter_bytes", "allow_weak",    NULL};
-    PyObject *path = NULL, *filter_path = NULL;
+        "path",         "repository_id",   "block_size", "group_slots",
+        "segment_size", "fingerprint",     "by_value",   "codec",
+        "codec_level",  "threads",         "lock_timeout_ms",
+        "allow_weak",   NULL};
+    PyObject *path = NULL;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
-    unsigned long long filter_bytes = 0;
     int by_value, allow_weak = 0;
     gd_params params;
     memset(&params, 0, sizeof params);
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#IIIspsiII|O&Kp", names, PyUnicode_FSConverter,
+            args, keywords, "O&y#IIIspsiII|p", names, PyUnicode_FSConverter,
             &path, &id, &id_length, &params.block_size, &params.group_slots,
             &params.segment_size, &fingerprint, &by_value, &codec,
             &params.codec_level, &params.threads, &params.lock_timeout_ms,
-            PyUnicode_FSConverter, &filter_path, &filter_bytes, &allow_weak)) {
+            &allow_weak)) {
         Py_XDECREF(path);
-        Py_XDECREF(filter_path);
         return NULL;
     }
     repository_object *self = NULL;
     const module_state *state = PyType_GetModuleState(type);
-    gd_error err, filter_err;
+    gd_error err;
     gd_status s = GD_OK;
     params.by_value = by_value != 0;
     if (!copy_id("repository_id", id, id_length, params.repository_id)) {
@@ -205,28 +203,48 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     }
     self->owner = gd_env_posix()->getpid(gd_env_posix());
     const char *c_path = PyBytes_AsString(path);
-    const char *c_filter =
-        filter_path == NULL || PyBytes_Size(filter_path) == 0
-            ? NULL
-            : PyBytes_AsString(filter_path);
     Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_open(gd_env_posix(), c_path, &params, c_filter, filter_bytes,
-                     allow_weak != 0, &self->repo, &filter_err, &err);
+    s = gd_repo_open(gd_env_posix(), c_path, &params, allow_weak != 0,
+                     &self->repo, &err);
     Py_END_ALLOW_THREADS
     if (s != GD_OK) {
         self->repo = NULL;
         raise_in(state, &err);
         Py_CLEAR(self);
-    } else if (filter_err.status != GD_OK &&
-               PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                                "no fingerprint filter, so duplicates will be "
-                                "missed: %s", filter_err.text) < 0) {
-        Py_CLEAR(self);
     }
 done:
     Py_XDECREF(path);
-    Py_XDECREF(filter_path);
     return (PyObject *)self;
+}
+
+/* attach_filter(path, bytes): REQUIRES as gd_repo_attach_filter, which
+ * repository.py sees to. */
+static PyObject *
+repository_attach_filter(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    PyObject *path = NULL;
+    unsigned long long budget;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "O&K", PyUnicode_FSConverter, &path,
+                          &budget)) {
+        return NULL;
+    }
+    if (!enter_repository(self)) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    const char *c_path = PyBytes_AsString(path);
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_attach_filter(self->repo, c_path, budget, &err);
+    Py_END_ALLOW_THREADS
+    leave_repository(self);
+    Py_DECREF(path);
+    if (s != GD_OK) {
+        return raise_error(object, &err);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -795,6 +813,7 @@ static PyMethodDef repository_methods[] = {
     {"begin", repository_begin, METH_VARARGS, NULL},
     {"open_image", repository_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},
+    {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
     {"statistics", repository_statistics, METH_NOARGS, NULL},
     {"close", repository_close, METH_NOARGS, NULL},

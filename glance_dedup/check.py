@@ -292,7 +292,9 @@ class _Checker:
         for name in DIRECTORIES:
             self.open_directory(root, name)
         for name in names:
-            if name not in DIRECTORIES + ('repository.json', 'key'):
+            # The last is the file system's own, if it has its root here.
+            if name not in DIRECTORIES + (
+                    'repository.json', 'key', 'lost+found'):
                 self.find(NOTE, name, None, 'has an unknown name')
         for name in self.list_directory('locks'):
             file = 'locks/' + name
@@ -361,9 +363,11 @@ class _Checker:
         except form.Damage as e:
             self.find(DAMAGE, 'key', e.offset, e.sentence)
         else:
-            if not re.match(rb'[0-9a-f]{64}\n\Z', text):
+            digits = text[:64]
+            if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
+                    text != b'%b %016x\n' % (digits, form.xxh3(digits))):
                 self.find(DAMAGE, 'key', None, 'is not 64 hexadecimal '
-                          'digits and a newline')
+                          'digits, their checksum and a newline')
 
     def list_directory(self, name) -> list[str]:
         if name not in self.directories:

@@ -42,7 +42,9 @@ NOTE = 'note'
 
 KIND = 'glance-dedup repository'
 MAJOR = 1
-KEY_LENGTH = 65
+KEY_LENGTH = 82
+# Digests of which two equal ones may be of unequal blocks.
+NEED_VALUE = ('xxh3-128', 'sha1', 'sha-1', 'md5-sha1')
 MAX_JSON = 65536
 MIN_BLOCK, MAX_BLOCK = 512, 65536
 MIN_SLOTS, MAX_SLOTS = 64, 32768
@@ -767,7 +769,7 @@ def parse_parameters(text: bytes) -> dict:
             ('cutting', found['cutting'] == 'fixed'),
             ('compare', found['compare'] == 'value' or (
                 found['compare'] == 'hash'
-                and found['fingerprint'] != 'xxh3-128'))):
+                and found['fingerprint'].lower() not in NEED_VALUE))):
         if not holds:
             raise Damage(
                 f'{key} is {printable(str(found[key]))}, which cannot be')

@@ -194,6 +194,10 @@ def _json_checksum(fields: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(plain.encode())
 
 
+def _key_file(digits: bytes) -> bytes:
+    return digits + b' ' + xxhash.xxh3_64_hexdigest(digits).encode() + b'\n'
+
+
 @contextlib.contextmanager
 def _os_errors(what: str) -> Iterator[None]:
     """Turn an OSError into the exception of its kind, as the engine does."""
@@ -278,8 +282,9 @@ class Repository:
     :raises DamagedError, VersionError, AccessDenied, StorageError:
         as their names say
 
-    A filter that cannot be had (no room on the tmpfs) is a RuntimeWarning:
-    images are stored and read without it, but duplicates are missed.
+    The first store operation opens this host's filter. One that cannot be had
+    (no room on the tmpfs) is a RuntimeWarning: images are stored without it,
+    but duplicates are missed.
     """
 
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
@@ -315,11 +320,12 @@ class Repository:
             'codec_level': codec_level,
             'threads': threads,
             'lock_timeout_ms': int(lock_timeout * 1000),
-            'filter_bytes': filter_mib << 20,
             'allow_weak': _allow_weak,
         }
         self._filter_dir = filter_dir
+        self._filter_bytes = filter_mib << 20
         self._filter_file: str | None = None
+        self._filter_tried = False
         _live.add(self)
         self._handle()
 
@@ -354,7 +360,7 @@ class Repository:
                                  os.O_WRONLY | os.O_CREAT, 0o600))
             with contextlib.suppress(FileExistsError):
                 _write_file(os.path.join(path, _KEY_FILE),
-                            secrets.token_hex(32).encode() + b'\n')
+                            _key_file(secrets.token_hex(32).encode()))
             for name in ('locks', ''):
                 _sync_directory(os.path.join(path, name))
             # Last: with it the directory is a repository.
@@ -404,10 +410,12 @@ class Repository:
         path = os.path.join(self.path, _KEY_FILE)
         with _os_errors(f'cannot read {path}'):
             content = _read_file(path, 1024)
-        if not re.fullmatch(rb'[0-9a-f]{64}\n', content):
+        digits = content[:64]
+        if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
+                content != _key_file(digits)):
             raise exceptions.DamagedError(
-                f'{path} is damaged: it does not hold 64 hexadecimal digits')
-        return bytes.fromhex(content.decode())
+                f'{path} is damaged: it does not hold a key and its checksum')
+        return bytes.fromhex(digits.decode())
 
     def _handle(self) -> _engine.Repository:
         """The engine's handle of this process, opened at first use."""
@@ -419,21 +427,8 @@ class Repository:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
                 self._engine = _engine.Repository(
-                    os.fsencode(self.path), filter_path=self._filter_path(),
-                    **self._options)
+                    os.fsencode(self.path), **self._options)
             return self._engine
-
-    def _filter_path(self) -> bytes | None:
-        try:
-            directory = _filter_directory(self._filter_dir)
-        except OSError as e:
-            warnings.warn('no fingerprint filter, so duplicates will be '
-                          f'missed: {e.strerror}: {e.filename or ""}',
-                          RuntimeWarning, stacklevel=4)
-            return b''
-        self._filter_file = os.path.join(
-            directory, f'{self.parameters.repository_id}.filter')
-        return os.fsencode(self._filter_file)
 
     def close(self) -> None:
         """Let go of the repository. Open images stay readable until closed.
@@ -459,6 +454,7 @@ class Repository:
         """Forget the parent's handle; its descriptors are closed already."""
         self._mutex = threading.Lock()
         self._engine = None
+        self._filter_tried = False
         self._rebuilding = None
 
     @property
@@ -494,7 +490,7 @@ class Repository:
         with contextlib.ExitStack() as stack:
             if isinstance(source, (str, os.PathLike)):
                 with _os_errors(f'cannot read {os.fspath(source)}'):
-                    source = stack.enter_context(open(source, 'rb'))
+                    source = stack.enter_context(open(source, 'rb', buffering=0))
             transaction = stack.enter_context(self.begin(image_id, project))
             done = 0
             while piece := source.read(PIECE):
@@ -559,9 +555,11 @@ class Repository:
         ``bytes_read``. And of the host's filter: ``filter_bytes``,
         ``filter_places``, ``filter_hints``, ``filter_dropped``,
         ``filter_level``, ``filter_rebuilt`` (the last group) and
-        ``filter_complete``.
+        ``filter_complete``; zeros if the host has none yet.
         """
-        return self._handle().statistics()
+        handle = self._handle()
+        self._attach_filter(handle, create=False)
+        return handle.statistics()
 
     def rebuild_filter(
             self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -572,6 +570,7 @@ class Repository:
         :param progress: called with the groups done and their total
         """
         handle = self._handle()
+        self._attach_filter(handle)
         clear = True
         while True:
             more, done, total = handle.rebuild_filter(_REBUILD_AT_ONCE, clear)
@@ -581,10 +580,33 @@ class Repository:
             if not more:
                 return
 
+    def _attach_filter(self, handle: _engine.Repository,
+                       create: bool = True) -> None:
+        """Open the host's filter, once; whoever only reads makes none."""
+        if self._filter_tried:
+            return
+        try:
+            directory = _filter_directory(self._filter_dir)
+            path = os.path.join(directory,
+                                f'{self.parameters.repository_id}.filter')
+            if not create and not os.path.exists(path):
+                return
+            with self._mutex:
+                if not self._filter_tried:
+                    self._filter_tried = True
+                    self._filter_file = path
+                    handle.attach_filter(os.fsencode(path),
+                                         self._filter_bytes)
+        except (OSError, exceptions.RepositoryError) as e:
+            self._filter_tried = True
+            warnings.warn('no fingerprint filter, so duplicates will be '
+                          f'missed: {e}', RuntimeWarning, stacklevel=4)
+
     def _complete_filter(self, handle: _engine.Repository) -> None:
-        """See to it that a new filter learns what is stored."""
+        """See to it that there is a filter, which knows what is stored."""
         if self._rebuilding is not None:
             return
+        self._attach_filter(handle)
         more, _, _ = handle.rebuild_filter(_REBUILD_AT_ONCE)
         with self._mutex:
             if self._rebuilding is None and not self._closed:

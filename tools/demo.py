@@ -244,8 +244,8 @@ def main():
         print('\ntools/demo: interrupted; Glance is stopped and its files are '
               'removed', file=sys.stderr)
         return 130
-    except (Failure, OSError, exceptions.RepositoryError, glance_server.HTTPError,
-            glance_server.ServerError) as exc:
+    except (Failure, OSError, exceptions.RepositoryError,
+            glance_server.HTTPError, glance_server.ServerError) as exc:
         print(f'tools/demo: FAILED: {exc}\n'
               f"What to do: Glance's log may say more: {TOP}/.log/glance.log",
               file=sys.stderr)

@@ -127,7 +127,10 @@ gd_digest_close(const gd_env *env, gd_digest *digest)
 bool
 gd_digest_is_cryptographic(const gd_digest *digest)
 {
-    return digest->kind == KIND_OPENSSL;
+    /* Two blocks of one SHA-1 can be made by anyone (Stevens et al.,
+     * CRYPTO 2017), and one of them stored where the other was meant. */
+    return digest->kind == KIND_OPENSSL && !EVP_MD_is_a(digest->md, "SHA1") &&
+           !EVP_MD_is_a(digest->md, "MD5-SHA1");
 }
 
 gd_status

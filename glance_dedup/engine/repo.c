@@ -69,9 +69,7 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
 
 gd_status
 gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
-             const char *filter_path, uint64_t filter_budget,
-             bool allow_weak_digest, gd_repo **out, gd_error *filter_err,
-             gd_error *err)
+             bool allow_weak_digest, gd_repo **out, gd_error *err)
 {
     gd_repo *repo = gd_calloc(env, 1, sizeof *repo, err);
     if (repo == NULL) {
@@ -88,14 +86,16 @@ gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
         gd_repo_close(repo);
         return s;
     }
-    filter_err->status = GD_OK;
-    if (filter_path != NULL &&
-        gd_filter_open(env, filter_path, params->repository_id, filter_budget,
-                       &repo->filter, filter_err) != GD_OK) {
-        repo->filter = NULL;
-    }
     *out = repo;
     return GD_OK;
+}
+
+gd_status
+gd_repo_attach_filter(gd_repo *repo, const char *path, uint64_t budget,
+                      gd_error *err)
+{
+    return gd_filter_open(repo->env, path, repo->params.repository_id, budget,
+                          &repo->filter, err);
 }
 
 void

@@ -58,13 +58,16 @@ struct gd_repo {
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
 };
 
-/* Opens the repository in the directory path.  params are copied; filter_path
- * may be NULL, for no filter.  A filter that cannot be had does not fail the
- * call: its error goes to *filter_err, whose status is GD_OK otherwise. */
+/* Opens the repository in the directory path, without a filter, which only
+ * storing needs.  params are copied. */
 gd_status gd_repo_open(const gd_env *env, const char *path,
-                       const gd_params *params, const char *filter_path,
-                       uint64_t filter_budget, bool allow_weak_digest,
-                       gd_repo **repo, gd_error *filter_err, gd_error *err);
+                       const gd_params *params, bool allow_weak_digest,
+                       gd_repo **repo, gd_error *err);
+/* Opens the host's filter for this repository, or makes it (gd_filter_open).
+ * After a failure images can be stored all the same: duplicates are missed.
+ * REQUIRES: no filter yet, no transaction under way. */
+gd_status gd_repo_attach_filter(gd_repo *repo, const char *path,
+                                uint64_t budget, gd_error *err);
 /* REQUIRES: no transaction or image open on it. */
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */

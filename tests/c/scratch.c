@@ -74,12 +74,16 @@ scratch_destroy(scratch *x)
 gd_status
 scratch_try_repo(scratch *x, bool filter, gd_repo **repo)
 {
-    gd_error filter_err;
     char path[256];
     snprintf(path, sizeof path, "%s/filter", x->dir);
-    return gd_repo_open(x->env, x->dir, &x->params, filter ? path : NULL,
-                        GD_FILTER_MIN_BYTES, true, repo, &filter_err,
-                        &x->err);
+    gd_status s = gd_repo_open(x->env, x->dir, &x->params, true, repo, &x->err);
+    if (s == GD_OK && filter &&
+        gd_repo_attach_filter(*repo, path, GD_FILTER_MIN_BYTES, &x->err) ==
+            GD_NOMEM) {
+        gd_repo_close(*repo);
+        return GD_NOMEM;
+    }
+    return s;
 }
 
 static gd_repo *

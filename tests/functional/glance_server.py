@@ -402,10 +402,13 @@ class Client:
             headers['Range'] = f'bytes={first}-{"" if last is None else last}'
         with contextlib.closing(self.connection()) as connection:
             connection.request('GET', path, headers=headers)
-            response = connection.getresponse()
-            if response.status not in (200, 204, 206):
-                raise HTTPError('GET', path, response.status, response.read())
-            yield response
+            # The response holds the socket, too: a download is dropped only
+            # when both are closed.
+            with contextlib.closing(connection.getresponse()) as response:
+                if response.status not in (200, 204, 206):
+                    raise HTTPError('GET', path, response.status,
+                                    response.read())
+                yield response
 
     def download(self, image_id, first=None, last=None):
         """The data of an image, or of a part of it, as bytes."""

@@ -27,6 +27,8 @@ import lz4.block
 import xxhash
 import zstandard
 
+KEY = hashlib.sha256(b'key').hexdigest().encode()
+
 EMPTY, LIVE, VOID, FREED, DAMAGED = range(5)
 NONE, LZ4, ZSTD = range(3)
 
@@ -175,7 +177,7 @@ class Repository:
         for name in ('locks/groups', 'locks/images'):
             self.write(self.path / name, b'')
         self.write(self.path / 'key',
-                   hashlib.sha256(b'key').hexdigest().encode() + b'\n')
+                   b'%b %b\n' % (KEY, xxhash.xxh3_64_hexdigest(KEY).encode()))
         self.save_parameters()
 
     def write(self, path, content: bytes) -> None:

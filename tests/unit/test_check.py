@@ -138,7 +138,7 @@ def test_progress_rises_to_its_total(repository, group, image):
 
 
 @pytest.mark.parametrize('name', [
-    'sha256', 'sha512-256', 'blake2s256', 'sha3-256', 'sha512', 'sha1'])
+    'sha256', 'sha512-256', 'blake2s256', 'sha3-256', 'sha512', 'sha3-224'])
 def test_digests(tmp_path, name):
     def compute(data):
         return hashlib.new(name, data).digest()[:32].ljust(32, b'\0')
@@ -400,12 +400,10 @@ def test_every_byte_of_the_parameters(monkeypatch, repository, group, image):
 
 
 def test_every_byte_of_the_key(monkeypatch, repository):
-    """Nothing tells a digit from another; all else is noticed."""
     once(monkeypatch)
     path = repository.path / 'key'
-    for _, _, changed in flips(path):
-        assert check.check(repository.path).ok == (
-            chr(changed) in '0123456789abcdef')
+    for _ in flips(path):
+        assert not check.check(repository.path).ok
 
 
 @pytest.mark.parametrize('which', ['group', 'image'])

@@ -320,8 +320,10 @@ def test_repository_json_lacks_a_key(path):
 
 
 def test_key_is_damaged(path):
-    for content in (b'', b'0' * 63, b'0' * 64, b'g' * 64 + b'\n',
-                    b'0' * 65 + b'\n'):
+    good = (path / 'key').read_bytes()
+    other = bytes([good[0] ^ 1]) + good[1:]
+    for content in (b'', b'0' * 63, b'0' * 64 + b'\n', good[:-1], good + b' ',
+                    good[:64] + b'\n', other):
         (path / 'key').write_bytes(content)
         with pytest.raises(exceptions.DamagedError, match='key'):
             open_repository(path)
@@ -1192,10 +1194,9 @@ def test_filter_without_room(tmp_path):
     path = create(tmp_path / 'r')
     data = noise(100000)
     with repositories.small_disk(tmp_path / 'disk', 1 << 18) as disk:
-        with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
-            repo = open_repository(path, filter_dir=str(disk))
-        with repo:
-            put(repo, 'image', data)
+        with open_repository(path, filter_dir=str(disk)) as repo:
+            with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
+                put(repo, 'image', data)
             put(repo, 'again', data)
             assert read_all(repo, 'image') == data
             assert repo.statistics()['filter_bytes'] == 0
@@ -1213,17 +1214,16 @@ def test_filter_that_may_not_be_made(public_tmp):
             os.chown(os.path.join(directory, name), NOBODY, NOBODY)
 
     def attempt():
-        with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
-            repo = open_repository(path, filter_dir=str(closed))
-        with repo:
-            put(repo, 'image', noise(100000))
+        with open_repository(path, filter_dir=str(closed)) as repo:
+            with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
+                put(repo, 'image', noise(100000))
             return read_all(repo, 'image') == noise(100000)
     assert repositories.in_child(repositories.as_user(NOBODY, attempt))
 
 
 def test_filter_is_private(path):
-    with open_repository(path):
-        pass
+    with open_repository(path) as repo:
+        put(repo, 'first', noise(5000))
     file = filter_file(path)
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o666)

@@ -1,0 +1,594 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Damaged files: the right bytes or an error, never anything else."""
+
+import faulthandler
+import os
+import random
+import re
+import shutil
+import struct
+import sys
+
+import pytest
+import xxhash
+
+from glance_dedup import exceptions
+from tests import repositories
+from tests.repositories import create
+from tests.repositories import Group
+from tests.repositories import mixture
+from tests.repositories import noise
+from tests.repositories import open_repository
+from tests.repositories import put
+from tests.repositories import read_all
+
+BLOCK = 512
+PAGE = 4096
+
+# What may come instead of the bytes.
+ERRORS = (exceptions.DamagedError, exceptions.VersionError)
+
+CONTENTS = {
+    'plain': noise(40 * BLOCK, 1),
+    'text': b''.join(b'line %d of it\n' % i for i in range(1500)),
+    'mixed': mixture(60 * BLOCK, 2, unit=BLOCK) + noise(10 * BLOCK, 1),
+    # Its recipe has two pages of extents.
+    'holes': b''.join(noise(BLOCK, i) + bytes(BLOCK) for i in range(55)),
+}
+
+
+@pytest.fixture(scope='module', params=['none', 'lz4', 'zstd'])
+def template(request, tmp_path_factory):
+    """A small repository that is not to be changed."""
+    path = create(tmp_path_factory.mktemp('damage') / 'template',
+                  block_size=BLOCK, group_slots=64, segment_size=2048)
+    with open_repository(path, codec=request.param, threads=0) as repo:
+        for image_id, data in CONTENTS.items():
+            put(repo, image_id, data)
+    assert len(os.listdir(path / 'groups')) >= 3
+    return path
+
+
+@pytest.fixture
+def path(template, tmp_path):
+    shutil.copytree(template, tmp_path / 'repository')
+    return tmp_path / 'repository'
+
+
+def files(path):
+    return [f'{directory}/{name}' for directory in ('groups', 'images')
+            for name in sorted(os.listdir(path / directory))]
+
+
+def in_batches(function):
+    """In a child, since what is looked for could crash or hang it."""
+    def child():
+        faulthandler.enable(file=sys.__stderr__)
+        faulthandler.dump_traceback_later(100, exit=True,
+                                          file=sys.__stderr__)
+        return function()
+    return repositories.in_child(child, timeout=110)
+
+
+def judge(path, damaged=None, contents=CONTENTS, stores=False):
+    """Read everything; returns the ids of those that could not be read.
+
+    The first word about what is wrong must be the damaged file's name.
+    """
+    lost = []
+    with open_repository(path, threads=0) as repo:
+        if stores:
+            with_new = noise(20 * BLOCK, 99)
+            put(repo, 'new', with_new + contents['plain'][:5 * BLOCK])
+            assert read_all(repo, 'new')[:20 * BLOCK] == with_new
+            repo.delete('new')
+        for image_id, data in contents.items():
+            try:
+                with repo.open_image(image_id) as image:
+                    found = image.read()
+                    assert image.size == len(data)
+                assert found == data, f'{image_id} was read wrongly'
+            except ERRORS as e:
+                lost.append(image_id)
+                if damaged is not None:
+                    assert damaged in str(e), e
+                else:
+                    assert re.search('(groups|images)/[-a-z0-9]+', str(e)), e
+    return lost
+
+
+class Spoilt:
+    """A file to be spoilt again and again, and restored each time."""
+
+    def __init__(self, path, name):
+        self.file = path / name
+        self.good = self.file.read_bytes()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.write(self.good)
+
+    def write(self, data):
+        with open(self.file, 'r+b') as f:
+            f.write(data)
+            f.truncate(len(data))
+
+
+# -- one byte -----------------------------------------------------------------
+
+def flips(path, every_data):
+    """(file, offset): all of the metadata, samples of the rest."""
+    for name in files(path):
+        size = (path / name).stat().st_size
+        used = repositories.Group(path, int(name[-8:], 16)).used() \
+            if name.startswith('groups/') else 0
+        last = Group.entry_offset(used) if used else size
+        for offset in range(size):
+            is_metadata = (
+                offset < 64 or 504 <= offset < 552 or 1016 <= offset < 1064
+                or 1528 <= offset < 1536 or 4096 <= offset < last
+                ) if used else (
+                offset < 400 or offset >= 4080 and (
+                    offset % PAGE < 700 or offset % PAGE >= 4080))
+            if is_metadata and offset % 4 == 0 or offset % every_data == 0:
+                yield name, offset
+
+
+def flip_bytes(path, places):
+    rng = random.Random(1)
+    last = None
+    lost = 0
+    for name, offset in places:
+        if last is None or last.file != path / name:
+            last = Spoilt(path, name)
+        data = bytearray(last.good)
+        data[offset] ^= rng.choice([1, 2, 4, 8, 16, 32, 64, 128, 255])
+        with last:
+            last.write(data)
+            lost += bool(judge(path, name))
+    return lost
+
+
+def test_flipped_bytes(path):
+    assert in_batches(lambda: flip_bytes(path, flips(path, 211))) > 500
+
+
+@pytest.mark.long
+def test_every_byte_flipped(path):
+    places = [(name, offset) for name in files(path)
+              for offset in range((path / name).stat().st_size)]
+    for first in range(0, len(places), 10000):
+        in_batches(lambda first=first: flip_bytes(
+            path, places[first:first + 10000]))
+
+
+def test_flipped_bytes_and_then_storing(path):
+    """What is appended to a damaged group is right, or refused."""
+    def work():
+        rng = random.Random(2)
+        for name, offset in list(flips(path, 997))[::23]:
+            shutil.copytree(path, path.parent / 'spoilt')
+            spoilt = Spoilt(path.parent / 'spoilt', name)
+            data = bytearray(spoilt.good)
+            data[offset] ^= rng.choice([1, 128, 255])
+            spoilt.write(data)
+            judge(path.parent / 'spoilt', stores=True)
+            shutil.rmtree(path.parent / 'spoilt')
+        return True
+    assert in_batches(work)
+
+
+# -- larger damage ------------------------------------------------------------
+
+def test_truncated(path):
+    def work():
+        rng = random.Random(3)
+        for name in files(path):
+            with Spoilt(path, name) as spoilt:
+                size = len(spoilt.good)
+                lengths = {0, 1, 8, 511, 512, 1024, 1535, 4095, 4096, 4097,
+                           8192, size - 1, *range(0, size, 4096),
+                           *(rng.randrange(size) for _ in range(10))}
+                for length in lengths:
+                    if length < size:
+                        spoilt.write(spoilt.good[:length])
+                        lost = judge(path, name)
+                        assert lost or name.startswith('groups/')
+                for more in (1, 512, 4096, 100000):
+                    spoilt.write(spoilt.good + bytes(more))
+                    lost = judge(path, name)
+                    # A group may have garbage at its end.
+                    assert bool(lost) == name.startswith('images/')
+        return True
+    assert in_batches(work)
+
+
+@pytest.mark.parametrize('filling', [b'\0', b'\xff', None])
+def test_overwritten_sectors_and_pages(path, filling):
+    def work():
+        rng = random.Random(4)
+        for name in files(path):
+            with Spoilt(path, name) as spoilt:
+                for size in (512, 4096):
+                    for offset in range(0, len(spoilt.good), size):
+                        data = bytearray(spoilt.good)
+                        data[offset:offset + size] = (
+                            rng.randbytes(size) if filling is None
+                            else filling * size)
+                        spoilt.write(data[:len(spoilt.good)])
+                        judge(path, name)
+        return True
+    assert in_batches(work)
+
+
+def test_shifted_and_repeated_sectors(path):
+    """Sectors that were written to another's place."""
+    def work():
+        rng = random.Random(5)
+        for name in files(path):
+            with Spoilt(path, name) as spoilt:
+                sectors = len(spoilt.good) // 512
+                for _ in range(60):
+                    data = bytearray(spoilt.good)
+                    one, other = rng.sample(range(sectors), 2)
+                    data[one * 512:one * 512 + 512] = (
+                        spoilt.good[other * 512:other * 512 + 512])
+                    spoilt.write(data)
+                    judge(path, name)
+        return True
+    assert in_batches(work)
+
+
+@pytest.mark.parametrize('kind', ['missing', 'directory', 'fifo', 'socket',
+                                  'link', 'empty'])
+def test_something_else_in_a_files_place(path, kind):
+    def work():
+        import socket
+        for name in files(path):
+            aside = path / 'aside'
+            (path / name).rename(aside)
+            if kind == 'directory':
+                (path / name).mkdir()
+            elif kind == 'fifo':
+                os.mkfifo(path / name)
+            elif kind == 'socket':
+                with socket.socket(socket.AF_UNIX) as listener:
+                    os.chdir(path / os.path.dirname(name))
+                    listener.bind(os.path.basename(name))
+            elif kind == 'link':
+                (path / name).symlink_to(aside)
+            elif kind == 'empty':
+                (path / name).touch()
+            lost = []
+            with open_repository(path, threads=0) as repo:
+                for image_id, data in CONTENTS.items():
+                    try:
+                        assert read_all(repo, image_id) == data
+                    except exceptions.RepositoryError as e:
+                        lost.append(image_id)
+                        assert name in str(e) or (
+                            kind == 'missing' and image_id in str(e)), e
+                # Storing goes on beside it.
+                put(repo, 'new', noise(3000, 5))
+                assert read_all(repo, 'new') == noise(3000, 5)
+                repo.delete('new')
+            assert lost
+            if kind == 'directory':
+                (path / name).rmdir()
+            elif kind != 'missing':
+                (path / name).unlink()
+            aside.rename(path / name)
+        return judge(path)
+    assert in_batches(work) == []
+
+
+# -- files in each other's place ----------------------------------------------
+
+def swap(one, other):
+    aside = one.with_name('aside')
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def test_swapped_groups(path):
+    names = sorted(os.listdir(path / 'groups'))
+    for one, other in zip(names, names[1:]):
+        swap(path / 'groups' / one, path / 'groups' / other)
+        assert in_batches(lambda: judge(path, 'groups/'))
+        swap(path / 'groups' / one, path / 'groups' / other)
+    assert judge(path) == []
+
+
+def test_swapped_recipes(path):
+    names = sorted(os.listdir(path / 'images'))
+    for one, other in zip(names, names[1:]):
+        swap(path / 'images' / one, path / 'images' / other)
+        lost = in_batches(lambda: judge(path, 'images/'))
+        assert sorted(lost) == [one, other]
+        swap(path / 'images' / one, path / 'images' / other)
+    assert judge(path) == []
+
+
+def test_files_of_another_repository(path, tmp_path):
+    other = create(tmp_path / 'other', block_size=BLOCK, group_slots=64,
+                   segment_size=2048)
+    with open_repository(other, threads=0) as repo:
+        for image_id, data in CONTENTS.items():
+            put(repo, image_id, data)
+    for name in files(path):
+        with Spoilt(path, name) as spoilt:
+            spoilt.write((other / name).read_bytes())
+            lost = in_batches(lambda name=name: judge(path, name))
+            assert lost
+
+
+def test_group_replaced_by_its_older_copy(path):
+    """What came later is lost; what came before is not."""
+    with open_repository(path, threads=0) as repo:
+        put(repo, 'before', noise(5 * BLOCK, 11))
+        group, = {e.group for e in repo.open_image('before').extents()}
+    file = repositories.group_path(path, group)
+    older = file.read_bytes()
+    with open_repository(path, threads=0) as repo:
+        put(repo, 'after', noise(5 * BLOCK, 12))
+        assert {e.group for e in repo.open_image('after').extents()
+                } == {group}
+    file.write_bytes(older)
+    contents = {'before': noise(5 * BLOCK, 11), 'after': noise(5 * BLOCK, 12)}
+    assert in_batches(
+        lambda: judge(path, 'groups/', contents)) == ['after']
+    # And now its slots are used by another: still an error.
+    with open_repository(path, threads=0) as repo:
+        put(repo, 'usurper', noise(5 * BLOCK, 13))
+        extents = list(repo.open_image('usurper').extents())
+        assert (extents[0].group, extents[0].slot) == (
+            group, Group(path, group).used() - 5)
+    contents['usurper'] = noise(5 * BLOCK, 13)
+    assert in_batches(
+        lambda: judge(path, 'groups/', contents)) == ['after']
+
+
+def test_group_whose_older_copy_has_a_freed_blocks_successor(path):
+    """The same address, live in both, with another block."""
+    with open_repository(path, threads=0) as repo:
+        put(repo, 'image', noise(BLOCK, 21))
+        extent, = repo.open_image('image').extents()
+    group = Group(path, extent.group)
+    fingerprint, checksum, segment, place = group.entry(extent.slot)
+    # An entry that is valid in itself: of the block stored in slot 0.
+    group.write_entry(extent.slot, *group.entry(0))
+    group.save()
+    assert in_batches(lambda: judge(
+        path, 'groups/', {'image': noise(BLOCK, 21)})) == ['image']
+
+
+def test_recipe_replaced_by_its_older_copy(path):
+    """It is intact in itself; who knows the upload notices."""
+    with open_repository(path, threads=0) as repo:
+        first = put(repo, 'image', noise(5 * BLOCK, 31))
+        older = (path / 'images' / 'image').read_bytes()
+        repo.delete('image')
+        second = put(repo, 'image', noise(5 * BLOCK, 32))
+        (path / 'images' / 'image').write_bytes(older)
+        with pytest.raises(exceptions.ImageNotFound):
+            repo.open_image('image', upload_id=second.upload_id)
+        with pytest.raises(exceptions.ImageNotFound):
+            repo.delete('image', upload_id=second.upload_id)
+        with repo.open_image('image', upload_id=first.upload_id) as image:
+            assert image.read() == noise(5 * BLOCK, 31)
+    # Once its blocks are freed, that is seen, too.
+    extent, = [
+        e for e in open_repository(path).open_image('image').extents()]
+    group = Group(path, extent.group)
+    for slot in range(extent.slot, extent.slot + extent.blocks):
+        group.write_entry(slot, state=repositories.FREED)
+    group.save()
+    assert in_batches(lambda: judge(
+        path, 'groups/', {'image': noise(5 * BLOCK, 31)})) == ['image']
+
+
+def test_pages_of_a_recipe_exchanged(path):
+    name = 'images/holes'
+    with Spoilt(path, name) as spoilt:
+        good = spoilt.good
+        assert len(good) == 3 * PAGE
+        header, one, two = good[:PAGE], good[PAGE:2 * PAGE], good[2 * PAGE:]
+        for pages in ((header, two, one), (header, one, one),
+                      (one, header, two), (header, two, two)):
+            spoilt.write(b''.join(pages))
+            assert judge(path, name) == ['holes']
+        # Nor can a page come from another upload of the same image.
+        with open_repository(path, threads=0) as repo:
+            repo.delete('holes')
+            put(repo, 'holes', CONTENTS['holes'])
+        other = (path / name).read_bytes()
+        (path / name).write_bytes(other[:PAGE] + one + other[2 * PAGE:])
+        assert judge(path, name) == ['holes']
+
+
+# -- valid checksums around nonsense ------------------------------------------
+
+def test_hostile_entries(path):
+    """Fields at random under a right checksum: an error, or the block."""
+    def work():
+        rng = random.Random(6)
+        numbers = [int(name, 16) for name in os.listdir(path / 'groups')]
+        for _ in range(800):
+            group = Group(path, rng.choice(numbers))
+            good = bytes(group.data)
+            slot = rng.randrange(group.used())
+            fingerprint, checksum, segment, place = group.entry(slot)
+            kind = rng.randrange(5)
+            if kind == 0:
+                segment = rng.choice([0, 1, 4095, 0xffffffff, len(good),
+                                      len(good) - 1, rng.randrange(1 << 32)])
+            elif kind == 1:
+                place ^= 1 << rng.randrange(64)
+            elif kind == 2:
+                place = rng.randrange(1 << 64)
+            elif kind == 3:
+                place = place & ~(0x1fffff << 37) | rng.randrange(
+                    1 << 21) << 37
+            else:
+                # Another block's place, with this one's fingerprint.
+                _, checksum, segment, place = group.entry(
+                    rng.randrange(group.used()))
+            group.write_entry(slot, fingerprint, checksum, segment, place)
+            group.save()
+            with open_repository(path, threads=0) as repo:
+                for image_id, data in CONTENTS.items():
+                    try:
+                        found = read_all(repo, image_id)
+                    except ERRORS as e:
+                        assert group.path.name in str(e)
+                        continue
+                    # With another's checksum it may be another's block.
+                    assert found == data or kind == 4
+                    assert len(found) == len(data)
+            group.data = bytearray(good)
+            group.save()
+        return judge(path)
+    assert in_batches(work) == []
+
+
+def test_hostile_segments(path):
+    def work():
+        rng = random.Random(7)
+        numbers = [int(name, 16) for name in os.listdir(path / 'groups')]
+        for _ in range(800):
+            group = Group(path, rng.choice(numbers))
+            good = bytes(group.data)
+            _, _, at, _ = group.entry(rng.randrange(group.used()))
+            stored, = struct.unpack_from('<I', good, at + 16)
+            for _ in range(rng.randrange(1, 4)):
+                offset, size = rng.choice(
+                    [(4, 1), (6, 2), (8, 4), (12, 4), (16, 4), (20, 4),
+                     (32 + rng.randrange(stored), 1)])
+                group.data[at + offset:at + offset + size] = rng.choice(
+                    [bytes(size), b'\xff' * size, rng.randbytes(size),
+                     b'\1' + bytes(size - 1)])
+            stored, = struct.unpack_from('<I', group.data, at + 16)
+            checked = group.data[at:at + 24] + group.data[
+                at + 32:at + 32 + stored]
+            struct.pack_into('<Q', group.data, at + 24,
+                             xxhash.xxh3_64_intdigest(
+                                 bytes(checked), seed=group.seed))
+            group.save()
+            judge(path, group.path.name)
+            group.data = bytearray(good)
+            group.save()
+        return judge(path)
+    assert in_batches(work) == []
+
+
+def test_hostile_published_records(path):
+    def work():
+        rng = random.Random(8)
+        for _ in range(150):
+            shutil.copytree(path, path.parent / 'spoilt')
+            for name in os.listdir(path.parent / 'spoilt' / 'groups'):
+                group = Group(path.parent / 'spoilt', int(name, 16))
+                record = group.record()
+                record[0] += 1
+                record[1] = rng.choice([0, record[1], (1 << 64) - 1])
+                record[2] = rng.choice([0, 1, 64, 65, 0xffffffff, record[2]])
+                record[3] = rng.choice([0, 1, 0xffffffff])
+                record[4] = rng.choice([0, 1, (1 << 64) - 1, record[4]])
+                if rng.randrange(3) == 0:
+                    record[0] = rng.choice([(1 << 64) - 1, (1 << 64) - 2])
+                group.write_record(record)
+                group.save()
+            # Of what is stored by now nothing depends on the records.
+            assert judge(path.parent / 'spoilt', stores=True) == []
+            shutil.rmtree(path.parent / 'spoilt')
+        return True
+    assert in_batches(work)
+
+
+def write_recipe(spoilt, header_changes, page_changes):
+    """Change fields of the recipe and give it right checksums."""
+    data = bytearray(spoilt.good)
+    seed, = struct.unpack_from('<Q', data, 48)
+    for offset, kind, value in header_changes:
+        struct.pack_into(kind, data, offset, value)
+    for offset, kind, value in page_changes:
+        struct.pack_into(kind, data, offset, value)
+    struct.pack_into('<Q', data, 4088, xxhash.xxh3_64_intdigest(
+        bytes(data[:4088])))
+    for page in range(1, len(data) // PAGE):
+        at = page * PAGE
+        struct.pack_into('<Q', data, at + 4088, xxhash.xxh3_64_intdigest(
+            bytes(data[at:at + 4088]), seed=seed))
+    spoilt.write(data)
+
+
+def test_hostile_recipes(path):
+    """Nonsense in a recipe's fields; its checksums are right."""
+    numbers = [0, 1, 63, 64, 65, 1024, 1025, 0xffff, 0x7fffffff, 0xffffffff]
+    large = numbers + [1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63,
+                       (1 << 64) - 1]
+
+    def read_somehow(repo, image_id):
+        # Not all of it: it may claim to have any size.
+        with repo.open_image(image_id) as image:
+            for offset in (0, 1, 5000, image.size // 2,
+                           max(0, image.size - 100), 1 << 50):
+                found = image.read(3000, offset)
+                yield offset, found
+            for number, _ in enumerate(image.extents()):
+                assert number < 1000
+
+    def work():
+        rng = random.Random(9)
+        for _ in range(2000):
+            name = rng.choice(sorted(CONTENTS))
+            with Spoilt(path, f'images/{name}') as spoilt:
+                header, pages = [], []
+                count, = struct.unpack_from('<Q', spoilt.good, 112)
+                if rng.randrange(3) == 0:
+                    header.append(rng.choice([
+                        (80, '<Q', rng.choice(large)),
+                        (88, '<Q', rng.choice(large)),
+                        (112, '<Q', rng.choice(large)),
+                        (136, '<H', rng.randrange(1 << 16)),
+                        (138, '<H', rng.randrange(1 << 16)),
+                        (12, '<I', 1), (10, '<H', 7)]))
+                else:
+                    number = rng.randrange(count)
+                    at = PAGE * (1 + number // 102) + 8 + 40 * (number % 102)
+                    pages.append(rng.choice([
+                        (at, '<Q', rng.choice(large)),
+                        (at + 8, '<Q', rng.choice(large)),
+                        (at + 16, '<I', rng.choice(numbers)),
+                        (at + 20, '<I', rng.choice(numbers)),
+                        (at + 24, '<I', rng.choice(numbers)),
+                        (at + 28, '<I', rng.choice(numbers)),
+                        (at + 32, '<Q', rng.randrange(1 << 64)),
+                        (PAGE + 4, '<I', rng.choice(numbers)),
+                        (PAGE, '<I', rng.choice(numbers))]))
+                write_recipe(spoilt, header, pages)
+                with open_repository(path, threads=0) as repo:
+                    try:
+                        for offset, found in read_somehow(repo, name):
+                            if not header and not pages[0][1:] == ('<I', 0):
+                                expected = CONTENTS[name][
+                                    offset:offset + 3000]
+                                assert found == expected[:len(found)]
+                    except ERRORS:
+                        pass
+        return judge(path)
+    assert in_batches(work) == []
