@@ -676,6 +676,41 @@ image_readinto(PyObject *object, PyObject *args)
     return s == GD_OK ? PyLong_FromSize_t(done) : raise_error(object, &err);
 }
 
+/* read(length, offset): fewer bytes than asked for only at the end. */
+static PyObject *
+image_read(PyObject *object, PyObject *args)
+{
+    image_object *self = (image_object *)object;
+    unsigned long long length, offset;
+    size_t done = 0;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
+        !enter_image(self)) {
+        return NULL;
+    }
+    uint64_t size = gd_image_header(self->image)->size;
+    uint64_t rest = offset < size ? size - offset : 0;
+    PyObject *result = PyBytes_FromStringAndSize(
+        NULL, (Py_ssize_t)(length < rest ? length : rest));
+    if (result == NULL) {
+        leave_image(self);
+        return NULL;
+    }
+    /* Nobody else has seen the bytes object yet. */
+    uint8_t *out = (uint8_t *)PyBytes_AsString(result);
+    size_t room = (size_t)PyBytes_Size(result);
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_image_read(self->image, out, room, offset, &done, &err);
+    Py_END_ALLOW_THREADS
+    leave_image(self);
+    if (s != GD_OK) {
+        Py_DECREF(result);
+        return raise_error(object, &err);
+    }
+    return result;
+}
+
 static PyObject *
 extents_list(const gd_recipe_page *page)
 {
@@ -863,6 +898,7 @@ static PyType_Spec transaction_spec = {
 
 static PyMethodDef image_methods[] = {
     {"readinto", image_readinto, METH_VARARGS, NULL},
+    {"read", image_read, METH_VARARGS, NULL},
     {"extents", image_extents, METH_VARARGS, NULL},
     {"header", image_header, METH_NOARGS, NULL},
     {"close", image_close, METH_NOARGS, NULL},

@@ -146,8 +146,9 @@ Name of the digest by which equal blocks are found.
 Possible values:
     * A digest of OpenSSL of 160 bits or more, for example
       ``sha256``, ``sha512-256``, ``blake2s256`` or ``sha3-256``
-    * ``xxh3-128``: much faster, but not safe against blocks made to
-      collide, so it needs ``dedup_store_compare = value``
+    * ``xxh3-128``, much faster, or a digest that is broken, such as
+      ``sha1``: blocks can be made to collide, so these need
+      ``dedup_store_compare = value``
 
 Related options:
     * ``dedup_store_compare``

@@ -242,7 +242,9 @@ def _write_file(path: str, content: bytes) -> None:
 
 
 def _read_file(path: str, limit: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # Without waiting for the other end of a FIFO.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                 | os.O_CLOEXEC)
     with os.fdopen(fd, 'rb') as f:
         return f.read(limit)
 
@@ -736,10 +738,11 @@ class Image:
 
     def read(self, length: int = -1, offset: int = 0) -> bytes:
         """At most `length` bytes from `offset`; all that follow if -1."""
-        rest = max(0, self.size - offset)
-        buffer = bytearray(rest if length < 0 else min(length, rest))
-        self.readinto(buffer, offset)
-        return bytes(buffer)
+        if offset < 0:
+            raise exceptions.InvalidParameter(f'offset {offset} is negative')
+        size = self.size
+        return self._engine.read(size if length < 0 else min(length, size),
+                                 min(offset, size))
 
     def pieces(self, offset: int = 0, length: int | None = None,
                piece: int = PIECE) -> Iterator[bytes]:

@@ -370,7 +370,9 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
 {
     int rc;
     do {
-        rc = env->openat(env, dir, path, flags | O_CLOEXEC | O_NOFOLLOW, mode);
+        /* O_NONBLOCK is for a FIFO in a file's place. */
+        rc = env->openat(env, dir, path,
+                         flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, mode);
     } while (rc == -EINTR);
     if (rc < 0) {
         *fd = -1;

@@ -81,7 +81,8 @@ gd_status gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
 gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
                          int count, uint64_t offset, const char *file,
                          gd_error *err);
-/* Opens without following symbolic links, close-on-exec. */
+/* Opens without following symbolic links, and without waiting for what is not
+ * a file; close-on-exec. */
 gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
                   mode_t mode, int *fd, gd_error *err);
 /* Fsyncs a directory, so that names made or removed in it are durable. */

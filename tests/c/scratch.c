@@ -76,7 +76,8 @@ scratch_try_repo(scratch *x, bool filter, gd_repo **repo)
 {
     char path[256];
     snprintf(path, sizeof path, "%s/filter", x->dir);
-    gd_status s = gd_repo_open(x->env, x->dir, &x->params, true, repo, &x->err);
+    gd_status s =
+        gd_repo_open(x->env, x->dir, &x->params, true, repo, &x->err);
     if (s == GD_OK && filter &&
         gd_repo_attach_filter(*repo, path, GD_FILTER_MIN_BYTES, &x->err) ==
             GD_NOMEM) {

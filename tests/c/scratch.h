@@ -1,9 +1,9 @@
 /*
  * scratch.h - a repository that a test makes, spoils and throws away.
  *
- * It lies on the host's tmpfs, where there is one.  All that the engine does in
- * it goes through the scratch's own fault_env.  What cannot be had in setting
- * it up ends the program: then nothing can be tested.
+ * It lies on the host's tmpfs, where there is one.  All that the engine does
+ * in it goes through the scratch's own fault_env.  What cannot be had in
+ * setting it up ends the program: then nothing can be tested.
  */
 #ifndef SCRATCH_H
 #define SCRATCH_H

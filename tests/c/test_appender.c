@@ -1,6 +1,6 @@
 /*
- * test_appender.c - a writer's place in a group: which group, what becomes of a
- * dead writer's tail (N7.3), and that nothing counts before the writer's own
+ * test_appender.c - a writer's place in a group: which group, what becomes of
+ * a dead writer's tail (N7.3), and that nothing counts before the writer's own
  * fdatasync, nor after one that failed (N7.4, I1).
  */
 #include "appender.h"

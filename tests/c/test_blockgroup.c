@@ -68,7 +68,8 @@ static void
 test_known_header(void)
 {
     static const golden known[] = {
-        {0, "474447524f55500001000000010000000102030405060708090a0b0c0d0e0f10"},
+        {0, "474447524f5550000100000001000000"
+            "0102030405060708090a0b0c0d0e0f10"},
         {48, "4000000000100000736861323536"},
         {504, "30385b0e02ba4396"}};
     fixture t;
@@ -342,7 +343,8 @@ test_entries_across_sectors(void)
     fixture t;
     setup_slots(&t, SLOTS);
     for (uint32_t first = 0; first < 20; first++) {
-        for (uint32_t count = 1; first + count <= SLOTS; count += 1 + count / 4) {
+        for (uint32_t count = 1; first + count <= SLOTS;
+             count += 1 + count / 4) {
             scratch_write(&t.x, NAME, cleared, sizeof cleared, 4096);
             for (uint32_t i = 0; i < count; i++) {
                 entries[i] = some_entry(first + i, SLOTS);

@@ -1,6 +1,6 @@
 /*
- * test_fpstore.c - entries: known bytes, no flipped bit passes, bounds; and the
- * table in memory finds what was put in, and nothing else.
+ * test_fpstore.c - entries: known bytes, no flipped bit passes, bounds; and
+ * the table in memory finds what was put in, and nothing else.
  */
 #include "fpstore.h"
 

@@ -224,7 +224,7 @@ test_hostile_bytes(void)
         uint32_t whole = header.stored_length;
         for (uint32_t plain = 1; plain < 9000; plain += 127) {
             header.plain_length = plain;
-            CHECK_INT(decode(&header), GD_CORRUPT); /* 4096 is not among them */
+            CHECK_INT(decode(&header), GD_CORRUPT); /* never is it 4096 */
             CHECK_CONTAINS(x.err.text, "groups/00000001");
         }
         header.plain_length = 4096;

@@ -1,6 +1,6 @@
 /*
- * test_spool.c - how an image comes into being and goes: the steps of N7.1, N8,
- * N9 and N11, their order, and what is left when one of them fails.
+ * test_spool.c - how an image comes into being and goes: the steps of N7.1,
+ * N8, N9 and N11, their order, and what is left when one of them fails.
  */
 #include "spool.h"
 
@@ -615,7 +615,8 @@ test_delete_fails(void)
         CHECK_INT(scratch_exists(&x, "images/a"), !cases[i].gone);
         CHECK_INT(scratch_count(&x, "spool", "D-", NULL), cases[i].entries);
         fault_env_heal(&x.f);
-        CHECK_INT(delete_image("a", NULL), cases[i].gone ? GD_NOTFOUND : GD_OK);
+        CHECK_INT(delete_image("a", NULL),
+                  cases[i].gone ? GD_NOTFOUND : GD_OK);
         CHECK(!scratch_exists(&x, "images/a"));
         teardown();
     }

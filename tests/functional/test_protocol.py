@@ -353,8 +353,8 @@ def test_n7_3_tail_is_written_again_and_synced(witness, path):
     repositories.need_clean(path)
 
 
-@pytest.mark.parametrize('damage', ['entry', 'segment', 'header', 'truncated',
-                                    'sector'])
+@pytest.mark.parametrize('damage', ['entry', 'last', 'segment', 'header',
+                                    'checksum', 'truncated', 'sector'])
 def test_n7_3_torn_tail_is_voided_and_its_slots_never_used(
         witness, path, damage):
     store(path, ('old', 1))
@@ -366,8 +366,14 @@ def test_n7_3_torn_tail_is_voided_and_its_slots_never_used(
     if damage == 'entry':
         group.data[group.entry_offset(12) + 40] ^= 1
         lost = [12]
+    elif damage == 'last':
+        group.data[group.entry_offset(19) + 40] ^= 1
+        lost = [19]
     elif damage == 'segment':
         group.data[segment + 32 + 600] ^= 1
+    elif damage == 'checksum':
+        # Blocks and fingerprints verify; the segment is not what was written.
+        group.data[segment + 24] ^= 1
     elif damage == 'header':
         group.data[segment + 8] ^= 1
     elif damage == 'sector':

@@ -137,12 +137,14 @@ def flips(path, every_data):
             if name.startswith('groups/') else 0
         last = Group.entry_offset(used) if used else size
         for offset in range(size):
-            is_metadata = (
-                offset < 64 or 504 <= offset < 552 or 1016 <= offset < 1064
-                or 1528 <= offset < 1536 or 4096 <= offset < last
-                ) if used else (
-                offset < 400 or offset >= 4080 and (
-                    offset % PAGE < 700 or offset % PAGE >= 4080))
+            if used:
+                is_metadata = (
+                    offset < 64 or 504 <= offset < 552
+                    or 1016 <= offset < 1064 or 1528 <= offset < 1536
+                    or 4096 <= offset < last)
+            else:
+                is_metadata = offset < 400 or offset >= 4080 and (
+                    offset % PAGE < 700 or offset % PAGE >= 4080)
             if is_metadata and offset % 4 == 0 or offset % every_data == 0:
                 yield name, offset
 
@@ -295,6 +297,30 @@ def test_something_else_in_a_files_place(path, kind):
     assert in_batches(work) == []
 
 
+@pytest.mark.parametrize('name', ['repository.json', 'key', 'locks/groups',
+                                  'locks/images', 'groups', 'images', 'spool'])
+def test_fifo_in_the_place_of_one_of_the_repositorys_own(path, name):
+    def work():
+        (path / name).rename(path.parent / 'aside')
+        os.mkfifo(path / name)
+        try:
+            with open_repository(path) as repo:
+                put(repo, 'new', noise(3000, 5))
+                repo.images()
+                read_all(repo, 'plain')
+                repo.delete('plain')
+            # A FIFO carries locks as well as a file does.
+            assert name.startswith('locks/')
+        except exceptions.RepositoryError:
+            with pytest.raises(exceptions.RepositoryError):
+                with open_repository(path) as repo:
+                    repo.delete('no-such-image')
+        (path / name).unlink()
+        (path.parent / 'aside').rename(path / name)
+        return True
+    assert in_batches(work)
+
+
 # -- files in each other's place ----------------------------------------------
 
 def swap(one, other):
@@ -336,28 +362,37 @@ def test_files_of_another_repository(path, tmp_path):
             assert lost
 
 
+def fill_last_group(repo):
+    """So that the next image has a group of its own."""
+    names = sorted(os.listdir(os.path.join(repo.path, 'groups')))
+    room = 64 - Group(repo.path, int(names[-1], 16)).used()
+    put(repo, 'filling', noise(room * BLOCK, 'filling'))
+
+
 def test_group_replaced_by_its_older_copy(path):
     """What came later is lost; what came before is not."""
     with open_repository(path, threads=0) as repo:
-        put(repo, 'before', noise(5 * BLOCK, 11))
+        fill_last_group(repo)
+        put(repo, 'before', noise(5 * BLOCK, '11'))
         group, = {e.group for e in repo.open_image('before').extents()}
     file = repositories.group_path(path, group)
     older = file.read_bytes()
     with open_repository(path, threads=0) as repo:
-        put(repo, 'after', noise(5 * BLOCK, 12))
+        put(repo, 'after', noise(5 * BLOCK, '12'))
         assert {e.group for e in repo.open_image('after').extents()
                 } == {group}
     file.write_bytes(older)
-    contents = {'before': noise(5 * BLOCK, 11), 'after': noise(5 * BLOCK, 12)}
+    contents = {'before': noise(5 * BLOCK, '11'),
+                'after': noise(5 * BLOCK, '12')}
     assert in_batches(
         lambda: judge(path, 'groups/', contents)) == ['after']
     # And now its slots are used by another: still an error.
     with open_repository(path, threads=0) as repo:
-        put(repo, 'usurper', noise(5 * BLOCK, 13))
+        put(repo, 'usurper', noise(5 * BLOCK, '13'))
         extents = list(repo.open_image('usurper').extents())
         assert (extents[0].group, extents[0].slot) == (
             group, Group(path, group).used() - 5)
-    contents['usurper'] = noise(5 * BLOCK, 13)
+    contents['usurper'] = noise(5 * BLOCK, '13')
     assert in_batches(
         lambda: judge(path, 'groups/', contents)) == ['after']
 
@@ -365,7 +400,7 @@ def test_group_replaced_by_its_older_copy(path):
 def test_group_whose_older_copy_has_a_freed_blocks_successor(path):
     """The same address, live in both, with another block."""
     with open_repository(path, threads=0) as repo:
-        put(repo, 'image', noise(BLOCK, 21))
+        put(repo, 'image', noise(BLOCK, '21'))
         extent, = repo.open_image('image').extents()
     group = Group(path, extent.group)
     fingerprint, checksum, segment, place = group.entry(extent.slot)
@@ -373,32 +408,33 @@ def test_group_whose_older_copy_has_a_freed_blocks_successor(path):
     group.write_entry(extent.slot, *group.entry(0))
     group.save()
     assert in_batches(lambda: judge(
-        path, 'groups/', {'image': noise(BLOCK, 21)})) == ['image']
+        path, 'groups/', {'image': noise(BLOCK, '21')})) == ['image']
 
 
 def test_recipe_replaced_by_its_older_copy(path):
     """It is intact in itself; who knows the upload notices."""
     with open_repository(path, threads=0) as repo:
-        first = put(repo, 'image', noise(5 * BLOCK, 31))
+        fill_last_group(repo)
+        first = put(repo, 'image', noise(5 * BLOCK, '31'))
         older = (path / 'images' / 'image').read_bytes()
         repo.delete('image')
-        second = put(repo, 'image', noise(5 * BLOCK, 32))
+        second = put(repo, 'image', noise(5 * BLOCK, '32'))
         (path / 'images' / 'image').write_bytes(older)
         with pytest.raises(exceptions.ImageNotFound):
             repo.open_image('image', upload_id=second.upload_id)
         with pytest.raises(exceptions.ImageNotFound):
             repo.delete('image', upload_id=second.upload_id)
         with repo.open_image('image', upload_id=first.upload_id) as image:
-            assert image.read() == noise(5 * BLOCK, 31)
+            assert image.read() == noise(5 * BLOCK, '31')
     # Once its blocks are freed, that is seen, too.
-    extent, = [
-        e for e in open_repository(path).open_image('image').extents()]
+    with open_repository(path) as repo:
+        extent, = repo.open_image('image').extents()
     group = Group(path, extent.group)
     for slot in range(extent.slot, extent.slot + extent.blocks):
         group.write_entry(slot, state=repositories.FREED)
     group.save()
     assert in_batches(lambda: judge(
-        path, 'groups/', {'image': noise(5 * BLOCK, 31)})) == ['image']
+        path, 'groups/', {'image': noise(5 * BLOCK, '31')})) == ['image']
 
 
 def test_pages_of_a_recipe_exchanged(path):

@@ -1,0 +1,446 @@
+/*
+ * test_lookup.c - duplicates: found by hints and beside hints, only under the
+ * group's lock, never beyond what is published, and only if they are equal.
+ */
+#include "lookup.h"
+
+#include "blockgroup.h"
+#include "check.h"
+#include "scratch.h"
+
+enum { BLOCK = 512, MOST = 600 };
+
+typedef struct fixture {
+    scratch x;
+    gd_repo *repo;
+    gd_hasher *hasher;
+    gd_lookup *lookup;
+    uint8_t data[MOST * BLOCK];
+    gd_block blocks[MOST];
+} fixture;
+
+static fixture t;
+
+static void
+open_handle(void)
+{
+    t.repo = scratch_repo_filter(&t.x);
+    CHECK_INT(gd_hasher_open(t.x.env, t.repo->digest, &t.hasher, NULL), GD_OK);
+    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+}
+
+static void
+close_handle(void)
+{
+    gd_lookup_close(t.lookup);
+    gd_hasher_close(t.x.env, t.hasher);
+    gd_repo_close(t.repo);
+}
+
+static void
+another_handle(void)
+{
+    close_handle();
+    open_handle();
+}
+
+static void
+setup(const char *digest, bool by_value)
+{
+    memset(&t, 0, sizeof t);
+    scratch_init(&t.x);
+    t.x.params.block_size = BLOCK;
+    t.x.params.segment_size = 4096;
+    t.x.params.by_value = by_value;
+    strcpy(t.x.params.digest, digest);
+    fill_random(t.data, sizeof t.data, 1);
+    open_handle();
+}
+
+static void
+teardown(void)
+{
+    close_handle();
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+/* Stores the blocks [first, end) of data as an image. */
+static void
+store(const char *image_id, size_t first, size_t end)
+{
+    if (!CHECK_INT(put_image(t.repo, image_id, t.data + first * BLOCK,
+                             (end - first) * BLOCK, 100000, NULL, &t.x.err),
+                   GD_OK)) {
+        fprintf(stderr, "%s\n", t.x.err.text);
+    }
+}
+
+/* Looks up the blocks [first, end) of data; how many are found. */
+static size_t
+look_up(size_t first, size_t end)
+{
+    size_t found = 0;
+    for (size_t i = first; i < end; i++) {
+        gd_block *block = &t.blocks[i];
+        *block = (gd_block){.data = t.data + i * BLOCK, .length = BLOCK};
+        CHECK_INT(gd_hasher_compute(t.hasher, block->data, BLOCK,
+                                    &block->fingerprint, NULL),
+                  GD_OK);
+    }
+    gd_lookup_batch(t.lookup, t.blocks + first, end - first);
+    for (size_t i = first; i < end; i++) {
+        found += t.blocks[i].address.group != 0;
+    }
+    return found;
+}
+
+/* Blocks were stored in order, 64 to a group, from group 1 on. */
+static void
+check_addresses(size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++) {
+        CHECK_INT(t.blocks[i].address.group, 1 + i / 64);
+        CHECK_INT(t.blocks[i].address.slot, i % 64);
+    }
+}
+
+static bool
+is_locked(uint32_t group)
+{
+    const gd_env *env = gd_env_posix();
+    int fd = openat(t.x.root, GD_FILE_GROUP_LOCKS, O_RDWR | O_CLOEXEC);
+    bool locked = env->lock(env, fd, (UINT64_C(1) << 32) + group, F_WRLCK) ==
+                  -EAGAIN;
+    close(fd);
+    return locked;
+}
+
+static void
+empty_filter(void)
+{
+    CHECK(gd_filter_rebuild_lock(t.repo->filter));
+    gd_filter_clear(t.repo->filter);
+    gd_filter_rebuild_unlock(t.repo->filter);
+}
+
+#define COUNTER(name) ((int64_t)atomic_load(&t.repo->counters.name))
+
+/* ---- hits ---- */
+
+static void
+test_stored_blocks_are_found(void)
+{
+    setup("sha256", false);
+    CHECK_INT(look_up(0, 100), 0);
+    store("a", 0, 100);
+    another_handle();
+    CHECK(!is_locked(1) && !is_locked(2));
+    CHECK_INT(look_up(0, 150), 100);
+    check_addresses(0, 100);
+    CHECK_INT(COUNTER(cold_loads), 2);
+    CHECK_INT(COUNTER(candidates), 100);
+    CHECK(is_locked(1) && is_locked(2)); /* I6 */
+    CHECK_INT(look_up(50, 150), 50);
+    check_addresses(50, 100);
+    CHECK_INT(COUNTER(cold_loads), 2);
+    gd_lookup_close(t.lookup);
+    CHECK(!is_locked(1) && !is_locked(2));
+    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(look_up(0, 100), 100);
+    CHECK_INT(COUNTER(cold_loads), 2); /* the handle's cache has them */
+    teardown();
+}
+
+static void
+test_without_a_filter(void)
+{
+    setup("sha256", false);
+    store("a", 0, 100);
+    close_handle();
+    t.repo = scratch_repo(&t.x);
+    CHECK_INT(gd_hasher_open(t.x.env, t.repo->digest, &t.hasher, NULL), GD_OK);
+    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(look_up(0, 100), 0);
+    CHECK(!is_locked(1));
+    teardown();
+}
+
+/* One hint is enough for a whole group. */
+static void
+test_neighbours_of_a_hit(void)
+{
+    setup("sha256", false);
+    store("a", 0, 100);
+    another_handle();
+    CHECK_INT(look_up(70, 71), 1);
+    another_handle();
+    empty_filter();
+    gd_filter_insert(t.repo->filter, &t.blocks[70].fingerprint,
+                     (gd_address){2, 6});
+    CHECK_INT(look_up(0, 100), 36);
+    check_addresses(64, 100);
+    CHECK_INT(COUNTER(candidates), 1);
+    CHECK_INT(look_up(80, 100), 20); /* without any hint */
+    CHECK_INT(COUNTER(candidates), 1);
+    CHECK(!is_locked(1));
+    teardown();
+}
+
+/* Four cold loads to a batch, those with most hints first. */
+static void
+test_cold_loads_are_few(void)
+{
+    setup("sha256", false);
+    store("a", 0, 7 * 64);
+    another_handle();
+    /* Group n has n blocks in the batch. */
+    size_t count = 0;
+    for (size_t group = 1; group <= 7; group++) {
+        for (size_t i = 0; i < group; i++, count++) {
+            memcpy(t.data + (500 + count) * BLOCK,
+                   t.data + ((group - 1) * 64 + i) * BLOCK, BLOCK);
+        }
+    }
+    CHECK_INT(look_up(500, 500 + count), 7 + 6 + 5 + 4);
+    CHECK_INT(COUNTER(cold_loads), 4);
+    CHECK_INT(COUNTER(capped_loads), 3);
+    for (uint32_t group = 1; group <= 7; group++) {
+        CHECK_INT(is_locked(group), group >= 4);
+    }
+    CHECK_INT(look_up(500, 500 + count), count);
+    CHECK_INT(COUNTER(cold_loads), 7);
+    CHECK_INT(COUNTER(capped_loads), 3);
+    teardown();
+}
+
+/* More groups, one after the other, than stores are kept at hand. */
+static void
+test_many_groups(void)
+{
+    setup("sha256", false);
+    store("a", 0, 9 * 64);
+    another_handle();
+    for (int round = 0; round < 3; round++) {
+        for (size_t group = 0; group < 9; group++) {
+            CHECK_INT(look_up(group * 64, group * 64 + 64), 64);
+            check_addresses(group * 64, group * 64 + 64);
+        }
+    }
+    for (uint32_t group = 1; group <= 9; group++) {
+        CHECK(is_locked(group)); /* once named, locked to the end */
+    }
+    teardown();
+}
+
+/* ---- what is no hit ---- */
+
+static void
+test_the_collector_is_in_it(void)
+{
+    setup("sha256", false);
+    store("a", 0, 100);
+    another_handle();
+    const gd_env *env = gd_env_posix();
+    int fd = openat(t.x.root, GD_FILE_GROUP_LOCKS, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->lock(env, fd, (UINT64_C(1) << 32) + 2, F_WRLCK), 0);
+    CHECK_INT(look_up(0, 100), 64);
+    check_addresses(0, 64);
+    CHECK_INT(COUNTER(lock_refusals), 1);
+    close(fd);
+    CHECK_INT(look_up(0, 100), 100);
+    teardown();
+}
+
+static void
+test_hints_that_lead_nowhere(void)
+{
+    static const gd_address wrong[] = {{1, 30}, {1, 63}, {9, 1}};
+    setup("sha256", false);
+    store("a", 0, 40);
+    another_handle();
+    CHECK_INT(look_up(50, 53), 0); /* for the fingerprints */
+    gd_fingerprint fps[3];
+    for (int i = 0; i < 3; i++) {
+        fps[i] = t.blocks[50 + i].fingerprint;
+        gd_filter_insert(t.repo->filter, &fps[i], wrong[i]);
+    }
+    for (int round = 0; round < 3; round++) {
+        CHECK_INT(look_up(50, 53), 0);
+    }
+    gd_address hints[GD_FILTER_CANDIDATES];
+    CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[0], hints), 0);
+    CHECK_INT(COUNTER(false_candidates), 1);
+    /* Not published yet, or a group that cannot be had now: they may be. */
+    CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[1], hints), 1);
+    CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[2], hints), 1);
+    CHECK_INT(look_up(0, 40), 40);
+    teardown();
+}
+
+/* Slots that were published after their store was loaded. */
+static void
+test_published_since(void)
+{
+    setup("sha256", false);
+    store("a", 0, 30);
+    another_handle();
+    CHECK_INT(look_up(0, 60), 30);
+    store("b", 30, 60);
+    CHECK_INT(look_up(0, 60), 60);
+    check_addresses(0, 60);
+    CHECK_INT(COUNTER(false_candidates), 0);
+    teardown();
+}
+
+static void
+write_entry(uint32_t slot, gd_entry_state state)
+{
+    gd_group *group;
+    gd_entry entry;
+    gd_published record;
+    REQUIRE(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDWR, &group,
+                          NULL) == GD_OK);
+    CHECK_INT(gd_group_read_entries(group, slot, 1, &entry, NULL), GD_OK);
+    if (state != GD_ENTRY_DAMAGED) {
+        memset(&entry, 0, sizeof entry);
+    }
+    entry.state = (uint8_t)state;
+    CHECK_INT(gd_group_write_entries(group, slot, 1, &entry, NULL), GD_OK);
+    CHECK_INT(gd_group_read_published(group, &record, NULL), GD_OK);
+    record.sequence++;
+    record.generation++;
+    CHECK_INT(gd_group_write_published(group, &record, NULL), GD_OK);
+    gd_group_close(group);
+}
+
+/* The handle's cached store has them still as live. */
+static void
+test_freed_meanwhile(void)
+{
+    setup("sha256", false);
+    store("a", 0, 40);
+    CHECK_INT(look_up(0, 40), 40);
+    gd_lookup_close(t.lookup);
+    write_entry(7, GD_ENTRY_FREED);
+    write_entry(8, GD_ENTRY_VOID);
+    write_entry(9, GD_ENTRY_DAMAGED);
+    scratch_flip(&t.x, "groups/00000001", gd_entry_offset(10), 1);
+    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(look_up(0, 40), 36);
+    for (size_t i = 0; i < 40; i++) {
+        CHECK_INT(t.blocks[i].address.group, i < 7 || i > 10);
+    }
+    teardown();
+}
+
+/* ---- by value ---- */
+
+/* With a digest of 8 bits most blocks have namesakes; none of them is taken
+ * for another. */
+static void
+test_namesakes(void)
+{
+    setup("weak-8", true);
+    store("a", 0, 60);
+    another_handle();
+    look_up(0, MOST);
+    for (size_t i = 0; i < MOST; i++) {
+        const gd_address *at = &t.blocks[i].address;
+        if (i < 60) {
+            CHECK_INT(at->group, 1);
+            CHECK_INT(at->slot, i);
+        } else {
+            CHECK_INT(at->group, 0);
+        }
+    }
+    CHECK(COUNTER(compares) > 60);
+    teardown();
+}
+
+static void
+test_damaged_blocks_are_not_equal(void)
+{
+    setup("sha256", true);
+    store("a", 0, 40);
+    another_handle();
+    CHECK_INT(look_up(0, 40), 40);
+    CHECK_INT(COUNTER(compares), 40);
+    /* Noise is stored plain: segments of 8 blocks. */
+    const uint64_t segment = 32 + 8 * BLOCK;
+    scratch_flip(&t.x, "groups/00000001", 8192 + 32 + 3 * BLOCK + 5, 1);
+    scratch_flip(&t.x, "groups/00000001", 8192 + segment, 1); /* its magic */
+    another_handle();
+    CHECK_INT(look_up(0, 40), 40 - 1 - 8);
+    CHECK_INT(t.blocks[3].address.group, 0);
+    scratch_truncate(&t.x, "groups/00000001", 8192 + 3 * segment);
+    another_handle();
+    CHECK_INT(look_up(0, 40), 24 - 1 - 8);
+    teardown();
+}
+
+/* ---- failures ---- */
+
+/* Whatever fails in a look-up counts as a miss, once. */
+static void
+test_failures_are_misses(void)
+{
+    setup("sha256", true);
+    store("a", 0, 100);
+    for (int kind = 0; kind < 2; kind++) {
+        bool struck = true;
+        for (uint64_t n = 1; struck; n++) {
+            another_handle();
+            uint64_t faults = fault_env_faults(&t.x.f);
+            fault_env_fail(&t.x.f, kind == 0 ? FAULT_ANY : FAULT_ALLOC, n,
+                           kind == 0 ? EIO : ENOMEM, false);
+            size_t found = look_up(0, 100);
+            struck = fault_env_faults(&t.x.f) > faults;
+            fault_env_heal(&t.x.f);
+            CHECK(found == 100 || struck);
+            for (size_t i = 0; i < 100; i++) {
+                CHECK(t.blocks[i].address.group == 0 ||
+                      (t.blocks[i].address.group == 1 + i / 64 &&
+                       t.blocks[i].address.slot == i % 64));
+            }
+            CHECK_INT(look_up(0, 100), 100);
+        }
+    }
+    teardown();
+}
+
+static void
+test_open_without_memory(void)
+{
+    setup("sha256", true);
+    gd_lookup_close(t.lookup);
+    gd_status s = GD_NOMEM;
+    uint64_t n;
+    for (n = 1; s != GD_OK; n++) {
+        fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
+        s = gd_lookup_open(t.repo, &t.lookup, &t.x.err);
+        CHECK(s == GD_OK || s == GD_NOMEM);
+    }
+    CHECK(n > 4);
+    fault_env_heal(&t.x.f);
+    teardown();
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_stored_blocks_are_found);
+    RUN(test_without_a_filter);
+    RUN(test_neighbours_of_a_hit);
+    RUN(test_cold_loads_are_few);
+    RUN(test_many_groups);
+    RUN(test_the_collector_is_in_it);
+    RUN(test_hints_that_lead_nowhere);
+    RUN(test_published_since);
+    RUN(test_freed_meanwhile);
+    RUN(test_namesakes);
+    RUN(test_damaged_blocks_are_not_equal);
+    RUN(test_failures_are_misses);
+    RUN(test_open_without_memory);
+    return REPORT();
+}

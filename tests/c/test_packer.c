@@ -1,0 +1,390 @@
+/*
+ * test_packer.c - new blocks on their way into segments: whatever their
+ * lengths, and whenever they are flushed or synced, each is found where its
+ * address says; and a transaction finds its own blocks before anybody can.
+ */
+#include "packer.h"
+
+#include "blockgroup.h"
+#include "check.h"
+#include "coding.h"
+#include "scratch.h"
+
+enum { BLOCKS = 600, ROOM = 64 /* blocks between two flushes */ };
+
+typedef struct fixture {
+    scratch x;
+    gd_repo *repo;
+    gd_packer *packer;
+    gd_hasher *hasher;
+    /* What was added. */
+    uint32_t count;
+    uint64_t seeds[BLOCKS];
+    uint32_t lengths[BLOCKS];
+    gd_address addresses[BLOCKS];
+    uint8_t *buffers; /* the data since the last flush */
+    uint32_t waiting;
+} fixture;
+
+static void
+open_all(fixture *t)
+{
+    t->repo = scratch_repo(&t->x);
+    CHECK_INT(gd_packer_open(t->repo, ROOM, &t->packer, &t->x.err), GD_OK);
+    CHECK_INT(gd_hasher_open(t->x.env, t->repo->digest, &t->hasher,
+                             &t->x.err),
+              GD_OK);
+    t->buffers = malloc((size_t)ROOM * t->x.params.block_size);
+    t->count = t->waiting = 0;
+}
+
+static void
+close_all(fixture *t)
+{
+    free(t->buffers);
+    gd_hasher_close(t->x.env, t->hasher);
+    gd_packer_close(t->packer);
+    gd_repo_close(t->repo);
+}
+
+/* Text and noise, so that some segments pay and some do not. */
+static void
+content(uint64_t seed, uint8_t *out, uint32_t length)
+{
+    if (seed % 5 < 3) {
+        memset(out, (int)seed, length);
+        memcpy(out, &seed, length < 8 ? length : 8);
+    } else {
+        fill_random(out, length, seed);
+    }
+}
+
+static gd_status
+add(fixture *t, uint64_t seed, uint32_t length)
+{
+    gd_fingerprint fp;
+    uint8_t *data = t->buffers + t->waiting * t->x.params.block_size;
+    content(seed, data, length);
+    CHECK_INT(gd_hasher_compute(t->hasher, data, length, &fp, NULL), GD_OK);
+    gd_address *address = &t->addresses[t->count];
+    gd_status s = gd_packer_add(t->packer, data, length, &fp, address,
+                                &t->x.err);
+    if (s == GD_OK) {
+        t->seeds[t->count] = seed;
+        t->lengths[t->count++] = length;
+        t->waiting++;
+    }
+    return s;
+}
+
+/* The packer may not look at the data any more: it is gone. */
+static void
+forget_data(fixture *t)
+{
+    memset(t->buffers, 0xdd, (size_t)ROOM * t->x.params.block_size);
+    t->waiting = 0;
+}
+
+static void
+flush(fixture *t)
+{
+    CHECK_INT(gd_packer_flush(t->packer, &t->x.err), GD_OK);
+    forget_data(t);
+}
+
+static void
+sync_all(fixture *t)
+{
+    CHECK_INT(gd_packer_sync(t->packer, &t->x.err), GD_OK);
+    forget_data(t);
+}
+
+static gd_address
+find(fixture *t, uint64_t seed, uint32_t length)
+{
+    static uint8_t data[65536];
+    gd_fingerprint fp;
+    content(seed, data, length);
+    CHECK_INT(gd_hasher_compute(t->hasher, data, length, &fp, NULL), GD_OK);
+    return gd_packer_find(t->packer, data, length, &fp);
+}
+
+/* Reads all blocks by their addresses. */
+static void
+check_stored(fixture *t)
+{
+    static uint8_t in[GD_SEGMENT_HEADER + GD_SEGMENT_MAX];
+    static uint8_t plain[GD_SEGMENT_MAX], wanted[65536];
+    gd_coder *coder;
+    REQUIRE(gd_coder_open(t->x.env, &coder, NULL) == GD_OK);
+    for (uint32_t i = 0; i < t->count; i++) {
+        gd_group *group;
+        gd_entry entry;
+        gd_segment_header header;
+        gd_address at = t->addresses[i];
+        REQUIRE(gd_group_open(t->x.env, t->x.root, &t->x.params, at.group,
+                              O_RDONLY, &group, &t->x.err) == GD_OK);
+        CHECK_INT(gd_group_read_entries(group, at.slot, 1, &entry, &t->x.err),
+                  GD_OK);
+        content(t->seeds[i], wanted, t->lengths[i]);
+        if (CHECK_INT(entry.state, GD_ENTRY_LIVE) &&
+            CHECK_INT(entry.plain_length, t->lengths[i]) &&
+            CHECK_INT(gd_group_read_segment(group, &entry, at.slot, coder, in,
+                                            plain, &header, &t->x.err),
+                      GD_OK)) {
+            CHECK(gd_segment_intact(in, &header, group->bounds.seed));
+            CHECK(header.plain_length <= t->x.params.segment_size);
+            CHECK(memcmp(plain + entry.plain_offset, wanted,
+                         t->lengths[i]) == 0);
+            CHECK(gd_checksum(wanted, t->lengths[i], 0) == entry.checksum);
+        }
+        gd_group_close(group);
+    }
+    gd_coder_close(t->x.env, coder);
+}
+
+/* Bytes behind the fingerprint stores of all groups. */
+static uint64_t
+stored_bytes(fixture *t)
+{
+    uint64_t bytes = 0;
+    char name[GD_NAME_SIZE];
+    for (uint32_t n = 1;; n++) {
+        gd_group_name(n, name);
+        if (!scratch_exists(&t->x, name)) {
+            return bytes;
+        }
+        bytes += (uint64_t)scratch_size(&t->x, name) -
+                 gd_data_start(t->x.params.group_slots);
+    }
+}
+
+/* ---- whatever comes ---- */
+
+static void
+run_random(uint32_t block, uint32_t segment, gd_codec codec, unsigned threads,
+           uint64_t seed)
+{
+    fixture t;
+    uint64_t new_bytes = 0;
+    scratch_init(&t.x);
+    t.x.params.block_size = block;
+    t.x.params.segment_size = segment;
+    t.x.params.codec = codec;
+    t.x.params.threads = threads;
+    open_all(&t);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        uint64_t dice = next_random(&seed);
+        uint32_t length =
+            dice % 4 == 0 ? 1 + (uint32_t)(dice >> 8) % block : block;
+        if (!CHECK_INT(add(&t, i + 1, length), GD_OK)) {
+            fprintf(stderr, "%s\n", t.x.err.text);
+            break;
+        }
+        new_bytes += length;
+        if (t.waiting == ROOM || dice % 16 == 1) {
+            flush(&t);
+        } else if (dice % 64 == 2) {
+            sync_all(&t);
+        }
+    }
+    sync_all(&t);
+    sync_all(&t); /* nothing left: no harm */
+    CHECK_INT(gd_packer_new_bytes(t.packer), new_bytes);
+    CHECK_INT(gd_packer_stored_bytes(t.packer), stored_bytes(&t));
+    check_stored(&t);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+static void
+test_random_blocks(void)
+{
+    static const uint32_t sizes[][2] = {
+        {512, 512}, {512, 4096}, {4096, 65536}, {4096, 4096}, {16384, 65536}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
+            run_random(sizes[i][0], sizes[i][1], (gd_codec)codec, i % 3, i);
+        }
+    }
+}
+
+/* Data that lies in one piece, and data just behind the carried bytes. */
+static void
+test_neighbouring_data(void)
+{
+    fixture t;
+    gd_fingerprint fp = {{1}};
+    scratch_init(&t.x);
+    t.x.params.codec = GD_CODEC_NONE;
+    open_all(&t);
+    for (uint32_t i = 0; i < ROOM - 1; i++) {
+        CHECK_INT(add(&t, i, 4096), GD_OK); /* contiguous in the buffer */
+    }
+    flush(&t);
+    CHECK_INT(add(&t, 99, 4096), GD_OK);
+    sync_all(&t);
+    check_stored(&t);
+    CHECK_INT(gd_packer_find(t.packer, t.buffers, 1, &fp).group, 0);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+/* ---- finding one's own ---- */
+
+static void
+check_found(fixture *t)
+{
+    uint32_t group = t->addresses[t->count - 1].group;
+    for (uint32_t i = 0; i < t->count; i++) {
+        gd_address found = find(t, t->seeds[i], t->lengths[i]);
+        /* Only those in the group now open. */
+        if (t->addresses[i].group == group) {
+            CHECK_INT(found.group, group);
+            CHECK_INT(found.slot, t->addresses[i].slot);
+        } else {
+            CHECK_INT(found.group, 0);
+        }
+    }
+    CHECK_INT(find(t, 100000, 512).group, 0);
+}
+
+/* Waiting, carried, appended and synced; by hash, and by value with a digest of
+ * 8 bits, where most are namesakes. */
+static void
+test_find(void)
+{
+    for (int by_value = 0; by_value < 3; by_value++) {
+        fixture t;
+        scratch_init(&t.x);
+        t.x.params.block_size = 512;
+        t.x.params.segment_size = 4096;
+        t.x.params.by_value = by_value > 0;
+        strcpy(t.x.params.digest, by_value == 2 ? "weak-8" : "sha256");
+        open_all(&t);
+        CHECK_INT(find(&t, 1, 512).group, 0);
+        for (uint32_t i = 0; i < 150; i++) {
+            CHECK_INT(add(&t, i, i % 7 == 0 ? 100 + i : 512), GD_OK);
+            check_found(&t);
+            if (i % 11 == 5) {
+                flush(&t);
+                check_found(&t);
+            }
+            if (i % 50 == 49) {
+                sync_all(&t);
+                check_found(&t);
+            }
+        }
+        sync_all(&t);
+        check_stored(&t);
+        close_all(&t);
+        CHECK_INT(scratch_destroy(&t.x), 0);
+    }
+}
+
+/* By value, a stored block that is damaged is not equal to anything. */
+static void
+test_damaged_blocks_are_not_found(void)
+{
+    fixture t;
+    scratch_init(&t.x);
+    t.x.params.by_value = true;
+    open_all(&t);
+    CHECK_INT(add(&t, 3, 4096), GD_OK); /* noise */
+    flush(&t);
+    sync_all(&t);
+    CHECK_INT(find(&t, 3, 4096).group, 1);
+    scratch_flip(&t.x, "groups/00000001", 8192 + 32 + 77, 1);
+    CHECK_INT(find(&t, 3, 4096).group, 0);
+    scratch_flip(&t.x, "groups/00000001", 8192 + 32 + 77, 1);
+    CHECK_INT(find(&t, 3, 4096).group, 1);
+    scratch_flip(&t.x, "groups/00000001", gd_entry_offset(0), 1);
+    CHECK_INT(find(&t, 3, 4096).group, 0);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+/* ---- giving up ---- */
+
+static void
+test_close_without_sync(void)
+{
+    fixture t;
+    scratch_init(&t.x);
+    open_all(&t);
+    for (uint32_t i = 0; i < 70; i++) {
+        CHECK_INT(add(&t, i, 4096), GD_OK);
+        if (t.waiting == ROOM) {
+            flush(&t);
+        }
+    }
+    CHECK_INT(t.addresses[69].group, 2);
+    close_all(&t);
+    CHECK_INT(scratch_size(&t.x, "groups/00000002"), 8192);
+    open_all(&t);
+    /* Group 1 was full, so it was synced; group 2 is as if new. */
+    CHECK_INT(add(&t, 1, 4096), GD_OK);
+    CHECK_INT(t.addresses[0].group, 2);
+    CHECK_INT(t.addresses[0].slot, 0);
+    /* The shared lock is held to the end, and no longer. */
+    const gd_env *env = gd_env_posix();
+    int raw = openat(t.x.root, GD_FILE_GROUP_LOCKS, O_RDWR | O_CLOEXEC);
+    const uint64_t share = (UINT64_C(1) << 32) + 2;
+    sync_all(&t);
+    CHECK_INT(env->lock(env, raw, share, F_WRLCK), -EAGAIN);
+    CHECK_INT(env->lock(env, raw, share - 1, F_WRLCK), 0);
+    close_all(&t);
+    CHECK_INT(env->lock(env, raw, share, F_WRLCK), 0);
+    close(raw);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+static void
+test_failures(void)
+{
+    fixture t;
+    gd_packer *packer;
+    scratch_init(&t.x);
+    t.x.params.by_value = true;
+    t.x.params.threads = 1;
+    gd_repo *repo = scratch_repo(&t.x);
+    gd_status s = GD_NOMEM;
+    for (uint64_t n = 1; s != GD_OK; n++) {
+        int64_t before = t.x.f.allocations;
+        fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
+        s = gd_packer_open(repo, ROOM, &packer, &t.x.err);
+        CHECK(s == GD_OK || s == GD_NOMEM);
+        CHECK(s == GD_OK || t.x.f.allocations == before);
+    }
+    fault_env_heal(&t.x.f);
+    gd_packer_close(packer);
+    gd_repo_close(repo);
+    open_all(&t);
+    for (uint32_t i = 0; i < 20; i++) {
+        CHECK_INT(add(&t, i, 4096), GD_OK);
+    }
+    fault_env_fail(&t.x.f, FAULT_PWRITEV, 1, ENOSPC, false);
+    CHECK_INT(gd_packer_flush(t.packer, &t.x.err), GD_NOSPACE);
+    close_all(&t);
+    CHECK_INT(scratch_size(&t.x, "groups/00000001"), 8192);
+    open_all(&t);
+    CHECK_INT(add(&t, 7, 4096), GD_OK);
+    sync_all(&t);
+    CHECK_INT(t.addresses[0].slot, 0);
+    check_stored(&t);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_random_blocks);
+    RUN(test_neighbouring_data);
+    RUN(test_find);
+    RUN(test_damaged_blocks_are_not_found);
+    RUN(test_close_without_sync);
+    RUN(test_failures);
+    return REPORT();
+}

@@ -1,0 +1,551 @@
+/*
+ * test_transaction.c - storing images: what goes in comes out, whatever its
+ * blocks, the sizes, the codec and the digest; and what an abort, a failed
+ * sync, another transaction or a killed process leaves.
+ */
+#include "transaction.h"
+
+#include <signal.h>
+
+#include "check.h"
+#include "reader.h"
+#include "scratch.h"
+#include "spool.h"
+
+static scratch x;
+static gd_repo *repo;
+
+static void
+setup(void)
+{
+    scratch_init(&x);
+    repo = scratch_repo_filter(&x);
+}
+
+static void
+teardown(void)
+{
+    gd_repo_close(repo);
+    CHECK_INT(scratch_destroy(&x), 0);
+}
+
+static void
+another_handle(void)
+{
+    gd_repo_close(repo);
+    repo = scratch_repo_filter(&x);
+}
+
+static gd_transaction *
+begin(const char *image_id)
+{
+    gd_transaction *transaction = NULL;
+    if (!CHECK_INT(gd_transaction_begin(repo, image_id, "project",
+                                        &transaction, &x.err),
+                   GD_OK)) {
+        fprintf(stderr, "%s\n", x.err.text);
+        exit(1);
+    }
+    return transaction;
+}
+
+static void
+write_all(gd_transaction *transaction, const uint8_t *data, size_t length)
+{
+    CHECK_INT(gd_transaction_write(transaction, data, length, &x.err), GD_OK);
+}
+
+static void
+put(const char *image_id, const uint8_t *data, size_t length, size_t piece,
+    gd_recipe_header *header)
+{
+    if (!CHECK_INT(put_image(repo, image_id, data, length, piece, header,
+                             &x.err),
+                   GD_OK)) {
+        fprintf(stderr, "%s: %s\n", image_id, x.err.text);
+    }
+}
+
+static void
+check_image(const char *image_id, const uint8_t *data, size_t length)
+{
+    bool equal;
+    gd_status s = get_image(repo, image_id, data, length, &equal, &x.err);
+    if (!CHECK_INT(s, GD_OK) || !CHECK(equal)) {
+        fprintf(stderr, "%s: %s\n", image_id, s == GD_OK ? "" : x.err.text);
+    }
+}
+
+static size_t
+minimum(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- whatever comes ---- */
+
+typedef struct kind {
+    uint32_t block, slots, segment;
+    const char *digest;
+    bool by_value;
+    gd_codec codec;
+    unsigned threads;
+    bool filter;
+} kind;
+
+/* A few images that share contents; each is read back by the handle that
+ * stored it, and all of them by another. */
+static void
+run_images(const kind *k, uint64_t seed)
+{
+    enum { IMAGES = 8 };
+    static uint8_t data[IMAGES][600000];
+    size_t lengths[IMAGES];
+    char id[IMAGES][16];
+    scratch_init(&x);
+    x.params.block_size = k->block;
+    x.params.group_slots = k->slots;
+    x.params.segment_size = k->segment;
+    x.params.by_value = k->by_value;
+    x.params.codec = k->codec;
+    x.params.threads = k->threads;
+    strcpy(x.params.digest, k->digest);
+    repo = k->filter ? scratch_repo_filter(&x) : scratch_repo(&x);
+    for (int i = 0; i < IMAGES; i++) {
+        gd_recipe_header header;
+        uint64_t dice = next_random(&seed);
+        lengths[i] = minimum(dice % (150 * (size_t)k->block), sizeof data[i]);
+        if (i == 5) {
+            lengths[i] = k->block;
+        }
+        snprintf(id[i], sizeof id[i], "image-%d", i);
+        fill_image(data[i], lengths[i], k->block, 40, next_random(&seed));
+        size_t piece = i % 3 == 0 ? 1 + (size_t)(dice >> 40) % 5000 : 70000;
+        put(id[i], data[i], lengths[i], piece, &header);
+        CHECK_INT(header.size, lengths[i]);
+        check_image(id[i], data[i], lengths[i]);
+        if (i == 4) {
+            CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, id[1], NULL,
+                                      &x.err),
+                      GD_OK);
+        }
+    }
+    another_handle();
+    for (int i = 0; i < IMAGES; i++) {
+        if (i != 1) {
+            check_image(id[i], data[i], lengths[i]);
+        }
+    }
+    bool equal;
+    CHECK_INT(get_image(repo, id[1], NULL, 0, &equal, &x.err), GD_NOTFOUND);
+    /* The same once more: with a filter and all groups at hand, nothing is
+     * new, but for what a weak digest or many groups hide. */
+    gd_recipe_header header;
+    put("again", data[0], lengths[0], 70000, &header);
+    check_image("again", data[0], lengths[0]);
+    if (k->filter && k->slots > 1000 && strcmp(k->digest, "weak-8") != 0) {
+        CHECK_INT(header.new_bytes, 0);
+        CHECK_INT(header.stored_bytes, 0);
+    }
+    teardown();
+}
+
+static void
+test_random_images(void)
+{
+    static const kind kinds[] = {
+        {4096, 64, 65536, "sha256", false, GD_CODEC_LZ4, 0, true},
+        {4096, 32768, 65536, "sha256", false, GD_CODEC_ZSTD, 2, true},
+        {512, 64, 512, "sha256", false, GD_CODEC_LZ4, 1, true},
+        {512, 64, 4096, "blake2s256", false, GD_CODEC_NONE, 0, false},
+        {512, 2048, 65536, "xxh3-128", true, GD_CODEC_LZ4, 0, true},
+        {512, 64, 4096, "weak-8", true, GD_CODEC_LZ4, 0, true},
+        {4096, 64, 4096, "weak-8", true, GD_CODEC_ZSTD, 1, true},
+        {4096, 100, 8192, "sha512-256", true, GD_CODEC_NONE, 0, true},
+        {1024, 64, 1 << 20, "sha3-256", false, GD_CODEC_ZSTD, 0, true},
+        {65536, 64, 65536, "sha256", false, GD_CODEC_LZ4, 2, true},
+        {16384, 64, 1 << 20, "sha256", true, GD_CODEC_LZ4, 0, false},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        run_images(&kinds[i], i);
+    }
+}
+
+/* Around the borders of blocks and of the batches of 4 MiB. */
+static void
+test_sizes(void)
+{
+    enum { BATCH = 4 << 20 };
+    static const size_t sizes[] = {0,         1,     4095,      4096,
+                                   4097,      8191,  8192,      BATCH - 1,
+                                   BATCH,     BATCH + 1,        2 * BATCH - 1,
+                                   2 * BATCH, 2 * BATCH + 4097};
+    static uint8_t data[2 * BATCH + 4097];
+    fill_image(data, sizeof data, 4096, 500, 3);
+    setup();
+    repo->params.group_slots = 1024; /* fewer files */
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char id[16];
+        gd_recipe_header header;
+        snprintf(id, sizeof id, "size-%zu", i);
+        put(id, data, sizes[i], 1 + sizes[i] * (i + 1) / 7, &header);
+        CHECK_INT(header.size, sizes[i]);
+        check_image(id, data, sizes[i]);
+    }
+    teardown();
+}
+
+static void
+test_zeros(void)
+{
+    static uint8_t data[20 << 20];
+    gd_recipe_header header;
+    setup();
+    put("zeros", data, sizeof data, 1 << 20, &header);
+    CHECK_INT(header.zero_bytes, sizeof data);
+    CHECK_INT(header.extents, 1);
+    CHECK_INT(header.fragments, 0);
+    CHECK_INT(header.stored_bytes, 0);
+    CHECK_INT(scratch_count(&x, "groups", "", NULL), 0);
+    check_image("zeros", data, sizeof data);
+    data[5 << 20] = 1; /* a single block */
+    put("one", data, sizeof data, 1 << 20, &header);
+    CHECK_INT(header.zero_bytes, sizeof data - 4096);
+    CHECK_INT(header.new_bytes, 4096);
+    CHECK_INT(header.extents, 3);
+    check_image("one", data, sizeof data);
+    put("tail", data, 4099, 4099, &header); /* an odd block of zeros */
+    CHECK_INT(header.zero_bytes, 4099);
+    check_image("tail", data, 4099);
+    data[5 << 20] = 0;
+    teardown();
+}
+
+/* Within an image, in the group now open, and between images. */
+static void
+test_duplicates_are_stored_once(void)
+{
+    static uint8_t data[200 * 4096];
+    gd_recipe_header header;
+    setup();
+    repo->params.group_slots = 1024;
+    fill_random(data, sizeof data, 1);
+    memcpy(data + 100 * 4096, data, 50 * 4096);
+    put("a", data, 150 * 4096, 4096, &header);
+    CHECK_INT(header.new_bytes, 100 * 4096);
+    put("b", data, sizeof data, 100000, &header);
+    CHECK_INT(header.new_bytes, 50 * 4096);
+    put("c", data, sizeof data, 333, &header);
+    CHECK_INT(header.new_bytes, 0);
+    CHECK_INT(atomic_load(&repo->counters.hits), 50 + 150 + 200);
+    CHECK_INT(atomic_load(&repo->counters.misses), 150);
+    CHECK_INT(atomic_load(&repo->counters.blocks), 150 + 200 + 200);
+    check_image("a", data, 150 * 4096);
+    check_image("b", data, sizeof data);
+    check_image("c", data, sizeof data);
+    teardown();
+}
+
+/* ---- one image, several transactions ---- */
+
+static void
+test_interleaved(void)
+{
+    enum { TRANSACTIONS = 3, LENGTH = 900 * 512 + 77 };
+    static uint8_t data[TRANSACTIONS][LENGTH];
+    static const char *const ids[] = {"a", "b", "c"};
+    gd_transaction *transactions[TRANSACTIONS];
+    gd_recipe_header header;
+    bool linked;
+    uint64_t seed = 8;
+    setup();
+    repo->params.block_size = 512; /* of the handle only, for small batches */
+    for (int i = 0; i < TRANSACTIONS; i++) {
+        fill_image(data[i], LENGTH, 512, 300, (uint64_t)i);
+        transactions[i] = begin(ids[i]);
+    }
+    size_t at = 0;
+    while (at < LENGTH) {
+        size_t here = minimum(1 + next_random(&seed) % 9000, LENGTH - at);
+        for (int i = 0; i < TRANSACTIONS; i++) {
+            write_all(transactions[i], data[i] + at, here);
+        }
+        at += here;
+    }
+    for (int i = TRANSACTIONS - 1; i >= 0; i--) {
+        CHECK_INT(gd_transaction_commit(transactions[i], &header, &linked,
+                                        &x.err),
+                  GD_OK);
+        CHECK(linked);
+        check_image(ids[i], data[i], LENGTH);
+    }
+    for (int i = 0; i < TRANSACTIONS; i++) {
+        gd_transaction_end(transactions[i]);
+    }
+    another_handle();
+    for (int i = 0; i < TRANSACTIONS; i++) {
+        check_image(ids[i], data[i], LENGTH);
+    }
+    teardown();
+}
+
+static void
+test_one_id_twice(void)
+{
+    uint8_t data[10000];
+    gd_transaction *refused;
+    gd_recipe_header header;
+    bool linked;
+    setup();
+    fill_random(data, sizeof data, 1);
+    gd_transaction *first = begin("a"), *second = begin("a");
+    CHECK(memcmp(gd_transaction_upload_id(first),
+                 gd_transaction_upload_id(second), GD_ID_SIZE) != 0);
+    write_all(first, data, sizeof data);
+    write_all(second, data, 5000);
+    CHECK_INT(gd_transaction_commit(first, &header, &linked, &x.err), GD_OK);
+    CHECK(memcmp(header.upload_id, gd_transaction_upload_id(first),
+                 GD_ID_SIZE) == 0);
+    CHECK_INT(gd_transaction_commit(second, &header, &linked, &x.err),
+              GD_EXISTS);
+    CHECK(!linked);
+    CHECK_INT(gd_transaction_begin(repo, "a", "", &refused, &x.err),
+              GD_EXISTS);
+    CHECK_CONTAINS(x.err.text, "image a ");
+    gd_transaction_end(second);
+    gd_transaction_end(first);
+    CHECK_INT(scratch_count(&x, "spool", "", NULL), 1); /* the first's */
+    check_image("a", data, sizeof data);
+    teardown();
+}
+
+static void
+test_what_is_refused(void)
+{
+    char project[GD_PROJECT_MAX + 2];
+    gd_transaction *transaction;
+    gd_recipe_header header;
+    bool linked;
+    setup();
+    memset(project, 'p', sizeof project);
+    project[sizeof project - 1] = '\0';
+    CHECK_INT(gd_transaction_begin(repo, "a/b", "", &transaction, &x.err),
+              GD_INVALID);
+    CHECK_INT(gd_transaction_begin(repo, "", "", &transaction, &x.err),
+              GD_INVALID);
+    CHECK_INT(gd_transaction_begin(repo, "a", project, &transaction, &x.err),
+              GD_INVALID);
+    CHECK_INT(scratch_count(&x, "spool", "", NULL), 0);
+    project[GD_PROJECT_MAX] = '\0';
+    CHECK_INT(gd_transaction_begin(repo, "a", project, &transaction, &x.err),
+              GD_OK);
+    write_all(transaction, (const uint8_t *)"data", 4);
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
+              GD_OK);
+    CHECK(strcmp(header.project, project) == 0);
+    CHECK(strcmp(header.image_id, "a") == 0);
+    /* It has ended. */
+    CHECK_INT(gd_transaction_write(transaction, (const uint8_t *)"x", 1,
+                                   &x.err),
+              GD_CLOSED);
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
+              GD_CLOSED);
+    CHECK(linked);
+    gd_transaction_end(transaction);
+    check_image("a", (const uint8_t *)"data", 4);
+    teardown();
+}
+
+/* ---- giving up ---- */
+
+static void
+test_abort(void)
+{
+    static uint8_t data[9 << 20];
+    gd_recipe_header header;
+    bool equal;
+    setup();
+    repo->params.group_slots = 32768;
+    fill_random(data, sizeof data, 1);
+    gd_transaction *transaction = begin("a");
+    write_all(transaction, data, sizeof data);
+    CHECK_INT(scratch_count(&x, "spool", "T-", NULL), 1);
+    gd_transaction_end(transaction);
+    CHECK_INT(scratch_count(&x, "spool", "", NULL), 0);
+    CHECK_INT(get_image(repo, "a", NULL, 0, &equal, &x.err), GD_NOTFOUND);
+    CHECK_INT(scratch_size(&x, "groups/00000001"), gd_data_start(32768));
+    put("a", data, sizeof data, 1 << 20, &header);
+    CHECK_INT(header.new_bytes, sizeof data);
+    CHECK_INT(scratch_count(&x, "groups", "", NULL), 1);
+    check_image("a", data, sizeof data);
+    teardown();
+}
+
+/* Groups that were full before the abort were synced: what they hold is found
+ * by the next upload. */
+static void
+test_abort_after_sync_points(void)
+{
+    static uint8_t data[5 << 20];
+    gd_recipe_header header;
+    setup();
+    fill_random(data, sizeof data, 1);
+    gd_transaction *transaction = begin("a");
+    write_all(transaction, data, sizeof data); /* the first 4 MiB are stored */
+    write_all(transaction, data, sizeof data);
+    gd_transaction_end(transaction);
+    put("a", data, 4 << 20, 1 << 20, &header);
+    CHECK(header.new_bytes < 64 * 4096 * 20);
+    check_image("a", data, 4 << 20);
+    teardown();
+}
+
+/* I1: after a failed fdatasync the upload fails; the next one stores all of it
+ * anew, in another group, and is whole. */
+static void
+test_failed_sync_at_the_commit(void)
+{
+    static uint8_t data[40 * 4096];
+    gd_recipe_header header;
+    gd_recipe_page page;
+    gd_image *image;
+    bool linked;
+    setup();
+    fill_random(data, sizeof data, 1);
+    gd_transaction *transaction = begin("a");
+    write_all(transaction, data, sizeof data);
+    uint64_t syncs = fault_env_count(&x.f, FAULT_FDATASYNC);
+    fault_env_fail(&x.f, FAULT_FDATASYNC, 1, EIO, false);
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
+              GD_IO);
+    CHECK(!linked);
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
+              GD_CLOSED);
+    CHECK_INT(gd_transaction_write(transaction, data, 1, &x.err), GD_CLOSED);
+    gd_transaction_end(transaction);
+    CHECK_INT(fault_env_count(&x.f, FAULT_FDATASYNC), syncs + 1);
+    CHECK(!scratch_exists(&x, "images/a"));
+    for (int handle = 0; handle < 2; handle++) {
+        const char *id = handle == 0 ? "a" : "b";
+        put(id, data, sizeof data, 5000, &header);
+        CHECK_INT(header.new_bytes, handle == 0 ? sizeof data : 0);
+        REQUIRE(gd_image_open(repo, id, NULL, &image, &x.err) == GD_OK);
+        REQUIRE(gd_image_extents(image, 1, &page, &x.err) == GD_OK);
+        for (uint32_t i = 0; i < page.count; i++) {
+            CHECK_INT(page.extents[i].group, 2);
+        }
+        gd_image_close(image);
+        check_image(id, data, sizeof data);
+        another_handle();
+    }
+    teardown();
+}
+
+/* N8.6: after the link an error is reported, and the image stays. */
+static void
+test_failure_after_the_link(void)
+{
+    uint8_t data[10000];
+    gd_recipe_header header;
+    bool linked;
+    setup();
+    fill_random(data, sizeof data, 1);
+    gd_transaction *transaction = begin("a");
+    write_all(transaction, data, sizeof data);
+    /* Of the group made: file and directory; of the recipe: the file, spool/
+     * and images/; before the first block, groups/ once more. */
+    uint64_t before = fault_env_count(&x.f, FAULT_FSYNC);
+    gd_transaction *probe = begin("probe");
+    write_all(probe, data, sizeof data);
+    CHECK_INT(gd_transaction_commit(probe, &header, &linked, &x.err), GD_OK);
+    gd_transaction_end(probe);
+    uint64_t needed = fault_env_count(&x.f, FAULT_FSYNC) - before;
+    CHECK_INT(needed, 6);
+    fault_env_fail(&x.f, FAULT_FSYNC, 3, EIO, false); /* group 1 is there */
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
+              GD_IO);
+    CHECK(linked);
+    gd_transaction_end(transaction);
+    CHECK_INT(scratch_count(&x, "spool", "T-", NULL), 2);
+    check_image("a", data, sizeof data);
+    teardown();
+}
+
+/* ---- killed ---- */
+
+/* A child that stores images without end is killed at any moment; what it
+ * acknowledged is there, and the repository goes on. */
+static void
+test_killed_writers(void)
+{
+    enum { KILLS = 25, LENGTH = 300 * 512, ROOM = 10000 };
+    static uint8_t data[LENGTH];
+    unsigned acknowledged = 0;
+    uint64_t seed = 5;
+    setup();
+    gd_repo_close(repo);
+    x.params.block_size = 512;
+    x.params.segment_size = 2048;
+    for (int i = 0; i < KILLS; i++) {
+        int pipes[2];
+        REQUIRE(pipe(pipes) == 0);
+        pid_t child = fork();
+        if (child == 0) {
+            repo = scratch_repo_filter(&x);
+            for (unsigned n = 0;; n++) {
+                char id[32];
+                snprintf(id, sizeof id, "image-%d-%u", i, n);
+                fill_image(data, LENGTH, 512, 2000,
+                           (uint64_t)i * ROOM + n);
+                if (put_image(repo, id, data, LENGTH, 9999, NULL, &x.err) !=
+                        GD_OK ||
+                    write(pipes[1], &n, sizeof n) != sizeof n) {
+                    fprintf(stderr, "%s\n", x.err.text);
+                    _exit(1);
+                }
+            }
+        }
+        close(pipes[1]);
+        usleep((useconds_t)(next_random(&seed) % 20000));
+        kill(child, SIGKILL);
+        int status = 0;
+        waitpid(child, &status, 0);
+        CHECK(WIFSIGNALED(status));
+        unsigned n;
+        repo = scratch_repo_filter(&x);
+        while (read(pipes[0], &n, sizeof n) == sizeof n) {
+            char id[32];
+            snprintf(id, sizeof id, "image-%d-%u", i, n);
+            fill_image(data, LENGTH, 512, 2000, (uint64_t)i * ROOM + n);
+            check_image(id, data, LENGTH);
+            acknowledged++;
+        }
+        gd_repo_close(repo);
+        close(pipes[0]);
+    }
+    CHECK(acknowledged > 0);
+    repo = scratch_repo_filter(&x);
+    fill_image(data, LENGTH, 512, 2000, 77777777);
+    put("last", data, LENGTH, LENGTH, NULL);
+    check_image("last", data, LENGTH);
+    teardown();
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_random_images);
+    RUN(test_sizes);
+    RUN(test_zeros);
+    RUN(test_duplicates_are_stored_once);
+    RUN(test_interleaved);
+    RUN(test_one_id_twice);
+    RUN(test_what_is_refused);
+    RUN(test_abort);
+    RUN(test_abort_after_sync_points);
+    RUN(test_failed_sync_at_the_commit);
+    RUN(test_failure_after_the_link);
+    RUN(test_killed_writers);
+    return REPORT();
+}
