@@ -492,7 +492,9 @@ class Repository:
         with contextlib.ExitStack() as stack:
             if isinstance(source, (str, os.PathLike)):
                 with _os_errors(f'cannot read {os.fspath(source)}'):
-                    source = stack.enter_context(open(source, 'rb', buffering=0))
+                    # Unbuffered, or a pipe would be read PIECE by PIECE.
+                    source = stack.enter_context(
+                        open(source, 'rb', buffering=0))
             transaction = stack.enter_context(self.begin(image_id, project))
             done = 0
             while piece := source.read(PIECE):

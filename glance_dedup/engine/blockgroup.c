@@ -173,7 +173,7 @@ create_under_lease(const gd_env *env, int root, const gd_params *params,
                    uint32_t number, gd_error *err)
 {
     gd_spool_file file;
-    gd_status s = gd_spool_create_as(env, root, GD_SPOOL_GROUP, &file, err);
+    gd_status s = gd_spool_create(env, root, GD_SPOOL_GROUP, &file, err);
     if (s != GD_OK) {
         return s;
     }

@@ -27,15 +27,8 @@ new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
 }
 
 gd_status
-gd_spool_create(const gd_env *env, int root, gd_spool_file *file,
-                gd_error *err)
-{
-    return gd_spool_create_as(env, root, GD_SPOOL_STORE, file, err);
-}
-
-gd_status
-gd_spool_create_as(const gd_env *env, int root, gd_spool_kind kind,
-                   gd_spool_file *file, gd_error *err)
+gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
+                gd_spool_file *file, gd_error *err)
 {
     for (int i = 0; i < TRIES; i++) {
         gd_status s = new_name(env, kind, file->id, file->name, err);

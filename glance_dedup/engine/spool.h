@@ -15,7 +15,7 @@
 #include "params.h"
 #include "status.h"
 
-/* A store operation's spool file, with its writer's lock byte held for as long
+/* A spool file of our own making, with its writer's lock byte held for as long
  * as fd is open. */
 typedef struct gd_spool_file {
     int fd;
@@ -23,11 +23,8 @@ typedef struct gd_spool_file {
     char name[GD_NAME_SIZE];
 } gd_spool_file;
 
-gd_status gd_spool_create(const gd_env *env, int root, gd_spool_file *file,
-                          gd_error *err);
-/* The same for something else that is made in the spool. */
-gd_status gd_spool_create_as(const gd_env *env, int root, gd_spool_kind kind,
-                             gd_spool_file *file, gd_error *err);
+gd_status gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
+                          gd_spool_file *file, gd_error *err);
 
 /* Makes the complete recipe in file the image's.  *linked tells, whatever is
  * returned, whether the image now exists: after the link an error is reported

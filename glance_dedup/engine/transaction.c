@@ -136,7 +136,8 @@ open_parts(gd_transaction *transaction, gd_error *err)
         s = gd_lookup_open(repo, &transaction->lookup, err);
     }
     if (s == GD_OK) {
-        s = gd_spool_create(repo->env, repo->root, &transaction->spool, err);
+        s = gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
+                            &transaction->spool, err);
     }
     if (s == GD_OK) {
         s = gd_recipe_writer_open(repo->env, transaction->spool.fd,

@@ -35,7 +35,7 @@ uint64_t scratch_destroy(scratch *x);
 
 /* A handle with the parameters as they are now. */
 gd_repo *scratch_repo(scratch *x);
-/* The same with a filter of the host's, in the scratch directory. */
+/* The same with a filter, if it can be had, in the scratch directory. */
 gd_repo *scratch_repo_filter(scratch *x);
 gd_status scratch_try_repo(scratch *x, bool filter, gd_repo **repo);
 

@@ -166,6 +166,12 @@ teardown(void)
 
 /* ---- what the tests do ---- */
 
+static gd_status
+create(const gd_env *env, gd_spool_file *file)
+{
+    return gd_spool_create(env, x.root, GD_SPOOL_STORE, file, &x.err);
+}
+
 /* A complete recipe, of so many zeros, in a new spool file. */
 static gd_spool_file
 make_recipe(const char *image_id, uint64_t size)
@@ -173,7 +179,7 @@ make_recipe(const char *image_id, uint64_t size)
     gd_spool_file file = {.fd = -1};
     gd_recipe_writer *writer;
     gd_recipe_header header = {0};
-    CHECK_INT(gd_spool_create(&w.env, x.root, &file, &x.err), GD_OK);
+    CHECK_INT(create(&w.env, &file), GD_OK);
     CHECK_INT(gd_recipe_writer_open(x.env, file.fd, file.name, file.id,
                                     &writer, &x.err),
               GD_OK);
@@ -242,8 +248,8 @@ test_create(void)
     gd_spool_file a, b;
     char name[GD_NAME_SIZE];
     setup();
-    CHECK_INT(gd_spool_create(&w.env, x.root, &a, &x.err), GD_OK);
-    CHECK_INT(gd_spool_create(&w.env, x.root, &b, &x.err), GD_OK);
+    CHECK_INT(create(&w.env, &a), GD_OK);
+    CHECK_INT(create(&w.env, &b), GD_OK);
     CHECK(memcmp(a.id, b.id, GD_ID_SIZE) != 0);
     gd_spool_name(GD_SPOOL_STORE, a.id, name);
     CHECK(strcmp(name, a.name) == 0);
@@ -292,14 +298,14 @@ test_create_meets_the_maintainer(void)
     gd_spool_file file;
     setup();
     w.before_lock = seize;
-    CHECK_INT(gd_spool_create(&w.env, x.root, &file, &x.err), GD_OK);
+    CHECK_INT(create(&w.env, &file), GD_OK);
     CHECK(strcmp(file.name, seized) != 0);
     CHECK(scratch_exists(&x, seized)); /* the maintainer's to unlink */
     close(seized_fd);
     CHECK_INT(unlinkat(x.root, seized, 0), 0);
     gd_spool_discard(&w.env, x.root, &file);
     w.before_lock = seize_and_unlink;
-    CHECK_INT(gd_spool_create(&w.env, x.root, &file, &x.err), GD_OK);
+    CHECK_INT(create(&w.env, &file), GD_OK);
     CHECK(strcmp(file.name, seized) != 0);
     CHECK(scratch_exists(&x, file.name));
     gd_spool_discard(&w.env, x.root, &file);
@@ -312,19 +318,19 @@ test_create_fails(void)
     gd_spool_file file;
     setup();
     fault_env_fail(&x.f, FAULT_RANDOM, 1, EIO, false);
-    CHECK_INT(gd_spool_create(x.env, x.root, &file, &x.err), GD_IO);
+    CHECK_INT(create(x.env, &file), GD_IO);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, ENOSPC, false);
-    CHECK_INT(gd_spool_create(x.env, x.root, &file, &x.err), GD_NOSPACE);
+    CHECK_INT(create(x.env, &file), GD_NOSPACE);
     fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
-    CHECK_INT(gd_spool_create(x.env, x.root, &file, &x.err), GD_IO);
+    CHECK_INT(create(x.env, &file), GD_IO);
     CHECK_CONTAINS(x.err.text, "OFD");
     CHECK_INT(file.fd, -1);
     CHECK_INT(scratch_count(&x, "spool", "", NULL), 0);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, EEXIST, false);
-    CHECK_INT(gd_spool_create(x.env, x.root, &file, &x.err), GD_OK);
+    CHECK_INT(create(x.env, &file), GD_OK);
     gd_spool_discard(x.env, x.root, &file);
     fault_env_fail(&x.f, FAULT_LOCK, 1, EAGAIN, true);
-    CHECK_INT(gd_spool_create(x.env, x.root, &file, &x.err), GD_BUSY);
+    CHECK_INT(create(x.env, &file), GD_BUSY);
     teardown();
 }
 

@@ -497,12 +497,13 @@ def test_n7_4_failed_fdatasync_poisons_the_group(witness, path):
     # Nor does another process append there, or use what came after the
     # last sync point; what came before it is in use as ever.
     before = Group(path, 1).data
-    with open_repository(path) as repo:
-        repo.rebuild_filter()
-        put(repo, 'more', noise(SIZE, 4))
-        assert put(repo, 'hit', noise(SIZE, 1)).new_bytes == 0
-        assert {e.group for e in repo.open_image('more').extents()} == {2}
-        assert {e.group for e in repo.open_image('hit').extents()} == {1}
+    with repositories.holding(path / 'locks' / 'groups', LEASE + 1):
+        with open_repository(path) as repo:
+            repo.rebuild_filter()
+            put(repo, 'more', noise(SIZE, 4))
+            assert put(repo, 'hit', noise(SIZE, 1)).new_bytes == 0
+            assert {e.group for e in repo.open_image('more').extents()} == {3}
+            assert {e.group for e in repo.open_image('hit').extents()} == {1}
     assert Group(path, 1).data == before
     repositories.need_clean(path)
 
