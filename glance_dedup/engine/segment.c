@@ -22,8 +22,10 @@ segment_checksum(const uint8_t header[GD_SEGMENT_HEADER],
                  const struct iovec *stored, int pieces, uint64_t seed)
 {
     /* The streaming state wants an alignment that the type carries, so it
-     * lies on the stack. */
+     * lies on the stack.  Without the initialisation a reset with a seed that
+     * happens to lie there already would trust the secret beside it. */
     XXH3_state_t state;
+    XXH3_INITSTATE(&state);
     XXH3_64bits_reset_withSeed(&state, seed);
     XXH3_64bits_update(&state, header, GD_SEGMENT_HEADER - 8);
     for (int i = 0; i < pieces; i++) {

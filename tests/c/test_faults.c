@@ -116,8 +116,8 @@ work(gd_status results[STEPS])
     }
 }
 
-/* With everything in order again: the rest of the work can be done, by the same
- * handle and by another. */
+/* With everything in order again: the rest of the work can be done, by the
+ * same handle and by another. */
 static void
 check_after(const gd_status results[STEPS])
 {

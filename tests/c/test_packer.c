@@ -249,8 +249,8 @@ check_found(fixture *t)
     CHECK_INT(find(t, 100000, 512).group, 0);
 }
 
-/* Waiting, carried, appended and synced; by hash, and by value with a digest of
- * 8 bits, where most are namesakes. */
+/* Waiting, carried, appended and synced; by hash, and by value with a digest
+ * of 8 bits, where most are namesakes. */
 static void
 test_find(void)
 {

@@ -78,7 +78,7 @@ static void
 check_range(gd_image *image, const uint8_t *data, size_t size, uint64_t from,
             size_t length)
 {
-    static uint8_t out[(9 << 20) + 100];
+    static uint8_t out[(9 << 20) + 200];
     size_t done = 99;
     size_t wanted = from >= size ? 0 : size - from < length ? size - from
                                                             : length;
@@ -238,8 +238,8 @@ test_deleted_while_open(void)
 
 /* ---- damage ---- */
 
-/* Every byte of the group and of the recipe, one after the other: an error that
- * names a file, or what was stored; and once it is as it was, all is well. */
+/* Every byte of the file, one after the other: an error that names it, or what
+ * was stored; and once it is as it was, all is well. */
 static void
 check_every_byte(const char *name, const uint8_t *data, size_t length,
                  unsigned step)

@@ -1,7 +1,7 @@
 /*
- * test_threads.c - threads that store, read and delete on one handle.  Here the
- * engine works with the table of the real machine: the fault_env's mutex would
- * hide races from the thread sanitizer.
+ * test_threads.c - threads that store, read and delete on one handle.  Here
+ * the engine works with the table of the real machine: the fault_env's mutex
+ * would hide races from the thread sanitizer.
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -335,7 +335,12 @@ def test_swapped_groups(path):
     for one, other in zip(names, names[1:]):
         swap(path / 'groups' / one, path / 'groups' / other)
         assert in_batches(lambda: judge(path, 'groups/'))
+        # What is stored meanwhile goes to neither of them.
+        with open_repository(path, threads=0) as repo:
+            put(repo, f'beside-{one}', noise(3 * BLOCK, one))
         swap(path / 'groups' / one, path / 'groups' / other)
+        with open_repository(path, threads=0) as repo:
+            assert read_all(repo, f'beside-{one}') == noise(3 * BLOCK, one)
     assert judge(path) == []
 
 

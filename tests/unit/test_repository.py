@@ -1380,9 +1380,14 @@ def test_fork_with_everything_open(large):
                 call()
         transaction.abort()
         image.close()
+        assert read_all(large, 'image') == data
+        mine = large.begin('mine')
+        mine.write(noise(MIB, 60))
+        # Now that the numbers of the descriptors are used again.
         del image, transaction
         gc.collect()
-        assert read_all(large, 'image') == data
+        mine.commit()
+        assert read_all(large, 'mine') == noise(MIB, 60)
         stat = put(large, 'child', data + noise(MIB, 50))
         assert stat.new_bytes == MIB
         assert read_all(large, 'child') == data + noise(MIB, 50)
@@ -1397,7 +1402,7 @@ def test_fork_with_everything_open(large):
         noise(MIB, i) for i in range(14))
     assert image.read() == data
     assert read_all(large, 'child') == data + noise(MIB, 50)
-    assert large.images() == ['child', 'image', 'parent']
+    assert large.images() == ['child', 'image', 'mine', 'parent']
     image.close()
     other.close()
     repositories.need_clean(path)
