@@ -189,7 +189,9 @@ list_groups(gd_repo *repo, group_list *list, gd_error *err)
     if (list->failed) {
         return gd_fail(err, GD_NOMEM, "no memory for the list of groups");
     }
-    qsort(list->numbers, list->count, sizeof *list->numbers, ascending);
+    if (list->count > 0) {
+        qsort(list->numbers, list->count, sizeof *list->numbers, ascending);
+    }
     return GD_OK;
 }
 

@@ -60,21 +60,27 @@ gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                    TRIES);
 }
 
-/* A link can succeed and yet report an error (a repeated request on a network
- * file system): what the name leads to decides. */
+/* A link can succeed and yet report an error (EEXIST may answer a request that
+ * a network file system repeated): what the name leads to decides.  Where that
+ * cannot be had, nothing is sure, and since an image that exists must not lose
+ * its spool entry (N8.5), *linked is true: the accounting will find out. */
 static gd_status
 link_image(const gd_env *env, int root, const gd_spool_file *file,
            const char *image_id, const char *image_name, bool *linked,
            gd_error *err)
 {
+    struct stat named;
     int rc = env->linkat(env, root, file->name, image_name);
-    *linked = rc >= 0 || gd_same_file(env, file->fd, root, image_name);
-    if (*linked) {
+    bool ours = rc >= 0 || gd_same_file(env, file->fd, root, image_name);
+    *linked = ours;
+    if (ours) {
         return GD_OK;
     }
     if (rc == -EEXIST) {
         return gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
     }
+    int found = env->fstatat(env, root, image_name, &named);
+    *linked = found < 0 && found != -ENOENT;
     return gd_fail_errno(err, -rc, "cannot commit image %s", image_id);
 }
 

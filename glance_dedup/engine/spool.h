@@ -27,8 +27,8 @@ gd_status gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                           gd_spool_file *file, gd_error *err);
 
 /* Makes the complete recipe in file the image's.  *linked tells, whatever is
- * returned, whether the image now exists: after the link an error is reported
- * and the image stays (N8.6).  GD_EXISTS: the id was taken first. */
+ * returned, whether the image may exist now: after the link an error is
+ * reported and the image stays (N8.6).  GD_EXISTS: the id was taken first. */
 gd_status gd_spool_commit(const gd_env *env, int root,
                           const gd_spool_file *file, const char *image_id,
                           bool *linked, gd_error *err);

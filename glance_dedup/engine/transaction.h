@@ -29,8 +29,8 @@ gd_status gd_transaction_write(gd_transaction *transaction,
                                const uint8_t *data, size_t length,
                                gd_error *err);
 /* Makes the image exist, durable, and fills in what was stored.  After an
- * error *linked says whether it exists all the same (N8.6); if it does not, the
- * transaction can only be aborted. */
+ * error *linked says whether it may exist all the same (N8.6); if it does not,
+ * the transaction can only be aborted. */
 gd_status gd_transaction_commit(gd_transaction *transaction,
                                 gd_recipe_header *header, bool *linked,
                                 gd_error *err);

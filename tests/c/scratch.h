@@ -17,6 +17,13 @@
 #include "repo.h"
 #include "transaction.h"
 
+/* Sanitizers are slow: sweeps then try every so manyth case only. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SWEEP_STRIDE = 5 };
+#else
+enum { SWEEP_STRIDE = 1 };
+#endif
+
 typedef struct scratch {
     fault_env f;
     const gd_env *env; /* its table */

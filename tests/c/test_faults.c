@@ -9,13 +9,6 @@
 #include "scratch.h"
 #include "spool.h"
 
-/* Sanitizers are slow: they try every so manyth call only. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { STRIDE = 5 };
-#else
-enum { STRIDE = 1 };
-#endif
-
 enum { BLOCK = 512, LENGTH = 90 * BLOCK + 33 };
 
 static scratch x;
@@ -165,7 +158,7 @@ sweep(bool by_value, fault_call call, int sys_errno, gd_status wanted,
 {
     bool struck = true;
     unsigned failed = 0;
-    for (uint64_t n = 1; struck; n += STRIDE) {
+    for (uint64_t n = 1; struck; n += SWEEP_STRIDE) {
         gd_status results[STEPS];
         setup(by_value);
         unsigned before = check_all.failures;

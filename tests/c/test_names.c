@@ -35,7 +35,7 @@ test_what_is_no_group_name(void)
         "",          "0",         "0000001",   "000000001", "00000000",
         "02000000",  "ffffffff",  "0000000A",  "0000000g",  "0000 001",
         "-0000001",  "+0000001",  "0x000001",  "00000001~", ".0000001",
-        "00000001.", "0000000\n", "\xff" "0000001"};
+        "00000001.", "0000000\n", "\xff-000001"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         uint32_t number;
         if (!CHECK(!gd_group_name_parse(names[i], &number))) {

@@ -273,8 +273,8 @@ test_every_byte(void)
         setup(512, 64, 4096, (gd_codec)codec);
         fill_image(data, sizeof data, 512, 60, 2);
         put("a", data, sizeof data);
-        check_every_byte(GROUP_1, data, sizeof data, 1);
-        check_every_byte("images/a", data, sizeof data, 3);
+        check_every_byte(GROUP_1, data, sizeof data, SWEEP_STRIDE);
+        check_every_byte("images/a", data, sizeof data, 3 * SWEEP_STRIDE);
         teardown();
     }
 }
@@ -289,13 +289,13 @@ test_every_stored_byte_counts(void)
     put("a", data, sizeof data);
     for (uint32_t slot = 0; slot < 20; slot++) {
         uint64_t block = 8192 + slot * 512 + (1 + slot / 8) * 32;
-        for (unsigned i = 0; i < 512; i += 7) {
+        for (unsigned i = 0; i < 512; i += 7 * SWEEP_STRIDE) {
             scratch_flip(&x, GROUP_1, block + i, 0x40);
             CHECK_INT(get("a", data, sizeof data), GD_CORRUPT);
             CHECK_CONTAINS(x.err.text, "images/a needs it");
             scratch_flip(&x, GROUP_1, block + i, 0x40);
         }
-        for (unsigned i = 0; i < GD_ENTRY_SIZE; i++) {
+        for (unsigned i = 0; i < GD_ENTRY_SIZE; i += SWEEP_STRIDE) {
             scratch_flip(&x, GROUP_1, gd_entry_offset(slot) + i, 0x40);
             CHECK_INT(get("a", data, sizeof data), GD_CORRUPT);
             scratch_flip(&x, GROUP_1, gd_entry_offset(slot) + i, 0x40);

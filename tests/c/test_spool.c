@@ -448,6 +448,22 @@ test_commit_fails(void)
     teardown();
 }
 
+/* Not even what the name leads to can be found out: the entry must stay. */
+static void
+test_commit_of_uncertain_outcome(void)
+{
+    bool linked = false;
+    setup();
+    gd_spool_file file = make_recipe("a", 4096);
+    fault_env_fail(&x.f, FAULT_LINKAT, 1, EIO, false);
+    fault_env_fail(&x.f, FAULT_FSTATAT, 1, EIO, true);
+    CHECK_INT(commit(&file, "a", &linked), GD_IO);
+    CHECK(linked);
+    fault_env_heal(&x.f);
+    gd_spool_discard(&w.env, x.root, &file);
+    teardown();
+}
+
 /* ---- opening ---- */
 
 static void
@@ -707,6 +723,7 @@ main(int argc, char **argv)
     RUN(test_commit_of_a_bad_id);
     RUN(test_link_made_but_reported_as_failed);
     RUN(test_commit_fails);
+    RUN(test_commit_of_uncertain_outcome);
     RUN(test_open);
     RUN(test_open_during_delete);
     RUN(test_delete);

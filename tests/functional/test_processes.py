@@ -247,7 +247,9 @@ def read_logs(logs):
     uploads, reads, unfinished = {}, [], []
     for log in logs:
         begun = {}
-        for line in log.read_text().splitlines():
+        # One that was killed may not have come to make its log.
+        lines = log.read_text().splitlines() if log.exists() else []
+        for line in lines:
             try:
                 event = json.loads(line)
             except ValueError:

@@ -254,7 +254,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def forget_filter(self):
-        for file in (self.top / 'repository-filter').iterdir():
+        for file in self.top.glob('repository-filter/*'):
             file.unlink()
 
     @stateful.rule()
