@@ -42,6 +42,7 @@ typedef struct module_state {
     PyTypeObject *repository_type;
     PyTypeObject *transaction_type;
     PyTypeObject *image_type;
+    unsigned long forks; /* of this process and its ancestors */
 } module_state;
 
 static PyObject *
@@ -90,15 +91,18 @@ typedef struct repository_object {
     gd_repo *repo;
     Py_ssize_t users; /* calls under way, open transactions and images */
     int closed;
-    pid_t owner; /* stays when the handle is gone */
+    pid_t owner; /* this and the next stay when the handle is gone */
+    unsigned long forks;
+    const module_state *state;
 } repository_object;
 
-/* GD_CLOSED in a forked child. */
+/* GD_CLOSED in a forked child.  The count is there because a process id is
+ * used again; the id, because a fork by C code is not counted. */
 static gd_status
 check_process(const repository_object *self, gd_error *err)
 {
     const gd_env *env = gd_env_posix();
-    if (env->getpid(env) != self->owner) {
+    if (env->getpid(env) != self->owner || self->state->forks != self->forks) {
         return gd_fail(err, GD_CLOSED,
                        "this handle was opened by process %ld, before a fork",
                        (long)self->owner);
@@ -202,6 +206,8 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         goto done;
     }
     self->owner = gd_env_posix()->getpid(gd_env_posix());
+    self->forks = state->forks;
+    self->state = state;
     const char *c_path = PyBytes_AsString(path);
     Py_BEGIN_ALLOW_THREADS
     s = gd_repo_open(gd_env_posix(), c_path, &params, allow_weak != 0,
@@ -957,7 +963,18 @@ module_clear(PyObject *module)
     return 0;
 }
 
+/* after_fork(): in the child, disowns all that was opened before. */
+static PyObject *
+engine_after_fork(PyObject *module, PyObject *unused)
+{
+    (void)unused;
+    module_state *state = PyModule_GetState(module);
+    state->forks++;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_functions[] = {
+    {"after_fork", engine_after_fork, METH_NOARGS, NULL},
     {"fingerprint", engine_fingerprint, METH_VARARGS, NULL},
     {"is_cryptographic", engine_is_cryptographic, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -373,7 +373,9 @@ class Repository:
                 raise exceptions.ImageExists(
                     f'{path} is a repository already')
             _sync_directory(path)
-            _sync_directory(os.path.dirname(path))
+            # The parent may be somebody else's, and not for us to open.
+            with contextlib.suppress(PermissionError):
+                _sync_directory(os.path.dirname(path))
 
     @staticmethod
     def _need_fresh(path: str) -> None:
@@ -749,6 +751,7 @@ class Image:
     def pieces(self, offset: int = 0, length: int | None = None,
                piece: int = PIECE) -> Iterator[bytes]:
         """The bytes of a range (to the end if `length` is None), in pieces."""
+        _need_range('piece', piece, 1, 1 << 40)
         end = self.size
         if length is not None:
             end = min(end, offset + length)
@@ -807,4 +810,5 @@ def _close_inherited() -> None:
         repository._after_fork()
 
 
+os.register_at_fork(after_in_child=_engine.after_fork)
 os.register_at_fork(after_in_child=_close_inherited)

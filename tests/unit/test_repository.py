@@ -27,6 +27,7 @@ import warnings
 
 import pytest
 
+from glance_dedup import _engine
 from glance_dedup import exceptions
 from glance_dedup import repository
 from tests import repositories
@@ -1230,6 +1231,29 @@ def test_filter_is_private(path):
     with open_repository(path) as repo:
         put(repo, 'image', noise(5000))
     assert filter_file(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_id_used_again(path):
+    """What a fork has disowned stays so, whatever the process's number."""
+    repo = open_repository(path)
+    put(repo, 'image', noise(5000))
+    image = repo.open_image('image')
+    transaction = repo.begin('other')
+    _engine.after_fork()
+    for call in (lambda: image.read(), lambda: transaction.write(b'x'),
+                 transaction.commit, lambda: repo._handle().statistics()):
+        with pytest.raises(exceptions.ClosedError, match='before a fork'):
+            call()
+    transaction.abort()
+    assert len(os.listdir(path / 'spool')) == 2  # the other's, untouched
+
+
+def test_pieces_of_no_bytes(path):
+    with open_repository(path) as repo:
+        put(repo, 'image', noise(5000))
+        with repo.open_image('image') as image:
+            with pytest.raises(exceptions.InvalidParameter, match='piece'):
+                next(image.pieces(piece=0))
 
 
 # -- groups -------------------------------------------------------------------
