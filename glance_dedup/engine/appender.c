@@ -19,8 +19,7 @@ struct gd_appender {
     uint32_t next_slot;
     uint64_t synced_end; /* of the file, at the last sync point */
     uint64_t end;        /* where the next segment goes */
-    gd_entry *entries;   /* of slots [published.count, next_slot) */
-    uint32_t entry_room;
+    gd_entry *entries;   /* of slots from published.count */
     bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
 };
 
@@ -458,26 +457,18 @@ gd_appender_unsynced(const gd_appender *appender)
 
 /* ---- appending ---- */
 
+/* Once for all slots: so entries stay in place while a segment of them is being
+ * packed by another thread.  What is never touched takes no memory. */
 static gd_status
-reserve_entry(gd_appender *appender, gd_error *err)
+reserve_entries(gd_appender *appender, gd_error *err)
 {
-    uint32_t used = appender->next_slot - appender->published.count;
-    if (used < appender->entry_room) {
-        return GD_OK;
+    if (appender->entries == NULL) {
+        appender->entries = gd_calloc(
+            appender->repo->env,
+            appender->group->bounds.slots - appender->published.count,
+            sizeof *appender->entries, err);
     }
-    const gd_env *env = appender->repo->env;
-    uint32_t room = used == 0 ? 256 : used * 2;
-    gd_entry *larger = gd_calloc(env, room, sizeof *larger, err);
-    if (larger == NULL) {
-        return GD_NOMEM;
-    }
-    if (used > 0) {
-        memcpy(larger, appender->entries, used * sizeof *larger);
-    }
-    env->release(env, appender->entries);
-    appender->entries = larger;
-    appender->entry_room = room;
-    return GD_OK;
+    return appender->entries == NULL ? GD_NOMEM : GD_OK;
 }
 
 gd_status
@@ -485,7 +476,7 @@ gd_appender_take_slot(gd_appender *appender, const gd_fingerprint *fp,
                       uint32_t length, uint32_t plain_offset, uint32_t *slot,
                       gd_error *err)
 {
-    gd_status s = reserve_entry(appender, err);
+    gd_status s = reserve_entries(appender, err);
     if (s != GD_OK) {
         return s;
     }

@@ -8,7 +8,8 @@
  *     append ... append | entries, fdatasync, publish, hints
  *
  * What was appended since the last sync point is known to nobody else and can
- * be taken back.  Belongs to one transaction, one thread at a time.
+ * be taken back.  Belongs to one transaction, one thread at a time; but while
+ * one thread appends segments, another may take slots.
  */
 #ifndef GD_APPENDER_H
 #define GD_APPENDER_H
@@ -48,8 +49,8 @@ gd_status gd_appender_take_slot(gd_appender *appender,
                                 uint32_t plain_offset, uint32_t *slot,
                                 gd_error *err);
 /* The entry of a slot given out since the last sync point, else NULL.  Valid
- * until the next slot is taken.  Its checksum is the caller's to fill in before
- * the sync point; its segment is 0 until appended. */
+ * until the sync point; those of consecutive slots lie in a row.  Its checksum
+ * is the caller's to fill in before then; its segment is 0 until appended. */
 gd_entry *gd_appender_entry(gd_appender *appender, uint32_t slot);
 /* Writes segments whose slots were given out, in one go.  *written is the
  * bytes.  After an error the appender can only be closed. */

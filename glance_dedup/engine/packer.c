@@ -1,9 +1,14 @@
 /*
  * packer.c - see packer.h.
  *
- * Segments wait in an array until a flush.  All but the last are closed; the
- * last may be open, and if a flush leaves it open its bytes move to the carry
- * buffer, since the caller's go.
+ * Blocks are copied, one behind the other, into the plain buffer of a lot, in
+ * which each segment has its place of segment_size bytes.  There are two lots:
+ * one is being filled, the other may be under way in the pool (write_lot).  All
+ * segments of a lot are closed but the last of the one being filled, which a
+ * flush takes along into the other.
+ *
+ * Who fills touches only the lot being filled and the slots it takes; who
+ * writes, only the other lot, its entries, and the appender's end.
  */
 #include "packer.h"
 
@@ -14,15 +19,17 @@
 
 enum {
     SYNC_BYTES = 256 << 20,
-    PACK_BYTES = 4 << 20, /* plain bytes that wait before they are written */
-    COMPARES = 8,          /* of one block against its namesakes */
+    LOT_BYTES = 4 << 20, /* plain */
+    COMPARES = 8,        /* of one block against its namesakes */
 };
 
-/* A thread's own. */
-typedef struct pack_worker {
-    gd_coder *coder;
-    uint8_t *gather; /* segment_size bytes */
-} pack_worker;
+typedef struct lot {
+    gd_new_segment *segments;
+    struct iovec *stored; /* one for each segment */
+    gd_entry **entries;   /* the first of each segment's */
+    uint8_t *plain;
+    size_t count;
+} lot;
 
 struct gd_packer {
     gd_repo *repo;
@@ -31,90 +38,103 @@ struct gd_packer {
     gd_fpstore *own;       /* what we added to the group now open */
     uint64_t new_bytes, stored_bytes;
 
-    gd_new_segment *segments;
-    size_t segment_count, segment_room;
+    lot lots[2];
+    size_t room; /* segments in a lot */
+    int filling; /* which of the lots */
     bool last_is_open;
-    struct iovec *pieces; /* of all waiting segments, in order */
-    size_t piece_count, piece_room;
-    uint8_t *packed; /* segment_size bytes for each waiting segment */
-    uint8_t *carry;  /* segment_size bytes: of the open segment */
     uint8_t *read_in, *read_plain; /* for comparing by value */
+    gd_coder *read_coder;
 
-    pack_worker *workers;
-    unsigned worker_count;
-    gd_job job;
-    atomic_int failed; /* a gd_status that a worker met */
+    /* Of the lot under way: */
+    bool writing;
+    gd_job write_job, pack_job;
+    uint8_t *packed;   /* segment_size bytes for each segment */
+    gd_coder **coders; /* one for each thread, and the waiter's */
+    atomic_int pack_status;
+    gd_status write_status;
+    gd_error write_error;
 };
 
+static lot *
+lot_under_way(gd_packer *packer)
+{
+    return &packer->lots[packer->filling ^ 1];
+}
+
+static uint8_t *
+plain_of(const gd_packer *packer, const lot *l, size_t index)
+{
+    return l->plain + index * packer->repo->params.segment_size;
+}
+
 static gd_status
-open_workers(gd_packer *packer, gd_error *err)
+open_coders(gd_packer *packer, gd_error *err)
 {
     gd_repo *repo = packer->repo;
-    const gd_env *env = repo->env;
-    packer->worker_count = gd_pool_threads(repo->pool) + 1;
-    packer->workers =
-        gd_calloc(env, packer->worker_count, sizeof *packer->workers, err);
-    if (packer->workers == NULL) {
-        return GD_NOMEM;
+    unsigned count = gd_pool_threads(repo->pool) + 1;
+    packer->coders = gd_calloc(repo->env, count, sizeof *packer->coders, err);
+    gd_status s = packer->coders == NULL ? GD_NOMEM : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i < count; i++) {
+        s = gd_coder_open(repo->env, &packer->coders[i], err);
     }
-    gd_status s = GD_OK;
-    for (unsigned i = 0; s == GD_OK && i < packer->worker_count; i++) {
-        pack_worker *worker = &packer->workers[i];
-        s = gd_coder_open(env, &worker->coder, err);
-        if (s == GD_OK) {
-            worker->gather = gd_calloc(env, repo->params.segment_size, 1, err);
-            s = worker->gather == NULL ? GD_NOMEM : GD_OK;
-        }
+    if (s == GD_OK && repo->params.codec != GD_CODEC_NONE) {
+        packer->packed = gd_calloc(repo->env, packer->room,
+                                   repo->params.segment_size, err);
+        s = packer->packed == NULL ? GD_NOMEM : GD_OK;
     }
     return s;
 }
 
 static gd_status
-open_buffers(gd_packer *packer, size_t blocks, gd_error *err)
+open_lot(gd_packer *packer, lot *l, gd_error *err)
 {
     const gd_env *env = packer->repo->env;
-    const gd_params *params = &packer->repo->params;
-    packer->segment_room = PACK_BYTES / params->segment_size + 2;
-    packer->piece_room = blocks + 1;
-    packer->segments =
-        gd_calloc(env, packer->segment_room, sizeof *packer->segments, err);
-    packer->pieces =
-        gd_calloc(env, packer->piece_room, sizeof *packer->pieces, err);
-    packer->carry = gd_calloc(env, params->segment_size, 1, err);
-    if (packer->segments == NULL || packer->pieces == NULL ||
-        packer->carry == NULL) {
+    l->segments = gd_calloc(env, packer->room, sizeof *l->segments, err);
+    l->stored = gd_calloc(env, packer->room, sizeof *l->stored, err);
+    l->entries = gd_calloc(env, packer->room, sizeof *l->entries, err);
+    l->plain = gd_calloc(env, packer->room,
+                         packer->repo->params.segment_size, err);
+    return l->segments == NULL || l->stored == NULL || l->entries == NULL ||
+                   l->plain == NULL
+               ? GD_NOMEM
+               : GD_OK;
+}
+
+static gd_status
+open_reading(gd_packer *packer, gd_error *err)
+{
+    const gd_env *env = packer->repo->env;
+    if (!packer->repo->params.by_value) {
+        return GD_OK;
+    }
+    packer->read_in =
+        gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
+    packer->read_plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
+    if (packer->read_in == NULL || packer->read_plain == NULL) {
         return GD_NOMEM;
     }
-    if (params->codec != GD_CODEC_NONE) {
-        packer->packed =
-            gd_calloc(env, packer->segment_room, params->segment_size, err);
-        if (packer->packed == NULL) {
-            return GD_NOMEM;
-        }
-    }
-    if (params->by_value) {
-        packer->read_in =
-            gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-        packer->read_plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-        if (packer->read_in == NULL || packer->read_plain == NULL) {
-            return GD_NOMEM;
-        }
-    }
-    return gd_fpstore_new(env, GD_MAX_SLOTS, &packer->own, err);
+    return gd_coder_open(env, &packer->read_coder, err);
 }
 
 gd_status
-gd_packer_open(gd_repo *repo, size_t blocks, gd_packer **out, gd_error *err)
+gd_packer_open(gd_repo *repo, gd_packer **out, gd_error *err)
 {
     gd_packer *packer = gd_calloc(repo->env, 1, sizeof *packer, err);
     if (packer == NULL) {
         return GD_NOMEM;
     }
     packer->repo = repo;
+    packer->room = LOT_BYTES / repo->params.segment_size + 2;
     gd_groupmap_init(&packer->shared, repo->env);
-    gd_status s = open_workers(packer, err);
+    gd_status s = open_coders(packer, err);
+    for (int i = 0; s == GD_OK && i < 2; i++) {
+        s = open_lot(packer, &packer->lots[i], err);
+    }
     if (s == GD_OK) {
-        s = open_buffers(packer, blocks, err);
+        s = open_reading(packer, err);
+    }
+    if (s == GD_OK) {
+        s = gd_fpstore_new(repo->env, GD_MAX_SLOTS, &packer->own, err);
     }
     if (s != GD_OK) {
         gd_packer_close(packer);
@@ -124,34 +144,51 @@ gd_packer_open(gd_repo *repo, size_t blocks, gd_packer **out, gd_error *err)
     return GD_OK;
 }
 
+static void
+close_lot(const gd_env *env, lot *l)
+{
+    env->release(env, l->segments);
+    env->release(env, l->stored);
+    env->release(env, l->entries);
+    env->release(env, l->plain);
+}
+
+static void
+unshare_all(gd_packer *packer)
+{
+    for (size_t i = 0; i < packer->shared.places; i++) {
+        const gd_groupmap_item *item = &packer->shared.items[i];
+        for (uint32_t n = 0; n < item->count; n++) {
+            gd_locks_unshare(packer->repo->locks, item->group);
+        }
+    }
+    gd_groupmap_free(&packer->shared);
+}
+
 void
 gd_packer_close(gd_packer *packer)
 {
     gd_repo *repo = packer->repo;
     const gd_env *env = repo->env;
+    if (packer->writing) {
+        gd_pool_wait(repo->pool, &packer->write_job);
+    }
     if (packer->appender != NULL) {
         gd_appender_close(packer->appender);
     }
-    for (size_t i = 0; i < packer->shared.places; i++) {
-        const gd_groupmap_item *item = &packer->shared.items[i];
-        for (uint32_t n = 0; n < item->count; n++) {
-            gd_locks_unshare(repo->locks, item->group);
-        }
-    }
-    gd_groupmap_free(&packer->shared);
-    for (unsigned i = 0; packer->workers != NULL && i < packer->worker_count;
-         i++) {
-        gd_coder_close(env, packer->workers[i].coder);
-        env->release(env, packer->workers[i].gather);
+    unshare_all(packer);
+    for (unsigned i = 0;
+         packer->coders != NULL && i <= gd_pool_threads(repo->pool); i++) {
+        gd_coder_close(env, packer->coders[i]);
     }
     if (packer->own != NULL) {
         gd_fpstore_free(env, packer->own);
     }
-    env->release(env, packer->workers);
-    env->release(env, packer->segments);
-    env->release(env, packer->pieces);
+    close_lot(env, &packer->lots[0]);
+    close_lot(env, &packer->lots[1]);
+    env->release(env, packer->coders);
     env->release(env, packer->packed);
-    env->release(env, packer->carry);
+    gd_coder_close(env, packer->read_coder);
     env->release(env, packer->read_in);
     env->release(env, packer->read_plain);
     env->release(env, packer);
@@ -172,137 +209,143 @@ gd_packer_stored_bytes(const gd_packer *packer)
 /* ---- the pool's part ---- */
 
 static void
-gather_pieces(const gd_new_segment *segment, uint8_t *out)
+fill_in_checksums(const gd_segment_header *header, gd_entry *entries,
+                  const uint8_t *plain)
 {
-    for (int i = 0; i < segment->piece_count; i++) {
-        memcpy(out, segment->pieces[i].iov_base, segment->pieces[i].iov_len);
-        out += segment->pieces[i].iov_len;
+    for (uint32_t i = 0; i < header->blocks; i++) {
+        entries[i].checksum = gd_checksum(plain + entries[i].plain_offset,
+                                          entries[i].plain_length, 0);
     }
-}
-
-/* Blocks lie in the pieces one behind the other; none crosses pieces. */
-static void
-fill_in_checksums(gd_packer *packer, const gd_new_segment *segment)
-{
-    uint32_t slot = segment->header.first_slot;
-    for (int i = 0; i < segment->piece_count; i++) {
-        const uint8_t *block = segment->pieces[i].iov_base;
-        const uint8_t *end = block + segment->pieces[i].iov_len;
-        while (block < end) {
-            gd_entry *entry = gd_appender_entry(packer->appender, slot++);
-            entry->checksum = gd_checksum(block, entry->plain_length, 0);
-            block += entry->plain_length;
-        }
-    }
-}
-
-static gd_status
-compress_segment(gd_packer *packer, size_t task, pack_worker *worker)
-{
-    const gd_params *params = &packer->repo->params;
-    gd_new_segment *segment = &packer->segments[task];
-    const uint8_t *plain = segment->pieces[0].iov_base;
-    uint8_t *out = packer->packed + task * params->segment_size;
-    size_t stored;
-    if (segment->piece_count > 1) {
-        gather_pieces(segment, worker->gather);
-        plain = worker->gather;
-    }
-    gd_status s = gd_segment_compress(worker->coder, params->codec,
-                                      params->codec_level, plain,
-                                      segment->header.plain_length, out,
-                                      &stored, NULL);
-    if (s == GD_OK && stored > 0) {
-        segment->header.codec = params->codec;
-        segment->header.stored_length = (uint32_t)stored;
-        segment->pieces[0] = (struct iovec){out, stored};
-        segment->piece_count = 1;
-    }
-    return s;
 }
 
 static void
-pack_segment(void *arg, size_t task, unsigned index)
+pack_segment(void *arg, size_t task, unsigned worker)
 {
     gd_packer *packer = arg;
-    gd_new_segment *segment = &packer->segments[task];
-    fill_in_checksums(packer, segment);
-    segment->header.codec = GD_CODEC_NONE;
-    segment->header.stored_length = segment->header.plain_length;
-    if (packer->repo->params.codec != GD_CODEC_NONE) {
-        gd_status s = compress_segment(packer, task, &packer->workers[index]);
+    const gd_params *params = &packer->repo->params;
+    lot *l = lot_under_way(packer);
+    gd_new_segment *segment = &l->segments[task];
+    gd_segment_header *header = &segment->header;
+    uint8_t *plain = plain_of(packer, l, task);
+    fill_in_checksums(header, l->entries[task], plain);
+    header->codec = GD_CODEC_NONE;
+    header->stored_length = header->plain_length;
+    l->stored[task] = (struct iovec){plain, header->plain_length};
+    segment->pieces = &l->stored[task];
+    segment->piece_count = 1;
+    if (params->codec != GD_CODEC_NONE) {
+        uint8_t *out = packer->packed + task * params->segment_size;
+        size_t stored;
+        gd_status s = gd_segment_compress(
+            packer->coders[worker], params->codec, params->codec_level, plain,
+            header->plain_length, out, &stored, NULL);
         if (s != GD_OK) {
-            atomic_store(&packer->failed, (int)s);
+            atomic_store(&packer->pack_status, (int)s);
             return;
+        }
+        if (stored > 0) {
+            header->codec = params->codec;
+            header->stored_length = (uint32_t)stored;
+            l->stored[task] = (struct iovec){out, stored};
         }
     }
     gd_segment_header_encode(
-        &segment->header, gd_appender_group(packer->appender)->bounds.seed,
+        header, gd_appender_group(packer->appender)->bounds.seed,
         segment->pieces, segment->piece_count, segment->encoded);
+}
+
+/* Packs the lot under way, on all threads, and appends it. */
+static void
+write_lot(void *arg, size_t task, unsigned worker)
+{
+    (void)task;
+    (void)worker;
+    gd_packer *packer = arg;
+    gd_pool *pool = packer->repo->pool;
+    lot *l = lot_under_way(packer);
+    gd_error *err = &packer->write_error;
+    uint64_t written = 0;
+    atomic_store(&packer->pack_status, GD_OK);
+    packer->pack_job =
+        (gd_job){.run = pack_segment, .arg = packer, .tasks = l->count};
+    gd_pool_submit(pool, &packer->pack_job);
+    gd_pool_wait(pool, &packer->pack_job);
+    gd_status s = (gd_status)atomic_load(&packer->pack_status);
+    if (s != GD_OK) {
+        gd_fail(err, s, "a segment could not be compressed");
+    } else {
+        s = gd_appender_append(packer->appender, l->segments, l->count,
+                               &written, err);
+    }
+    packer->stored_bytes += written;
+    packer->write_status = s;
 }
 
 /* ---- flushing ---- */
 
-/* Moves the open segment, the last, to the front and its bytes to the carry
- * buffer.  Its first piece may lie there already. */
-static void
-carry_open_segment(gd_packer *packer)
+/* Until the lot under way is written; its error, at each call from then on. */
+static gd_status
+finish_writing(gd_packer *packer, gd_error *err)
 {
-    gd_new_segment segment = packer->segments[packer->segment_count - 1];
-    uint8_t *out = packer->carry;
-    for (int i = 0; i < segment.piece_count; i++) {
-        const struct iovec *piece = &segment.pieces[i];
-        if (piece->iov_base != out) {
-            memcpy(out, piece->iov_base, piece->iov_len);
-        }
-        out += piece->iov_len;
+    if (packer->writing) {
+        gd_pool_wait(packer->repo->pool, &packer->write_job);
+        packer->writing = false;
     }
-    packer->pieces[0] =
-        (struct iovec){packer->carry, segment.header.plain_length};
-    segment.pieces = packer->pieces;
-    segment.piece_count = 1;
-    packer->segments[0] = segment;
-    packer->segment_count = 1;
-    packer->piece_count = 1;
+    if (packer->write_status != GD_OK && err != NULL) {
+        *err = packer->write_error;
+    }
+    return packer->write_status;
+}
+
+/* Takes the open segment along from the end of one lot to the start of the
+ * other. */
+static void
+take_along(gd_packer *packer, lot *from, lot *to)
+{
+    size_t last = --from->count;
+    to->segments[0] = from->segments[last];
+    to->entries[0] = from->entries[last];
+    memcpy(plain_of(packer, to, 0), plain_of(packer, from, last),
+           from->segments[last].header.plain_length);
+    to->count = 1;
 }
 
 static gd_status
-write_segments(gd_packer *packer, size_t count, gd_error *err)
+start_writing(gd_packer *packer, gd_error *err)
 {
-    uint64_t written;
-    atomic_store(&packer->failed, GD_OK);
-    packer->job = (gd_job){.run = pack_segment, .arg = packer, .tasks = count};
-    gd_pool_submit(packer->repo->pool, &packer->job);
-    gd_pool_wait(packer->repo->pool, &packer->job);
-    gd_status s = (gd_status)atomic_load(&packer->failed);
+    gd_status s = finish_writing(packer, err);
     if (s != GD_OK) {
-        return gd_fail(err, s, "a segment could not be compressed");
+        return s;
     }
-    s = gd_appender_append(packer->appender, packer->segments, count, &written,
-                           err);
-    packer->stored_bytes += written;
-    return s;
+    lot *full = &packer->lots[packer->filling];
+    lot *next = lot_under_way(packer);
+    next->count = 0;
+    if (packer->last_is_open) {
+        take_along(packer, full, next);
+    }
+    packer->filling ^= 1;
+    if (full->count > 0) {
+        packer->write_job =
+            (gd_job){.run = write_lot, .arg = packer, .tasks = 1};
+        packer->writing = true;
+        gd_pool_submit(packer->repo->pool, &packer->write_job);
+    }
+    return GD_OK;
 }
 
 gd_status
 gd_packer_flush(gd_packer *packer, gd_error *err)
 {
-    size_t closed = packer->segment_count - packer->last_is_open;
-    gd_status s = GD_OK;
-    if (closed > 0) {
-        s = write_segments(packer, closed, err);
+    size_t closed =
+        packer->lots[packer->filling].count - packer->last_is_open;
+    if (closed == 0) {
+        return GD_OK;
     }
-    if (packer->last_is_open) {
-        carry_open_segment(packer);
-    } else {
-        packer->segment_count = 0;
-        packer->piece_count = 0;
+    gd_status s = finish_writing(packer, err);
+    if (s == GD_OK && gd_appender_unsynced(packer->appender) >= SYNC_BYTES) {
+        return gd_packer_sync(packer, err);
     }
-    if (s == GD_OK && packer->appender != NULL &&
-        gd_appender_unsynced(packer->appender) >= SYNC_BYTES) {
-        s = gd_packer_sync(packer, err);
-    }
-    return s;
+    return s == GD_OK ? start_writing(packer, err) : s;
 }
 
 gd_status
@@ -311,13 +354,11 @@ gd_packer_sync(gd_packer *packer, gd_error *err)
     if (packer->appender == NULL) {
         return GD_OK;
     }
-    gd_status s = GD_OK;
     packer->last_is_open = false;
-    if (packer->segment_count > 0) {
-        s = write_segments(packer, packer->segment_count, err);
+    gd_status s = start_writing(packer, err);
+    if (s == GD_OK) {
+        s = finish_writing(packer, err);
     }
-    packer->segment_count = 0;
-    packer->piece_count = 0;
     return s == GD_OK ? gd_appender_sync(packer->appender, err) : s;
 }
 
@@ -354,72 +395,57 @@ need_appender(gd_packer *packer, gd_error *err)
     return GD_OK;
 }
 
-/* The open segment, if the block fits in; otherwise a new one. */
+/* Makes sure that the last segment of the lot being filled is open and has room
+ * for the block. */
 static gd_status
-need_segment(gd_packer *packer, uint32_t length, gd_new_segment **segment,
-             gd_error *err)
+need_segment(gd_packer *packer, uint32_t length, gd_error *err)
 {
+    lot *l = &packer->lots[packer->filling];
     if (packer->last_is_open) {
-        *segment = &packer->segments[packer->segment_count - 1];
-        if ((*segment)->header.plain_length + length <=
+        if (l->segments[l->count - 1].header.plain_length + length <=
             packer->repo->params.segment_size) {
             return GD_OK;
         }
         packer->last_is_open = false;
     }
-    if (packer->segment_count == packer->segment_room) {
+    if (l->count == packer->room) {
         gd_status s = gd_packer_flush(packer, err);
         if (s != GD_OK) {
             return s;
         }
+        l = &packer->lots[packer->filling];
     }
-    *segment = &packer->segments[packer->segment_count++];
-    memset(*segment, 0, sizeof **segment);
-    (*segment)->pieces = &packer->pieces[packer->piece_count];
+    memset(&l->segments[l->count++], 0, sizeof *l->segments);
     packer->last_is_open = true;
     return GD_OK;
-}
-
-static void
-add_piece(gd_packer *packer, gd_new_segment *segment, const uint8_t *data,
-          uint32_t length)
-{
-    if (segment->piece_count > 0) {
-        struct iovec *last = &segment->pieces[segment->piece_count - 1];
-        if ((const uint8_t *)last->iov_base + last->iov_len == data &&
-            last->iov_base != packer->carry) {
-            last->iov_len += length;
-            return;
-        }
-    }
-    segment->pieces[segment->piece_count++] =
-        (struct iovec){(void *)data, length};
-    packer->piece_count++;
 }
 
 gd_status
 gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
               const gd_fingerprint *fp, gd_address *address, gd_error *err)
 {
-    gd_new_segment *segment;
     gd_status s = need_appender(packer, err);
     if (s == GD_OK) {
-        s = need_segment(packer, length, &segment, err);
-    }
-    if (s == GD_OK) {
-        s = gd_appender_take_slot(packer->appender, fp, length,
-                                  segment->header.plain_length, &address->slot,
-                                  err);
+        s = need_segment(packer, length, err);
     }
     if (s != GD_OK) {
         return s;
     }
-    address->group = gd_appender_group(packer->appender)->number;
-    if (segment->header.blocks++ == 0) {
-        segment->header.first_slot = address->slot;
+    lot *l = &packer->lots[packer->filling];
+    size_t last = l->count - 1;
+    gd_segment_header *header = &l->segments[last].header;
+    s = gd_appender_take_slot(packer->appender, fp, length,
+                              header->plain_length, &address->slot, err);
+    if (s != GD_OK) {
+        return s;
     }
-    add_piece(packer, segment, data, length);
-    segment->header.plain_length += length;
+    address->group = gd_appender_group(packer->appender)->number;
+    if (header->blocks++ == 0) {
+        header->first_slot = address->slot;
+        l->entries[last] = gd_appender_entry(packer->appender, address->slot);
+    }
+    memcpy(plain_of(packer, l, last) + header->plain_length, data, length);
+    header->plain_length += length;
     packer->new_bytes += length;
     gd_fpstore_add(packer->own, address->slot, fp);
     return GD_OK;
@@ -427,22 +453,16 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
 
 /* ---- finding our own ---- */
 
-/* The plain bytes of a block that waits in memory; NULL if it does not. */
+/* The plain bytes of a block in the lot being filled; NULL if it is not. */
 static const uint8_t *
-waiting_block(gd_packer *packer, uint32_t slot)
+waiting_block(gd_packer *packer, uint32_t slot, uint32_t plain_offset)
 {
-    for (size_t i = 0; i < packer->segment_count; i++) {
-        const gd_new_segment *segment = &packer->segments[i];
-        uint32_t first = segment->header.first_slot;
-        if (slot < first || slot - first >= segment->header.blocks) {
-            continue;
-        }
-        uint64_t at = gd_appender_entry(packer->appender, slot)->plain_offset;
-        for (int k = 0; k < segment->piece_count; k++) {
-            if (at < segment->pieces[k].iov_len) {
-                return (const uint8_t *)segment->pieces[k].iov_base + at;
-            }
-            at -= segment->pieces[k].iov_len;
+    const lot *l = &packer->lots[packer->filling];
+    for (size_t i = 0; i < l->count; i++) {
+        const gd_segment_header *header = &l->segments[i].header;
+        if (slot >= header->first_slot &&
+            slot - header->first_slot < header->blocks) {
+            return plain_of(packer, l, i) + plain_offset;
         }
     }
     return NULL;
@@ -455,6 +475,9 @@ equals_own(gd_packer *packer, uint32_t slot, const uint8_t *data,
     gd_segment_header header;
     gd_entry entry;
     const gd_group *group = gd_appender_group(packer->appender);
+    if (finish_writing(packer, NULL) != GD_OK) {
+        return false; /* the next flush will say why */
+    }
     const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
     if (unsynced != NULL) {
         entry = *unsynced;
@@ -467,11 +490,12 @@ equals_own(gd_packer *packer, uint32_t slot, const uint8_t *data,
     }
     atomic_fetch_add(&packer->repo->counters.compares, 1);
     if (unsynced != NULL && entry.segment == 0) {
-        const uint8_t *waiting = waiting_block(packer, slot);
+        const uint8_t *waiting =
+            waiting_block(packer, slot, entry.plain_offset);
         return waiting != NULL && memcmp(waiting, data, length) == 0;
     }
     return gd_group_read_segment(group, &entry, slot,
-                                 packer->workers[0].coder, packer->read_in,
+                                 packer->read_coder, packer->read_in,
                                  packer->read_plain, &header, NULL) == GD_OK &&
            memcmp(packer->read_plain + entry.plain_offset, data, length) == 0;
 }

@@ -1,7 +1,8 @@
 /*
  * packer.h - packs a transaction's new blocks into segments, compresses them
  * on the pool, and hands them to the appender; goes on to the next group when
- * one is full.
+ * one is full.  While one lot of segments is packed and written by the pool, the
+ * next is filled.
  *
  * It holds the shared lock of every group that it appended to until it is
  * closed (I6).  Belongs to one transaction, one thread at a time.
@@ -14,15 +15,12 @@
 
 typedef struct gd_packer gd_packer;
 
-/* blocks: at most so many are added between two flushes. */
-gd_status gd_packer_open(gd_repo *repo, size_t blocks, gd_packer **packer,
-                         gd_error *err);
+gd_status gd_packer_open(gd_repo *repo, gd_packer **packer, gd_error *err);
 /* Cuts off what is not synced, ends the lease and releases the shared locks.
  * REQUIRES: the recipe is committed or given up. */
 void gd_packer_close(gd_packer *packer);
 
-/* Adds a new block and gives its address.  data must stay as it is until the
- * next flush. */
+/* Adds a copy of a new block and gives its address. */
 gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
                         uint32_t length, const gd_fingerprint *fp,
                         gd_address *address, gd_error *err);
@@ -30,13 +28,13 @@ gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
  * group 0 if there is none.  Finds those that nobody else can see yet. */
 gd_address gd_packer_find(gd_packer *packer, const uint8_t *data,
                           uint32_t length, const gd_fingerprint *fp);
-/* Writes out all full segments; after it, the data given to gd_packer_add may
- * go.  Makes a sync point every 256 MiB. */
+/* Starts to write out all full segments, once those before are written; so an
+ * error may be of earlier ones.  Makes a sync point every 256 MiB. */
 gd_status gd_packer_flush(gd_packer *packer, gd_error *err);
 /* Writes out everything and makes a sync point (N8.1). */
 gd_status gd_packer_sync(gd_packer *packer, gd_error *err);
 
-/* Plain bytes added, and bytes written for them. */
+/* Plain bytes added, and bytes written for them (all, after a sync). */
 uint64_t gd_packer_new_bytes(const gd_packer *packer);
 uint64_t gd_packer_stored_bytes(const gd_packer *packer);
 

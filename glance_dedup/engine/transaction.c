@@ -13,17 +13,18 @@
 
 enum {
     BATCH_BYTES = 4 << 20, /* of non-zero data */
+    IN_PLACE = 1 << 20,    /* a write this large is not copied into a batch */
     HASH_TASK = 64,        /* blocks fingerprinted in one go */
 };
 
 /* The blocks of a stretch of the image. */
 typedef struct batch {
-    uint8_t *data;
+    uint8_t *data; /* copies of blocks that do not stay where they are */
     size_t used;
     gd_block *blocks;
     size_t count;
+    bool borrows; /* some blocks are still the caller's */
     uint64_t zeros_after;
-    bool hashing; /* the job was submitted and not yet waited for */
     gd_job job;
     gd_hasher **hashers; /* one for each thread, and the waiter's */
     atomic_int failed;
@@ -38,9 +39,8 @@ struct gd_transaction {
     gd_recipe_writer *recipe;
     gd_packer *packer;
     gd_lookup *lookup;
-    size_t batch_blocks; /* room in each batch */
-    batch batches[2];
-    int filling; /* which of the two; the other may be hashing */
+    size_t batch_blocks; /* room in the batch */
+    batch batch;
     uint8_t *carry; /* the start of a block whose end is still to come */
     size_t carried;
     bool failed;
@@ -98,9 +98,6 @@ static void
 close_batch(gd_transaction *transaction, batch *b)
 {
     gd_repo *repo = transaction->repo;
-    if (b->hashing) {
-        gd_pool_wait(repo->pool, &b->job);
-    }
     for (unsigned i = 0;
          b->hashers != NULL && i <= gd_pool_threads(repo->pool); i++) {
         if (b->hashers[i] != NULL) {
@@ -125,12 +122,11 @@ open_parts(gd_transaction *transaction, gd_error *err)
     transaction->carry =
         gd_calloc(repo->env, transaction->chunker.max_length, 1, err);
     s = transaction->carry == NULL ? GD_NOMEM : GD_OK;
-    for (int i = 0; s == GD_OK && i < 2; i++) {
-        s = open_batch(transaction, &transaction->batches[i], err);
+    if (s == GD_OK) {
+        s = open_batch(transaction, &transaction->batch, err);
     }
     if (s == GD_OK) {
-        s = gd_packer_open(repo, transaction->batch_blocks,
-                           &transaction->packer, err);
+        s = gd_packer_open(repo, &transaction->packer, err);
     }
     if (s == GD_OK) {
         s = gd_lookup_open(repo, &transaction->lookup, err);
@@ -189,9 +185,7 @@ gd_transaction_end(gd_transaction *transaction)
 {
     gd_repo *repo = transaction->repo;
     const gd_env *env = repo->env;
-    for (int i = 0; i < 2; i++) {
-        close_batch(transaction, &transaction->batches[i]);
-    }
+    close_batch(transaction, &transaction->batch);
     /* N8.5: the spool file first, then the locks. */
     if (transaction->linked) {
         gd_spool_close(env, &transaction->spool);
@@ -227,15 +221,21 @@ hash_blocks(void *arg, size_t task, unsigned worker)
     }
 }
 
-static void
-start_hashing(gd_transaction *transaction, batch *b)
+static gd_status
+hash_batch(gd_transaction *transaction, gd_error *err)
 {
+    batch *b = &transaction->batch;
+    gd_pool *pool = transaction->repo->pool;
     atomic_store(&b->failed, GD_OK);
     b->job = (gd_job){.run = hash_blocks,
                       .arg = b,
                       .tasks = (b->count + HASH_TASK - 1) / HASH_TASK};
-    b->hashing = true;
-    gd_pool_submit(transaction->repo->pool, &b->job);
+    gd_pool_submit(pool, &b->job);
+    gd_pool_wait(pool, &b->job);
+    gd_status s = (gd_status)atomic_load(&b->failed);
+    return s == GD_OK
+               ? GD_OK
+               : gd_fail(err, s, "a fingerprint could not be computed");
 }
 
 /* Gives the block an address: of an equal one of ours, or a new one. */
@@ -257,16 +257,14 @@ store_block(gd_transaction *transaction, gd_block *block, gd_error *err)
 }
 
 static gd_status
-store_batch(gd_transaction *transaction, batch *b, gd_error *err)
+store_batch(gd_transaction *transaction, gd_error *err)
 {
+    batch *b = &transaction->batch;
     gd_recipe_writer *recipe = transaction->recipe;
-    gd_pool_wait(transaction->repo->pool, &b->job);
-    b->hashing = false;
-    gd_status s = (gd_status)atomic_load(&b->failed);
-    if (s != GD_OK) {
-        return gd_fail(err, s, "a fingerprint could not be computed");
+    gd_status s = hash_batch(transaction, err);
+    if (s == GD_OK) {
+        gd_lookup_batch(transaction->lookup, b->blocks, b->count);
     }
-    gd_lookup_batch(transaction->lookup, b->blocks, b->count);
     for (size_t i = 0; s == GD_OK && i < b->count; i++) {
         gd_block *block = &b->blocks[i];
         s = gd_recipe_add_zeros(recipe, block->zeros_before, err);
@@ -288,25 +286,16 @@ store_batch(gd_transaction *transaction, batch *b, gd_error *err)
     b->count = 0;
     b->used = 0;
     b->zeros_after = 0;
+    b->borrows = false;
     return s;
 }
 
-/* Starts hashing what was filled, then stores the batch before it. */
-static gd_status
-turn_batches(gd_transaction *transaction, gd_error *err)
-{
-    batch *filled = &transaction->batches[transaction->filling];
-    transaction->filling ^= 1;
-    batch *before = &transaction->batches[transaction->filling];
-    start_hashing(transaction, filled);
-    return before->hashing ? store_batch(transaction, before, err) : GD_OK;
-}
-
+/* stays: data will be where it is until the batch is stored. */
 static gd_status
 take_block(gd_transaction *transaction, const uint8_t *data, size_t length,
-           gd_error *err)
+           bool stays, gd_error *err)
 {
-    batch *b = &transaction->batches[transaction->filling];
+    batch *b = &transaction->batch;
     if (gd_is_zero(data, length)) {
         b->zeros_after += length;
         atomic_fetch_add_explicit(&transaction->repo->counters.zero_blocks, 1,
@@ -314,18 +303,22 @@ take_block(gd_transaction *transaction, const uint8_t *data, size_t length,
         return GD_OK;
     }
     if (b->count == transaction->batch_blocks ||
-        b->used + length > BATCH_BYTES) {
-        gd_status s = turn_batches(transaction, err);
+        (!stays && b->used + length > BATCH_BYTES)) {
+        gd_status s = store_batch(transaction, err);
         if (s != GD_OK) {
             return s;
         }
-        b = &transaction->batches[transaction->filling];
     }
-    memcpy(b->data + b->used, data, length);
+    if (stays) {
+        b->borrows = true;
+    } else {
+        memcpy(b->data + b->used, data, length);
+        data = b->data + b->used;
+        b->used += length;
+    }
     b->blocks[b->count++] = (gd_block){.zeros_before = b->zeros_after,
-                                       .data = b->data + b->used,
+                                       .data = data,
                                        .length = (uint32_t)length};
-    b->used += length;
     b->zeros_after = 0;
     return GD_OK;
 }
@@ -355,7 +348,7 @@ take_carried(gd_transaction *transaction, const uint8_t *data, size_t length,
     }
     *used = cut - before; /* the rest is cut from where it lies */
     transaction->carried = 0;
-    return take_block(transaction, transaction->carry, cut, err);
+    return take_block(transaction, transaction->carry, cut, false, err);
 }
 
 static gd_status
@@ -364,6 +357,7 @@ take_bytes(gd_transaction *transaction, const uint8_t *data, size_t length,
 {
     const gd_chunker *chunker = &transaction->chunker;
     gd_status s = GD_OK;
+    bool stays = length >= IN_PLACE;
     size_t used;
     while (s == GD_OK && length > 0 && transaction->carried > 0) {
         s = take_carried(transaction, data, length, &used, err);
@@ -375,9 +369,9 @@ take_bytes(gd_transaction *transaction, const uint8_t *data, size_t length,
         if (used == 0) {
             memcpy(transaction->carry, data, length);
             transaction->carried = length;
-            return GD_OK;
+            break;
         }
-        s = take_block(transaction, data, used, err);
+        s = take_block(transaction, data, used, stays, err);
         data += used;
         length -= used;
     }
@@ -398,6 +392,9 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                        transaction->failed ? "failed" : "ended");
     }
     s = take_bytes(transaction, data, length, err);
+    if (s == GD_OK && transaction->batch.borrows) {
+        s = store_batch(transaction, err);
+    }
     transaction->failed = s != GD_OK;
     return s;
 }
@@ -412,7 +409,7 @@ take_last_block(gd_transaction *transaction, gd_error *err)
     gd_status s = GD_OK;
     while (s == GD_OK && transaction->carried > 0) {
         size_t cut = chunker->next(chunker, at, transaction->carried, true);
-        s = take_block(transaction, at, cut, err);
+        s = take_block(transaction, at, cut, false, err);
         at += cut;
         transaction->carried -= cut;
     }
@@ -424,8 +421,8 @@ static gd_status
 store_rest(gd_transaction *transaction, gd_error *err)
 {
     gd_status s = take_last_block(transaction, err);
-    for (int i = 0; s == GD_OK && i < 2; i++) {
-        s = turn_batches(transaction, err);
+    if (s == GD_OK) {
+        s = store_batch(transaction, err);
     }
     if (s == GD_OK) {
         s = gd_packer_sync(transaction->packer, err);

@@ -2,9 +2,10 @@
  * transaction.h - one image's store operation, from begin to commit or abort
  * (DESIGN 5, PROTOCOL N7 and N8).
  *
- * Blocks pass in batches: while one batch is looked up and written, the next
- * is fingerprinted on the pool's threads.  Memory is bounded: two batches, the
- * packer's buffers, and the fingerprint stores at hand.
+ * Blocks pass in batches: each is fingerprinted by all threads, from where the
+ * caller has it if that is a large piece, and looked up; what is new is copied,
+ * and packed and written while the next batch is under way.  Memory is bounded:
+ * a batch, the packer's buffers, and the fingerprint stores at hand.
  *
  * A transaction is not thread-safe: the caller has one thread in it at a time.
  */

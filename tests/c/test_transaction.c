@@ -358,6 +358,40 @@ test_what_is_refused(void)
 
 /* ---- giving up ---- */
 
+/* Large writes are not copied before they are fingerprinted: the caller may do
+ * with the memory what it likes as soon as the call returns.  Odd lengths, so
+ * that blocks cross from one write to the next; small ones in between. */
+static void
+test_large_writes(void)
+{
+    enum { LARGE = (1 << 20) + 777, SMALL = 5000, WRITES = 9 };
+    static uint8_t data[WRITES * LARGE], lent[LARGE];
+    gd_recipe_header header;
+    bool linked;
+    size_t length = 0;
+    setup();
+    x.params.threads = 2;
+    another_handle();
+    gd_transaction *transaction = begin("large");
+    for (uint64_t i = 0; i < WRITES; i++) {
+        size_t n = i % 3 == 2 ? SMALL : LARGE;
+        fill_random(lent, n, i % 5); /* some of it again */
+        memset(lent + n / 2, 0, n / 8);
+        memcpy(data + length, lent, n);
+        length += n;
+        write_all(transaction, lent, n);
+        memset(lent, 0xdd, sizeof lent);
+    }
+    CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
+              GD_OK);
+    gd_transaction_end(transaction);
+    CHECK_INT(header.size, length);
+    check_image("large", data, length);
+    another_handle();
+    check_image("large", data, length);
+    teardown();
+}
+
 static void
 test_abort(void)
 {
@@ -542,6 +576,7 @@ main(int argc, char **argv)
     RUN(test_interleaved);
     RUN(test_one_id_twice);
     RUN(test_what_is_refused);
+    RUN(test_large_writes);
     RUN(test_abort);
     RUN(test_abort_after_sync_points);
     RUN(test_failed_sync_at_the_commit);
