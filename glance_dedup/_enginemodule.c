@@ -281,25 +281,37 @@ repository_dealloc(PyObject *object)
     free_object(object);
 }
 
+/* (image id[, upload id or None]): *upload is room, or NULL. */
+static int
+parse_image(PyObject *args, const char **image_id, uint8_t room[GD_ID_SIZE],
+            const uint8_t **upload)
+{
+    const char *given = NULL;
+    Py_ssize_t length = 0;
+    if (!PyArg_ParseTuple(args, "s|z#", image_id, &given, &length)) {
+        return 0;
+    }
+    *upload = given == NULL ? NULL : room;
+    return given == NULL || copy_id("upload_id", given, length, room);
+}
+
 static PyObject *
 repository_delete(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
-    const char *image_id, *upload = NULL;
-    Py_ssize_t upload_length = 0;
+    const char *image_id;
+    const uint8_t *upload;
     uint8_t upload_id[GD_ID_SIZE];
     gd_error err;
     gd_status s;
-    if (!PyArg_ParseTuple(args, "s|z#", &image_id, &upload, &upload_length) ||
-        (upload != NULL &&
-         !copy_id("upload_id", upload, upload_length, upload_id)) ||
+    if (!parse_image(args, &image_id, upload_id, &upload) ||
         !enter_repository(self)) {
         return NULL;
     }
     gd_repo *repo = self->repo;
     Py_BEGIN_ALLOW_THREADS
     s = gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
-                        upload == NULL ? NULL : upload_id, &err);
+                        upload, &err);
     Py_END_ALLOW_THREADS
     leave_repository(self);
     if (s != GD_OK) {
@@ -590,14 +602,12 @@ static PyObject *
 repository_open_image(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
-    const char *image_id, *upload = NULL;
-    Py_ssize_t upload_length = 0;
+    const char *image_id;
+    const uint8_t *upload;
     uint8_t upload_id[GD_ID_SIZE];
     gd_error err;
     gd_status s;
-    if (!PyArg_ParseTuple(args, "s|z#", &image_id, &upload, &upload_length) ||
-        (upload != NULL &&
-         !copy_id("upload_id", upload, upload_length, upload_id)) ||
+    if (!parse_image(args, &image_id, upload_id, &upload) ||
         !enter_repository(self)) {
         return NULL;
     }
@@ -612,8 +622,7 @@ repository_open_image(PyObject *object, PyObject *args)
     Py_INCREF(object);
     result->owner = self;
     Py_BEGIN_ALLOW_THREADS
-    s = gd_image_open(self->repo, image_id, upload == NULL ? NULL : upload_id,
-                      &result->image, &err);
+    s = gd_image_open(self->repo, image_id, upload, &result->image, &err);
     Py_END_ALLOW_THREADS
     if (s != GD_OK) {
         result->image = NULL;

@@ -598,11 +598,15 @@ class Repository:
             if not create and not os.path.exists(path):
                 return
             with self._mutex:
-                if not self._filter_tried:
-                    self._filter_tried = True
-                    self._filter_file = path
+                if self._filter_tried:
+                    return
+                self._filter_file = path
+                try:
                     handle.attach_filter(os.fsencode(path),
                                          self._filter_bytes)
+                finally:
+                    # Last: no other thread may store before it is there.
+                    self._filter_tried = True
         except (OSError, exceptions.RepositoryError) as e:
             self._filter_tried = True
             warnings.warn('no fingerprint filter, so duplicates will be '

@@ -1248,6 +1248,42 @@ def test_a_process_id_used_again(path):
     assert len(os.listdir(path / 'spool')) == 2  # the other's, untouched
 
 
+def test_nobody_stores_before_the_filter_is_there(path):
+    """Whoever begins while another thread opens the filter waits for it."""
+    order, opening, go = [], threading.Event(), threading.Event()
+
+    class Handle:
+        def __init__(self, engine):
+            self.engine = engine
+
+        def attach_filter(self, *args):
+            opening.set()
+            assert go.wait(60)
+            self.engine.attach_filter(*args)
+            order.append('attached')
+
+        def begin(self, *args):
+            order.append('begun')
+            return self.engine.begin(*args)
+
+        def __getattr__(self, name):
+            return getattr(self.engine, name)
+
+    with open_repository(path) as repo:
+        repo._engine = Handle(repo._engine)
+        first, second = (
+            threading.Thread(target=put, args=(repo, name, noise(5000)))
+            for name in ('first', 'second'))
+        first.start()
+        assert opening.wait(60)
+        second.start()
+        second.join(0.3)
+        go.set()
+        for thread in (first, second):
+            thread.join(60)
+        assert order == ['attached', 'begun', 'begun']
+
+
 def test_pieces_of_no_bytes(path):
     with open_repository(path) as repo:
         put(repo, 'image', noise(5000))
