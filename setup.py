@@ -76,9 +76,10 @@ def engine():
         link_args.append(f'-fsanitize={sanitize}')
     return setuptools.Extension(
         'glance_dedup._engine',
-        sources=(['glance_dedup/_enginemodule.c']
+        sources=(sources('glance_dedup/_engine*.c')
                  + sources(f'{ENGINE}/*.c')),
-        depends=sources(f'{ENGINE}/*.h'),
+        depends=(sources('glance_dedup/_engine.h')
+                 + sources(f'{ENGINE}/*.h')),
         include_dirs=['glance_dedup'],
         define_macros=[
             ('_GNU_SOURCE', None),

@@ -1,5 +1,6 @@
 /*
- * _enginemodule.c - glance_dedup._engine: the one file that knows Python.
+ * _enginemodule.c - glance_dedup._engine: the module, and its types for
+ * storing and reading.
  *
  * It turns arguments into C, releases the GIL around everything that computes,
  * waits or does I/O, and turns a gd_error into the exception of its class.
@@ -9,15 +10,13 @@
  * of a Repository frees the handle when the last of them is done.  In a forked
  * child every object only refuses (ClosedError) and leaves all as it is.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_engine.h"
 
 #include <string.h>
 
 #include "engine/chunker.h"
 #include "engine/fingerprint.h"
 #include "engine/reader.h"
-#include "engine/repo.h"
 #include "engine/spool.h"
 #include "engine/transaction.h"
 
@@ -37,16 +36,8 @@ static const struct {
 
 enum { ERROR_CLASSES = sizeof error_classes / sizeof error_classes[0] };
 
-typedef struct module_state {
-    PyObject *exceptions; /* the module glance_dedup.exceptions */
-    PyTypeObject *repository_type;
-    PyTypeObject *transaction_type;
-    PyTypeObject *image_type;
-    unsigned long forks; /* of this process and its ancestors */
-} module_state;
-
-static PyObject *
-raise_in(const module_state *state, const gd_error *err)
+PyObject *
+gd_py_raise_in(const module_state *state, const gd_error *err)
 {
     if (err->status == GD_NOMEM) {
         PyErr_SetString(PyExc_MemoryError, err->text);
@@ -78,23 +69,13 @@ raise_in(const module_state *state, const gd_error *err)
     return NULL;
 }
 
-static PyObject *
-raise_error(PyObject *self, const gd_error *err)
+PyObject *
+gd_py_raise(PyObject *self, const gd_error *err)
 {
-    return raise_in(PyType_GetModuleState(Py_TYPE(self)), err);
+    return gd_py_raise_in(PyType_GetModuleState(Py_TYPE(self)), err);
 }
 
 /* ---- Repository ---- */
-
-typedef struct repository_object {
-    PyObject_HEAD
-    gd_repo *repo;
-    Py_ssize_t users; /* calls under way, open transactions and images */
-    int closed;
-    pid_t owner; /* this and the next stay when the handle is gone */
-    unsigned long forks;
-    const module_state *state;
-} repository_object;
 
 /* GD_CLOSED in a forked child.  The count is there because a process id is
  * used again; the id, because a fork by C code is not counted. */
@@ -124,8 +105,8 @@ free_when_unused(repository_object *self)
 }
 
 /* Every use of the handle stands between enter and leave. */
-static int
-enter_repository(repository_object *self)
+int
+gd_py_enter_repository(repository_object *self)
 {
     gd_error err;
     if (self->closed || self->repo == NULL) {
@@ -134,19 +115,19 @@ enter_repository(repository_object *self)
         self->users++;
         return 1;
     }
-    raise_error((PyObject *)self, &err);
+    gd_py_raise((PyObject *)self, &err);
     return 0;
 }
 
-static void
-leave_repository(repository_object *self)
+void
+gd_py_leave_repository(repository_object *self)
 {
     self->users--;
     free_when_unused(self);
 }
 
-static int
-copy_id(const char *what, const char *data, Py_ssize_t length,
+int
+gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
         uint8_t out[GD_ID_SIZE])
 {
     if (length != GD_ID_SIZE) {
@@ -186,7 +167,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     gd_error err;
     gd_status s = GD_OK;
     params.by_value = by_value != 0;
-    if (!copy_id("repository_id", id, id_length, params.repository_id)) {
+    if (!gd_py_copy_id("repository_id", id, id_length, params.repository_id)) {
         goto done;
     }
     if (strlen(fingerprint) >= sizeof params.digest) {
@@ -197,7 +178,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         s = gd_codec_parse(codec, &params.codec, &err);
     }
     if (s != GD_OK) {
-        raise_in(state, &err);
+        gd_py_raise_in(state, &err);
         goto done;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -215,7 +196,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     Py_END_ALLOW_THREADS
     if (s != GD_OK) {
         self->repo = NULL;
-        raise_in(state, &err);
+        gd_py_raise_in(state, &err);
         Py_CLEAR(self);
     }
 done:
@@ -237,7 +218,7 @@ repository_attach_filter(PyObject *object, PyObject *args)
                           &budget)) {
         return NULL;
     }
-    if (!enter_repository(self)) {
+    if (!gd_py_enter_repository(self)) {
         Py_DECREF(path);
         return NULL;
     }
@@ -245,10 +226,10 @@ repository_attach_filter(PyObject *object, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     s = gd_repo_attach_filter(self->repo, c_path, budget, &err);
     Py_END_ALLOW_THREADS
-    leave_repository(self);
+    gd_py_leave_repository(self);
     Py_DECREF(path);
     if (s != GD_OK) {
-        return raise_error(object, &err);
+        return gd_py_raise(object, &err);
     }
     Py_RETURN_NONE;
 }
@@ -263,8 +244,8 @@ repository_close(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static void
-free_object(PyObject *self)
+void
+gd_py_free_object(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -278,7 +259,7 @@ repository_dealloc(PyObject *object)
     repository_object *self = (repository_object *)object;
     self->closed = 1;
     free_when_unused(self);
-    free_object(object);
+    gd_py_free_object(object);
 }
 
 /* (image id[, upload id or None]): *upload is room, or NULL. */
@@ -292,7 +273,7 @@ parse_image(PyObject *args, const char **image_id, uint8_t room[GD_ID_SIZE],
         return 0;
     }
     *upload = given == NULL ? NULL : room;
-    return given == NULL || copy_id("upload_id", given, length, room);
+    return given == NULL || gd_py_copy_id("upload_id", given, length, room);
 }
 
 static PyObject *
@@ -305,7 +286,7 @@ repository_delete(PyObject *object, PyObject *args)
     gd_error err;
     gd_status s;
     if (!parse_image(args, &image_id, upload_id, &upload) ||
-        !enter_repository(self)) {
+        !gd_py_enter_repository(self)) {
         return NULL;
     }
     gd_repo *repo = self->repo;
@@ -313,9 +294,9 @@ repository_delete(PyObject *object, PyObject *args)
     s = gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
                         upload, &err);
     Py_END_ALLOW_THREADS
-    leave_repository(self);
+    gd_py_leave_repository(self);
     if (s != GD_OK) {
-        return raise_error(object, &err);
+        return gd_py_raise(object, &err);
     }
     Py_RETURN_NONE;
 }
@@ -328,7 +309,7 @@ repository_rebuild_filter(PyObject *object, PyObject *args)
     int clear = 0;
     gd_error err;
     if (!PyArg_ParseTuple(args, "I|p", &groups, &clear) ||
-        !enter_repository(self)) {
+        !gd_py_enter_repository(self)) {
         return NULL;
     }
     gd_repo *repo = self->repo;
@@ -343,9 +324,9 @@ repository_rebuild_filter(PyObject *object, PyObject *args)
     }
     s = gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &err);
     Py_END_ALLOW_THREADS
-    leave_repository(self);
+    gd_py_leave_repository(self);
     if (s != GD_OK) {
-        return raise_error(object, &err);
+        return gd_py_raise(object, &err);
     }
     return Py_BuildValue("(NII)", PyBool_FromLong(more), done, total);
 }
@@ -355,7 +336,7 @@ repository_statistics(PyObject *object, PyObject *unused)
 {
     (void)unused;
     repository_object *self = (repository_object *)object;
-    if (!enter_repository(self)) {
+    if (!gd_py_enter_repository(self)) {
         return NULL;
     }
     gd_counters *c = &self->repo->counters;
@@ -385,7 +366,7 @@ repository_statistics(PyObject *object, PyObject *unused)
         "filter_level", f.level,
         "filter_rebuilt", f.rebuilt,
         "filter_complete", PyBool_FromLong(f.complete));
-    leave_repository(self);
+    gd_py_leave_repository(self);
     return result;
 }
 
@@ -422,7 +403,7 @@ repository_begin(PyObject *object, PyObject *args)
     gd_error err;
     gd_status s;
     if (!PyArg_ParseTuple(args, "ss", &image_id, &project) ||
-        !enter_repository(self)) {
+        !gd_py_enter_repository(self)) {
         return NULL;
     }
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
@@ -430,7 +411,7 @@ repository_begin(PyObject *object, PyObject *args)
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     transaction_object *result = (transaction_object *)allocate(type, 0);
     if (result == NULL) {
-        leave_repository(self);
+        gd_py_leave_repository(self);
         return NULL;
     }
     Py_INCREF(object);
@@ -446,8 +427,8 @@ repository_begin(PyObject *object, PyObject *args)
     }
     if (s != GD_OK) {
         result->transaction = NULL;
-        leave_repository(self);
-        raise_error(object, &err);
+        gd_py_leave_repository(self);
+        gd_py_raise(object, &err);
         Py_DECREF(result);
         return NULL;
     }
@@ -488,7 +469,7 @@ end_transaction(transaction_object *self)
     Py_BEGIN_ALLOW_THREADS
     gd_transaction_end(transaction);
     Py_END_ALLOW_THREADS
-    leave_repository(self->owner);
+    gd_py_leave_repository(self->owner);
 }
 
 static PyObject *
@@ -514,7 +495,7 @@ transaction_write(PyObject *object, PyObject *data)
     Py_END_ALLOW_THREADS
     Py_ssize_t length = view.len;
     PyBuffer_Release(&view);
-    return s == GD_OK ? PyLong_FromSsize_t(length) : raise_error(object, &err);
+    return s == GD_OK ? PyLong_FromSsize_t(length) : gd_py_raise(object, &err);
 }
 
 static PyObject *
@@ -542,7 +523,7 @@ transaction_commit(PyObject *object, PyObject *unused)
     if (locked) {
         PyThread_release_lock(self->lock);
     }
-    return s == GD_OK ? header_dict(&header) : raise_error(object, &err);
+    return s == GD_OK ? header_dict(&header) : gd_py_raise(object, &err);
 }
 
 static PyObject *
@@ -568,7 +549,7 @@ transaction_upload_id(PyObject *object, void *unused)
     transaction_object *self = (transaction_object *)object;
     gd_error err;
     if (check_open(self, &err) != GD_OK) {
-        return raise_error(object, &err);
+        return gd_py_raise(object, &err);
     }
     return PyBytes_FromStringAndSize(
         (const char *)gd_transaction_upload_id(self->transaction), GD_ID_SIZE);
@@ -585,7 +566,7 @@ transaction_dealloc(PyObject *object)
         PyThread_free_lock(self->lock);
     }
     Py_XDECREF((PyObject *)self->owner);
-    free_object(object);
+    gd_py_free_object(object);
 }
 
 /* ---- Image ---- */
@@ -608,7 +589,7 @@ repository_open_image(PyObject *object, PyObject *args)
     gd_error err;
     gd_status s;
     if (!parse_image(args, &image_id, upload_id, &upload) ||
-        !enter_repository(self)) {
+        !gd_py_enter_repository(self)) {
         return NULL;
     }
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
@@ -616,7 +597,7 @@ repository_open_image(PyObject *object, PyObject *args)
         (allocfunc)PyType_GetSlot(state->image_type, Py_tp_alloc);
     image_object *result = (image_object *)allocate(state->image_type, 0);
     if (result == NULL) {
-        leave_repository(self);
+        gd_py_leave_repository(self);
         return NULL;
     }
     Py_INCREF(object);
@@ -626,8 +607,8 @@ repository_open_image(PyObject *object, PyObject *args)
     Py_END_ALLOW_THREADS
     if (s != GD_OK) {
         result->image = NULL;
-        leave_repository(self);
-        raise_error(object, &err);
+        gd_py_leave_repository(self);
+        gd_py_raise(object, &err);
         Py_DECREF(result);
         return NULL;
     }
@@ -641,7 +622,7 @@ close_when_unused(image_object *self)
         check_process(self->owner, NULL) == GD_OK) {
         gd_image_close(self->image);
         self->image = NULL;
-        leave_repository(self->owner);
+        gd_py_leave_repository(self->owner);
     }
 }
 
@@ -655,7 +636,7 @@ enter_image(image_object *self)
         self->users++;
         return 1;
     }
-    raise_error((PyObject *)self, &err);
+    gd_py_raise((PyObject *)self, &err);
     return 0;
 }
 
@@ -688,7 +669,7 @@ image_readinto(PyObject *object, PyObject *args)
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     leave_image(self);
-    return s == GD_OK ? PyLong_FromSize_t(done) : raise_error(object, &err);
+    return s == GD_OK ? PyLong_FromSize_t(done) : gd_py_raise(object, &err);
 }
 
 /* read(length, offset): fewer bytes than asked for only at the end. */
@@ -721,7 +702,7 @@ image_read(PyObject *object, PyObject *args)
     leave_image(self);
     if (s != GD_OK) {
         Py_DECREF(result);
-        return raise_error(object, &err);
+        return gd_py_raise(object, &err);
     }
     return result;
 }
@@ -763,7 +744,7 @@ image_extents(PyObject *object, PyObject *args)
         Py_END_ALLOW_THREADS
     }
     leave_image(self);
-    return s == GD_OK ? extents_list(&page) : raise_error(object, &err);
+    return s == GD_OK ? extents_list(&page) : gd_py_raise(object, &err);
 }
 
 static PyObject *
@@ -798,7 +779,7 @@ image_dealloc(PyObject *object)
         close_when_unused(self);
     }
     Py_XDECREF((PyObject *)self->owner);
-    free_object(object);
+    gd_py_free_object(object);
 }
 
 /* ---- functions ---- */
@@ -834,7 +815,7 @@ engine_fingerprint(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     if (s != GD_OK) {
-        return raise_in(PyModule_GetState(module), &err);
+        return gd_py_raise_in(PyModule_GetState(module), &err);
     }
     return PyBytes_FromStringAndSize((const char *)fp.bytes,
                                      GD_FINGERPRINT_SIZE);
@@ -852,7 +833,7 @@ engine_is_cryptographic(PyObject *module, PyObject *args)
         return NULL;
     }
     if (gd_digest_open(gd_env_posix(), name, false, &digest, &err) != GD_OK) {
-        return raise_in(PyModule_GetState(module), &err);
+        return gd_py_raise_in(PyModule_GetState(module), &err);
     }
     int answer = gd_digest_is_cryptographic(digest);
     gd_digest_close(gd_env_posix(), digest);
@@ -934,8 +915,8 @@ static PyType_Spec image_spec = {
     .slots = image_slots,
 };
 
-static PyTypeObject *
-add_type(PyObject *module, PyType_Spec *spec)
+PyTypeObject *
+gd_py_add_type(PyObject *module, PyType_Spec *spec)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
@@ -952,9 +933,9 @@ module_exec(PyObject *module)
     if (state->exceptions == NULL) {
         return -1;
     }
-    state->repository_type = add_type(module, &repository_spec);
-    state->transaction_type = add_type(module, &transaction_spec);
-    state->image_type = add_type(module, &image_spec);
+    state->repository_type = gd_py_add_type(module, &repository_spec);
+    state->transaction_type = gd_py_add_type(module, &transaction_spec);
+    state->image_type = gd_py_add_type(module, &image_spec);
     return state->repository_type == NULL || state->transaction_type == NULL ||
                    state->image_type == NULL
                ? -1

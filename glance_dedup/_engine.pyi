@@ -1,0 +1,285 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the engine offers to Python.
+
+Every call raises the classes of :mod:`glance_dedup.exceptions`. All but the
+functions at the end release the GIL. Repository, Transaction and Image are
+documented in ``repository.py``, which alone uses them; the maintainer's types
+are used by ``maintainer.py`` and by the tasks in ``dedupd/``.
+
+Packed arrays are little-endian unsigned integers, as ``array.array('I')`` and
+``array.array('Q')`` hold them:
+
+runs
+    ``group, slot, blocks`` (3 x 32 bits): the extents of blocks of a recipe, in
+    its order.
+addresses
+    ``group << 15 | slot`` (64 bits).
+mapping
+    pairs of addresses, old and new, sorted by the old one.
+"""
+
+from typing import Any
+
+class Repository:
+    def __init__(self, path: bytes, *, repository_id: bytes, block_size: int,
+                 group_slots: int, segment_size: int, fingerprint: str,
+                 by_value: bool, codec: str, codec_level: int, threads: int,
+                 lock_timeout_ms: int, allow_weak: bool = False) -> None: ...
+    def attach_filter(self, path: bytes, budget: int) -> None: ...
+    def rebuild_filter(self, groups: int,
+                       clear: bool = False) -> tuple[bool, int, int]: ...
+    def begin(self, image_id: str, project: str) -> 'Transaction': ...
+    def delete(self, image_id: str,
+               upload_id: bytes | None = None) -> None: ...
+    def open_image(self, image_id: str,
+                   upload_id: bytes | None = None) -> 'Image': ...
+    def statistics(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+    # Added for the daemon (segment cache):
+    def set_segment_cache(self, budget: int) -> None:
+        """Keep up to `budget` bytes of decompressed segments for all readers
+        of this handle; 0 lets go of all. May be called at any time.
+        ``statistics()`` gains ``cache_bytes``, ``cache_hits``,
+        ``cache_misses`` (segments)."""
+
+class Transaction:
+    upload_id: bytes
+    def write(self, data: Any) -> int: ...
+    def commit(self) -> dict[str, Any]: ...
+    def abort(self) -> None: ...
+
+    # Added for pulling:
+    def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
+        """Look blocks up by fingerprint (32 bytes each; `lengths`: 32 bits
+        each): one address each, 0 where it is not stored. The shared lock of
+        each group is held until the transaction ends, so an address stays
+        good (I6). All are 0 where the policy is 'value'."""
+    def add(self, fingerprints: bytes, lengths: bytes,
+            addresses: bytes) -> None:
+        """Append blocks that `find` of this transaction found. Only at a
+        block's boundary: InvalidParameter after a `write` that ended within
+        a block."""
+    def add_zeros(self, length: int) -> None:
+        """Append zeros; at a block's boundary, likewise."""
+    def keep(self) -> None:
+        """Make a sync point: what was stored so far stays, and is found by
+        the next transaction, though this one be aborted."""
+
+class Image:
+    def header(self) -> dict[str, Any]: ...
+    def readinto(self, buffer: Any, offset: int) -> int: ...
+    def read(self, length: int, offset: int) -> bytes: ...
+    def extents(self, page: int) -> list[tuple]: ...
+    def close(self) -> None: ...
+
+    # Added for the daemon:
+    def prefetch(self, length: int, offset: int) -> None:
+        """Start read-ahead of the segments of a range, in disk order. Advice
+        only: errors are left for the read to find."""
+    def describe(self, page: int) -> bytes:
+        """One page of extents with their blocks' fingerprints, in the wire
+        format of the HTTP reference; b'' behind the last. Each extent's
+        digest is verified over them (I7)."""
+    def frames(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The blocks of ranges `(offset, length)` at block boundaries, as
+        frames in the wire format of the HTTP reference, at most 4 MiB of plain
+        bytes in all. A segment goes out as it is stored only if each block in
+        it is asked for: its other blocks may be of an image that the caller may
+        not read. Every block is verified first (I7)."""
+
+# -- the maintainer's (PROTOCOL N2-N6) ----------------------------------------
+
+class Maintenance:
+    """What only the maintainer does. Belongs to one thread at a time."""
+
+    def __init__(self, repository: Repository) -> None: ...
+    def lock(self) -> bool:
+        """Become the maintainer: locks/maintainer, byte 0, exclusive, until
+        close. False if another process, or handle, is. The file is created
+        at need. Every call below but the listings REQUIRES it."""
+    def close(self) -> None:
+        """Let go of all entries, groups and locks. Idempotent."""
+    def read_fence(self) -> bytes | None:
+        """The 24 bytes of the newest valid record of ``fence``; None if there
+        is none."""
+    def write_fence(self, payload: bytes) -> None:
+        """Make a record of 24 bytes durable (I9): on return it is."""
+    def sync(self, directory: str) -> None:
+        """Fsync ``images``, ``spool``, ``groups`` or ``quarantine``."""
+    def spool(self) -> list[str]:
+        """The names in the spool that are entries' (``T-...``), sorted;
+        strange ones are left out."""
+    def open_entry(self, name: str) -> 'Recipe':
+        """A spool entry of any kind. ImageNotFound if it is gone."""
+    def open_recipe(self, image_id: str) -> 'Recipe':
+        """images/<id>, without its locks."""
+    def groups(self) -> list[int]:
+        """The numbers of all groups, sorted."""
+    def group_facts(self, number: int) -> dict[str, int]:
+        """``slots``, ``published``, ``generation``, ``flags``, ``sequence``,
+        ``end``, ``size`` and ``allocated`` (bytes of the file, and on the
+        disk). Needs no lock."""
+    def entries(self, number: int, first: int, count: int) -> bytes:
+        """For each slot 48 bytes: fingerprint (32), segment's offset (32
+        bits), plain length (32 bits), stored length of its segment (32 bits),
+        state (8 bits; 0 empty, 7 invalid), 3 zero bytes. Needs no lock."""
+    def announce(self, number: int) -> bool:
+        """Hold the group's intent byte: no new transaction shares it. False
+        if refused."""
+    def withdraw(self, number: int) -> None: ...
+    def enter_group(self, number: int) -> 'Group':
+        """Lease and exclusive lock of a group (N6.1), tried: BusyError.
+        ImageNotFound if there is no such group."""
+
+class Recipe:
+    """A recipe's file, in the spool or in images/."""
+
+    name: str
+    """Relative to the repository: ``spool/T-...`` or ``images/...``."""
+    kind: str
+    """T, D, M, O, X or G; '' in images/."""
+    complete: bool
+    """It has a valid header page. False for kind G."""
+    error: str | None
+    """Why the header page is not valid; None also where it was never written
+    (all zeros, or a shorter file)."""
+    links: int
+    """Names of the inode when it was opened."""
+    inode: int
+    def header(self) -> dict[str, Any]:
+        """As Image.header(), and ``transaction_id`` (16 bytes)."""
+    def live(self) -> bool:
+        """images/<the header's id> is this very inode, now. False without a
+        complete header."""
+    def try_lock(self, byte: int) -> bool:
+        """Take byte 0 (writer) or 1 (users) exclusively, until close (N3)."""
+    def runs(self) -> bytes:
+        """Every extent of blocks. DamagedError names page and file."""
+    def unlink(self) -> None:
+        """Remove this name, if it still leads to this inode. Not synced."""
+    def set_aside(self) -> str:
+        """Link the file into quarantine/ under a new name, and fsync that;
+        returns the name. What it was called stays."""
+    def delete(self) -> None:
+        """For a recipe of images/ whose header may not verify: N9.3 to N9.6
+        without looking inside. REQUIRES: set aside."""
+    def close(self) -> None: ...
+
+class Group:
+    """A group with lease and exclusive lock held until close (N6.1, I4)."""
+
+    number: int
+    slots: int
+    published: int
+    def states(self) -> bytes:
+        """One byte for each slot of the group."""
+    def free(self, slots: bytes) -> int:
+        """Free the live slots named (32 bits each, all below the published
+        count); returns how many. Entries and the next generation are written
+        and synced, in this order of I/O, on return (N6.4)."""
+    def punch(self) -> int:
+        """Give the space of all bytes back that no live or damaged entry
+        needs; returns bytes of disk given back."""
+    def live_bytes(self) -> tuple[int, int]:
+        """(bytes of segments that have a live block, of them those that
+        rewriting would keep, as far as is known without reading data)."""
+    def rewrite(self, codec: str | None = None, level: int = 0) -> int:
+        """Write a new file with the same addresses and only what lives, and
+        put it in this one's place (I4); returns the bytes of disk given back.
+        Segments all of whose blocks live are copied as they are, unless a
+        codec is given. Every block is verified; one that is damaged raises
+        DamagedError and leaves the old file. NoSpaceError likewise."""
+    def mark_damaged(self, slots: bytes) -> list[str]:
+        """Put the stored bytes of these slots' segments into quarantine/ and
+        change the entries' state to damaged, generation and sync as in
+        `free`. Returns the quarantine's names."""
+    def unlink(self) -> bool:
+        """Remove the group, if nothing in it is live, damaged or unpublished
+        and it is not the highest-numbered one; ``groups/`` is fsynced."""
+    def close(self) -> None: ...
+
+# -- merging (N10) ------------------------------------------------------------
+
+class Merge:
+    """A recipe rewritten to other addresses. Steps 1 and 2 are done on
+    return: BusyError if a group's lock was refused, DamagedError if old and
+    new block are not equal (by fingerprint, or by value where the policy
+    says so)."""
+
+    replaced: int
+    """Blocks whose address changed; 0: nothing was written."""
+    name: str
+    def __init__(self, maintenance: Maintenance, image_id: str,
+                 mapping: bytes) -> None: ...
+    def header(self) -> dict[str, Any]: ...
+    def runs(self) -> bytes: ...
+    def exchange(self) -> bool:
+        """Steps 4 to 7. False if the image was deleted, replaced or is being
+        deleted: M is then left for accounting. REQUIRES: step 3 (counts and
+        ledger key of M, fence) is done."""
+    def close(self) -> None:
+        """Let go of byte 0 and the groups. The spool's names stay."""
+
+class Relocation:
+    """Copies of blocks at new addresses, for evacuation and healing. The
+    shared locks of their groups are held until close."""
+
+    def __init__(self, maintenance: Maintenance, repository: Repository) -> None: ...
+    def add(self, addresses: bytes) -> None:
+        """Read, verify and store blocks anew, never in their own group.
+        Those that do not verify are left out, or taken from a spare copy."""
+    def finish(self) -> bytes:
+        """Sync point; the mapping from old to new addresses."""
+    def close(self) -> None: ...
+
+# -- scrubbing and spare copies -----------------------------------------------
+
+def verify_slots(repository: Repository, number: int, first: int,
+                 count: int) -> tuple[int, bytes, bytes]:
+    """Read and verify the blocks of these slots, by checksum and fingerprint:
+    (bytes read, damaged slots, slots whose entry is invalid), 32 bits each.
+    Only live entries are looked at."""
+
+def write_spares(maintenance: Maintenance, number: int,
+                 addresses: bytes) -> int:
+    """Write the file ``spares/<number>`` anew with a second copy of these
+    blocks, whole and durable before it takes its name; returns its bytes.
+    With no addresses the file is removed."""
+
+# -- functions of memory alone ------------------------------------------------
+
+def fingerprint(data: Any, name: str) -> bytes: ...
+def is_cryptographic(name: str) -> bool: ...
+def after_fork() -> None: ...
+def add_runs(counts: bytearray, group: int, chunk: int, runs: bytes,
+             delta: int) -> None:
+    """Add `delta` (1 or -1) to the counters (1,024 of 32 bits) of the slots
+    of runs that lie in this group and chunk of 1,024 slots. A counter at its
+    maximum stays there for ever; ValueError for one below zero: nothing is
+    changed then."""
+def shared_blocks(runs_a: bytes, runs_b: bytes) -> int:
+    """How many addresses both name (each counted once)."""
+def names_any(runs: bytes, addresses: bytes) -> bool:
+    """Whether the runs name any of the sorted addresses."""
+def index_update(page: bytes, add: bytes,
+                 remove: bytes) -> tuple[bytes, bytes]:
+    """Merge records into a page of the exact index. A record has 13 bytes:
+    the first 8 of a fingerprint, then 40 bits of address; pages and
+    arguments are sorted. Returns the new page (one record for each
+    fingerprint: the lowest address) and the mapping of duplicates: pairs
+    (address not kept, address kept), in the order of fingerprints."""
+def index_records(entries: bytes, number: int, first: int) -> bytes:
+    """Index records, sorted, of the live entries among those of
+    `Maintenance.entries(number, first, ...)`."""
