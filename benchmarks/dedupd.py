@@ -1,0 +1,424 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the daemon and the maintainer do per second, beside what they replace.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/dedupd.py [--mib 512] [--rounds 3] [--dir DIR]
+
+It shows, as medians with the lowest and highest of the rounds, and as ratios to
+a reference of the same round:
+
+* reading an image through the daemon's socket, directly, and a plain file with
+  ``cat``: with everything in the page cache, and with nothing in it;
+* eight readers of eight similar images at once, against eight plain files, with
+  nothing in the page cache, and the bytes that came from the disk;
+* counting, collecting and merging: logical bytes and entries per second;
+* what a running upload loses while all of that goes on beside it;
+* scrubbing, against reading the same files with ``cat``;
+* pulling an image of which most is there: bytes sent against bytes missing;
+* the catalog's bytes per million blocks, the memory of an idle daemon.
+
+DIR (default: the current directory) decides which disk is measured. Emptying
+the page cache needs root; without it the figures called cold are left out. No
+figure passes or fails.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from dedupd import accounting  # noqa: E402
+from dedupd import client  # noqa: E402
+from dedupd import collector  # noqa: E402
+from dedupd import merger  # noqa: E402
+from dedupd import scrubber  # noqa: E402
+from dedupd import task  # noqa: E402
+from glance_dedup import maintainer as maintainer_module  # noqa: E402
+from glance_dedup import pull  # noqa: E402
+from glance_dedup import repository  # noqa: E402
+
+MIB = 1 << 20
+PIECE = 4 * MIB
+READERS = 8
+TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Table:
+    """Figures of the rounds, and their ratios to one of the same round."""
+
+    def __init__(self):
+        self.figures, self.units, self.ratios = {}, {}, {}
+
+    def add(self, name, figure, unit='MB/s', of=None):
+        self.figures.setdefault(name, []).append(figure)
+        self.units[name] = unit
+        if of is not None:
+            self.ratios.setdefault(name, {}).setdefault(of, []).append(
+                figure / self.figures[of][-1])
+
+    def show(self):
+        print(f'{"":42}{"median":>9}{"low":>9}{"high":>9}')
+        for name, found in self.figures.items():
+            of = ''.join(f'  {statistics.median(r):.2f} of {other}'
+                         for other, r in self.ratios.get(name, {}).items())
+            print(f'{name:42}{statistics.median(found):9.4g}'
+                  f'{min(found):9.4g}{max(found):9.4g} '
+                  f'{self.units[name]}{of}')
+
+
+def timed(function, *args):
+    start = time.perf_counter()
+    result = function(*args)
+    return time.perf_counter() - start, result
+
+
+def empty_page_cache():
+    os.sync()
+    with open('/proc/sys/vm/drop_caches', 'w') as f:
+        f.write('3\n')
+
+
+def can_empty_page_cache():
+    try:
+        empty_page_cache()
+    except OSError:
+        return False
+    return True
+
+
+def bytes_read():
+    """Bytes that came from any disk so far."""
+    total = 0
+    with open('/proc/vmstat') as f:
+        for line in f:
+            if line.startswith('pgpgin '):
+                total = int(line.split()[1]) * 1024
+    return total
+
+
+def similar_images(directory, size, count):
+    """Files that share 7/8 of their blocks, in runs of 64 KiB."""
+    rng = random.Random(1)
+    run = 65536
+    base = [rng.randbytes(run // 2) * 2 for _ in range(size // run)]
+    paths = []
+    for number in range(count):
+        path = os.path.join(directory, f'plain-{number}')
+        with open(path, 'wb') as f:
+            for i, piece in enumerate(base):
+                own = i % 8 == number % 8
+                f.write(rng.randbytes(run // 2) * 2 if own else piece)
+            f.flush()
+            os.fsync(f.fileno())
+        paths.append(path)
+    return paths
+
+
+# -- reading ------------------------------------------------------------------
+
+def read_plain(path):
+    subprocess.run(['cat', path], stdout=subprocess.DEVNULL, check=True)
+
+
+def read_directly(repo, image_id):
+    buffer = bytearray(PIECE)
+    with repo.open_image(image_id) as image:
+        offset = 0
+        while n := image.readinto(buffer, offset):
+            offset += n
+
+
+def read_through(address, image_id):
+    buffer = memoryview(bytearray(PIECE))
+    with client.Client(address).open_image(image_id) as stream:
+        while stream.readinto(buffer):
+            pass
+
+
+def all_at_once(function, arguments):
+    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+        for done in [pool.submit(function, *a) for a in arguments]:
+            done.result()
+
+
+@contextlib.contextmanager
+def daemon(directory, path, **options):
+    """A dedupd of its own process; yields its address and its pid."""
+    conf = os.path.join(directory, 'dedupd.conf')
+    socket = os.path.join(directory, 'dedupd.sock')
+    settings = {'datadir': path, 'socket': socket, 'filter_dir': directory,
+                'collect_interval': 0, 'merge_interval': 0,
+                'scrub_interval': 0, **options}
+    with open(conf, 'w') as f:
+        f.write('[dedupd]\n')
+        f.writelines(f'{k} = {v}\n' for k, v in settings.items())
+    with open(os.path.join(directory, 'dedupd.log'), 'ab') as log:
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'dedupd.main', '--config-file', conf],
+            cwd=TOP, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 30
+        while not os.path.exists(socket):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit('dedupd did not start; see dedupd.log')
+            time.sleep(0.02)
+        yield f'unix:{socket}', process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def resident(pid):
+    with open(f'/proc/{pid}/status') as f:
+        for line in f:
+            if line.startswith('VmRSS'):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def reading(table, directory, repo, address, plain, cold):
+    size = os.path.getsize(plain[0])
+
+    def rate(spent):
+        return size / spent / 1e6
+
+    read_plain(plain[0])
+    read_directly(repo, 'image-0')
+    read_through(address, 'image-0')
+    table.add('warm: cat of a plain file', rate(timed(read_plain,
+                                                      plain[0])[0]))
+    table.add('warm: direct', rate(timed(read_directly, repo, 'image-0')[0]),
+              of='warm: cat of a plain file')
+    table.add('warm: through the socket',
+              rate(timed(read_through, address, 'image-0')[0]),
+              of='warm: direct')
+    if not cold:
+        return
+    last = len(plain) - 1
+    empty_page_cache()
+    table.add('cold: cat of a plain file', rate(timed(read_plain,
+                                                      plain[last])[0]))
+    empty_page_cache()
+    table.add('cold: direct',
+              rate(timed(read_directly, repo, f'image-{last}')[0]),
+              of='cold: cat of a plain file')
+    empty_page_cache()
+    table.add('cold: through the socket',
+              rate(timed(read_through, address, f'image-{last}')[0]),
+              of='cold: direct')
+
+    def many(name, function, arguments, of=None):
+        empty_page_cache()
+        before = bytes_read()
+        spent, _ = timed(all_at_once, function, arguments)
+        table.add(name, len(arguments) * size / spent / 1e6, of=of)
+        table.add(f'{name}: from disk', (bytes_read() - before) / MIB, 'MiB')
+
+    many('eight plain files', read_plain, [(p,) for p in plain])
+    many('eight images, direct', read_directly,
+         [(repo, f'image-{i}') for i in range(len(plain))],
+         of='eight plain files')
+    many('eight images, socket', read_through,
+         [(address, f'image-{i}') for i in range(len(plain))],
+         of='eight plain files')
+
+
+# -- maintenance --------------------------------------------------------------
+
+def store(repo, image_id, data):
+    view = memoryview(data)
+    with repo.begin(image_id) as transaction:
+        for i in range(0, len(view), PIECE):
+            transaction.write(view[i:i + PIECE])
+        transaction.commit()
+
+
+def without_look_up(directory, path, name):
+    """A handle whose filter knows nothing: what it stores is never found."""
+    empty = os.path.join(directory, name)
+    os.mkdir(empty)
+    repo = repository.Repository(path, codec='none', filter_dir=empty,
+                                 filter_mib=1)
+    return repo
+
+
+def maintenance(table, directory, size):
+    path = os.path.join(directory, 'maintained')
+    repository.Repository.create(path)
+    data = random.Random(2).randbytes(size)
+    control = task.Control()
+    with repository.Repository(path, codec='none',
+                               filter_dir=directory) as repo:
+        keeper = maintainer_module.Maintainer(repo)
+        try:
+            store(repo, 'one', data)
+            spent, _ = timed(accounting.run_once, keeper, control)
+            table.add('counting', size / spent / 1e9, 'GB/s logical')
+            duplicate(directory, path, data)
+            accounting.run_once(keeper, control)
+            spent, result = timed(merger.run_once, keeper, control)
+            table.add('merging', result.merged_blocks / spent / 1e6,
+                      'million blocks/s merged')
+            table.add('merging: scanning', result.scanned / spent / 1e6,
+                      'million entries/s')
+            empty = collector.run_once(keeper, control)
+            blocks = size // 4096
+            table.add('catalog', keeper.catalog.disk_bytes() / blocks,
+                      'MB per million blocks')
+            before = bytes_on_disk(path)
+            spent, _ = timed(scrubber.run_once, keeper, control)
+            table.add('scrub', before / spent / 1e6)
+            repo.delete('one')
+            repo.delete('two')
+            spent, result = timed(collector.run_once, keeper, control)
+            table.add('collecting', 2 * size / spent / 1e9, 'GB/s logical')
+            table.add('collecting: space back',
+                      (before - bytes_on_disk(path)) / before, 'of the disk')
+            del empty, result
+        finally:
+            keeper.close()
+    shutil.rmtree(path)
+
+
+def duplicate(directory, path, data):
+    """The same image once more, none of whose blocks is found."""
+    name = 'empty-filter'
+    other = without_look_up(directory, path, name)
+    # Told to be complete, so that it is not filled from the repository.
+    with other:
+        filter_file = os.path.join(directory, name)
+        store_blind(other, data)
+    shutil.rmtree(filter_file)
+
+
+def store_blind(repo, data):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        repo._complete_filter = lambda handle: None
+        store(repo, 'two', data)
+
+
+def bytes_on_disk(path):
+    return sum(os.stat(os.path.join(path, 'groups', name)).st_blocks * 512
+               for name in os.listdir(os.path.join(path, 'groups')))
+
+
+def beside_upload(table, directory, size):
+    """An upload's rate alone, and while maintenance goes on."""
+    path = os.path.join(directory, 'shared')
+    repository.Repository.create(path)
+    rng = random.Random(3)
+    with repository.Repository(path, codec='none',
+                               filter_dir=directory) as repo:
+        store(repo, 'first', rng.randbytes(size))
+        spent, _ = timed(store, repo, 'alone', rng.randbytes(size))
+        table.add('upload alone', size / spent / 1e6)
+        stop = threading.Event()
+        with repository.Repository(path, filter_dir=directory) as other:
+            keeper = maintainer_module.Maintainer(other)
+
+            def work():
+                while not stop.is_set():
+                    control = task.Control(rate=64 * MIB)
+                    for run in (collector.run_once, merger.run_once,
+                                scrubber.run_once):
+                        if not stop.is_set():
+                            run(keeper, control)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            try:
+                spent, _ = timed(store, repo, 'beside', rng.randbytes(size))
+            finally:
+                stop.set()
+                thread.join()
+                keeper.close()
+        table.add('upload beside maintenance', size / spent / 1e6,
+                  of='upload alone')
+    shutil.rmtree(path)
+
+
+def pulling(table, directory, address, plain):
+    """Pull two similar images into an empty repository."""
+    path = os.path.join(directory, 'puller')
+    repository.Repository.create(path)
+    with repository.Repository(path, filter_dir=directory) as repo:
+        far = client.Client(address)
+        pull.pull(repo, 'image-0', far)
+        spent, result = timed(pull.pull, repo, 'image-1', far)
+        size = os.path.getsize(plain[1])
+        table.add('pull of a similar image', size / spent / 1e6)
+        table.add('pull: received of missing',
+                  result.received_bytes / (size / 4), '(1: nothing spared)')
+    shutil.rmtree(path)
+
+
+def one_round(table, directory, size, cold):
+    path = os.path.join(directory, 'repository')
+    plain = similar_images(directory, size // READERS, READERS)
+    repository.Repository.create(path)
+    with repository.Repository(path, codec='lz4',
+                               filter_dir=directory) as repo:
+        for number, file in enumerate(plain):
+            repo.put(f'image-{number}', file)
+        with daemon(directory, path) as (address, pid):
+            time.sleep(1)
+            table.add('daemon: memory when idle', resident(pid) / MIB, 'MiB')
+            reading(table, directory, repo, address, plain, cold)
+            pulling(table, directory, address, plain)
+            table.add('daemon: memory after reading', resident(pid) / MIB,
+                      'MiB')
+    shutil.rmtree(path)
+    maintenance(table, directory, size)
+    beside_upload(table, directory, size)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description='What the daemon and the maintainer do per second.')
+    parser.add_argument('--mib', type=int, default=512)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--dir', default='.')
+    args = parser.parse_args()
+    cold = can_empty_page_cache()
+    if not cold:
+        print('the page cache cannot be emptied: no cold figures',
+              file=sys.stderr)
+    table = Table()
+    for number in range(args.rounds):
+        print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+            one_round(table, d, args.mib * MIB, cold)
+    table.show()
+
+
+if __name__ == '__main__':
+    main()

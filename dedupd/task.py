@@ -1,0 +1,97 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What all tasks of the maintainer share: stopping, progress and pace.
+
+A task is a module with a ``run_once(maintainer, control, ...)`` that returns a
+dataclass of what it did, and, where it decides something first, a ``plan``
+that returns a dataclass and changes nothing. It does its work in steps of
+bounded size and calls :meth:`Control.step` after each, between which it may be
+stopped without harm.
+"""
+
+from collections.abc import Callable
+import threading
+import time
+
+#: How long a step is made to wait at most for the pace, seconds; so that a
+#: task that is to stop does so soon.
+LONGEST_WAIT = 0.2
+
+
+class Stopped(Exception):
+    """The task was asked to stop; what it did so far stands."""
+
+
+class Control:
+    """How far a task is, how fast it may go, and whether to stop.
+
+    Written by the one thread that runs the task; any thread may read the
+    attributes or call :meth:`stop`.
+
+    :param progress: called as `progress(done, total, what)` after each step
+    :param rate: bytes a second of the disk that the task may read and write;
+        None: as fast as it goes. May be changed while the task runs.
+    """
+
+    def __init__(self, progress: Callable[[int, int, str], None] | None = None,
+                 rate: int | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate = rate
+        self.done = 0
+        self.total = 0
+        self.what = ''
+        self.started = clock()
+        self._progress = progress
+        self._clock = clock
+        self._stop = threading.Event()
+        self._due = self.started    # when the work so far may be over
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
+        """Note progress, and wait as the pace demands.
+
+        :param done: of `total`, in whatever the task counts
+        :param what: a few words: what is being done, for people
+        :param cost: bytes of disk that were read or written since the last
+            step
+        :raises Stopped: if the task is to stop
+        """
+        self.done, self.total, self.what = done, total, what
+        if self._progress is not None:
+            self._progress(done, total, what)
+        self.check()
+        if cost and self.rate:
+            # A pause is not made up for: no more than a second's worth.
+            now = self._clock()
+            self._due = max(self._due, now - 1.0) + cost / self.rate
+            while (left := self._due - self._clock()) > 0:
+                self._stop.wait(min(left, LONGEST_WAIT))
+                self.check()
+
+    def check(self) -> None:
+        """Raise Stopped if the task is to stop."""
+        if self._stop.is_set():
+            raise Stopped()
+
+    def seconds_left(self) -> float | None:
+        """A guess, by the pace so far; None if there is nothing to go by."""
+        if not 0 < self.done <= self.total:
+            return None
+        elapsed = self._clock() - self.started
+        return elapsed * (self.total - self.done) / self.done
