@@ -1,8 +1,8 @@
 /*
  * _engine.h - what the files of the binding to Python share.
  *
- * _enginemodule.c has the module, its errors, and Repository, Transaction and
- * Image; each other _engine*.c adds types or functions of its own to it.
+ * _enginemodule.c has the module, its errors, Repository and Transaction; each
+ * other _engine*.c adds types or functions of its own to it.
  * _engine.pyi says what all of them offer to Python.  Only files named
  * _engine* know Python.
  */
@@ -12,6 +12,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "engine/recipe.h"
 #include "engine/repo.h"
 
 typedef struct module_state {
@@ -19,6 +20,9 @@ typedef struct module_state {
     PyTypeObject *repository_type;
     PyTypeObject *transaction_type;
     PyTypeObject *image_type;
+    PyTypeObject *maintenance_type;
+    PyTypeObject *recipe_type;
+    PyTypeObject *group_type;
     unsigned long forks; /* of this process and its ancestors */
 } module_state;
 
@@ -37,18 +41,91 @@ PyObject *gd_py_raise_in(const module_state *state, const gd_error *err);
 /* The same in a method of an object of one of the module's types. */
 PyObject *gd_py_raise(PyObject *self, const gd_error *err);
 
+/* GD_CLOSED in a forked child.  The count is there because a process id is
+ * used again; the id, because a fork by C code is not counted. */
+gd_status gd_py_check_process(const repository_object *self, gd_error *err);
 /* Every use of the handle stands between enter and leave.  Enter returns 0
  * with an exception set when the handle is closed, or of another process. */
 int gd_py_enter_repository(repository_object *self);
 void gd_py_leave_repository(repository_object *self);
 
+/* Whether this process may touch what the handle has open.  In a forked child
+ * everything is left as it is, not even closed. */
+int gd_py_is_owner(const repository_object *self);
+
+/* What a recipe's header says, as a dict. */
+PyObject *gd_py_header_dict(const gd_recipe_header *header);
+
 /* Copies an id's GD_ID_SIZE bytes; 0 with an exception set for another
  * length. */
 int gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
                   uint8_t out[GD_ID_SIZE]);
+/* (image id[, upload id or None]): *upload is room, or NULL. */
+int gd_py_parse_image(PyObject *args, const char **image_id,
+                      uint8_t room[GD_ID_SIZE], const uint8_t **upload);
 /* Frees an object of a heap type, and its reference to the type. */
 void gd_py_free_object(PyObject *self);
 /* Makes the type and adds it to the module; a new reference, NULL on error. */
 PyTypeObject *gd_py_add_type(PyObject *module, PyType_Spec *spec);
+
+/* ---- the maintainer's (_enginemaintenance.c) ---- */
+
+typedef struct part_object part_object;
+
+typedef struct maintenance_object {
+    PyObject_HEAD
+    repository_object *owner; /* entered until closed */
+    int lock_fd;              /* the maintainer lock; -1: not had */
+    int closed;
+    int busy; /* a call is under way */
+    part_object *parts;
+} maintenance_object;
+
+/* The start of every object that a Maintenance has open (Recipe, Group, ...):
+ * it keeps the Maintenance alive, and is closed with it. */
+struct part_object {
+    PyObject_HEAD
+    maintenance_object *maintenance;
+    part_object *next;
+    part_object **link;              /* what points to this one */
+    void (*release)(part_object *);  /* lets go of all; NULL: closed */
+};
+
+/* A call stands between enter and leave; the GIL may be released between them.
+ * Enter returns 0 with an exception set: closed, of another process, in use by
+ * another thread, or, with locked, without the maintainer lock. */
+int gd_py_enter_maintenance(maintenance_object *self, int locked);
+void gd_py_leave_maintenance(maintenance_object *self);
+
+/* A new part of a type whose struct begins with a part_object, all else zeros,
+ * which is closed until its opener calls gd_py_open_part.  release runs
+ * without the GIL. */
+part_object *gd_py_new_part(maintenance_object *maintenance,
+                            PyTypeObject *type);
+void gd_py_open_part(part_object *self, void (*release)(part_object *));
+/* As gd_py_enter_maintenance; what is to be called at the end is
+ * gd_py_leave_maintenance(self->maintenance). */
+int gd_py_enter_part(part_object *self, int locked);
+/* Idempotent. */
+void gd_py_close_part(part_object *self);
+/* The method close, and the destructor, of any part. */
+PyObject *gd_py_part_close(PyObject *object, PyObject *unused);
+void gd_py_part_dealloc(PyObject *object);
+
+/* Adds Maintenance, Recipe and Group, and the functions of runs; -1 on
+ * error. */
+int gd_py_add_maintenance(PyObject *module, module_state *state);
+
+/* Adds Merge, Relocation and the functions of the exact index
+ * (_enginemerge.c); -1 on error. */
+int gd_py_add_merging(PyObject *module);
+/* Adds verify_slots (_enginescrub.c); -1 on error. */
+int gd_py_add_scrubbing(PyObject *module);
+/* Adds write_spares (_enginespare.c); -1 on error. */
+int gd_py_add_spares(PyObject *module);
+
+/* In _engineimage.c: Repository.open_image, and its type. */
+PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
+extern PyType_Spec gd_py_image_spec;
 
 #endif

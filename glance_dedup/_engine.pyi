@@ -52,7 +52,8 @@ class Repository:
         """Keep up to `budget` bytes of decompressed segments for all readers
         of this handle; 0 lets go of all. May be called at any time.
         ``statistics()`` gains ``cache_bytes``, ``cache_hits``,
-        ``cache_misses`` (segments)."""
+        ``cache_misses`` (segments), and ``spare_reads`` (blocks that were
+        damaged and read from a spare copy)."""
 
 class Transaction:
     upload_id: bytes
@@ -68,8 +69,10 @@ class Transaction:
         good (I6). All are 0 where the policy is 'value'."""
     def add(self, fingerprints: bytes, lengths: bytes,
             addresses: bytes) -> None:
-        """Append blocks that `find` of this transaction found. Only at a
-        block's boundary: InvalidParameter after a `write` that ended within
+        """Append blocks that `find` of this transaction found; each address
+        is asked for again, under the lock that `find` took: InvalidParameter,
+        and nothing is appended, for one that `find` would not return. Only at
+        a block's boundary: InvalidParameter after a `write` that ended within
         a block."""
     def add_zeros(self, length: int) -> None:
         """Append zeros; at a block's boundary, likewise."""
@@ -93,11 +96,14 @@ class Image:
         format of the HTTP reference; b'' behind the last. Each extent's
         digest is verified over them (I7)."""
     def frames(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The blocks of ranges `(offset, length)` at block boundaries, as
-        frames in the wire format of the HTTP reference, at most 4 MiB of plain
-        bytes in all. A segment goes out as it is stored only if each block in
-        it is asked for: its other blocks may be of an image that the caller may
-        not read. Every block is verified first (I7)."""
+        """The blocks of ranges `(offset, length)`, as frames in the wire
+        format of the HTTP reference, in no order, without the final one.
+        InvalidParameter unless the ranges are sorted, do not overlap, neither
+        begin nor end within a block (within zeros they may) and have at most
+        4 MiB of blocks in all. A segment goes out as it is stored only if each
+        of its bytes is of a block asked for: others may be, or have been, of an
+        image that the caller may not read. Every block is verified first
+        (I7)."""
 
 # -- the maintainer's (PROTOCOL N2-N6) ----------------------------------------
 
@@ -108,21 +114,27 @@ class Maintenance:
     def lock(self) -> bool:
         """Become the maintainer: locks/maintainer, byte 0, exclusive, until
         close. False if another process, or handle, is. The file is created
-        at need. Every call below but the listings REQUIRES it."""
+        at need. Every call that changes something, or takes a lock, REQUIRES
+        it: InvalidParameter without it."""
     def close(self) -> None:
-        """Let go of all entries, groups and locks. Idempotent."""
+        """Close all that is open of it, withdraw all intents, and let go of
+        the maintainer lock. Idempotent."""
     def read_fence(self) -> bytes | None:
         """The 24 bytes of the newest valid record of ``fence``; None if there
         is none."""
     def write_fence(self, payload: bytes) -> None:
-        """Make a record of 24 bytes durable (I9): on return it is."""
+        """Make a record (the catalog's id, 16 bytes; its sequence, 64 bits)
+        durable (I9): on return it is, and read_fence returns it. The sequence
+        of a catalog cannot go back: InvalidParameter. Another catalog's may;
+        so whoever compares has to compare the ids first."""
     def sync(self, directory: str) -> None:
         """Fsync ``images``, ``spool``, ``groups`` or ``quarantine``."""
     def spool(self) -> list[str]:
         """The names in the spool that are entries' (``T-...``), sorted;
         strange ones are left out."""
     def open_entry(self, name: str) -> 'Recipe':
-        """A spool entry of any kind. ImageNotFound if it is gone."""
+        """A spool entry of any kind. ImageNotFound if it is gone. A damaged
+        one opens, and says so; StorageError if it cannot be read just now."""
     def open_recipe(self, image_id: str) -> 'Recipe':
         """images/<id>, without its locks."""
     def groups(self) -> list[int]:
@@ -134,17 +146,21 @@ class Maintenance:
     def entries(self, number: int, first: int, count: int) -> bytes:
         """For each slot 48 bytes: fingerprint (32), segment's offset (32
         bits), plain length (32 bits), stored length of its segment (32 bits),
-        state (8 bits; 0 empty, 7 invalid), 3 zero bytes. Needs no lock."""
+        state (8 bits; 0 empty, 7 invalid), 3 zero bytes. Needs no lock.
+        InvalidParameter for slots that the group does not have."""
     def announce(self, number: int) -> bool:
-        """Hold the group's intent byte: no new transaction shares it. False
-        if refused."""
+        """Hold the group's intent byte: no new transaction shares it, nor
+        anything else of this handle (Merge, Relocation). False if it is had
+        already, or refused, perhaps only for a moment: an upload may be looking
+        at it."""
     def withdraw(self, number: int) -> None: ...
     def enter_group(self, number: int) -> 'Group':
         """Lease and exclusive lock of a group (N6.1), tried: BusyError.
         ImageNotFound if there is no such group."""
 
 class Recipe:
-    """A recipe's file, in the spool or in images/."""
+    """A recipe's file, in the spool or in images/. `complete` and `error`
+    are of the last look: the opening, or `live`."""
 
     name: str
     """Relative to the repository: ``spool/T-...`` or ``images/...``."""
@@ -154,27 +170,34 @@ class Recipe:
     """It has a valid header page. False for kind G."""
     error: str | None
     """Why the header page is not valid; None also where it was never written
-    (all zeros, or a shorter file)."""
+    (all zeros, or a shorter file), unless in images/, where one must be. An
+    entry T or M of another transaction than its name says is not valid."""
     links: int
     """Names of the inode when it was opened."""
     inode: int
     def header(self) -> dict[str, Any]:
         """As Image.header(), and ``transaction_id`` (16 bytes)."""
     def live(self) -> bool:
-        """images/<the header's id> is this very inode, now. False without a
-        complete header."""
+        """images/<the header's id> is this very inode, now. A header that was
+        not valid is read again first, since its writer may have completed and
+        committed it meanwhile (N4.3); False if it still is not: then `links`
+        tells whether it has another name. StorageError if it cannot be found
+        out."""
     def try_lock(self, byte: int) -> bool:
         """Take byte 0 (writer) or 1 (users) exclusively, until close (N3)."""
     def runs(self) -> bytes:
-        """Every extent of blocks. DamagedError names page and file."""
+        """Every extent of blocks. DamagedError names page and file.
+        InvalidParameter without a valid header page."""
     def unlink(self) -> None:
-        """Remove this name, if it still leads to this inode. Not synced."""
+        """Remove this name. ImageNotFound if it does not lead to this inode
+        any more. Not synced."""
     def set_aside(self) -> str:
         """Link the file into quarantine/ under a new name, and fsync that;
         returns the name. What it was called stays."""
     def delete(self) -> None:
-        """For a recipe of images/ whose header may not verify: N9.3 to N9.6
-        without looking inside. REQUIRES: set aside."""
+        """For a recipe of images/ whose header may not verify: N9 without
+        looking inside, if the name still leads to this inode (ImageNotFound).
+        BusyError if the image lock cannot be had. REQUIRES: set aside."""
     def close(self) -> None: ...
 
 class Group:
@@ -186,12 +209,15 @@ class Group:
     def states(self) -> bytes:
         """One byte for each slot of the group."""
     def free(self, slots: bytes) -> int:
-        """Free the live slots named (32 bits each, all below the published
-        count); returns how many. Entries and the next generation are written
-        and synced, in this order of I/O, on return (N6.4)."""
+        """Free those of the slots named (32 bits each, all below the
+        published count, else InvalidParameter) that are live, damaged or
+        invalid; returns how many. On return the next generation and then the
+        entries are written and synced, each by itself (N6.4; why in this
+        order, says collect.h). After an error only `close` is of use."""
     def punch(self) -> int:
         """Give the space of all bytes back that no live or damaged entry
-        needs; returns bytes of disk given back."""
+        needs, published or not, up to the last published end; returns bytes
+        of disk given back. Nothing while any entry is invalid."""
     def live_bytes(self) -> tuple[int, int]:
         """(bytes of segments that have a live block, of them those that
         rewriting would keep, as far as is known without reading data)."""
@@ -200,30 +226,44 @@ class Group:
         put it in this one's place (I4); returns the bytes of disk given back.
         Segments all of whose blocks live are copied as they are, unless a
         codec is given. Every block is verified; one that is damaged raises
-        DamagedError and leaves the old file. NoSpaceError likewise."""
+        DamagedError and leaves the old file, as does an invalid entry.
+        NoSpaceError likewise. BusyError while there are entries beyond the
+        published count."""
     def mark_damaged(self, slots: bytes) -> list[str]:
         """Put the stored bytes of these slots' segments into quarantine/ and
         change the entries' state to damaged, generation and sync as in
-        `free`. Returns the quarantine's names."""
+        `free`. Slots that are not live are passed over. Returns the
+        quarantine's names, one for each segment:
+        ``quarantine/<group>-<offset>-<random>``."""
     def unlink(self) -> bool:
-        """Remove the group, if nothing in it is live, damaged or unpublished
-        and it is not the highest-numbered one; ``groups/`` is fsynced."""
+        """Remove the group, if nothing in it is live, damaged, invalid or
+        unpublished and it is not the highest-numbered one; ``groups/`` is
+        fsynced. After True only `close` is of use."""
     def close(self) -> None: ...
 
 # -- merging (N10) ------------------------------------------------------------
 
 class Merge:
     """A recipe rewritten to other addresses. Steps 1 and 2 are done on
-    return: BusyError if a group's lock was refused, DamagedError if old and
-    new block are not equal (by fingerprint, or by value where the policy
-    says so)."""
+    return: BusyError if a group's lock was refused, DamagedError if the image
+    is damaged, or old and new block have not the same fingerprint, or the new
+    one is not live and published. Where the policy compares bytes, a block
+    whose bytes are not those of the new one stays where it is."""
 
     replaced: int
     """Blocks whose address changed; 0: nothing was written."""
+    replaced_bytes: int
+    """Their plain bytes."""
+    collisions: bytes
+    """Old addresses (64 bits) of blocks that stay though the mapping has them,
+    since only their fingerprints are equal; each as often as it is named."""
     name: str
+    """Of M, relative to the repository; '' if nothing was written."""
     def __init__(self, maintenance: Maintenance, image_id: str,
                  mapping: bytes) -> None: ...
-    def header(self) -> dict[str, Any]: ...
+    def header(self) -> dict[str, Any]:
+        """Of M, as Recipe.header(). InvalidParameter if there is none, also
+        from the two below."""
     def runs(self) -> bytes: ...
     def exchange(self) -> bool:
         """Steps 4 to 7. False if the image was deleted, replaced or is being
@@ -247,10 +287,13 @@ class Relocation:
 # -- scrubbing and spare copies -----------------------------------------------
 
 def verify_slots(repository: Repository, number: int, first: int,
-                 count: int) -> tuple[int, bytes, bytes]:
-    """Read and verify the blocks of these slots, by checksum and fingerprint:
-    (bytes read, damaged slots, slots whose entry is invalid), 32 bits each.
-    Only live entries are looked at."""
+                 count: int) -> tuple[int, bytes, bytes, bytes]:
+    """Read and verify the blocks of these slots, by checksum and fingerprint,
+    twice before any is called damaged: (bytes read, damaged slots, slots whose
+    entry is invalid, slots whose block is good but some other byte of its
+    segment is not), 32 bits each. Only live entries, and published ones that
+    are not valid, are looked at. ImageNotFound if there is no such group;
+    DamagedError if its header is not valid."""
 
 def write_spares(maintenance: Maintenance, number: int,
                  addresses: bytes) -> int:
@@ -260,7 +303,7 @@ def write_spares(maintenance: Maintenance, number: int,
 
 # -- functions of memory alone ------------------------------------------------
 
-def fingerprint(data: Any, name: str) -> bytes: ...
+def fingerprint(name: str, data: Any) -> bytes: ...
 def is_cryptographic(name: str) -> bool: ...
 def after_fork() -> None: ...
 def add_runs(counts: bytearray, group: int, chunk: int, runs: bytes,
@@ -283,3 +326,8 @@ def index_update(page: bytes, add: bytes,
 def index_records(entries: bytes, number: int, first: int) -> bytes:
     """Index records, sorted, of the live entries among those of
     `Maintenance.entries(number, first, ...)`."""
+def index_sort(records: bytes) -> bytes:
+    """Records in order."""
+def index_split(records: bytes, bits: int) -> list[tuple[int, bytes]]:
+    """Sorted records, page by page, where there are 2 to the power of `bits`
+    pages: the number of each page that has some, and these."""

@@ -1,6 +1,6 @@
 /*
- * _enginemodule.c - glance_dedup._engine: the module, and its types for
- * storing and reading.
+ * _enginemodule.c - glance_dedup._engine: the module, the repository, and its
+ * type for storing.
  *
  * It turns arguments into C, releases the GIL around everything that computes,
  * waits or does I/O, and turns a gd_error into the exception of its class.
@@ -15,8 +15,10 @@
 #include <string.h>
 
 #include "engine/chunker.h"
+#include "engine/coding.h"
 #include "engine/fingerprint.h"
-#include "engine/reader.h"
+#include "engine/runs.h"
+#include "engine/segcache.h"
 #include "engine/spool.h"
 #include "engine/transaction.h"
 
@@ -77,10 +79,8 @@ gd_py_raise(PyObject *self, const gd_error *err)
 
 /* ---- Repository ---- */
 
-/* GD_CLOSED in a forked child.  The count is there because a process id is
- * used again; the id, because a fork by C code is not counted. */
-static gd_status
-check_process(const repository_object *self, gd_error *err)
+gd_status
+gd_py_check_process(const repository_object *self, gd_error *err)
 {
     const gd_env *env = gd_env_posix();
     if (env->getpid(env) != self->owner || self->state->forks != self->forks) {
@@ -91,11 +91,17 @@ check_process(const repository_object *self, gd_error *err)
     return GD_OK;
 }
 
+int
+gd_py_is_owner(const repository_object *self)
+{
+    return gd_py_check_process(self, NULL) == GD_OK;
+}
+
 static void
 free_when_unused(repository_object *self)
 {
     if (self->closed && self->users == 0 && self->repo != NULL &&
-        check_process(self, NULL) == GD_OK) {
+        gd_py_check_process(self, NULL) == GD_OK) {
         gd_repo *repo = self->repo;
         self->repo = NULL;
         Py_BEGIN_ALLOW_THREADS
@@ -111,7 +117,7 @@ gd_py_enter_repository(repository_object *self)
     gd_error err;
     if (self->closed || self->repo == NULL) {
         gd_fail(&err, GD_CLOSED, "the repository handle is closed");
-    } else if (check_process(self, &err) == GD_OK) {
+    } else if (gd_py_check_process(self, &err) == GD_OK) {
         self->users++;
         return 1;
     }
@@ -137,6 +143,19 @@ gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
     }
     memcpy(out, data, GD_ID_SIZE);
     return 1;
+}
+
+int
+gd_py_parse_image(PyObject *args, const char **image_id, uint8_t room[GD_ID_SIZE],
+            const uint8_t **upload)
+{
+    const char *given = NULL;
+    Py_ssize_t length = 0;
+    if (!PyArg_ParseTuple(args, "s|z#", image_id, &given, &length)) {
+        return 0;
+    }
+    *upload = given == NULL ? NULL : room;
+    return given == NULL || gd_py_copy_id("upload_id", given, length, room);
 }
 
 static PyObject *
@@ -262,20 +281,6 @@ repository_dealloc(PyObject *object)
     gd_py_free_object(object);
 }
 
-/* (image id[, upload id or None]): *upload is room, or NULL. */
-static int
-parse_image(PyObject *args, const char **image_id, uint8_t room[GD_ID_SIZE],
-            const uint8_t **upload)
-{
-    const char *given = NULL;
-    Py_ssize_t length = 0;
-    if (!PyArg_ParseTuple(args, "s|z#", image_id, &given, &length)) {
-        return 0;
-    }
-    *upload = given == NULL ? NULL : room;
-    return given == NULL || gd_py_copy_id("upload_id", given, length, room);
-}
-
 static PyObject *
 repository_delete(PyObject *object, PyObject *args)
 {
@@ -285,7 +290,7 @@ repository_delete(PyObject *object, PyObject *args)
     uint8_t upload_id[GD_ID_SIZE];
     gd_error err;
     gd_status s;
-    if (!parse_image(args, &image_id, upload_id, &upload) ||
+    if (!gd_py_parse_image(args, &image_id, upload_id, &upload) ||
         !gd_py_enter_repository(self)) {
         return NULL;
     }
@@ -341,12 +346,14 @@ repository_statistics(PyObject *object, PyObject *unused)
     }
     gd_counters *c = &self->repo->counters;
     gd_filter_stats f;
+    gd_segcache_stats s;
+    gd_segcache_get_stats(self->repo->segcache, &s);
     memset(&f, 0, sizeof f);
     if (self->repo->filter != NULL) {
         gd_filter_get_stats(self->repo->filter, &f);
     }
     PyObject *result = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
         "blocks", atomic_load(&c->blocks),
         "zero_blocks", atomic_load(&c->zero_blocks),
         "hits", atomic_load(&c->hits),
@@ -359,6 +366,10 @@ repository_statistics(PyObject *object, PyObject *unused)
         "lock_refusals", atomic_load(&c->lock_refusals),
         "sync_points", atomic_load(&c->sync_points),
         "bytes_read", atomic_load(&c->bytes_read),
+        "spare_reads", atomic_load(&c->spare_reads),
+        "cache_bytes", (unsigned long long)s.bytes,
+        "cache_hits", (unsigned long long)s.hits,
+        "cache_misses", (unsigned long long)s.misses,
         "filter_bytes", (unsigned long long)f.bytes,
         "filter_places", (unsigned long long)f.places,
         "filter_hints", (unsigned long long)f.hints,
@@ -370,9 +381,8 @@ repository_statistics(PyObject *object, PyObject *unused)
     return result;
 }
 
-/* What a recipe's header says, as a dict. */
-static PyObject *
-header_dict(const gd_recipe_header *h)
+PyObject *
+gd_py_header_dict(const gd_recipe_header *h)
 {
     return Py_BuildValue(
         "{sssssy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
@@ -384,6 +394,23 @@ header_dict(const gd_recipe_header *h)
         (unsigned long long)h->extents, "fragments",
         (unsigned long long)h->fragments, "created",
         (unsigned long long)h->created);
+}
+
+/* set_segment_cache(budget in bytes) */
+static PyObject *
+repository_set_segment_cache(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    unsigned long long budget;
+    if (!PyArg_ParseTuple(args, "K", &budget) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    gd_segcache_set_budget(self->repo->segcache, budget);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    Py_RETURN_NONE;
 }
 
 /* ---- Transaction ---- */
@@ -440,7 +467,7 @@ repository_begin(PyObject *object, PyObject *args)
 static gd_status
 lock_transaction(transaction_object *self, gd_error *err)
 {
-    gd_status s = check_process(self->owner, err);
+    gd_status s = gd_py_check_process(self->owner, err);
     if (s == GD_OK) {
         PyThread_acquire_lock(self->lock, WAIT_LOCK);
     }
@@ -462,7 +489,7 @@ end_transaction(transaction_object *self)
 {
     gd_transaction *transaction = self->transaction;
     if (transaction == NULL ||
-        check_process(self->owner, NULL) != GD_OK) {
+        gd_py_check_process(self->owner, NULL) != GD_OK) {
         return; /* a forked child leaves the parent's alone */
     }
     self->transaction = NULL;
@@ -523,7 +550,7 @@ transaction_commit(PyObject *object, PyObject *unused)
     if (locked) {
         PyThread_release_lock(self->lock);
     }
-    return s == GD_OK ? header_dict(&header) : gd_py_raise(object, &err);
+    return s == GD_OK ? gd_py_header_dict(&header) : gd_py_raise(object, &err);
 }
 
 static PyObject *
@@ -538,6 +565,202 @@ transaction_abort(PyObject *object, PyObject *unused)
     if (s == GD_OK) {
         end_transaction(self);
         PyThread_release_lock(self->lock);
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- blocks by their fingerprints ---- */
+
+/* Packed arrays of blocks, as C has them. */
+typedef struct block_list {
+    size_t count;
+    gd_fingerprint *fps;
+    uint32_t *lengths;
+    gd_address *addresses;
+} block_list;
+
+static void
+free_blocks(block_list *list)
+{
+    PyMem_Free(list->fps);
+    PyMem_Free(list->lengths);
+    PyMem_Free(list->addresses);
+}
+
+/* addresses may be NULL: then there is only room for them. */
+static int
+copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
+            const Py_buffer *addresses, block_list *list)
+{
+    size_t count = (size_t)lengths->len / 4;
+    memset(list, 0, sizeof *list);
+    if ((size_t)fps->len != count * GD_FINGERPRINT_SIZE ||
+        (size_t)lengths->len != count * 4 ||
+        (addresses != NULL && (size_t)addresses->len != count * 8)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "fingerprints of 32 bytes, lengths of 4 and addresses "
+                        "of 8 are needed, as many of each");
+        return 0;
+    }
+    list->count = count;
+    list->fps = PyMem_Calloc(count + 1, sizeof *list->fps);
+    list->lengths = PyMem_Calloc(count + 1, sizeof *list->lengths);
+    list->addresses = PyMem_Calloc(count + 1, sizeof *list->addresses);
+    if (list->fps == NULL || list->lengths == NULL ||
+        list->addresses == NULL) {
+        free_blocks(list);
+        PyErr_NoMemory();
+        return 0;
+    }
+    memcpy(list->fps, fps->buf, (size_t)fps->len);
+    for (size_t i = 0; i < count; i++) {
+        list->lengths[i] = gd_get32((const uint8_t *)lengths->buf + i * 4);
+        if (addresses != NULL) {
+            uint64_t packed =
+                gd_get64((const uint8_t *)addresses->buf + i * 8);
+            uint64_t group = packed >> GD_SLOT_BITS;
+            /* One that is too large is none that was ever found. */
+            list->addresses[i] = (gd_address){
+                group > GD_MAX_GROUP ? 0 : (uint32_t)group,
+                (uint32_t)(packed & (GD_MAX_SLOTS - 1))};
+        }
+    }
+    return 1;
+}
+
+static PyObject *
+pack_addresses(const block_list *list)
+{
+    PyObject *result =
+        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(list->count * 8));
+    if (result != NULL) {
+        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
+        for (size_t i = 0; i < list->count; i++) {
+            gd_put64(out + i * 8,
+                     (uint64_t)list->addresses[i].group << GD_SLOT_BITS |
+                         list->addresses[i].slot);
+        }
+    }
+    return result;
+}
+
+/* find(fingerprints, lengths) -> addresses */
+static PyObject *
+transaction_find(PyObject *object, PyObject *args)
+{
+    transaction_object *self = (transaction_object *)object;
+    Py_buffer fps, lengths;
+    block_list list;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "y*y*", &fps, &lengths)) {
+        return NULL;
+    }
+    int copied = copy_blocks(&fps, &lengths, NULL, &list);
+    PyBuffer_Release(&fps);
+    PyBuffer_Release(&lengths);
+    if (!copied) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = lock_transaction(self, &err);
+    if (s == GD_OK) {
+        s = check_open(self, &err);
+        if (s == GD_OK) {
+            s = gd_transaction_find(self->transaction, list.fps, list.lengths,
+                                    list.count, list.addresses, &err);
+        }
+        PyThread_release_lock(self->lock);
+    }
+    Py_END_ALLOW_THREADS
+    PyObject *result =
+        s == GD_OK ? pack_addresses(&list) : gd_py_raise(object, &err);
+    free_blocks(&list);
+    return result;
+}
+
+/* add(fingerprints, lengths, addresses) */
+static PyObject *
+transaction_add(PyObject *object, PyObject *args)
+{
+    transaction_object *self = (transaction_object *)object;
+    Py_buffer fps, lengths, addresses;
+    block_list list;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &fps, &lengths, &addresses)) {
+        return NULL;
+    }
+    int copied = copy_blocks(&fps, &lengths, &addresses, &list);
+    PyBuffer_Release(&fps);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&addresses);
+    if (!copied) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = lock_transaction(self, &err);
+    if (s == GD_OK) {
+        s = check_open(self, &err);
+        if (s == GD_OK) {
+            s = gd_transaction_add(self->transaction, list.fps, list.lengths,
+                                   list.addresses, list.count, &err);
+        }
+        PyThread_release_lock(self->lock);
+    }
+    Py_END_ALLOW_THREADS
+    free_blocks(&list);
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+transaction_add_zeros(PyObject *object, PyObject *args)
+{
+    transaction_object *self = (transaction_object *)object;
+    unsigned long long length;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "K", &length)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = lock_transaction(self, &err);
+    if (s == GD_OK) {
+        s = check_open(self, &err);
+        if (s == GD_OK) {
+            s = gd_transaction_add_zeros(self->transaction, length, &err);
+        }
+        PyThread_release_lock(self->lock);
+    }
+    Py_END_ALLOW_THREADS
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+transaction_keep(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    transaction_object *self = (transaction_object *)object;
+    gd_error err;
+    gd_status s;
+    Py_BEGIN_ALLOW_THREADS
+    s = lock_transaction(self, &err);
+    if (s == GD_OK) {
+        s = check_open(self, &err);
+        if (s == GD_OK) {
+            s = gd_transaction_keep(self->transaction, &err);
+        }
+        PyThread_release_lock(self->lock);
+    }
+    Py_END_ALLOW_THREADS
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
     }
     Py_RETURN_NONE;
 }
@@ -564,219 +787,6 @@ transaction_dealloc(PyObject *object)
     }
     if (self->lock != NULL) {
         PyThread_free_lock(self->lock);
-    }
-    Py_XDECREF((PyObject *)self->owner);
-    gd_py_free_object(object);
-}
-
-/* ---- Image ---- */
-
-typedef struct image_object {
-    PyObject_HEAD
-    repository_object *owner; /* entered for as long as image is set */
-    gd_image *image;
-    Py_ssize_t users; /* calls under way */
-    int closed;
-} image_object;
-
-static PyObject *
-repository_open_image(PyObject *object, PyObject *args)
-{
-    repository_object *self = (repository_object *)object;
-    const char *image_id;
-    const uint8_t *upload;
-    uint8_t upload_id[GD_ID_SIZE];
-    gd_error err;
-    gd_status s;
-    if (!parse_image(args, &image_id, upload_id, &upload) ||
-        !gd_py_enter_repository(self)) {
-        return NULL;
-    }
-    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    allocfunc allocate =
-        (allocfunc)PyType_GetSlot(state->image_type, Py_tp_alloc);
-    image_object *result = (image_object *)allocate(state->image_type, 0);
-    if (result == NULL) {
-        gd_py_leave_repository(self);
-        return NULL;
-    }
-    Py_INCREF(object);
-    result->owner = self;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_open(self->repo, image_id, upload, &result->image, &err);
-    Py_END_ALLOW_THREADS
-    if (s != GD_OK) {
-        result->image = NULL;
-        gd_py_leave_repository(self);
-        gd_py_raise(object, &err);
-        Py_DECREF(result);
-        return NULL;
-    }
-    return (PyObject *)result;
-}
-
-static void
-close_when_unused(image_object *self)
-{
-    if (self->closed && self->users == 0 && self->image != NULL &&
-        check_process(self->owner, NULL) == GD_OK) {
-        gd_image_close(self->image);
-        self->image = NULL;
-        gd_py_leave_repository(self->owner);
-    }
-}
-
-static int
-enter_image(image_object *self)
-{
-    gd_error err;
-    if (self->closed || self->image == NULL) {
-        gd_fail(&err, GD_CLOSED, "the image is closed");
-    } else if (check_process(self->owner, &err) == GD_OK) {
-        self->users++;
-        return 1;
-    }
-    gd_py_raise((PyObject *)self, &err);
-    return 0;
-}
-
-static void
-leave_image(image_object *self)
-{
-    self->users--;
-    close_when_unused(self);
-}
-
-static PyObject *
-image_readinto(PyObject *object, PyObject *args)
-{
-    image_object *self = (image_object *)object;
-    Py_buffer view;
-    unsigned long long offset;
-    size_t done = 0;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "w*K", &view, &offset)) {
-        return NULL;
-    }
-    if (!enter_image(self)) {
-        PyBuffer_Release(&view);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_read(self->image, view.buf, (size_t)view.len, offset, &done,
-                      &err);
-    Py_END_ALLOW_THREADS
-    PyBuffer_Release(&view);
-    leave_image(self);
-    return s == GD_OK ? PyLong_FromSize_t(done) : gd_py_raise(object, &err);
-}
-
-/* read(length, offset): fewer bytes than asked for only at the end. */
-static PyObject *
-image_read(PyObject *object, PyObject *args)
-{
-    image_object *self = (image_object *)object;
-    unsigned long long length, offset;
-    size_t done = 0;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
-        !enter_image(self)) {
-        return NULL;
-    }
-    uint64_t size = gd_image_header(self->image)->size;
-    uint64_t rest = offset < size ? size - offset : 0;
-    PyObject *result = PyBytes_FromStringAndSize(
-        NULL, (Py_ssize_t)(length < rest ? length : rest));
-    if (result == NULL) {
-        leave_image(self);
-        return NULL;
-    }
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-    size_t room = (size_t)PyBytes_Size(result);
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_read(self->image, out, room, offset, &done, &err);
-    Py_END_ALLOW_THREADS
-    leave_image(self);
-    if (s != GD_OK) {
-        Py_DECREF(result);
-        return gd_py_raise(object, &err);
-    }
-    return result;
-}
-
-static PyObject *
-extents_list(const gd_recipe_page *page)
-{
-    PyObject *list = PyList_New((Py_ssize_t)page->count);
-    for (uint32_t i = 0; list != NULL && i < page->count; i++) {
-        const gd_extent *e = &page->extents[i];
-        PyObject *item = Py_BuildValue(
-            "(KKsIII)", (unsigned long long)e->offset,
-            (unsigned long long)e->length,
-            e->kind == GD_EXTENT_ZEROS ? "zeros" : "blocks", e->group, e->slot,
-            e->blocks);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
-    }
-    return list;
-}
-
-/* Page `number` of the extents, from 0; an empty list behind the last. */
-static PyObject *
-image_extents(PyObject *object, PyObject *args)
-{
-    image_object *self = (image_object *)object;
-    unsigned long long number;
-    gd_recipe_page page;
-    gd_error err;
-    gd_status s = GD_OK;
-    if (!PyArg_ParseTuple(args, "K", &number) || !enter_image(self)) {
-        return NULL;
-    }
-    page.count = 0;
-    if (number < gd_image_pages(self->image)) {
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_image_extents(self->image, number + 1, &page, &err);
-        Py_END_ALLOW_THREADS
-    }
-    leave_image(self);
-    return s == GD_OK ? extents_list(&page) : gd_py_raise(object, &err);
-}
-
-static PyObject *
-image_header(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    image_object *self = (image_object *)object;
-    if (!enter_image(self)) {
-        return NULL;
-    }
-    PyObject *result = header_dict(gd_image_header(self->image));
-    leave_image(self);
-    return result;
-}
-
-static PyObject *
-image_close(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    image_object *self = (image_object *)object;
-    self->closed = 1;
-    close_when_unused(self);
-    Py_RETURN_NONE;
-}
-
-static void
-image_dealloc(PyObject *object)
-{
-    image_object *self = (image_object *)object;
-    self->closed = 1;
-    if (self->owner != NULL) {
-        close_when_unused(self);
     }
     Py_XDECREF((PyObject *)self->owner);
     gd_py_free_object(object);
@@ -842,10 +852,11 @@ engine_is_cryptographic(PyObject *module, PyObject *args)
 
 static PyMethodDef repository_methods[] = {
     {"begin", repository_begin, METH_VARARGS, NULL},
-    {"open_image", repository_open_image, METH_VARARGS, NULL},
+    {"open_image", gd_py_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
+    {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},
     {"statistics", repository_statistics, METH_NOARGS, NULL},
     {"close", repository_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -867,6 +878,10 @@ static PyType_Spec repository_spec = {
 
 static PyMethodDef transaction_methods[] = {
     {"write", transaction_write, METH_O, NULL},
+    {"find", transaction_find, METH_VARARGS, NULL},
+    {"add", transaction_add, METH_VARARGS, NULL},
+    {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
+    {"keep", transaction_keep, METH_NOARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
     {"abort", transaction_abort, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -892,29 +907,6 @@ static PyType_Spec transaction_spec = {
     .slots = transaction_slots,
 };
 
-static PyMethodDef image_methods[] = {
-    {"readinto", image_readinto, METH_VARARGS, NULL},
-    {"read", image_read, METH_VARARGS, NULL},
-    {"extents", image_extents, METH_VARARGS, NULL},
-    {"header", image_header, METH_NOARGS, NULL},
-    {"close", image_close, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot image_slots[] = {
-    {Py_tp_dealloc, image_dealloc},
-    {Py_tp_methods, image_methods},
-    {0, NULL},
-};
-
-static PyType_Spec image_spec = {
-    .name = "glance_dedup._engine.Image",
-    .basicsize = sizeof(image_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = image_slots,
-};
-
 PyTypeObject *
 gd_py_add_type(PyObject *module, PyType_Spec *spec)
 {
@@ -935,9 +927,13 @@ module_exec(PyObject *module)
     }
     state->repository_type = gd_py_add_type(module, &repository_spec);
     state->transaction_type = gd_py_add_type(module, &transaction_spec);
-    state->image_type = gd_py_add_type(module, &image_spec);
+    state->image_type = gd_py_add_type(module, &gd_py_image_spec);
     return state->repository_type == NULL || state->transaction_type == NULL ||
-                   state->image_type == NULL
+                   state->image_type == NULL ||
+                   gd_py_add_maintenance(module, state) < 0 ||
+                   gd_py_add_merging(module) < 0 ||
+                   gd_py_add_scrubbing(module) < 0 ||
+                   gd_py_add_spares(module) < 0
                ? -1
                : 0;
 }
@@ -950,6 +946,9 @@ module_clear(PyObject *module)
     Py_CLEAR(state->repository_type);
     Py_CLEAR(state->transaction_type);
     Py_CLEAR(state->image_type);
+    Py_CLEAR(state->maintenance_type);
+    Py_CLEAR(state->recipe_type);
+    Py_CLEAR(state->group_type);
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include "blockgroup.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "coding.h"
@@ -81,8 +82,9 @@ decode_header(gd_group *group, const gd_params *params,
 }
 
 gd_status
-gd_group_open(const gd_env *env, int root, const gd_params *params,
-              uint32_t number, int flags, gd_group **out, gd_error *err)
+gd_group_open_as(const gd_env *env, int root, const gd_params *params,
+                 uint32_t number, const char *name, int flags, gd_group **out,
+                 gd_error *err)
 {
     gd_group *group = gd_calloc(env, 1, sizeof *group, err);
     if (group == NULL) {
@@ -90,14 +92,22 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
     }
     group->env = env;
     group->number = number;
-    gd_group_name(number, group->name);
+    snprintf(group->name, sizeof group->name, "%s", name);
     gd_status s = gd_open(env, root, group->name, flags, 0, &group->fd, err);
     if (s != GD_OK) {
         env->release(env, group);
         return s;
     }
     uint8_t header[HEADER_SIZE];
-    s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name, err);
+    struct stat st;
+    int rc = env->fstat(env, group->fd, &st);
+    if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot look at %s", group->name);
+    } else {
+        group->inode = st.st_ino;
+        s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name,
+                         err);
+    }
     if (s == GD_OK) {
         s = decode_header(group, params, header, err);
     }
@@ -107,6 +117,16 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
     }
     *out = group;
     return GD_OK;
+}
+
+gd_status
+gd_group_open(const gd_env *env, int root, const gd_params *params,
+              uint32_t number, int flags, gd_group **group, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_group_name(number, name);
+    return gd_group_open_as(env, root, params, number, name, flags, group,
+                            err);
 }
 
 void
@@ -128,11 +148,9 @@ note_highest(void *arg, const char *name)
     }
 }
 
-/* Writes the file under its spool name: header, room for the fingerprint
- * store, both durable. */
-static gd_status
-write_new_group(const gd_env *env, int fd, const char *name,
-                const gd_params *params, uint32_t number, gd_error *err)
+gd_status
+gd_group_write_new(const gd_env *env, int fd, const char *name,
+                   const gd_params *params, uint32_t number, gd_error *err)
 {
     uint8_t header[HEADER_SIZE];
     encode_header(params, number, header);
@@ -150,6 +168,15 @@ write_new_group(const gd_env *env, int fd, const char *name,
     }
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot make group %08x as %s",
                                   (unsigned)number, name)
+                  : GD_OK;
+}
+
+static gd_status
+find_highest(const gd_env *env, int root, uint32_t *highest, gd_error *err)
+{
+    *highest = 0;
+    int rc = env->list(env, root, GD_DIR_GROUPS, note_highest, highest);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS)
                   : GD_OK;
 }
 
@@ -177,7 +204,8 @@ create_under_lease(const gd_env *env, int root, const gd_params *params,
     if (s != GD_OK) {
         return s;
     }
-    s = write_new_group(env, file.fd, file.name, params, number, err);
+    s = gd_group_write_new(env, file.fd, file.name, params, number,
+                           err);
     if (s == GD_OK) {
         s = name_new_group(env, root, file.name, number, err);
     }
@@ -189,22 +217,33 @@ gd_status
 gd_group_create(const gd_env *env, int root, const gd_params *params,
                 gd_locks *locks, uint32_t *number, gd_error *err)
 {
-    uint32_t highest = 0;
-    int rc = env->list(env, root, GD_DIR_GROUPS, note_highest, &highest);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
+    uint32_t highest;
+    gd_status s = find_highest(env, root, &highest, err);
+    if (s != GD_OK) {
+        return s;
     }
     /* The lease comes first, so that nobody else takes the group between its
      * naming and our first block. */
     for (uint32_t n = highest + 1; n <= GD_MAX_GROUP; n++) {
-        gd_status s = gd_locks_lease(locks, n, err);
+        s = gd_locks_lease(locks, n, err);
         if (s == GD_BUSY) {
             continue;
         }
         if (s != GD_OK) {
             return s;
         }
-        s = create_under_lease(env, root, params, n, err);
+        /* Until we had the lease others may have made this group, a higher one,
+         * and removed it again.  A number that is above all others now was
+         * never used, since the highest-numbered group is not removed. */
+        s = find_highest(env, root, &highest, err);
+        if (s == GD_OK && highest >= n) {
+            gd_locks_unlease(locks, n);
+            n = highest;
+            continue;
+        }
+        if (s == GD_OK) {
+            s = create_under_lease(env, root, params, n, err);
+        }
         if (s == GD_OK) {
             *number = n;
             return GD_OK;

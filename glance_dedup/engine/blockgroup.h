@@ -24,6 +24,7 @@ typedef struct gd_group {
     int fd;
     uint32_t number;
     char name[GD_NAME_SIZE];
+    uint64_t inode; /* tells a rewritten group's file from the one before */
     gd_entry_bounds bounds;
     unsigned users;   /* guarded by the cache's mutex */
     uint64_t used_at; /* likewise: for the LRU order */
@@ -43,6 +44,11 @@ typedef struct gd_published {
 gd_status gd_group_open(const gd_env *env, int root, const gd_params *params,
                         uint32_t number, int flags, gd_group **group,
                         gd_error *err);
+/* The same of a file that is called otherwise: a new one, or spare copies. */
+gd_status gd_group_open_as(const gd_env *env, int root,
+                           const gd_params *params, uint32_t number,
+                           const char *name, int flags, gd_group **group,
+                           gd_error *err);
 void gd_group_close(gd_group *group);
 
 /* Makes the next group, durable under its name before it is returned (so that
@@ -50,6 +56,12 @@ void gd_group_close(gd_group *group);
  * takes its lease. */
 gd_status gd_group_create(const gd_env *env, int root, const gd_params *params,
                           gd_locks *locks, uint32_t *number, gd_error *err);
+
+/* Writes the start of a group with params->group_slots slots, header and room
+ * for the fingerprint store, into fd, called name, and fsyncs it. */
+gd_status gd_group_write_new(const gd_env *env, int fd, const char *name,
+                             const gd_params *params, uint32_t number,
+                             gd_error *err);
 
 /* The valid record with the highest sequence; all zeros if neither is. */
 gd_status gd_group_read_published(const gd_group *group, gd_published *record,

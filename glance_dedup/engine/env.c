@@ -83,6 +83,14 @@ posix_fallocate_range(const gd_env *env, int fd, uint64_t offset,
 }
 
 static int
+posix_punch(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    (void)env;
+    return result(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                            (off_t)offset, (off_t)length));
+}
+
+static int
 posix_linkat(const gd_env *env, int dir, const char *from, const char *to)
 {
     (void)env;
@@ -101,6 +109,13 @@ posix_unlinkat(const gd_env *env, int dir, const char *path)
 {
     (void)env;
     return result(unlinkat(dir, path, 0));
+}
+
+static int
+posix_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
+{
+    (void)env;
+    return result(mkdirat(dir, path, mode));
 }
 
 static int
@@ -178,6 +193,13 @@ posix_start_readahead(const gd_env *env, int fd, uint64_t offset,
 {
     (void)env;
     (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+}
+
+static void
+posix_drop_cache(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    (void)env;
+    (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
 }
 
 static void *
@@ -270,15 +292,18 @@ gd_env_posix(void)
         .fdatasync = posix_fdatasync,
         .ftruncate = posix_ftruncate,
         .fallocate = posix_fallocate_range,
+        .punch = posix_punch,
         .linkat = posix_linkat,
         .renameat = posix_renameat,
         .unlinkat = posix_unlinkat,
+        .mkdirat = posix_mkdirat,
         .fstat = posix_fstat,
         .fstatat = posix_fstatat,
         .lock = posix_lock,
         .list = posix_list,
         .start_writeback = posix_start_writeback,
         .start_readahead = posix_start_readahead,
+        .drop_cache = posix_drop_cache,
         .mmap_shared = posix_mmap_shared,
         .munmap = posix_munmap,
         .random = posix_random,

@@ -36,10 +36,14 @@ struct gd_env {
     int (*ftruncate)(const gd_env *env, int fd, uint64_t length);
     int (*fallocate)(const gd_env *env, int fd, uint64_t offset,
                      uint64_t length);
+    /* Gives the space of a range back, which then reads as zeros; the file's
+     * length stays. */
+    int (*punch)(const gd_env *env, int fd, uint64_t offset, uint64_t length);
     int (*linkat)(const gd_env *env, int dir, const char *from, const char *to);
     int (*renameat)(const gd_env *env, int dir, const char *from,
                     const char *to);
     int (*unlinkat)(const gd_env *env, int dir, const char *path);
+    int (*mkdirat)(const gd_env *env, int dir, const char *path, mode_t mode);
     int (*fstat)(const gd_env *env, int fd, struct stat *st);
     /* Does not follow a symbolic link at the end of path. */
     int (*fstatat)(const gd_env *env, int dir, const char *path,
@@ -56,6 +60,10 @@ struct gd_env {
                             uint64_t length);
     void (*start_readahead)(const gd_env *env, int fd, uint64_t offset,
                             uint64_t length);
+    /* Makes the page cache forget a range, but what is dirty or mapped; advice,
+     * too.  Only whole pages. */
+    void (*drop_cache)(const gd_env *env, int fd, uint64_t offset,
+                       uint64_t length);
     void *(*mmap_shared)(const gd_env *env, int fd, size_t length);
     int (*munmap)(const gd_env *env, void *address, size_t length);
     int (*random)(const gd_env *env, void *buf, size_t len);

@@ -37,6 +37,19 @@ void gd_locks_close(gd_locks *locks);
 gd_status gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unshare(gd_locks *locks, uint32_t group);
 
+/* The exclusive group lock, of the collector alone (N6.1).  GD_BUSY, without
+ * words, if anyone shares it, in this process too; while it is held, sharing is
+ * GD_BUSY.  gd_locks_admit lets go of it. */
+gd_status gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err);
+void gd_locks_admit(gd_locks *locks, uint32_t group);
+
+/* The collector's intent: as long as it is announced nobody takes a new shared
+ * lock of the group.  GD_BUSY, without words, if somebody else has announced
+ * his, or is looking for it just now. */
+gd_status gd_locks_announce(gd_locks *locks, uint32_t group, gd_error *err);
+void gd_locks_withdraw(gd_locks *locks, uint32_t group);
+void gd_locks_withdraw_all(gd_locks *locks);
+
 /* The lease (I4): only its holder appends.  GD_BUSY, without words, if anyone
  * has it, in this process or another. */
 gd_status gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err);
@@ -47,5 +60,11 @@ void gd_locks_unlease(gd_locks *locks, uint32_t group);
 gd_status gd_image_lock(const gd_env *env, int root, const char *image_id,
                         unsigned timeout_ms, int *fd, gd_error *err);
 void gd_image_unlock(const gd_env *env, int fd);
+
+/* Becomes the maintainer, of whom there is one; *fd is the lock: closing it
+ * lets go of it.  The lock file is made at need.  GD_BUSY, without words, if
+ * there is one already. */
+gd_status gd_maintainer_lock(const gd_env *env, int root, int *fd,
+                             gd_error *err);
 
 #endif

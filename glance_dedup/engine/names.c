@@ -14,6 +14,22 @@ gd_group_name(uint32_t group, char name[GD_NAME_SIZE])
     snprintf(name, GD_NAME_SIZE, GD_DIR_GROUPS "/%08x", (unsigned)group);
 }
 
+void
+gd_spares_name(uint32_t group, char name[GD_NAME_SIZE])
+{
+    snprintf(name, GD_NAME_SIZE, GD_DIR_SPARES "/%08x", (unsigned)group);
+}
+
+/* The value of a lower-case hexadecimal digit; -1 for anything else. */
+static int
+hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 bool
 gd_group_name_parse(const char *base, uint32_t *group)
 {
@@ -22,13 +38,11 @@ gd_group_name_parse(const char *base, uint32_t *group)
         return false;
     }
     for (const char *p = base; *p != '\0'; p++) {
-        if (*p >= '0' && *p <= '9') {
-            value = value << 4 | (uint32_t)(*p - '0');
-        } else if (*p >= 'a' && *p <= 'f') {
-            value = value << 4 | (uint32_t)(*p - 'a' + 10);
-        } else {
+        int digit = hex_digit(*p);
+        if (digit < 0) {
             return false;
         }
+        value = value << 4 | (uint32_t)digit;
     }
     *group = value;
     return value >= 1 && value <= GD_MAX_GROUP;
@@ -71,4 +85,27 @@ gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
     for (int i = 0; i < GD_ID_SIZE; i++) {
         n += snprintf(name + n, GD_NAME_SIZE - (size_t)n, "%02x", id[i]);
     }
+}
+
+bool
+gd_spool_name_parse(const char *base, gd_spool_kind *kind,
+                    uint8_t id[GD_ID_SIZE])
+{
+    static const char kinds[] = {
+        GD_SPOOL_STORE,  GD_SPOOL_DELETED,  GD_SPOOL_GROUP,
+        GD_SPOOL_MERGED, GD_SPOOL_REPLACED, GD_SPOOL_EXCHANGE};
+    if (strlen(base) != 2 + 2 * GD_ID_SIZE || base[1] != '-' ||
+        memchr(kinds, base[0], sizeof kinds) == NULL) {
+        return false;
+    }
+    for (int i = 0; i < GD_ID_SIZE; i++) {
+        int high = hex_digit(base[2 + 2 * i]);
+        int low = hex_digit(base[3 + 2 * i]);
+        if (high < 0 || low < 0) {
+            return false;
+        }
+        id[i] = (uint8_t)(high << 4 | low);
+    }
+    *kind = (gd_spool_kind)base[0];
+    return true;
 }

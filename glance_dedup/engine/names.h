@@ -16,7 +16,11 @@
 #define GD_DIR_IMAGES "images"
 #define GD_DIR_SPOOL "spool"
 #define GD_FILE_GROUP_LOCKS "locks/groups"
+#define GD_DIR_QUARANTINE "quarantine"
+#define GD_DIR_SPARES "spares"
 #define GD_FILE_IMAGE_LOCKS "locks/images"
+#define GD_FILE_MAINTAINER_LOCK "locks/maintainer"
+#define GD_FILE_FENCE "fence"
 
 enum {
     GD_NAME_SIZE = 160, /* of a buffer for any of these names */
@@ -30,6 +34,9 @@ typedef enum gd_spool_kind {
     GD_SPOOL_STORE = 'T',
     GD_SPOOL_DELETED = 'D',
     GD_SPOOL_GROUP = 'G',
+    GD_SPOOL_MERGED = 'M',
+    GD_SPOOL_REPLACED = 'O', /* what a merge took out of images/ */
+    GD_SPOOL_EXCHANGE = 'X', /* a second name of an M, for a moment */
 } gd_spool_kind;
 
 void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
@@ -43,5 +50,11 @@ gd_status gd_image_name(const char *image_id, char name[GD_NAME_SIZE],
 
 void gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
                    char name[GD_NAME_SIZE]);
+/* base is a name inside spool/. */
+bool gd_spool_name_parse(const char *base, gd_spool_kind *kind,
+                         uint8_t id[GD_ID_SIZE]);
+
+/* The second copies of a group's blocks. */
+void gd_spares_name(uint32_t group, char name[GD_NAME_SIZE]);
 
 #endif

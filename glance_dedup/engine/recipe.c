@@ -310,7 +310,7 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
     if (s != GD_OK) {
         return s;
     }
-    if (strcmp(recipe->header.image_id, image_id) != 0) {
+    if (image_id != NULL && strcmp(recipe->header.image_id, image_id) != 0) {
         return gd_fail(err, GD_CORRUPT,
                        "%s holds the recipe of image %s (offset 144): it was "
                        "put under another's name", name,

@@ -96,7 +96,7 @@ typedef struct gd_recipe_page {
 } gd_recipe_page;
 
 /* Verifies header page and length of the open file fd.  image_id is what the
- * recipe must be of. */
+ * recipe must be of; NULL: of any image. */
 gd_status gd_recipe_open(const gd_env *env, int fd, const char *name,
                          const gd_params *params, const char *image_id,
                          gd_recipe *recipe, gd_error *err);

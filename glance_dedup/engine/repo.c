@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "names.h"
+#include "segcache.h"
+#include "spareindex.h"
 
 /* ---- opening and closing ---- */
 
@@ -64,6 +66,13 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
     if (s == GD_OK) {
         s = gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err);
     }
+    if (s == GD_OK) {
+        s = gd_segcache_open(env, &repo->segcache, err);
+    }
+    if (s == GD_OK) {
+        s = gd_spare_index_open(env, repo->root, &repo->params, &repo->spares,
+                                err);
+    }
     return s;
 }
 
@@ -105,6 +114,12 @@ gd_repo_close(gd_repo *repo)
     if (repo->filter != NULL) {
         gd_filter_close(env, repo->filter);
     }
+    if (repo->spares != NULL) {
+        gd_spare_index_close(repo->spares);
+    }
+    if (repo->segcache != NULL) {
+        gd_segcache_close(repo->segcache);
+    }
     if (repo->cache != NULL) {
         gd_fpcache_close(repo->cache);
     }
@@ -136,7 +151,7 @@ gd_repo_check_owner(const gd_repo *repo, gd_error *err)
     return GD_OK;
 }
 
-/* ---- rebuilding the filter ---- */
+/* ---- groups, and rebuilding the filter ---- */
 
 typedef struct group_list {
     const gd_env *env;
@@ -192,6 +207,21 @@ list_groups(gd_repo *repo, group_list *list, gd_error *err)
     if (list->count > 0) {
         qsort(list->numbers, list->count, sizeof *list->numbers, ascending);
     }
+    return GD_OK;
+}
+
+gd_status
+gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
+                    gd_error *err)
+{
+    group_list list;
+    gd_status s = list_groups(repo, &list, err);
+    if (s != GD_OK) {
+        repo->env->release(repo->env, list.numbers);
+        return s;
+    }
+    *numbers = list.numbers;
+    *count = list.count;
     return GD_OK;
 }
 

@@ -39,6 +39,7 @@ typedef struct gd_counters {
     atomic_ullong lock_refusals; /* group locks refused: counted as misses */
     atomic_ullong sync_points;
     atomic_ullong bytes_read;    /* plain bytes handed out */
+    atomic_ullong spare_reads;   /* damaged blocks read from a spare copy */
 } gd_counters;
 
 typedef struct gd_repo gd_repo;
@@ -52,6 +53,8 @@ struct gd_repo {
     gd_pool *pool;
     gd_locks *locks;
     gd_fpcache *cache;
+    struct gd_segcache *segcache; /* decompressed segments, for readers */
+    struct gd_spare_index *spares;
     gd_filter *filter; /* NULL: none could be had; duplicates are missed */
     gd_counters counters;
     pthread_mutex_t mutex;
@@ -72,6 +75,10 @@ gd_status gd_repo_attach_filter(gd_repo *repo, const char *path,
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
 gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
+
+/* The numbers of all groups, sorted; released by the caller. */
+gd_status gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
+                              gd_error *err);
 
 /* Reads up to `groups` groups that the filter does not know yet into it, if no
  * other process of the host is doing so.  *more: there is work left.  done and

@@ -181,10 +181,9 @@ check_upload(const gd_env *env, int fd, const gd_params *params,
     return s;
 }
 
-/* N9.3 to N9.6.  REQUIRES: the image lock; fd open with the users' byte. */
-static gd_status
-move_into_spool(const gd_env *env, int root, const char *image_id,
-                gd_error *err)
+gd_status
+gd_spool_move_image(const gd_env *env, int root, const char *image_id,
+                    gd_error *err)
 {
     uint8_t id[GD_ID_SIZE];
     char image_name[GD_NAME_SIZE], spool_name[GD_NAME_SIZE];
@@ -232,7 +231,7 @@ gd_spool_delete(const gd_env *env, int root, const gd_params *params,
             s = check_upload(env, fd, params, image_id, upload_id, err);
         }
         if (s == GD_OK) {
-            s = move_into_spool(env, root, image_id, err);
+            s = gd_spool_move_image(env, root, image_id, err);
         }
         env->close(env, fd);
     }

@@ -44,6 +44,11 @@ void gd_spool_close(const gd_env *env, gd_spool_file *file);
 gd_status gd_spool_open_image(const gd_env *env, int root,
                               const char *image_id, int *fd, gd_error *err);
 
+/* N9.3 to N9.6: moves images/<image_id> into the spool, without looking
+ * inside.  REQUIRES: the image lock. */
+gd_status gd_spool_move_image(const gd_env *env, int root,
+                              const char *image_id, gd_error *err);
+
 /* Deletes an image: its recipe moves into the spool.  With upload_id (or
  * NULL), only if the image is of that upload, else GD_NOTFOUND. */
 gd_status gd_spool_delete(const gd_env *env, int root, const gd_params *params,

@@ -28,6 +28,21 @@ apply_rule(fault_env *f, fault_call call)
     return due ? -rule->sys_errno : 0;
 }
 
+/* REQUIRES: the mutex. */
+static void
+note_call(fault_env *f, fault_call call)
+{
+    bool changes = call == FAULT_PWRITEV || call == FAULT_FSYNC ||
+                   call == FAULT_FDATASYNC || call == FAULT_FTRUNCATE ||
+                   call == FAULT_FALLOCATE || call == FAULT_PUNCH ||
+                   call == FAULT_LINKAT || call == FAULT_RENAMEAT ||
+                   call == FAULT_UNLINKAT || call == FAULT_MKDIRAT;
+    bool again = f->traced > 0 && f->trace[f->traced - 1] == call;
+    if (f->tracing && changes && !again && f->traced < FAULT_TRACE) {
+        f->trace[f->traced++] = call;
+    }
+}
+
 /* 0, or the -errno that the call has to fail with. */
 static int
 enter(fault_env *f, fault_call call)
@@ -38,6 +53,8 @@ enter(fault_env *f, fault_call call)
     rc = rc != 0 ? rc : any;
     if (rc != 0) {
         f->faults++;
+    } else {
+        note_call(f, call);
     }
     pthread_mutex_unlock(&f->mutex);
     return rc;
@@ -211,6 +228,22 @@ fault_unlinkat(const gd_env *env, int dir, const char *path)
 }
 
 static int
+fault_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
+{
+    fault_env *f = self(env);
+    int rc = enter(f, FAULT_MKDIRAT);
+    return rc != 0 ? rc : f->real->mkdirat(f->real, dir, path, mode);
+}
+
+static int
+fault_punch(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    fault_env *f = self(env);
+    int rc = enter(f, FAULT_PUNCH);
+    return rc != 0 ? rc : f->real->punch(f->real, fd, offset, length);
+}
+
+static int
 fault_fstat(const gd_env *env, int fd, struct stat *st)
 {
     fault_env *f = self(env);
@@ -257,6 +290,13 @@ fault_start_readahead(const gd_env *env, int fd, uint64_t offset,
 {
     const gd_env *real = self(env)->real;
     real->start_readahead(real, fd, offset, length);
+}
+
+static void
+fault_drop_cache(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    const gd_env *real = self(env)->real;
+    real->drop_cache(real, fd, offset, length);
 }
 
 static void *
@@ -346,7 +386,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 26 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 29 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -367,12 +407,15 @@ fault_env_init(fault_env *f)
         .linkat = fault_linkat,
         .renameat = fault_renameat,
         .unlinkat = fault_unlinkat,
+        .mkdirat = fault_mkdirat,
+        .punch = fault_punch,
         .fstat = fault_fstat,
         .fstatat = fault_fstatat,
         .lock = fault_lock,
         .list = fault_list,
         .start_writeback = fault_start_writeback,
         .start_readahead = fault_start_readahead,
+        .drop_cache = fault_drop_cache,
         .mmap_shared = fault_mmap_shared,
         .munmap = fault_munmap,
         .random = fault_random,
@@ -422,6 +465,29 @@ fault_env_interrupt(fault_env *f, unsigned every)
 }
 
 void
+fault_env_start_trace(fault_env *f)
+{
+    pthread_mutex_lock(&f->mutex);
+    f->tracing = true;
+    f->traced = 0;
+    pthread_mutex_unlock(&f->mutex);
+}
+
+void
+fault_env_trace(fault_env *f, char *out, size_t room)
+{
+    pthread_mutex_lock(&f->mutex);
+    size_t used = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < f->traced && used < room; i++) {
+        used += (size_t)snprintf(out + used, room - used, "%s%s",
+                                 i == 0 ? "" : " ",
+                                 fault_call_name(f->trace[i]));
+    }
+    pthread_mutex_unlock(&f->mutex);
+}
+
+void
 fault_env_heal(fault_env *f)
 {
     pthread_mutex_lock(&f->mutex);
@@ -456,6 +522,7 @@ static const char *const NAMES[FAULT_CALLS] = {
     [FAULT_FTRUNCATE] = "ftruncate", [FAULT_FALLOCATE] = "fallocate",
     [FAULT_LINKAT] = "linkat",       [FAULT_RENAMEAT] = "renameat",
     [FAULT_UNLINKAT] = "unlinkat",   [FAULT_FSTAT] = "fstat",
+    [FAULT_MKDIRAT] = "mkdirat",     [FAULT_PUNCH] = "punch",
     [FAULT_FSTATAT] = "fstatat",     [FAULT_LOCK] = "lock",
     [FAULT_LIST] = "list",           [FAULT_MMAP] = "mmap",
     [FAULT_MUNMAP] = "munmap",       [FAULT_RANDOM] = "random",

@@ -45,6 +45,8 @@ typedef enum fault_call {
     FAULT_LINKAT,
     FAULT_RENAMEAT,
     FAULT_UNLINKAT,
+    FAULT_MKDIRAT,
+    FAULT_PUNCH,
     FAULT_FSTAT,
     FAULT_FSTATAT,
     FAULT_LOCK,
@@ -57,7 +59,10 @@ typedef enum fault_call {
     FAULT_CALLS,
 } fault_call;
 
-enum { FAULT_FDS = 4096 }; /* descriptors above are not accounted for */
+enum {
+    FAULT_FDS = 4096, /* descriptors above are not accounted for */
+    FAULT_TRACE = 1024, /* calls */
+};
 
 /* Fails the calls number nth (and later ones too, if forever). */
 typedef struct fault_rule {
@@ -76,6 +81,9 @@ typedef struct fault_env {
     size_t shorten;        /* 0: not */
     unsigned interrupt;    /* 0: never */
     uint64_t interruptible;
+    bool tracing;
+    fault_call trace[FAULT_TRACE];
+    size_t traced;
     bool open[FAULT_FDS];
     int64_t descriptors;
     int64_t allocations;
@@ -93,6 +101,12 @@ void fault_env_shorten(fault_env *f, size_t most);
 void fault_env_interrupt(fault_env *f, unsigned every);
 /* Takes back all of the above; counts and accounts stay. */
 void fault_env_heal(fault_env *f);
+
+/* Notes from now on, afresh, each call that changes what is on the disk and was
+ * not failed; and what was noted: names with spaces between, the same ones in a
+ * row only once. */
+void fault_env_start_trace(fault_env *f);
+void fault_env_trace(fault_env *f, char *out, size_t room);
 
 /* Calls so far, failed ones too. */
 uint64_t fault_env_count(fault_env *f, fault_call call);

@@ -184,6 +184,126 @@ test_closing_releases(void)
     teardown(&t);
 }
 
+/* ---- the collector's ---- */
+
+static void
+test_exclude(void)
+{
+    fixture t;
+    setup(&t);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_OK);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    CHECK(is_free(&t, SHARE_BYTE(6)) && is_free(&t, SHARE_BYTE(8)));
+    CHECK(is_free(&t, 7) && is_free(&t, INTENT_BYTE(7)));
+    CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_exclude(t.b, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.b, 7, &err), GD_BUSY);
+    /* Nor does its own handle share it: the kernel would not mind, and would
+     * let everyone in. */
+    CHECK_INT(gd_locks_share(t.a, 7, &err), GD_BUSY);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    gd_locks_unshare(t.a, 7);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    CHECK(strcmp(err.text, "as it was") == 0);
+    gd_locks_admit(t.b, 7); /* not its own */
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    gd_locks_admit(t.a, 7);
+    gd_locks_admit(t.a, 7);
+    CHECK(is_free(&t, SHARE_BYTE(7)));
+    CHECK_INT(gd_locks_share(t.a, 7, &err), GD_OK);
+    teardown(&t);
+}
+
+/* The exclusive lock is refused where this process shares the group: the kernel
+ * would turn the one into the other. */
+static void
+test_exclude_is_refused(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_exclude(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), 0); /* as it was: shared */
+    raw_lock(&t, SHARE_BYTE(7), F_UNLCK);
+    gd_locks_unshare(t.a, 7);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unshare(t.a, 7);
+    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unshare(t.b, 7);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_announce(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_announce(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(raw_lock(&t, INTENT_BYTE(7), F_RDLCK), -EAGAIN); /* still */
+    CHECK_INT(gd_locks_share(t.a, 6, NULL), GD_OK);
+    /* Who announced it gets in as soon as the last has left. */
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unshare(t.b, 7);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
+    gd_locks_withdraw(t.b, 7); /* not its own */
+    CHECK(!is_free(&t, INTENT_BYTE(7)));
+    gd_locks_withdraw(t.a, 7);
+    gd_locks_withdraw(t.a, 7);
+    CHECK(is_free(&t, INTENT_BYTE(7)) && !is_free(&t, SHARE_BYTE(7)));
+    for (uint32_t i = 1; i < 200; i++) {
+        CHECK_INT(gd_locks_announce(t.a, i, NULL), GD_OK);
+    }
+    CHECK_INT(gd_locks_announce(t.b, 300, NULL), GD_OK);
+    gd_locks_withdraw_all(t.a);
+    for (uint32_t i = 1; i < 200; i++) {
+        CHECK(is_free(&t, INTENT_BYTE(i)));
+    }
+    CHECK(!is_free(&t, INTENT_BYTE(300)));
+    CHECK_INT(gd_locks_announce(t.b, 7, NULL), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_maintainer_lock(void)
+{
+    fixture t;
+    gd_error err;
+    struct stat st;
+    int one, two;
+    setup(&t);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &one, &err), GD_OK);
+    CHECK_INT(fstatat(t.x.root, GD_FILE_MAINTAINER_LOCK, &st, 0), 0);
+    CHECK_INT(st.st_mode & 0777, 0600);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_BUSY);
+    CHECK_INT(two, -1);
+    int raw = openat(t.x.root, GD_FILE_MAINTAINER_LOCK, O_RDWR | O_CLOEXEC);
+    const gd_env *env = gd_env_posix();
+    CHECK_INT(env->lock(env, raw, 0, F_RDLCK), -EAGAIN);
+    CHECK_INT(env->lock(env, raw, 1, F_WRLCK), 0);
+    close(raw);
+    t.x.env->close(t.x.env, one);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_OK);
+    t.x.env->close(t.x.env, two);
+    fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
+    CHECK_CONTAINS(err.text, "locks/maintainer");
+    CHECK_INT(unlinkat(t.x.root, GD_FILE_MAINTAINER_LOCK, 0), 0);
+    CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_MAINTAINER_LOCK), 0);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
+    CHECK(!scratch_exists(&t.x, "elsewhere"));
+    teardown(&t);
+}
+
 /* Says one character, and waits until it is killed. */
 static void
 tell_and_wait(int to, bool good)
@@ -311,6 +431,8 @@ test_failures(void)
     CHECK_INT(gd_locks_share(t.a, 3, &err), GD_IO);
     CHECK_CONTAINS(err.text, "locks/groups");
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_exclude(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_announce(t.a, 3, &err), GD_IO);
     CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 50, &fd, &err), GD_IO);
     CHECK_CONTAINS(err.text, "image i");
     fault_env_heal(&t.x.f);
@@ -319,6 +441,8 @@ test_failures(void)
     fault_env_fail(&t.x.f, FAULT_ALLOC, 1, ENOMEM, true);
     CHECK_INT(gd_locks_share(t.b, 3, &err), GD_NOMEM);
     CHECK_INT(gd_locks_lease(t.b, 4, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_exclude(t.b, 4, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_announce(t.b, 4, &err), GD_NOMEM);
     gd_locks_unshare(t.a, 3);
     gd_locks_unlease(t.a, 3);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_NOMEM);
@@ -344,6 +468,10 @@ main(int argc, char **argv)
     RUN(test_one_lease);
     RUN(test_closing_releases);
     RUN(test_across_processes);
+    RUN(test_exclude);
+    RUN(test_exclude_is_refused);
+    RUN(test_announce);
+    RUN(test_maintainer_lock);
     RUN(test_image_lock);
     RUN(test_image_lock_is_waited_for);
     RUN(test_failures);

@@ -96,6 +96,45 @@ test_spool_names(void)
     CHECK(strcmp(name, "spool/G-0001abff000000000000000000000010") == 0);
 }
 
+/* Made and parsed, each kind there and back. */
+static void
+test_parsed_spool_names(void)
+{
+    static const gd_spool_kind kinds[] = {
+        GD_SPOOL_STORE,  GD_SPOOL_DELETED,  GD_SPOOL_GROUP,
+        GD_SPOOL_MERGED, GD_SPOOL_REPLACED, GD_SPOOL_EXCHANGE};
+    static const uint8_t id[GD_ID_SIZE] = {0x9f, 1, 0xab, 255, [15] = 0x10};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        char name[GD_NAME_SIZE];
+        gd_spool_kind kind;
+        uint8_t parsed[GD_ID_SIZE];
+        gd_spool_name(kinds[i], id, name);
+        CHECK(gd_spool_name_parse(strchr(name, '/') + 1, &kind, parsed));
+        CHECK_INT(kind, kinds[i]);
+        CHECK(memcmp(parsed, id, sizeof id) == 0);
+    }
+    static const char *const strange[] = {
+        "", "T", "T-", ".T-0001abff00000000000000000000001",
+        "Z-0001abff000000000000000000000010",
+        "t-0001abff000000000000000000000010",
+        "T_0001abff000000000000000000000010",
+        "T-0001ABFF000000000000000000000010",
+        "T-0001abff00000000000000000000001",
+        "T-0001abff0000000000000000000000100",
+        "T-0001abff00000000000000000000001 ",
+        "T-0001abff00000000/00000000000010"};
+    for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
+        gd_spool_kind kind;
+        uint8_t parsed[GD_ID_SIZE];
+        if (!CHECK(!gd_spool_name_parse(strange[i], &kind, parsed))) {
+            fprintf(stderr, "\"%s\" was taken for an entry\n", strange[i]);
+        }
+    }
+    char name[GD_NAME_SIZE];
+    gd_spares_name(0x1ab, name);
+    CHECK(strcmp(name, "spares/000001ab") == 0);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -105,5 +144,6 @@ main(int argc, char **argv)
     RUN(test_image_names);
     RUN(test_characters_of_image_ids);
     RUN(test_spool_names);
+    RUN(test_parsed_spool_names);
     return REPORT();
 }

@@ -1,0 +1,685 @@
+/*
+ * collect.c - see collect.h.
+ */
+#include "collect.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coding.h"
+#include "filter.h"
+
+/* ---- entering and leaving ---- */
+
+/* N6.1: lease, then exclusive lock. */
+static gd_status
+lock_group(gd_repo *repo, uint32_t number, gd_error *err)
+{
+    gd_status s = gd_locks_lease(repo->locks, number, err);
+    if (s == GD_BUSY) {
+        return gd_fail(err, s, "group %08x is being appended to",
+                       (unsigned)number);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_locks_exclude(repo->locks, number, err);
+    if (s == GD_BUSY) {
+        gd_fail(err, s, "a transaction names blocks of group %08x",
+                (unsigned)number);
+    }
+    if (s != GD_OK) {
+        gd_locks_unlease(repo->locks, number);
+    }
+    return s;
+}
+
+static void
+unlock_group(gd_repo *repo, uint32_t number)
+{
+    gd_locks_admit(repo->locks, number);
+    gd_locks_unlease(repo->locks, number);
+}
+
+static bool
+has_state(const gd_held *held, gd_entry_state state)
+{
+    for (uint32_t i = 0; i < held->group->bounds.slots; i++) {
+        if (held->entries[i].state == state) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static gd_status
+read_group(gd_held *held, uint32_t number, gd_error *err)
+{
+    gd_repo *repo = held->repo;
+    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
+                                O_RDWR, &held->group, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_group *group = held->group;
+    if (!gd_same_file(repo->env, group->fd, repo->root, group->name)) {
+        return gd_fail(err, GD_BUSY, "%s was replaced while it was being "
+                       "opened", group->name); /* I4 */
+    }
+    held->entries = gd_calloc(repo->env, group->bounds.slots,
+                              sizeof *held->entries, err);
+    if (held->entries == NULL) {
+        return GD_NOMEM;
+    }
+    s = gd_group_read_published(group, &held->published, err);
+    if (s == GD_OK) {
+        s = gd_group_read_entries(group, 0, group->bounds.slots, held->entries,
+                                  err);
+    }
+    if (s == GD_OK) {
+        /* Those that a collector before us freed may not be durable. */
+        held->settled = !has_state(held, GD_ENTRY_FREED);
+    }
+    return s;
+}
+
+static void
+free_held(gd_held *held)
+{
+    const gd_env *env = held->repo->env;
+    if (held->group != NULL) {
+        gd_group_close(held->group);
+    }
+    env->release(env, held->entries);
+    env->release(env, held);
+}
+
+gd_status
+gd_held_open(gd_repo *repo, uint32_t number, gd_held **out, gd_error *err)
+{
+    gd_held *held = gd_calloc(repo->env, 1, sizeof *held, err);
+    if (held == NULL) {
+        return GD_NOMEM;
+    }
+    held->repo = repo;
+    gd_status s = lock_group(repo, number, err);
+    if (s == GD_OK) {
+        /* Opened after locking: nobody may replace it any more. */
+        s = read_group(held, number, err);
+        if (s != GD_OK) {
+            unlock_group(repo, number);
+        }
+    }
+    if (s != GD_OK) {
+        free_held(held);
+        return s;
+    }
+    *out = held;
+    return GD_OK;
+}
+
+void
+gd_held_close(gd_held *held)
+{
+    gd_repo *repo = held->repo;
+    uint32_t number = held->group->number;
+    free_held(held);
+    unlock_group(repo, number);
+}
+
+gd_status
+gd_held_check(const gd_held *held, gd_error *err)
+{
+    if (held->failed) {
+        return gd_fail(err, GD_CLOSED,
+                       "%s was removed, or something failed in it: enter it "
+                       "anew", held->group->name);
+    }
+    return GD_OK;
+}
+
+/* ---- changing published entries ---- */
+
+static gd_status
+sync_group(const gd_group *group, gd_error *err)
+{
+    int rc = group->env->fdatasync(group->env, group->fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name)
+                  : GD_OK;
+}
+
+static gd_status
+next_generation(gd_held *held, gd_error *err)
+{
+    gd_published record = held->published;
+    record.sequence++;
+    record.generation++;
+    gd_status s = sync_group(held->group, err);
+    if (s == GD_OK) {
+        s = gd_group_write_published(held->group, &record, err);
+    }
+    if (s == GD_OK) {
+        s = sync_group(held->group, err);
+    }
+    if (s == GD_OK) {
+        held->published = record;
+    }
+    return s;
+}
+
+/* Writes the entries that differ from what the file has, and all freed ones: an
+ * fdatasync that failed under an earlier collector leaves pages that look
+ * written and are not, so those have to be written again. */
+static gd_status
+write_changes(const gd_held *held, const gd_entry *entries, gd_error *err)
+{
+    gd_status s = GD_OK;
+    uint32_t slots = held->group->bounds.slots;
+    for (uint32_t i = 0; s == GD_OK && i < slots;) {
+        uint32_t n = 0;
+        while (i + n < slots &&
+               (entries[i + n].state == GD_ENTRY_FREED ||
+                entries[i + n].state != held->entries[i + n].state)) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(held->group, i, n, entries + i, err);
+        }
+        i += n + 1;
+    }
+    return s;
+}
+
+/* The one way in which published entries change; see collect.h for the order.
+ * entries are those of all slots, and become held's if that succeeds. */
+static gd_status
+change_entries(gd_held *held, gd_entry *entries, gd_error *err)
+{
+    gd_status s = next_generation(held, err);
+    if (s == GD_OK) {
+        s = write_changes(held, entries, err);
+    }
+    if (s == GD_OK) {
+        s = sync_group(held->group, err);
+    }
+    if (s != GD_OK) {
+        held->failed = true;
+        return s;
+    }
+    held->repo->env->release(held->repo->env, held->entries);
+    held->entries = entries;
+    held->settled = true;
+    return GD_OK;
+}
+
+static gd_status
+copy_entries(const gd_held *held, gd_entry **copy, gd_error *err)
+{
+    uint32_t slots = held->group->bounds.slots;
+    *copy = gd_calloc(held->repo->env, slots, sizeof **copy, err);
+    if (*copy == NULL) {
+        return GD_NOMEM;
+    }
+    memcpy(*copy, held->entries, slots * sizeof **copy);
+    return GD_OK;
+}
+
+static gd_status
+check_slots(const gd_held *held, const uint32_t *slots, size_t count,
+            gd_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (slots[i] >= held->published.count) {
+            return gd_fail(err, GD_INVALID,
+                           "slot %u of %s is not published: only %u are",
+                           slots[i], held->group->name,
+                           held->published.count);
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_held_free(gd_held *held, const uint32_t *slots, size_t count,
+             uint32_t *freed, gd_error *err)
+{
+    gd_entry *entries;
+    *freed = 0;
+    gd_status s = gd_held_check(held, err);
+    if (s == GD_OK) {
+        s = check_slots(held, slots, count, err);
+    }
+    if (s == GD_OK) {
+        s = copy_entries(held, &entries, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    uint32_t changed = 0;
+    for (size_t i = 0; i < count; i++) {
+        gd_entry *entry = &entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE ||
+            entry->state == GD_ENTRY_DAMAGED ||
+            entry->state == GD_ENTRY_INVALID) {
+            *entry = (gd_entry){.state = GD_ENTRY_FREED};
+            changed++;
+        }
+    }
+    s = changed == 0 ? GD_OK : change_entries(held, entries, err);
+    if (s != GD_OK || changed == 0) {
+        held->repo->env->release(held->repo->env, entries);
+        return s;
+    }
+    *freed = changed;
+    return GD_OK;
+}
+
+/* ---- giving space back ---- */
+
+/* Bytes of the file, from the first to behind the last. */
+typedef struct range {
+    uint64_t from, to;
+} range;
+
+static int
+by_start(const void *a, const void *b)
+{
+    const range *x = a, *y = b;
+    return x->from < y->from ? -1 : x->from > y->from;
+}
+
+/* The segments that live and damaged entries name, published or not, sorted. */
+static gd_status
+needed_ranges(const gd_held *held, range **out, size_t *count, gd_error *err)
+{
+    uint32_t slots = held->group->bounds.slots;
+    range *ranges = gd_calloc(held->repo->env, slots, sizeof *ranges, err);
+    if (ranges == NULL) {
+        return GD_NOMEM;
+    }
+    size_t n = 0;
+    for (uint32_t i = 0; i < slots; i++) {
+        const gd_entry *entry = &held->entries[i];
+        uint64_t from = entry->segment;
+        if ((entry->state == GD_ENTRY_LIVE ||
+             entry->state == GD_ENTRY_DAMAGED) &&
+            (n == 0 || ranges[n - 1].from != from ||
+             ranges[n - 1].to !=
+                 from + GD_SEGMENT_HEADER + entry->stored_length)) {
+            ranges[n++] = (range){
+                from, from + GD_SEGMENT_HEADER + entry->stored_length};
+        }
+    }
+    if (n > 0) {
+        qsort(ranges, n, sizeof *ranges, by_start);
+    }
+    *out = ranges;
+    *count = n;
+    return GD_OK;
+}
+
+/* Whole blocks of the file system within [from, to).  False at an error, or
+ * where the file system cannot (*rc tells): then the space comes back when the
+ * group is rewritten. */
+static bool
+punch_within(const gd_group *group, uint64_t block, uint64_t from, uint64_t to,
+             int *rc)
+{
+    from = (from + block - 1) / block * block;
+    to = to / block * block;
+    *rc = 0;
+    if (from < to) {
+        do {
+            *rc = group->env->punch(group->env, group->fd, from, to - from);
+        } while (*rc == -EINTR);
+    }
+    return *rc >= 0;
+}
+
+static int
+punch_between(const gd_held *held, const range *needed, size_t count,
+              const struct stat *st)
+{
+    enum { BLOCK_MIN = 512, BLOCK_MAX = 1 << 20, BLOCK_USUAL = 4096 };
+    uint64_t block = (uint64_t)st->st_blksize;
+    if (block < BLOCK_MIN || block > BLOCK_MAX) {
+        block = BLOCK_USUAL;
+    }
+    uint64_t at = gd_data_start(held->group->bounds.slots);
+    /* What lies behind is a tail that somebody has still to judge (N7.3). */
+    uint64_t end = held->published.end;
+    if (end > (uint64_t)st->st_size) {
+        end = (uint64_t)st->st_size;
+    }
+    int rc = 0;
+    for (size_t i = 0; i < count && needed[i].from < end; i++) {
+        if (needed[i].from > at &&
+            !punch_within(held->group, block, at, needed[i].from, &rc)) {
+            return rc;
+        }
+        if (needed[i].to > at) {
+            at = needed[i].to;
+        }
+    }
+    if (at < end) {
+        (void)punch_within(held->group, block, at, end, &rc);
+    }
+    return rc;
+}
+
+/* N6.4: an entry must be freed on the disk before its bytes go.  Were it live
+ * again after a crash, an upload could name it: a hit is compared by its
+ * fingerprint. */
+static gd_status
+settle(gd_held *held, gd_error *err)
+{
+    if (held->settled) {
+        return GD_OK;
+    }
+    gd_status s = write_changes(held, held->entries, err);
+    if (s == GD_OK) {
+        s = sync_group(held->group, err);
+    }
+    held->settled = s == GD_OK;
+    held->failed = s != GD_OK;
+    return s;
+}
+
+static gd_status
+stat_group(const gd_group *group, struct stat *st, gd_error *err)
+{
+    int rc = group->env->fstat(group->env, group->fd, st);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
+                  : GD_OK;
+}
+
+gd_status
+gd_held_punch(gd_held *held, uint64_t *bytes, gd_error *err)
+{
+    range *needed = NULL;
+    size_t count;
+    struct stat before, after;
+    *bytes = 0;
+    gd_status s = gd_held_check(held, err);
+    if (s != GD_OK || has_state(held, GD_ENTRY_INVALID)) {
+        return s;
+    }
+    s = settle(held, err);
+    if (s == GD_OK) {
+        s = stat_group(held->group, &before, err);
+    }
+    if (s == GD_OK) {
+        s = needed_ranges(held, &needed, &count, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = punch_between(held, needed, count, &before);
+    held->repo->env->release(held->repo->env, needed);
+    if (rc < 0 && rc != -EOPNOTSUPP && rc != -ENOSYS) {
+        return gd_fail_errno(err, -rc, "cannot give space of %s back",
+                             held->group->name);
+    }
+    s = stat_group(held->group, &after, err);
+    if (s == GD_OK && after.st_blocks < before.st_blocks) {
+        *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
+    }
+    return s;
+}
+
+/* ---- what rewriting would keep ---- */
+
+/* What the entries tell of one segment. */
+typedef struct survey {
+    uint64_t live;  /* plain bytes that live */
+    uint64_t plain; /* plain bytes in all, as far as is known */
+    uint32_t last;  /* slot of the last live block */
+} survey;
+
+/* Freed entries do not say what they were.  Those between blocks of a segment
+ * show in the offsets; those behind its last live one are taken to be its own,
+ * up to what the next segment must have and a full segment can. */
+static void
+survey_segment(const gd_held *held, uint32_t first, survey *found)
+{
+    const gd_entry *entries = held->entries;
+    uint32_t slots = held->group->bounds.slots;
+    uint64_t most = held->repo->params.segment_size;
+    uint64_t behind = 0;
+    *found = (survey){.last = first};
+    for (uint32_t i = first; i < slots; i++) {
+        const gd_entry *entry = &entries[i];
+        if (entry->state != GD_ENTRY_LIVE) {
+            behind += held->group->bounds.max_block;
+            continue;
+        }
+        if (entry->segment != entries[first].segment) {
+            behind -= behind < entry->plain_offset ? behind
+                                                   : entry->plain_offset;
+            break;
+        }
+        uint64_t end = (uint64_t)entry->plain_offset + entry->plain_length;
+        found->live += entry->plain_length;
+        found->plain = end > found->plain ? end : found->plain;
+        found->last = i;
+        behind = 0;
+        if (found->plain >= most) {
+            return;
+        }
+    }
+    found->plain += behind < most - found->plain ? behind : most - found->plain;
+}
+
+gd_status
+gd_held_live_bytes(const gd_held *held, uint64_t *bytes, uint64_t *kept,
+                   gd_error *err)
+{
+    *bytes = *kept = 0;
+    gd_status s = gd_held_check(held, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    for (uint32_t i = 0; i < held->group->bounds.slots; i++) {
+        const gd_entry *entry = &held->entries[i];
+        if (entry->state == GD_ENTRY_LIVE) {
+            survey found;
+            survey_segment(held, i, &found);
+            uint64_t stored = entry->stored_length;
+            *bytes += GD_SEGMENT_HEADER + stored;
+            *kept += GD_SEGMENT_HEADER +
+                     (found.live < found.plain
+                          ? stored * found.live / found.plain
+                          : stored);
+            i = found.last;
+        }
+    }
+    return GD_OK;
+}
+
+/* ---- damage ---- */
+
+/* The segment's bytes as far as they can be read; zeros for the others. */
+static void
+salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length)
+{
+    enum { STEP = 512 }; /* so that a bad sector spoils little else */
+    if (gd_read_full(group->env, group->fd, out, length, offset, group->name,
+                     NULL) == GD_OK) {
+        return;
+    }
+    memset(out, 0, length);
+    for (size_t at = 0; at < length; at += STEP) {
+        size_t here = length - at < STEP ? length - at : STEP;
+        if (gd_read_full(group->env, group->fd, out + at, here, offset + at,
+                         group->name, NULL) != GD_OK) {
+            memset(out + at, 0, here);
+        }
+    }
+}
+
+static gd_status
+write_quarantine(const gd_held *held, const char *name, const uint8_t *data,
+                 size_t length, gd_error *err)
+{
+    const gd_env *env = held->repo->env;
+    int fd;
+    gd_status s = gd_open(env, held->repo->root, name,
+                          O_WRONLY | O_CREAT | O_EXCL, 0600, &fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_write_full(env, fd, data, length, 0, name, err);
+    if (s == GD_OK) {
+        int rc = env->fsync(env, fd);
+        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", name) : GD_OK;
+    }
+    env->close(env, fd);
+    if (s != GD_OK) {
+        (void)env->unlinkat(env, held->repo->root, name);
+    }
+    return s;
+}
+
+static gd_status
+quarantine_segment(const gd_held *held, const gd_entry *entry,
+                   gd_quarantine_name name, gd_error *err)
+{
+    const gd_env *env = held->repo->env;
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
+    uint8_t digits[8];
+    int rc = env->random(env, digits, sizeof digits);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
+    snprintf(name, GD_NAME_SIZE, GD_DIR_QUARANTINE "/%08x-%u-%016llx",
+             (unsigned)held->group->number, entry->segment,
+             (unsigned long long)gd_get64(digits));
+    uint8_t *data = gd_calloc(env, length, 1, err);
+    if (data == NULL) {
+        return GD_NOMEM;
+    }
+    salvage(held->group, entry->segment, data, length);
+    gd_status s = write_quarantine(held, name, data, length, err);
+    env->release(env, data);
+    return s;
+}
+
+/* Whether an earlier one of the slots is of the same segment. */
+static bool
+is_repeated(const gd_held *held, const uint32_t *slots, size_t at)
+{
+    for (size_t i = 0; i < at; i++) {
+        const gd_entry *entry = &held->entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE &&
+            entry->segment == held->entries[slots[at]].segment) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static gd_status
+quarantine_segments(const gd_held *held, const uint32_t *slots, size_t count,
+                    gd_quarantine_name *names, size_t *name_count,
+                    gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        const gd_entry *entry = &held->entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE && !is_repeated(held, slots, i)) {
+            s = quarantine_segment(held, entry, names[*name_count], err);
+            *name_count += s == GD_OK;
+        }
+    }
+    if (s == GD_OK && *name_count > 0) {
+        s = gd_sync_dir(held->repo->env, held->repo->root, GD_DIR_QUARANTINE,
+                        err);
+    }
+    return s;
+}
+
+gd_status
+gd_held_mark_damaged(gd_held *held, const uint32_t *slots, size_t count,
+                     gd_quarantine_name **names, size_t *name_count,
+                     gd_error *err)
+{
+    const gd_env *env = held->repo->env;
+    gd_entry *entries;
+    *names = NULL;
+    *name_count = 0;
+    gd_status s = gd_held_check(held, err);
+    if (s == GD_OK) {
+        s = check_slots(held, slots, count, err);
+    }
+    if (s == GD_OK) {
+        *names = gd_calloc(env, count, sizeof **names, err);
+        s = *names == NULL ? GD_NOMEM : GD_OK;
+    }
+    if (s == GD_OK) {
+        s = quarantine_segments(held, slots, count, *names, name_count, err);
+    }
+    if (s == GD_OK && *name_count > 0) {
+        s = copy_entries(held, &entries, err);
+    }
+    if (s != GD_OK || *name_count == 0) {
+        return s;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (entries[slots[i]].state == GD_ENTRY_LIVE) {
+            entries[slots[i]].state = GD_ENTRY_DAMAGED;
+        }
+    }
+    s = change_entries(held, entries, err);
+    if (s != GD_OK) {
+        env->release(env, entries);
+    }
+    return s;
+}
+
+/* ---- removing the group ---- */
+
+/* Whether a slot's entry forbids it.  What was given up or freed does not. */
+static bool
+is_in_the_way(const gd_held *held, uint32_t slot)
+{
+    uint8_t state = held->entries[slot].state;
+    bool used = state != GD_ENTRY_EMPTY;
+    return slot < held->published.count
+               ? used && state != GD_ENTRY_VOID && state != GD_ENTRY_FREED
+               : used;
+}
+
+gd_status
+gd_held_unlink(gd_held *held, bool *removed, gd_error *err)
+{
+    gd_repo *repo = held->repo;
+    uint32_t *numbers;
+    size_t count;
+    *removed = false;
+    gd_status s = gd_held_check(held, err);
+    for (uint32_t i = 0; s == GD_OK && i < held->group->bounds.slots; i++) {
+        if (is_in_the_way(held, i)) {
+            return GD_OK;
+        }
+    }
+    if (s == GD_OK) {
+        s = gd_repo_list_groups(repo, &numbers, &count, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    bool highest = count == 0 || numbers[count - 1] <= held->group->number;
+    repo->env->release(repo->env, numbers);
+    if (highest) {
+        return GD_OK; /* its number would be given out again */
+    }
+    int rc = repo->env->unlinkat(repo->env, repo->root, held->group->name);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot remove %s", held->group->name);
+    }
+    held->failed = true; /* it is gone */
+    *removed = true;
+    return gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
+}

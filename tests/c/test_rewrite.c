@@ -1,0 +1,587 @@
+/*
+ * test_rewrite.c - a group's rewriting: the same blocks at the same addresses,
+ * less space, and the old file until the new one is durable.
+ */
+#include "rewrite.h"
+
+#include "check.h"
+#include "coding.h"
+#include "reader.h"
+#include "scratch.h"
+#include "spool.h"
+
+enum {
+    BLOCK = 4096,
+    SLOTS = 64,
+    PER_SEGMENT = 16,
+    LENGTH = SLOTS * BLOCK,
+    WHOLE = GD_SEGMENT_HEADER + PER_SEGMENT * BLOCK,
+};
+
+#define GROUP_1 "groups/00000001"
+#define ORDER "fsync pwritev fallocate pwritev fsync renameat fsync"
+
+typedef struct fixture {
+    scratch x;
+    gd_repo *repo;
+    uint8_t *one, *two; /* images: group 1, full; group 2, half full */
+    gd_held *held;
+} fixture;
+
+static gd_status
+put(fixture *t, const char *image_id, const uint8_t *data, size_t length)
+{
+    return put_image(t->repo, image_id, data, length, length, NULL,
+                     &t->x.err);
+}
+
+static bool
+is_image(fixture *t, const char *image_id, const uint8_t *data, size_t length)
+{
+    bool equal;
+    gd_status s =
+        get_image(t->repo, image_id, data, length, &equal, &t->x.err);
+    if (s != GD_OK) {
+        fprintf(stderr, "%s\n", t->x.err.text);
+    }
+    return s == GD_OK && equal;
+}
+
+/* texts: blocks that compress. */
+static void
+setup(fixture *t, bool texts)
+{
+    scratch_init(&t->x);
+    t->repo = scratch_repo_filter(&t->x);
+    t->one = malloc(LENGTH);
+    t->two = malloc(LENGTH);
+    t->held = NULL;
+    fill_random(t->one, LENGTH, 1);
+    fill_random(t->two, LENGTH, 2);
+    for (size_t at = 0; texts && at < LENGTH; at++) {
+        t->one[at] = at % BLOCK < 600 ? t->one[at] : (uint8_t)('a' + at % 7);
+    }
+    CHECK_INT(put(t, "one", t->one, LENGTH), GD_OK);
+    CHECK_INT(put(t, "two", t->two, LENGTH / 2), GD_OK);
+}
+
+static void
+teardown(fixture *t)
+{
+    gd_repo_close(t->repo);
+    free(t->one);
+    free(t->two);
+    CHECK_INT(scratch_destroy(&t->x), 0);
+}
+
+static void
+enter(fixture *t, uint32_t number)
+{
+    CHECK_INT(gd_held_open(t->repo, number, &t->held, &t->x.err), GD_OK);
+}
+
+static void
+free_slots(fixture *t, uint32_t first, uint32_t count)
+{
+    uint32_t slots[SLOTS], freed;
+    for (uint32_t i = 0; i < count; i++) {
+        slots[i] = first + i;
+    }
+    CHECK_INT(gd_held_free(t->held, slots, count, &freed, &t->x.err), GD_OK);
+    CHECK_INT(freed, count);
+}
+
+static gd_status
+rewrite(fixture *t, uint64_t *bytes)
+{
+    return gd_held_rewrite(t->held, NULL, 0, bytes, &t->x.err);
+}
+
+static void
+need_rewritten(fixture *t)
+{
+    uint64_t bytes;
+    if (!CHECK_INT(rewrite(t, &bytes), GD_OK)) {
+        fprintf(stderr, "%s\n", t->x.err.text);
+    }
+}
+
+/* What is on the disk, judged from outside; how many blocks live. */
+static unsigned
+check_group(fixture *t, uint32_t number, gd_published *record,
+            gd_entry entries[SLOTS])
+{
+    gd_group *group;
+    gd_coder *coder;
+    unsigned live = 0;
+    uint8_t *in = malloc(GD_SEGMENT_HEADER + GD_SEGMENT_MAX);
+    uint8_t *plain = malloc(GD_SEGMENT_MAX);
+    CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, number,
+                            O_RDONLY, &group, &t->x.err), GD_OK);
+    CHECK_INT(gd_coder_open(t->x.env, &coder, &t->x.err), GD_OK);
+    CHECK_INT(gd_group_read_published(group, record, &t->x.err), GD_OK);
+    CHECK_INT(gd_group_read_entries(group, 0, SLOTS, entries, &t->x.err),
+              GD_OK);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        const gd_entry *e = &entries[i];
+        gd_segment_header header;
+        if (e->state != GD_ENTRY_LIVE) {
+            continue;
+        }
+        live++;
+        CHECK_INT(gd_group_read_segment(group, e, i, coder, in, plain,
+                                        &header, &t->x.err), GD_OK);
+        CHECK(gd_segment_intact(in, &header, group->bounds.seed));
+        CHECK(gd_checksum(plain + e->plain_offset, e->plain_length, 0) ==
+              e->checksum);
+        CHECK((uint64_t)e->segment + GD_SEGMENT_HEADER +
+                  header.stored_length <= record->end);
+        /* Blocks in consecutive slots: each of them lives, and is this
+         * segment's. */
+        for (uint32_t k = 0; k < header.blocks; k++) {
+            CHECK(entries[header.first_slot + k].segment == e->segment ||
+                  entries[header.first_slot + k].state != GD_ENTRY_LIVE);
+        }
+    }
+    gd_coder_close(t->x.env, coder);
+    gd_group_close(group);
+    free(in);
+    free(plain);
+    return live;
+}
+
+static void
+check_trace(fixture *t, const char *wanted)
+{
+    char trace[512];
+    fault_env_trace(&t->x.f, trace, sizeof trace);
+    if (!CHECK(strcmp(trace, wanted) == 0)) {
+        fprintf(stderr, "it was: %s\n", trace);
+    }
+}
+
+static bool
+is_clean(fixture *t)
+{
+    return scratch_count(&t->x, "spool", "G-", NULL) == 0;
+}
+
+/* ---- what it makes ---- */
+
+static void
+test_all_live(void)
+{
+    fixture t;
+    gd_published old, record;
+    gd_entry before[SLOTS], after[SLOTS];
+    struct stat first, second;
+    uint64_t bytes;
+    setup(&t, true);
+    CHECK_INT(check_group(&t, 1, &old, before), SLOTS);
+    CHECK_INT(fstatat(t.x.root, GROUP_1, &first, 0), 0);
+    size_t size = (size_t)first.st_size;
+    uint8_t *was = malloc(size), *is = malloc(size);
+    scratch_read(&t.x, GROUP_1, was, size, 0);
+    enter(&t, 1);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(rewrite(&t, &bytes), GD_OK);
+    check_trace(&t, ORDER);
+    gd_held_close(t.held);
+    CHECK_INT(bytes, 0);
+    CHECK_INT(fstatat(t.x.root, GROUP_1, &second, 0), 0);
+    CHECK(first.st_ino != second.st_ino);
+    CHECK_INT(second.st_mode & 0777, 0600);
+    /* Segments that are whole come over as they are. */
+    REQUIRE((size_t)second.st_size == size);
+    scratch_read(&t.x, GROUP_1, is, size, 0);
+    CHECK(memcmp(was, is, 512) == 0);
+    CHECK(memcmp(was + 4096, is + 4096, size - 4096) == 0);
+    CHECK_INT(check_group(&t, 1, &record, after), SLOTS);
+    CHECK_INT(record.sequence, old.sequence + 2);
+    CHECK_INT(record.generation, old.generation + 1);
+    CHECK(record.count == old.count && record.end == old.end &&
+          record.flags == old.flags);
+    CHECK(is_clean(&t));
+    CHECK(is_image(&t, "one", t.one, LENGTH));
+    /* Either published record will do. */
+    scratch_flip(&t.x, GROUP_1, 512 + 512 * (record.sequence % 2), 1);
+    CHECK_INT(check_group(&t, 1, &record, after), SLOTS);
+    CHECK_INT(record.sequence, old.sequence + 1);
+    CHECK(record.count == old.count && record.end == old.end &&
+          record.generation == old.generation + 1);
+    free(was);
+    free(is);
+    teardown(&t);
+}
+
+/* Dead slots at a segment's start, within it, at its end, and all of it. */
+static void
+test_partly_dead(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    uint64_t bytes;
+    setup(&t, false);
+    CHECK_INT(put(&t, "a", t.one + 3 * BLOCK, 5 * BLOCK), GD_OK);
+    CHECK_INT(put(&t, "b", t.one + 9 * BLOCK, 14 * BLOCK), GD_OK);
+    CHECK_INT(put(&t, "c", t.one + 50 * BLOCK, 14 * BLOCK), GD_OK);
+    enter(&t, 1);
+    free_slots(&t, 0, 3);
+    free_slots(&t, 8, 1);
+    free_slots(&t, 23, 27);
+    CHECK_INT(rewrite(&t, &bytes), GD_OK);
+    CHECK(bytes > 27 * BLOCK);
+    CHECK_INT(check_group(&t, 1, &record, entries), 33);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        bool live = (i >= 3 && i < 8) || (i >= 9 && i < 23) || i >= 50;
+        CHECK_INT(entries[i].state, live ? GD_ENTRY_LIVE : GD_ENTRY_FREED);
+    }
+    /* 3-7, 9-15, 16-22, 50-63 */
+    CHECK_INT(record.end, gd_data_start(SLOTS) + 4 * GD_SEGMENT_HEADER +
+                              33 * BLOCK);
+    CHECK_INT(scratch_size(&t.x, GROUP_1), record.end);
+    CHECK(is_image(&t, "a", t.one + 3 * BLOCK, 5 * BLOCK));
+    CHECK(is_image(&t, "b", t.one + 9 * BLOCK, 14 * BLOCK));
+    CHECK(is_image(&t, "c", t.one + 50 * BLOCK, 14 * BLOCK));
+    /* It goes on in the new file. */
+    free_slots(&t, 3, 1);
+    CHECK_INT(rewrite(&t, &bytes), GD_OK);
+    CHECK_INT(check_group(&t, 1, &record, entries), 32);
+    CHECK_INT(record.generation, 6);
+    gd_held_close(t.held);
+    CHECK(is_image(&t, "b", t.one + 9 * BLOCK, 14 * BLOCK));
+    teardown(&t);
+}
+
+static void
+test_states_stay(void)
+{
+    static const uint32_t slot = 5;
+    fixture t;
+    gd_quarantine_name *names;
+    size_t count;
+    gd_published old, record;
+    gd_entry before[SLOTS], after[SLOTS];
+    static const gd_entry void_entry = {.state = GD_ENTRY_VOID};
+    setup(&t, true);
+    enter(&t, 1);
+    CHECK_INT(gd_held_mark_damaged(t.held, &slot, 1, &names, &count,
+                                   &t.x.err), GD_OK);
+    t.x.env->release(t.x.env, names);
+    free_slots(&t, 40, 2);
+    CHECK_INT(gd_group_write_entries(t.held->group, 10, 1, &void_entry,
+                                     &t.x.err), GD_OK);
+    gd_held_close(t.held);
+    (void)check_group(&t, 1, &old, before);
+    enter(&t, 1);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    CHECK_INT(check_group(&t, 1, &record, after), 60);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(after[i].state, before[i].state);
+        CHECK(gd_fingerprint_equal(&after[i].fingerprint,
+                                   &before[i].fingerprint));
+    }
+    CHECK_INT(after[5].state, GD_ENTRY_DAMAGED);
+    CHECK_INT(after[5].segment, before[5].segment);
+    CHECK_INT(after[10].state, GD_ENTRY_VOID);
+    /* A group that nothing is left in becomes a fingerprint store. */
+    enter(&t, 2);
+    free_slots(&t, 0, 32);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    CHECK_INT(scratch_size(&t.x, "groups/00000002"), gd_data_start(SLOTS));
+    CHECK_INT(put(&t, "more", t.two, LENGTH), GD_OK);
+    CHECK(is_image(&t, "more", t.two, LENGTH));
+    teardown(&t);
+}
+
+static void
+test_codecs(void)
+{
+    static const gd_codec codecs[] = {GD_CODEC_ZSTD, GD_CODEC_NONE,
+                                      GD_CODEC_LZ4, GD_CODEC_ZSTD};
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    uint64_t bytes, sizes[4];
+    setup(&t, true);
+    enter(&t, 1);
+    for (int i = 0; i < 4; i++) {
+        CHECK_INT(gd_held_rewrite(t.held, &codecs[i],
+                                  codecs[i] == GD_CODEC_ZSTD ? 19 : 0, &bytes,
+                                  &t.x.err), GD_OK);
+        CHECK_INT(check_group(&t, 1, &record, entries), SLOTS);
+        CHECK_INT(entries[0].codec, codecs[i]);
+        CHECK(is_image(&t, "one", t.one, LENGTH));
+        sizes[i] = record.end;
+    }
+    CHECK(sizes[0] < sizes[2] && sizes[2] < sizes[1] && sizes[3] == sizes[0]);
+    /* Without a codec a segment keeps its own, also when it is packed anew. */
+    free_slots(&t, 0, 1);
+    need_rewritten(&t);
+    (void)check_group(&t, 1, &record, entries);
+    CHECK_INT(entries[1].codec, GD_CODEC_ZSTD);
+    gd_held_close(t.held);
+    teardown(&t);
+}
+
+/* ---- what it refuses ---- */
+
+static void
+check_refused(fixture *t, gd_status wanted, const char *words)
+{
+    struct stat before, after;
+    uint64_t bytes;
+    CHECK_INT(fstatat(t->x.root, GROUP_1, &before, 0), 0);
+    enter(t, 1);
+    CHECK_INT(rewrite(t, &bytes), wanted);
+    gd_held_close(t->held);
+    CHECK_CONTAINS(t->x.err.text, words);
+    CHECK_INT(fstatat(t->x.root, GROUP_1, &after, 0), 0);
+    CHECK(before.st_ino == after.st_ino && before.st_size == after.st_size);
+    CHECK(is_clean(t));
+}
+
+static void
+test_damage(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    setup(&t, false);
+    uint64_t block_20 = gd_data_start(SLOTS) + WHOLE + GD_SEGMENT_HEADER +
+                        4 * BLOCK + 77;
+    scratch_flip(&t.x, GROUP_1, block_20, 1);
+    check_refused(&t, GD_CORRUPT, "slot 20");
+    enter(&t, 1);
+    free_slots(&t, 20, 1); /* nobody's any more */
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    CHECK_INT(check_group(&t, 1, &record, entries), 63);
+    /* Of a segment whose blocks are good the checksum is made right. */
+    scratch_flip(&t.x, GROUP_1, gd_data_start(SLOTS) + 20, 1);
+    enter(&t, 1);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    CHECK_INT(check_group(&t, 1, &record, entries), 63);
+    /* A wrong fingerprint; a wrong checksum comes from the data, above. */
+    gd_entry wrong = entries[30];
+    wrong.fingerprint.bytes[0] ^= 1;
+    enter(&t, 1);
+    CHECK_INT(gd_group_write_entries(t.held->group, 30, 1, &wrong, &t.x.err),
+              GD_OK);
+    gd_held_close(t.held);
+    check_refused(&t, GD_CORRUPT, "slot 30");
+    enter(&t, 1);
+    CHECK_INT(gd_group_write_entries(t.held->group, 30, 1, &entries[30],
+                                     &t.x.err), GD_OK);
+    gd_held_close(t.held);
+    scratch_flip(&t.x, GROUP_1, gd_entry_offset(33) + 3, 1);
+    check_refused(&t, GD_CORRUPT, "entry of slot 33");
+    scratch_flip(&t.x, GROUP_1, gd_entry_offset(33) + 3, 1);
+    scratch_truncate(&t.x, GROUP_1, record.end - 10);
+    check_refused(&t, GD_CORRUPT, "ends at offset");
+    teardown(&t);
+}
+
+static void
+test_not_published(void)
+{
+    fixture t;
+    gd_group *group;
+    setup(&t, false);
+    CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDWR, &group,
+                            &t.x.err), GD_OK);
+    gd_published record = {
+        .sequence = 9, .count = 48, .end = gd_data_start(SLOTS) + 3 * WHOLE};
+    CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
+    check_refused(&t, GD_BUSY, "not published, from slot 48 on");
+    CHECK(is_image(&t, "one", t.one, LENGTH));
+    /* A poisoned one may be rewritten; it stays poisoned. */
+    record.sequence++;
+    record.count = SLOTS;
+    record.end += WHOLE;
+    record.flags = GD_GROUP_POISONED;
+    CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
+    gd_group_close(group);
+    enter(&t, 1);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    gd_entry entries[SLOTS];
+    CHECK_INT(check_group(&t, 1, &record, entries), SLOTS);
+    CHECK_INT(record.flags, GD_GROUP_POISONED);
+    teardown(&t);
+}
+
+/* ---- others who have the old file ---- */
+
+/* Another handle's reader has the old file open, its writer the old store. */
+static void
+test_other_handles(void)
+{
+    fixture t;
+    gd_image *image;
+    gd_fpstore *store;
+    bool cold, equal;
+    size_t done;
+    uint8_t *out = malloc(LENGTH);
+    setup(&t, false);
+    uint8_t extra[8 * BLOCK]; /* comes and goes */
+    fill_random(extra, sizeof extra, 3);
+    CHECK_INT(put(&t, "extra", extra, sizeof extra), GD_OK);
+    CHECK_INT(gd_spool_delete(t.x.env, t.x.root, &t.x.params, "extra", NULL,
+                              &t.x.err), GD_OK);
+    gd_repo *other = scratch_repo_filter(&t.x);
+    CHECK_INT(gd_image_open(other, "two", NULL, &image, &t.x.err), GD_OK);
+    CHECK_INT(gd_image_read(image, out, LENGTH / 4, 0, &done, &t.x.err),
+              GD_OK);
+    CHECK_INT(gd_fpcache_store(other->cache, 2, &store, &cold, &t.x.err),
+              GD_OK);
+    gd_fpcache_return_store(other->cache, store);
+    enter(&t, 2);
+    free_slots(&t, 32, 8);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    CHECK_INT(gd_image_read(image, out, LENGTH / 4, LENGTH / 4, &done,
+                            &t.x.err), GD_OK);
+    CHECK(memcmp(out, t.two + LENGTH / 4, LENGTH / 4) == 0);
+    gd_image_close(image);
+    CHECK_INT(gd_fpcache_store(other->cache, 2, &store, &cold, &t.x.err),
+              GD_OK);
+    CHECK(cold);
+    gd_fpcache_return_store(other->cache, store);
+    /* What is appended to the new file is found by who had the old one. */
+    CHECK_INT(put(&t, "more", t.two, LENGTH), GD_OK);
+    CHECK_INT(get_image(other, "more", t.two, LENGTH, &equal, &t.x.err),
+              GD_OK);
+    CHECK(equal);
+    CHECK_INT(put_image(other, "again", t.two, LENGTH, LENGTH, NULL,
+                        &t.x.err), GD_OK);
+    CHECK(is_image(&t, "again", t.two, LENGTH));
+    gd_repo_close(other);
+    free(out);
+    teardown(&t);
+}
+
+/* ---- failures ---- */
+
+static void
+test_no_space(void)
+{
+    fixture t;
+    setup(&t, false);
+    fault_env_fail(&t.x.f, FAULT_FALLOCATE, 1, ENOSPC, false);
+    check_refused(&t, GD_NOSPACE, "cannot write " GROUP_1);
+    fault_env_fail(&t.x.f, FAULT_PWRITEV, 4, ENOSPC, false);
+    check_refused(&t, GD_NOSPACE, "spool/G-");
+    teardown(&t);
+}
+
+/* The directory's fsync failed: a crash may bring the old file back, so nobody
+ * may append to the new one. */
+static void
+test_name_not_durable(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    uint64_t bytes;
+    setup(&t, false);
+    enter(&t, 2);
+    fault_env_fail(&t.x.f, FAULT_FSYNC, 3, EIO, false);
+    CHECK_INT(rewrite(&t, &bytes), GD_IO);
+    CHECK_INT(gd_held_check(t.held, &t.x.err), GD_CLOSED);
+    gd_held_close(t.held);
+    CHECK_INT(check_group(&t, 2, &record, entries), SLOTS / 2);
+    CHECK_INT(record.flags, GD_GROUP_POISONED);
+    CHECK_INT(put(&t, "more", t.two, LENGTH), GD_OK);
+    CHECK_INT(check_group(&t, 2, &record, entries), SLOTS / 2);
+    CHECK_INT(record.count, SLOTS / 2);
+    CHECK(is_image(&t, "more", t.two, LENGTH));
+    teardown(&t);
+}
+
+/* A rename that reports an error may have happened all the same. */
+static int
+rename_and_fail(const gd_env *env, int dir, const char *from, const char *to)
+{
+    (void)env;
+    return renameat(dir, from, dir, to) == 0 ? -EIO : -errno;
+}
+
+static void
+test_rename_done_after_all(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    setup(&t, false);
+    t.x.f.env.renameat = rename_and_fail;
+    enter(&t, 1);
+    free_slots(&t, 0, 16);
+    need_rewritten(&t);
+    free_slots(&t, 16, 1);
+    gd_held_close(t.held);
+    CHECK_INT(check_group(&t, 1, &record, entries), 47);
+    CHECK_INT(record.generation, 3);
+    teardown(&t);
+}
+
+static void
+test_faults(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
+        for (uint64_t n = 1;; n += SWEEP_STRIDE) {
+            fixture t;
+            uint64_t bytes;
+            gd_published record;
+            gd_entry entries[SLOTS];
+            setup(&t, kind == 1);
+            const uint8_t *half = t.one + LENGTH / 2 - 3 * BLOCK;
+            CHECK_INT(put(&t, "half", half, LENGTH / 2), GD_OK);
+            enter(&t, 1);
+            free_slots(&t, 0, SLOTS / 2 - 3);
+            uint64_t faults = fault_env_faults(&t.x.f);
+            fault_env_fail(&t.x.f, call, n, EIO, false);
+            gd_status s = rewrite(&t, &bytes);
+            bool hit = fault_env_faults(&t.x.f) > faults;
+            fault_env_heal(&t.x.f);
+            gd_held_close(t.held);
+            CHECK(is_image(&t, "half", half, LENGTH / 2));
+            CHECK_INT(check_group(&t, 1, &record, entries), SLOTS / 2 + 3);
+            CHECK(s == GD_OK || is_clean(&t) || kind == 0);
+            enter(&t, 1);
+            need_rewritten(&t);
+            gd_held_close(t.held);
+            CHECK(is_image(&t, "half", half, LENGTH / 2));
+            CHECK_INT(put(&t, "again", t.one, LENGTH), GD_OK);
+            CHECK(is_image(&t, "again", t.one, LENGTH));
+            teardown(&t);
+            if (!hit) {
+                CHECK_INT(s, GD_OK);
+                break;
+            }
+        }
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_all_live);
+    RUN(test_partly_dead);
+    RUN(test_states_stay);
+    RUN(test_codecs);
+    RUN(test_damage);
+    RUN(test_not_published);
+    RUN(test_other_handles);
+    RUN(test_no_space);
+    RUN(test_name_not_durable);
+    RUN(test_rename_done_after_all);
+    RUN(test_faults);
+    return REPORT();
+}
