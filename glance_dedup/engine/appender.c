@@ -305,6 +305,7 @@ typedef struct choice {
 
 typedef struct choices {
     gd_repo *repo;
+    const gd_groupmap *avoided;
     size_t used;
     choice newest[LOOK_BACK]; /* sorted by number, highest first */
 } choices;
@@ -315,7 +316,9 @@ note_choice(void *arg, const char *name)
     choices *list = arg;
     uint32_t number;
     if (!gd_group_name_parse(name, &number) ||
-        gd_groupmap_get(&list->repo->full, number) != 0) {
+        gd_groupmap_get(&list->repo->full, number) != 0 ||
+        (list->avoided != NULL &&
+         gd_groupmap_get(list->avoided, number) != 0)) {
         return;
     }
     size_t at = list->used;
@@ -367,13 +370,15 @@ weigh_choices(gd_repo *repo, choices *list)
 }
 
 static gd_status
-lease_existing(gd_repo *repo, gd_appender **appender, gd_error *err)
+lease_existing(gd_repo *repo, const gd_groupmap *avoided,
+               gd_appender **appender, gd_error *err)
 {
     choices *list = gd_calloc(repo->env, 1, sizeof *list, err);
     if (list == NULL) {
         return GD_NOMEM;
     }
     list->repo = repo;
+    list->avoided = avoided;
     pthread_mutex_lock(&repo->mutex);
     int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_choice,
                              list);
@@ -398,10 +403,11 @@ lease_existing(gd_repo *repo, gd_appender **appender, gd_error *err)
 }
 
 gd_status
-gd_appender_open(gd_repo *repo, gd_appender **appender, gd_error *err)
+gd_appender_open(gd_repo *repo, const gd_groupmap *avoided,
+                 gd_appender **appender, gd_error *err)
 {
     enum { NEW_GROUPS = 10 };
-    gd_status s = lease_existing(repo, appender, err);
+    gd_status s = lease_existing(repo, avoided, appender, err);
     for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
         uint32_t number;
         s = gd_group_create(repo->env, repo->root, &repo->params, repo->locks,

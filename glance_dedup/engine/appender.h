@@ -28,12 +28,12 @@ typedef struct gd_new_segment {
     int piece_count;
 } gd_new_segment;
 
-/* Leases the fullest group that is free, after treating what a dead writer
- * left there, or makes a new one.  The lease is held until gd_appender_close;
- * the shared lock, taken too, is the caller's to release: it must be kept until
- * the recipe is committed or given up (I6). */
-gd_status gd_appender_open(gd_repo *repo, gd_appender **appender,
-                           gd_error *err);
+/* Leases the fullest group that is free and not in `avoided` (or NULL), after
+ * treating what a dead writer left there, or makes a new one.  The lease is
+ * held until gd_appender_close; the shared lock, taken too, is the caller's to
+ * release: it must be kept until the recipe is committed or given up (I6). */
+gd_status gd_appender_open(gd_repo *repo, const gd_groupmap *avoided,
+                           gd_appender **appender, gd_error *err);
 /* Ends the lease.  What is not synced is cut off. */
 void gd_appender_close(gd_appender *appender);
 

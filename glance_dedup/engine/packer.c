@@ -35,6 +35,7 @@ struct gd_packer {
     gd_repo *repo;
     gd_appender *appender; /* NULL until the first new block */
     gd_groupmap shared;    /* groups whose shared lock we took, how often */
+    gd_groupmap avoided;   /* 1: nothing may be added to the group */
     gd_fpstore *own;       /* what we added to the group now open */
     uint64_t new_bytes, stored_bytes;
 
@@ -126,6 +127,7 @@ gd_packer_open(gd_repo *repo, gd_packer **out, gd_error *err)
     packer->repo = repo;
     packer->room = LOT_BYTES / repo->params.segment_size + 2;
     gd_groupmap_init(&packer->shared, repo->env);
+    gd_groupmap_init(&packer->avoided, repo->env);
     gd_status s = open_coders(packer, err);
     for (int i = 0; s == GD_OK && i < 2; i++) {
         s = open_lot(packer, &packer->lots[i], err);
@@ -177,6 +179,7 @@ gd_packer_close(gd_packer *packer)
         gd_appender_close(packer->appender);
     }
     unshare_all(packer);
+    gd_groupmap_free(&packer->avoided);
     for (unsigned i = 0;
          packer->coders != NULL && i <= gd_pool_threads(repo->pool); i++) {
         gd_coder_close(env, packer->coders[i]);
@@ -364,6 +367,31 @@ gd_packer_sync(gd_packer *packer, gd_error *err)
 
 /* ---- adding ---- */
 
+static gd_status
+leave_group(gd_packer *packer, gd_error *err)
+{
+    gd_status s = gd_packer_sync(packer, err);
+    if (s == GD_OK) {
+        gd_appender_close(packer->appender);
+        packer->appender = NULL;
+    }
+    return s;
+}
+
+gd_status
+gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err)
+{
+    uint32_t *avoided = gd_groupmap_at(&packer->avoided, group, err);
+    if (avoided == NULL) {
+        return GD_NOMEM;
+    }
+    *avoided = 1;
+    return packer->appender != NULL &&
+                   gd_appender_group(packer->appender)->number == group
+               ? leave_group(packer, err)
+               : GD_OK;
+}
+
 /* Makes sure that there is an appender with room for a slot. */
 static gd_status
 need_appender(gd_packer *packer, gd_error *err)
@@ -372,14 +400,13 @@ need_appender(gd_packer *packer, gd_error *err)
         if (gd_appender_room(packer->appender) > 0) {
             return GD_OK;
         }
-        gd_status s = gd_packer_sync(packer, err);
+        gd_status s = leave_group(packer, err);
         if (s != GD_OK) {
             return s;
         }
-        gd_appender_close(packer->appender);
-        packer->appender = NULL;
     }
-    gd_status s = gd_appender_open(packer->repo, &packer->appender, err);
+    gd_status s = gd_appender_open(packer->repo, &packer->avoided,
+                                   &packer->appender, err);
     if (s != GD_OK) {
         packer->appender = NULL;
         return s;
@@ -517,4 +544,33 @@ gd_packer_find(gd_packer *packer, const uint8_t *data, uint32_t length,
         }
     }
     return (gd_address){0, 0};
+}
+
+bool
+gd_packer_added(gd_packer *packer, gd_address address,
+                const gd_fingerprint *fp, uint32_t length)
+{
+    uint32_t probe = 0, slot;
+    gd_entry entry;
+    if (packer->appender == NULL || address.group != packer->own->group) {
+        return false;
+    }
+    do {
+        if (!gd_fpstore_find(packer->own, fp, &probe, &slot)) {
+            return false;
+        }
+    } while (slot != address.slot);
+    const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
+    if (unsynced != NULL) {
+        return unsynced->plain_length == length;
+    }
+    return gd_group_read_entries(gd_appender_group(packer->appender), slot, 1,
+                                 &entry, NULL) == GD_OK &&
+           entry.state == GD_ENTRY_LIVE && entry.plain_length == length;
+}
+
+bool
+gd_packer_holds(const gd_packer *packer, uint32_t group)
+{
+    return gd_groupmap_get(&packer->shared, group) != 0;
 }

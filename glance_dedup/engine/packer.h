@@ -20,6 +20,10 @@ gd_status gd_packer_open(gd_repo *repo, gd_packer **packer, gd_error *err);
  * REQUIRES: the recipe is committed or given up. */
 void gd_packer_close(gd_packer *packer);
 
+/* Nothing is added to this group from now on.  If it is the one now open, what
+ * was added to it is synced. */
+gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
+
 /* Adds a copy of a new block and gives its address. */
 gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
                         uint32_t length, const gd_fingerprint *fp,
@@ -28,6 +32,12 @@ gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
  * group 0 if there is none.  Finds those that nobody else can see yet. */
 gd_address gd_packer_find(gd_packer *packer, const uint8_t *data,
                           uint32_t length, const gd_fingerprint *fp);
+/* Whether this is the address of a block, with this fingerprint and length,
+ * that was added to the group now open. */
+bool gd_packer_added(gd_packer *packer, gd_address address,
+                     const gd_fingerprint *fp, uint32_t length);
+/* Whether the packer holds the group's shared lock. */
+bool gd_packer_holds(const gd_packer *packer, uint32_t group);
 /* Starts to write out all full segments, once those before are written; so an
  * error may be of earlier ones.  Makes a sync point every 256 MiB. */
 gd_status gd_packer_flush(gd_packer *packer, gd_error *err);

@@ -47,7 +47,8 @@ static gd_appender *
 open_appender(fixture *t)
 {
     gd_appender *appender = NULL;
-    if (!CHECK_INT(gd_appender_open(t->repo, &appender, &t->x.err), GD_OK)) {
+    if (!CHECK_INT(gd_appender_open(t->repo, NULL, &appender, &t->x.err),
+                   GD_OK)) {
         fprintf(stderr, "%s\n", t->x.err.text);
         exit(1);
     }
@@ -509,7 +510,7 @@ test_name_is_made_durable(void)
     gd_appender *appender;
     setup(&t);
     fault_env_fail(&t.x.f, FAULT_FSYNC, 2, EIO, false);
-    CHECK_INT(gd_appender_open(t.repo, &appender, &t.x.err), GD_IO);
+    CHECK_INT(gd_appender_open(t.repo, NULL, &appender, &t.x.err), GD_IO);
     CHECK(scratch_exists(&t.x, GROUP_1));
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FSYNC);
     appender = open_appender(&t);
@@ -766,7 +767,7 @@ test_tail_survives_any_failure(void)
             make_tail(&t);
             uint64_t faults = fault_env_faults(&t.x.f);
             fault_env_fail(&t.x.f, call, n, errors[kind], false);
-            gd_status s = gd_appender_open(t.repo, &appender, &t.x.err);
+            gd_status s = gd_appender_open(t.repo, NULL, &appender, &t.x.err);
             struck = fault_env_faults(&t.x.f) > faults;
             fault_env_heal(&t.x.f);
             if (s == GD_OK) {

@@ -1,0 +1,27 @@
+/*
+ * blockreader.h - reads single blocks by their addresses, verified by checksum
+ * and by fingerprint (I7).
+ *
+ * For the maintainer's work, in which blocks are read one at a time, mostly in
+ * the order of their slots: the segment read last is kept.  Belongs to one
+ * thread at a time.
+ */
+#ifndef GD_BLOCKREADER_H
+#define GD_BLOCKREADER_H
+
+#include "repo.h"
+
+typedef struct gd_block_reader gd_block_reader;
+
+gd_status gd_block_reader_open(gd_repo *repo, gd_block_reader **reader,
+                               gd_error *err);
+void gd_block_reader_close(gd_block_reader *reader);
+
+/* *data has entry->plain_length bytes and is the reader's, until the next call.
+ * entry is filled in also if the block is GD_CORRUPT, as far as it could be
+ * read: its state says what it is. */
+gd_status gd_block_reader_read(gd_block_reader *reader, gd_address address,
+                               gd_entry *entry, const uint8_t **data,
+                               gd_error *err);
+
+#endif

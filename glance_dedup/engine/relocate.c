@@ -1,0 +1,239 @@
+/*
+ * relocate.c - see relocate.h.
+ */
+#include "relocate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "blockreader.h"
+#include "coding.h"
+#include "packer.h"
+#include "runs.h"
+#include "spare.h"
+
+enum {
+    PAIR_SIZE = 16,
+    LARGEST_BLOCK = 65536,
+};
+
+struct gd_relocation {
+    gd_repo *repo;
+    gd_packer *packer;
+    gd_block_reader *reader;
+    uint8_t *spare; /* a block taken from spares/ */
+    uint8_t *pairs; /* old and new addresses */
+    size_t count, room;
+};
+
+gd_status
+gd_relocation_open(gd_repo *repo, gd_relocation **out, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_relocation *relocation =
+        gd_calloc(repo->env, 1, sizeof *relocation, err);
+    if (relocation == NULL) {
+        return GD_NOMEM;
+    }
+    relocation->repo = repo;
+    s = gd_block_reader_open(repo, &relocation->reader, err);
+    if (s == GD_OK) {
+        relocation->spare = gd_calloc(repo->env, LARGEST_BLOCK, 1, err);
+        s = relocation->spare == NULL ? GD_NOMEM : GD_OK;
+    }
+    if (s == GD_OK) {
+        s = gd_packer_open(repo, &relocation->packer, err);
+    }
+    if (s != GD_OK) {
+        gd_relocation_close(relocation);
+        return s;
+    }
+    *out = relocation;
+    return GD_OK;
+}
+
+void
+gd_relocation_close(gd_relocation *relocation)
+{
+    const gd_env *env = relocation->repo->env;
+    if (relocation->packer != NULL) {
+        gd_packer_close(relocation->packer);
+    }
+    gd_block_reader_close(relocation->reader);
+    env->release(env, relocation->spare);
+    env->release(env, relocation->pairs);
+    env->release(env, relocation);
+}
+
+static int
+ascending(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The addresses, sorted, each once, and each one's group to be kept clear of.
+ * *sorted is the caller's to release. */
+static gd_status
+take_addresses(gd_relocation *relocation, const uint8_t *addresses,
+               size_t count, uint64_t **sorted, size_t *distinct,
+               gd_error *err)
+{
+    uint64_t *numbers =
+        gd_calloc(relocation->repo->env, count, sizeof *numbers, err);
+    if (numbers == NULL) {
+        return GD_NOMEM;
+    }
+    *sorted = numbers;
+    for (size_t i = 0; i < count; i++) {
+        numbers[i] = gd_get64(addresses + 8 * i);
+        uint64_t group = numbers[i] >> GD_SLOT_BITS;
+        if (group < 1 || group > GD_MAX_GROUP) {
+            return gd_fail(err, GD_INVALID, "%llu is not an address",
+                           (unsigned long long)numbers[i]);
+        }
+    }
+    qsort(numbers, count, sizeof *numbers, ascending);
+    gd_status s = GD_OK;
+    size_t used = 0;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        if (i > 0 && numbers[i] == numbers[used - 1]) {
+            continue;
+        }
+        numbers[used++] = numbers[i];
+        s = gd_packer_avoid(relocation->packer,
+                            (uint32_t)(numbers[i] >> GD_SLOT_BITS), err);
+    }
+    *distinct = used;
+    return s;
+}
+
+static gd_status
+note_pair(gd_relocation *relocation, uint64_t old, gd_address to,
+          gd_error *err)
+{
+    const gd_env *env = relocation->repo->env;
+    if (relocation->count == relocation->room) {
+        size_t room = relocation->room == 0 ? 1024 : relocation->room * 2;
+        uint8_t *larger = gd_calloc(env, room, PAIR_SIZE, err);
+        if (larger == NULL) {
+            return GD_NOMEM;
+        }
+        if (relocation->count > 0) {
+            memcpy(larger, relocation->pairs, relocation->count * PAIR_SIZE);
+        }
+        env->release(env, relocation->pairs);
+        relocation->pairs = larger;
+        relocation->room = room;
+    }
+    uint8_t *pair = relocation->pairs + relocation->count++ * PAIR_SIZE;
+    gd_put64(pair, old);
+    gd_put64(pair + 8, (uint64_t)to.group << GD_SLOT_BITS | to.slot);
+    return GD_OK;
+}
+
+/* A damaged entry still says which block it was. */
+static gd_status
+read_spare(gd_relocation *relocation, const gd_entry *entry,
+           const uint8_t **data, bool *had, gd_error *err)
+{
+    if ((entry->state != GD_ENTRY_LIVE && entry->state != GD_ENTRY_DAMAGED) ||
+        entry->plain_length < 1 || entry->plain_length > LARGEST_BLOCK) {
+        return GD_OK;
+    }
+    *data = relocation->spare;
+    return gd_spare_read(relocation->repo, &entry->fingerprint,
+                         entry->plain_length, entry->checksum,
+                         relocation->spare, had, err);
+}
+
+/* *had: the block was had, verified, here or from its spare copy.  An error
+ * only where that says nothing of the block. */
+static gd_status
+read_block(gd_relocation *relocation, gd_address address, gd_entry *entry,
+           const uint8_t **data, bool *had, gd_error *err)
+{
+    gd_status s = gd_block_reader_read(relocation->reader, address, entry,
+                                       data, err);
+    *had = s == GD_OK;
+    return s == GD_CORRUPT || s == GD_NOTFOUND || s == GD_IO
+               ? read_spare(relocation, entry, data, had, err)
+               : s;
+}
+
+static gd_status
+relocate_block(gd_relocation *relocation, uint64_t number, gd_error *err)
+{
+    gd_address old = {(uint32_t)(number >> GD_SLOT_BITS),
+                      (uint32_t)number & (GD_MAX_SLOTS - 1)};
+    gd_address to;
+    gd_entry entry;
+    const uint8_t *data;
+    bool had;
+    gd_status s = read_block(relocation, old, &entry, &data, &had, err);
+    if (s != GD_OK || !had) {
+        return s;
+    }
+    s = gd_packer_add(relocation->packer, data, entry.plain_length,
+                      &entry.fingerprint, &to, err);
+    return s == GD_OK ? note_pair(relocation, number, to, err) : s;
+}
+
+gd_status
+gd_relocation_add(gd_relocation *relocation, const uint8_t *addresses,
+                  size_t count, gd_error *err)
+{
+    uint64_t *numbers = NULL;
+    size_t distinct = 0;
+    gd_status s = gd_repo_check_owner(relocation->repo, err);
+    if (s != GD_OK || count == 0) {
+        return s;
+    }
+    s = take_addresses(relocation, addresses, count, &numbers, &distinct, err);
+    for (size_t i = 0; s == GD_OK && i < distinct; i++) {
+        s = relocate_block(relocation, numbers[i], err);
+    }
+    relocation->repo->env->release(relocation->repo->env, numbers);
+    return s;
+}
+
+static int
+by_old_address(const void *a, const void *b)
+{
+    uint64_t x = gd_get64(a), y = gd_get64(b);
+    return x < y ? -1 : x > y;
+}
+
+gd_status
+gd_relocation_finish(gd_relocation *relocation, const uint8_t **pairs,
+                     size_t *count, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(relocation->repo, err);
+    if (s == GD_OK) {
+        s = gd_packer_sync(relocation->packer, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    /* A block that was added twice has two copies: either will do. */
+    size_t used = 0;
+    if (relocation->count > 0) {
+        qsort(relocation->pairs, relocation->count, PAIR_SIZE, by_old_address);
+    }
+    for (size_t i = 0; i < relocation->count; i++) {
+        const uint8_t *pair = relocation->pairs + i * PAIR_SIZE;
+        if (used == 0 ||
+            gd_get64(relocation->pairs + (used - 1) * PAIR_SIZE) !=
+                gd_get64(pair)) {
+            memmove(relocation->pairs + used * PAIR_SIZE, pair, PAIR_SIZE);
+            used++;
+        }
+    }
+    relocation->count = used;
+    *pairs = relocation->pairs;
+    *count = used;
+    return GD_OK;
+}
