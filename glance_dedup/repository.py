@@ -279,6 +279,8 @@ class Repository:
         counts only where the filter does not exist yet
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
+    :param segment_cache_mib: budget, MiB, for decompressed segments that all
+        images read through this object share; 0: none are kept
     :raises InvalidParameter: for a value out of bounds
     :raises ImageNotFound: if there is no repository
     :raises DamagedError, VersionError, AccessDenied, StorageError:
@@ -292,13 +294,14 @@ class Repository:
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
                  codec_level: int = 0, threads: int | None = None,
                  filter_dir: str | None = None, filter_mib: int = 64,
-                 lock_timeout: float = 30.0,
+                 lock_timeout: float = 30.0, segment_cache_mib: int = 0,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
             threads = min(4, len(os.sched_getaffinity(0)))
         _need_range('threads', threads, 0, _MAX_THREADS)
         _need_range('filter_mib', filter_mib, 1, 1 << 20)
+        _need_range('segment_cache_mib', segment_cache_mib, 0, 1 << 20)
         if codec not in _CODECS:
             raise exceptions.InvalidParameter(
                 f"there is no codec '{codec}': choose none, lz4 or zstd")
@@ -324,6 +327,7 @@ class Repository:
             'lock_timeout_ms': int(lock_timeout * 1000),
             'allow_weak': _allow_weak,
         }
+        self._segment_cache_bytes = segment_cache_mib << 20
         self._filter_dir = filter_dir
         self._filter_bytes = filter_mib << 20
         self._filter_file: str | None = None
@@ -430,8 +434,10 @@ class Repository:
             if self._closed:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
-                self._engine = _engine.Repository(
+                engine = _engine.Repository(
                     os.fsencode(self.path), **self._options)
+                engine.set_segment_cache(self._segment_cache_bytes)
+                self._engine = engine
             return self._engine
 
     def close(self) -> None:
@@ -558,10 +564,12 @@ class Repository:
         ``candidates`` that the filter gave and the ``false_candidates`` among
         them; ``cold_loads`` of fingerprint stores, and ``capped_loads`` left
         out; ``compares`` by value; ``lock_refusals``; ``sync_points``;
-        ``bytes_read``. And of the host's filter: ``filter_bytes``,
-        ``filter_places``, ``filter_hints``, ``filter_dropped``,
-        ``filter_level``, ``filter_rebuilt`` (the last group) and
-        ``filter_complete``; zeros if the host has none yet.
+        ``bytes_read``; ``spare_reads`` of damaged blocks that a spare copy
+        stood in for; ``cache_bytes`` of the segment cache now, and its
+        ``cache_hits`` and ``cache_misses``. And of the host's filter:
+        ``filter_bytes``, ``filter_places``, ``filter_hints``,
+        ``filter_dropped``, ``filter_level``, ``filter_rebuilt`` (the last
+        group) and ``filter_complete``; zeros if the host has none yet.
         """
         handle = self._handle()
         self._attach_filter(handle, create=False)
@@ -696,6 +704,52 @@ class Transaction:
         """
         return self._engine.write(data)
 
+    def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
+        """Look blocks up by their fingerprints, for :meth:`add`.
+
+        Blocks that this transaction wrote are found, too. What is found stays
+        until the transaction ends. Where the repository compares blocks by
+        value nothing is found, since nobody has their bytes.
+
+        :param fingerprints: 32 bytes for each block
+        :param lengths: its plain bytes, a little-endian number of 32 bits each
+        :returns: an address of 64 bits for each block; 0: it is to be written
+        :raises NoSpaceError, StorageError: what was written before could not
+            be stored; only abort is left
+        """
+        return self._engine.find(fingerprints, lengths)
+
+    def add(self, fingerprints: bytes, lengths: bytes,
+            addresses: bytes) -> None:
+        """Append blocks that :meth:`find` found; arguments as there.
+
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or if find of this transaction would not return one of the
+            addresses for its block. Nothing is appended then.
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        self._engine.add(fingerprints, lengths, addresses)
+
+    def add_zeros(self, length: int) -> None:
+        """Append `length` bytes of zeros.
+
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or the image would become longer than any file
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        _need_range('length', length, 0, (1 << 63) - 1)
+        self._engine.add_zeros(length)
+
+    def keep(self) -> None:
+        """Make what was stored so far durable, and known to others.
+
+        The next transaction finds it, even if this one is aborted, until it
+        is collected.
+
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        self._engine.keep()
+
     def commit(self) -> ImageStat:
         """Make the image exist, durable.
 
@@ -771,6 +825,47 @@ class Image:
             for fields in extents:
                 yield Extent(*fields)
             page += 1
+
+    def prefetch(self, length: int, offset: int = 0) -> None:
+        """Start to read what a read of this range will need.
+
+        Only advice: damage is left for the read to report.
+        """
+        if offset < 0 or length < 0:
+            raise exceptions.InvalidParameter(
+                f'offset {offset} or length {length} is negative')
+        self._engine.prefetch(min(length, self.size), min(offset, self.size))
+
+    def describe(self, page: int) -> bytes:
+        """One page of extents with the fingerprints of their blocks.
+
+        :param page: from 0
+        :returns: extents in the wire format, without its header; ``b''``
+            behind the last page
+        :raises DamagedError: the entries are not those that the image was
+            committed with
+        """
+        _need_range('page', page, 0, (1 << 63) - 1)
+        return self._engine.describe(page)
+
+    def frames(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The blocks of some ranges, for another repository.
+
+        Nothing goes out but these blocks: a segment is sent as it is stored
+        only if all its bytes are asked for in this call.
+
+        :param ranges: pairs of offset and length, sorted, without overlap;
+            none begins or ends within a block; at most 4 MiB of blocks in all
+        :returns: frames in the wire format, in no order, without the final
+            one; zeros are left out
+        :raises InvalidParameter: for other ranges
+        :raises DamagedError: a block does not verify, and there is no spare
+            copy of it
+        """
+        for offset, length in ranges:
+            _need_range('offset', offset, 0, (1 << 63) - 1)
+            _need_range('length', length, 0, (1 << 63) - 1)
+        return self._engine.frames(list(ranges))
 
     def close(self) -> None:
         """Let go of the image. Idempotent."""

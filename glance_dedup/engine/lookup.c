@@ -10,6 +10,7 @@
 enum {
     COMPARES = 8,  /* of one block against its namesakes in one store */
     TALLIES = 256, /* groups counted per batch; further ones are ignored */
+    CONFIRMED_AT_ONCE = 256, /* entries read together */
 };
 
 typedef struct tally {
@@ -300,10 +301,11 @@ load_store(gd_lookup *lookup, uint32_t group)
 }
 
 static void
-load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count)
+load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count,
+                   unsigned most)
 {
-    for (int loads = 0; lookup->tally_count > 0; loads++) {
-        if (loads == GD_COLD_LOADS) {
+    for (unsigned loads = 0; lookup->tally_count > 0; loads++) {
+        if (loads == most) {
             atomic_fetch_add(&lookup->repo->counters.capped_loads,
                              lookup->tally_count);
             return;
@@ -318,7 +320,8 @@ load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count)
 }
 
 void
-gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
+gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
+                unsigned loads)
 {
     lookup->batch++;
     lookup->tally_count = 0;
@@ -328,5 +331,79 @@ gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
             take_hints(lookup, &blocks[i]);
         }
     }
-    load_hinted_stores(lookup, blocks, count);
+    load_hinted_stores(lookup, blocks, count, loads);
+}
+
+/* ---- confirming ---- */
+
+/* Blocks, from the first, at consecutive addresses. */
+static size_t
+count_run(const gd_block *blocks, size_t count)
+{
+    size_t n = 1;
+    while (n < count && n < CONFIRMED_AT_ONCE &&
+           blocks[n].address.group == blocks->address.group &&
+           blocks[n].address.slot == blocks->address.slot + n) {
+        n++;
+    }
+    return n;
+}
+
+static bool
+is_block(const gd_entry *entry, const gd_block *block)
+{
+    return entry->state == GD_ENTRY_LIVE &&
+           entry->plain_length == block->length &&
+           gd_fingerprint_equal(&entry->fingerprint, &block->fingerprint);
+}
+
+/* What is not published may not be durable, whatever its entry says (I1). */
+static gd_status
+confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count)
+{
+    gd_group *group;
+    gd_published record;
+    gd_entry entries[CONFIRMED_AT_ONCE];
+    gd_address first = blocks->address;
+    gd_status s = gd_fpcache_group(lookup->repo->cache, first.group, true,
+                                   &group, NULL);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_group_read_published(group, &record, NULL);
+    if (s == GD_OK) {
+        s = gd_group_read_entries(group, first.slot, (uint32_t)count, entries,
+                                  NULL);
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        if (first.slot + i >= record.count ||
+            !is_block(&entries[i], &blocks[i])) {
+            blocks[i].address = (gd_address){0, 0};
+        }
+    }
+    gd_fpcache_return_group(lookup->repo->cache, group);
+    return s;
+}
+
+void
+gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count)
+{
+    for (size_t i = 0; i < count;) {
+        size_t n = 1;
+        if (blocks[i].address.group != 0) {
+            n = count_run(blocks + i, count - i);
+            if (confirm_run(lookup, blocks + i, n) != GD_OK) {
+                for (size_t k = i; k < i + n; k++) {
+                    blocks[k].address = (gd_address){0, 0};
+                }
+            }
+        }
+        i += n;
+    }
+}
+
+bool
+gd_lookup_holds(const gd_lookup *lookup, uint32_t group)
+{
+    return gd_groupmap_get(&lookup->shared, group) != 0;
 }

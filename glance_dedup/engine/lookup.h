@@ -17,7 +17,8 @@
 #include "filter.h"
 #include "repo.h"
 
-enum { GD_COLD_LOADS = 4 }; /* per batch */
+/* Stores loaded for one batch, at most. */
+enum { GD_COLD_LOADS = 4 };
 
 typedef struct gd_lookup gd_lookup;
 
@@ -35,7 +36,17 @@ gd_status gd_lookup_open(gd_repo *repo, gd_lookup **lookup, gd_error *err);
  * up. */
 void gd_lookup_close(gd_lookup *lookup);
 
-/* Fills in the address of each block found; the others' become group 0. */
-void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count);
+/* Fills in the address of each block found; the others' become group 0.  At
+ * most `loads` stores are loaded for it.  Without data (NULL) only where
+ * fingerprints decide. */
+void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
+                     unsigned loads);
+/* Asks the groups themselves whether each block's address is that of a
+ * published, live block with its fingerprint and length; the others' become
+ * group 0.  Runs of consecutive addresses are cheap.
+ * REQUIRES: the shared locks of all groups named. */
+void gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count);
+/* Whether the look-up holds the group's shared lock. */
+bool gd_lookup_holds(const gd_lookup *lookup, uint32_t group);
 
 #endif

@@ -1,10 +1,10 @@
 /*
  * reader.h - reads an image (DESIGN 6).
  *
- * A read is planned in windows: the extents that it touches, the entries of
- * their blocks (each extent's digest is verified over them, I7), then the
- * segments in disk order, neighbours in one read.  Each block is verified
- * against its checksum before any of its bytes are handed out.
+ * A read is planned in windows (plan.h): the extents that it touches, the
+ * entries of their blocks, then the segments in disk order, neighbours in one
+ * read (gather.h).  Each block is verified before any of its bytes are handed
+ * out (I7).
  *
  * An open image holds a shared lock on its recipe, so that its blocks stay
  * (I12), and is safe for several threads at once.
@@ -15,7 +15,11 @@
 #include "recipe.h"
 #include "repo.h"
 
-typedef struct gd_image gd_image;
+/* Immutable while it is open. */
+typedef struct gd_image {
+    gd_repo *repo;
+    gd_recipe recipe;
+} gd_image;
 
 /* With upload_id (or NULL), only if the image is of that upload; GD_NOTFOUND
  * otherwise. */
@@ -29,6 +33,11 @@ const gd_recipe_header *gd_image_header(const gd_image *image);
  * After an error nothing in out counts. */
 gd_status gd_image_read(gd_image *image, uint8_t *out, size_t length,
                         uint64_t offset, size_t *done, gd_error *err);
+
+/* Starts read-ahead for a range, of what the segment cache does not have.  Only
+ * advice: what is damaged is left for the read to find. */
+gd_status gd_image_prefetch(gd_image *image, uint64_t length, uint64_t offset,
+                            gd_error *err);
 
 /* One page of extents, for listing them; *page goes from 1 to the count of
  * gd_image_pages. */

@@ -15,6 +15,7 @@ enum {
     BATCH_BYTES = 4 << 20, /* of non-zero data */
     IN_PLACE = 1 << 20,    /* a write this large is not copied into a batch */
     HASH_TASK = 64,        /* blocks fingerprinted in one go */
+    FIND_LOADS = 16,       /* stores loaded for a batch of fingerprints */
 };
 
 /* The blocks of a stretch of the image. */
@@ -263,7 +264,8 @@ store_batch(gd_transaction *transaction, gd_error *err)
     gd_recipe_writer *recipe = transaction->recipe;
     gd_status s = hash_batch(transaction, err);
     if (s == GD_OK) {
-        gd_lookup_batch(transaction->lookup, b->blocks, b->count);
+        gd_lookup_batch(transaction->lookup, b->blocks, b->count,
+                        GD_COLD_LOADS);
     }
     for (size_t i = 0; s == GD_OK && i < b->count; i++) {
         gd_block *block = &b->blocks[i];
@@ -378,24 +380,241 @@ take_bytes(gd_transaction *transaction, const uint8_t *data, size_t length,
     return s;
 }
 
+static gd_status
+check_under_way(const gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(transaction->repo, err);
+    if (s == GD_OK && (transaction->failed || transaction->linked)) {
+        s = gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
+                    transaction->image_id,
+                    transaction->failed ? "failed" : "ended");
+    }
+    return s;
+}
+
 gd_status
 gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                      size_t length, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(transaction->repo, err);
+    gd_status s = check_under_way(transaction, err);
     if (s != GD_OK) {
         return s;
-    }
-    if (transaction->failed || transaction->linked) {
-        return gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
-                       transaction->image_id,
-                       transaction->failed ? "failed" : "ended");
     }
     s = take_bytes(transaction, data, length, err);
     if (s == GD_OK && transaction->batch.borrows) {
         s = store_batch(transaction, err);
     }
     transaction->failed = s != GD_OK;
+    return s;
+}
+
+/* ---- blocks by their fingerprints ---- */
+
+/* Stores the blocks that wait, so that what is appended next comes behind them,
+ * and the batch's places are free. */
+static gd_status
+store_waiting(gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = store_batch(transaction, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+static gd_status
+check_boundary(const gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK && transaction->carried > 0) {
+        s = gd_fail(err, GD_INVALID,
+                    "image %s: what was written last ends within a block, so "
+                    "that no other can follow it", transaction->image_id);
+    }
+    return s;
+}
+
+/* Looks up what is in the batch's places. */
+static void
+find_batch(gd_transaction *transaction, size_t count)
+{
+    gd_block *blocks = transaction->batch.blocks;
+    gd_lookup_batch(transaction->lookup, blocks, count, FIND_LOADS);
+    /* By its fingerprint alone; the length may be a lie. */
+    gd_lookup_confirm(transaction->lookup, blocks, count);
+    for (size_t i = 0; i < count; i++) {
+        gd_block *block = &blocks[i];
+        if (block->address.group != 0) {
+            continue;
+        }
+        gd_address own = gd_packer_find(transaction->packer, NULL,
+                                        block->length, &block->fingerprint);
+        if (own.group != 0 &&
+            gd_packer_added(transaction->packer, own, &block->fingerprint,
+                            block->length)) {
+            block->address = own;
+        }
+    }
+}
+
+/* Fills the batch's places from the caller's arrays, as many as fit. */
+static size_t
+fill_places(gd_transaction *transaction, const gd_fingerprint *fps,
+            const uint32_t *lengths, const gd_address *addresses, size_t count)
+{
+    size_t n = count < transaction->batch_blocks ? count
+                                                 : transaction->batch_blocks;
+    for (size_t i = 0; i < n; i++) {
+        transaction->batch.blocks[i] = (gd_block){
+            .length = lengths[i],
+            .fingerprint = fps[i],
+            .address = addresses == NULL ? (gd_address){0, 0} : addresses[i],
+        };
+    }
+    return n;
+}
+
+gd_status
+gd_transaction_find(gd_transaction *transaction, const gd_fingerprint *fps,
+                    const uint32_t *lengths, size_t count,
+                    gd_address *addresses, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    memset(addresses, 0, count * sizeof *addresses);
+    if (transaction->repo->params.by_value) {
+        return GD_OK; /* nobody has bytes to compare (I5) */
+    }
+    for (size_t at = 0; at < count;) {
+        size_t n = fill_places(transaction, fps + at, lengths + at, NULL,
+                               count - at);
+        find_batch(transaction, n);
+        for (size_t i = 0; i < n; i++) {
+            addresses[at + i] = transaction->batch.blocks[i].address;
+        }
+        at += n;
+    }
+    return GD_OK;
+}
+
+/* Only what find could have returned: under a shared lock that we hold (I6),
+ * and by what the group says now, or of our own making.  Returns how many of
+ * the batch's places are good, from the first. */
+static size_t
+count_found(gd_transaction *transaction, const gd_address *addresses,
+            size_t count)
+{
+    gd_block *blocks = transaction->batch.blocks;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t group = addresses[i].group;
+        if (!gd_lookup_holds(transaction->lookup, group) &&
+            !gd_packer_holds(transaction->packer, group)) {
+            return i;
+        }
+    }
+    gd_lookup_confirm(transaction->lookup, blocks, count);
+    size_t good = 0;
+    while (good < count &&
+           (blocks[good].address.group != 0 ||
+            gd_packer_added(transaction->packer, addresses[good],
+                            &blocks[good].fingerprint,
+                            blocks[good].length))) {
+        good++;
+    }
+    return good;
+}
+
+static gd_status
+check_found(gd_transaction *transaction, const gd_fingerprint *fps,
+            const uint32_t *lengths, const gd_address *addresses, size_t count,
+            gd_error *err)
+{
+    for (size_t at = 0; at < count;) {
+        size_t n = fill_places(transaction, fps + at, lengths + at,
+                               addresses + at, count - at);
+        size_t good = count_found(transaction, addresses + at, n);
+        if (good < n) {
+            gd_address bad = addresses[at + good];
+            return gd_fail(err, GD_INVALID,
+                           "image %s: slot %u of group %08x is not where this "
+                           "transaction found the block that is to be added",
+                           transaction->image_id, (unsigned)bad.slot,
+                           (unsigned)bad.group);
+        }
+        at += n;
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
+                   const uint32_t *lengths, const gd_address *addresses,
+                   size_t count, gd_error *err)
+{
+    gd_status s = check_boundary(transaction, err);
+    if (s == GD_OK && transaction->repo->params.by_value && count > 0) {
+        s = gd_fail(err, GD_INVALID, "image %s: where blocks are compared by "
+                    "value, none is found by its fingerprint",
+                    transaction->image_id);
+    }
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = check_found(transaction, fps, lengths, addresses, count, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = gd_recipe_add_block(transaction->recipe, addresses[i], &fps[i],
+                                lengths[i], err);
+    }
+    gd_counters *counters = &transaction->repo->counters;
+    atomic_fetch_add(&counters->blocks, count);
+    atomic_fetch_add(&counters->hits, count);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+gd_status
+gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
+                         gd_error *err)
+{
+    gd_status s = check_boundary(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    if (length > INT64_MAX - gd_recipe_length(transaction->recipe)) {
+        return gd_fail(err, GD_INVALID, "image %s: with %llu bytes of zeros "
+                       "more it would be longer than any file can be",
+                       transaction->image_id, (unsigned long long)length);
+    }
+    uint32_t block = transaction->chunker.max_length;
+    atomic_fetch_add(&transaction->repo->counters.zero_blocks,
+                     length / block + (length % block != 0));
+    s = gd_recipe_add_zeros(transaction->recipe, length, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+gd_status
+gd_transaction_keep(gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = gd_packer_sync(transaction->packer, err);
+        transaction->failed = s != GD_OK;
+    }
     return s;
 }
 

@@ -29,6 +29,32 @@ const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
 gd_status gd_transaction_write(gd_transaction *transaction,
                                const uint8_t *data, size_t length,
                                gd_error *err);
+/* ---- blocks by their fingerprints: pulling ---- */
+
+/* Looks blocks up, those of this transaction too: *addresses[i] is where a block
+ * with fps[i] and lengths[i] is stored, group 0 if that is not known.  The
+ * shared locks are held until the transaction ends, so the addresses stay good
+ * (I6).  Finds nothing where blocks are compared by value. */
+gd_status gd_transaction_find(gd_transaction *transaction,
+                              const gd_fingerprint *fps,
+                              const uint32_t *lengths, size_t count,
+                              gd_address *addresses, gd_error *err);
+/* Appends blocks that gd_transaction_find of this transaction found.  The
+ * addresses are not taken on trust: GD_INVALID, and nothing is appended, if one
+ * is not of a block that find could return.  GD_INVALID, too, after a write that
+ * ended within a block. */
+gd_status gd_transaction_add(gd_transaction *transaction,
+                             const gd_fingerprint *fps,
+                             const uint32_t *lengths,
+                             const gd_address *addresses, size_t count,
+                             gd_error *err);
+/* Appends zeros; GD_INVALID after a write that ended within a block. */
+gd_status gd_transaction_add_zeros(gd_transaction *transaction,
+                                   uint64_t length, gd_error *err);
+/* Makes a sync point: what was stored so far stays, and is found by the next
+ * transaction, though this one be aborted. */
+gd_status gd_transaction_keep(gd_transaction *transaction, gd_error *err);
+
 /* Makes the image exist, durable, and fills in what was stored.  After an
  * error *linked says whether it may exist all the same (N8.6); if it does not,
  * the transaction can only be aborted. */

@@ -87,7 +87,7 @@ look_up(size_t first, size_t end)
                                     &block->fingerprint, NULL),
                   GD_OK);
     }
-    gd_lookup_batch(t.lookup, t.blocks + first, end - first);
+    gd_lookup_batch(t.lookup, t.blocks + first, end - first, GD_COLD_LOADS);
     for (size_t i = first; i < end; i++) {
         found += t.blocks[i].address.group != 0;
     }

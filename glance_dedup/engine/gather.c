@@ -1,0 +1,350 @@
+/*
+ * gather.c - see gather.h.
+ */
+#include "gather.h"
+
+#include <string.h>
+
+#include "coding.h"
+#include "segcache.h"
+#include "spare.h"
+
+gd_status
+gd_gather_open(gd_gather *gather, gd_repo *repo, const gd_recipe *recipe,
+               const gd_taker *taker, gd_error *err)
+{
+    memset(gather, 0, sizeof *gather);
+    gd_status s = gd_plan_open(&gather->plan, repo, recipe, err);
+    gather->taker = *taker;
+    gather->plan.zeros = taker->zeros;
+    gather->plan.arg = taker->arg;
+    return s;
+}
+
+void
+gd_gather_close(gd_gather *gather)
+{
+    const gd_env *env = gather->plan.repo->env;
+    gd_coder_close(env, gather->coder);
+    env->release(env, gather->in);
+    env->release(env, gather->plain);
+    gd_plan_close(&gather->plan);
+}
+
+/* Not needed where all comes out of the cache. */
+static gd_status
+need_buffers(gd_gather *gather, gd_error *err)
+{
+    const gd_env *env = gather->plan.repo->env;
+    if (gather->coder != NULL) {
+        return GD_OK;
+    }
+    if (gather->in == NULL) {
+        gather->in = gd_calloc(
+            env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
+    }
+    if (gather->plain == NULL) {
+        gather->plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
+    }
+    if (gather->in == NULL || gather->plain == NULL) {
+        return GD_NOMEM;
+    }
+    return gd_coder_open(env, &gather->coder, err);
+}
+
+/* ---- verifying and handing out ---- */
+
+static gd_status
+verify_want(const gd_gather *gather, const gd_want *want,
+            const gd_segment_header *header, const uint8_t *plain,
+            gd_error *err)
+{
+    const gd_entry *entry = &want->entry;
+    gd_status s = gd_group_match_segment(want->group, entry, want->slot,
+                                         header, err);
+    if (s == GD_OK && gd_checksum(plain + entry->plain_offset,
+                                  entry->plain_length, 0) != entry->checksum) {
+        s = gd_fail(err, GD_CORRUPT,
+                    "%s: the block of slot %u, in the segment at offset %u, is "
+                    "not what its checksum says; %s needs it",
+                    want->group->name, want->slot, entry->segment,
+                    gather->plan.recipe->name);
+    }
+    return s;
+}
+
+/* All wants of one segment. */
+static gd_status
+hand_out(const gd_gather *gather, const gd_want *wants, size_t count,
+         const gd_segment_header *header, const uint8_t *stored,
+         const uint8_t *plain, gd_error *err)
+{
+    const gd_taker *taker = &gather->taker;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = verify_want(gather, &wants[i], header, plain, err);
+    }
+    return s == GD_OK ? taker->segment(taker->arg, wants, count, header,
+                                       stored, plain, err)
+                      : s;
+}
+
+/* ---- out of the cache ---- */
+
+/* *taken: false if it is not there. */
+static gd_status
+take_cached(const gd_gather *gather, const gd_want *wants, size_t count,
+            bool *taken, gd_error *err)
+{
+    gd_segcache *cache = gather->plan.repo->segcache;
+    gd_cached_segment *segment =
+        gd_segcache_get(cache, wants->group, wants->entry.segment);
+    *taken = segment != NULL;
+    if (segment == NULL) {
+        return GD_OK;
+    }
+    gd_status s = hand_out(gather, wants, count, &segment->header, NULL,
+                           segment->plain, err);
+    if (s == GD_CORRUPT) {
+        gd_segcache_drop(cache, segment);
+    }
+    gd_segcache_return(cache, segment);
+    return s;
+}
+
+/* Leaves in the plan what is not in the cache. */
+static gd_status
+take_all_cached(gd_gather *gather, gd_error *err)
+{
+    gd_plan *plan = &gather->plan;
+    size_t left = 0;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < plan->count;) {
+        gd_want *wants = &plan->wants[i];
+        size_t n = gd_plan_segment(wants, plan->count - i);
+        bool taken;
+        s = take_cached(gather, wants, n, &taken, err);
+        if (!taken) {
+            memmove(&plan->wants[left], wants, n * sizeof *wants);
+            left += n;
+        }
+        i += n;
+    }
+    plan->count = left;
+    return s;
+}
+
+/* ---- from the disk ---- */
+
+/* All wants of one segment; in is its header, stored bytes behind it. */
+static gd_status
+take_segment(gd_gather *gather, const gd_want *wants, size_t count,
+             const uint8_t *in, gd_error *err)
+{
+    gd_segment_header header;
+    const gd_group *group = wants->group;
+    uint32_t offset = wants->entry.segment;
+    gd_segcache *cache = gather->plan.repo->segcache;
+    gd_cached_segment *kept = NULL;
+    gd_status s = gd_segment_header_decode(in, &header, group->name, offset,
+                                           err);
+    if (s == GD_OK) {
+        /* Before decoding: the lengths are those that were read. */
+        s = gd_group_match_segment(group, &wants->entry, wants->slot, &header,
+                                   err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    const uint8_t *stored = in + GD_SEGMENT_HEADER, *plain = stored;
+    if (gather->cached && gd_segcache_enabled(cache)) {
+        kept = gd_segcache_new(cache, &header);
+    }
+    if (kept != NULL || header.codec != GD_CODEC_NONE) {
+        uint8_t *out = kept != NULL ? kept->plain : gather->plain;
+        s = gd_segment_decode(gather->coder, &header, stored, out, group->name,
+                              offset, err);
+        plain = out;
+    }
+    if (s == GD_OK) {
+        s = hand_out(gather, wants, count, &header, stored, plain, err);
+    }
+    if (kept != NULL) {
+        if (s == GD_OK) {
+            gd_segcache_keep(cache, group, offset, kept);
+        }
+        gd_segcache_return(cache, kept);
+    }
+    return s;
+}
+
+static gd_status
+take_neighbours(gd_gather *gather, const gd_want *wants, size_t count,
+                uint64_t end, gd_error *err)
+{
+    const gd_group *group = wants->group;
+    uint64_t start = wants->entry.segment;
+    gd_status s = gd_read_full(group->env, group->fd, gather->in,
+                               (size_t)(end - start), start, group->name, err);
+    for (size_t i = 0; s == GD_OK && i < count;) {
+        size_t n = gd_plan_segment(wants + i, count - i);
+        s = take_segment(gather, wants + i, n,
+                         gather->in + (wants[i].entry.segment - start), err);
+        i += n;
+    }
+    return s;
+}
+
+static gd_status
+take_from_disk(gd_gather *gather, gd_error *err)
+{
+    const gd_plan *plan = &gather->plan;
+    if (plan->count == 0) {
+        return GD_OK;
+    }
+    gd_status s = need_buffers(gather, err);
+    gd_plan_read_ahead(plan->wants, plan->count);
+    for (size_t i = 0; s == GD_OK && i < plan->count;) {
+        uint64_t end;
+        size_t n = gd_plan_neighbours(plan->wants + i, plan->count - i, &end);
+        s = take_neighbours(gather, plan->wants + i, n, end, err);
+        i += n;
+    }
+    return s;
+}
+
+/* ---- damage ---- */
+
+/* Takes the spare copy of a block; without one, `wrong` and its words stand. */
+static gd_status
+take_spare(gd_gather *gather, const gd_want *want, gd_status wrong,
+           gd_error *err)
+{
+    gd_repo *repo = gather->plan.repo;
+    const gd_entry *entry = &want->entry;
+    bool found = false;
+    gd_status s = gd_spare_read(repo, &entry->fingerprint,
+                                entry->plain_length, entry->checksum,
+                                gather->in, &found, NULL);
+    if (s != GD_OK || !found) {
+        return wrong;
+    }
+    atomic_fetch_add(&repo->counters.spare_reads, 1);
+    return gather->taker.block(gather->taker.arg, want, gather->in, err);
+}
+
+/* Takes the blocks whose entries say that they are damaged out of the plan. */
+static gd_status
+take_damaged(gd_gather *gather, gd_error *err)
+{
+    gd_plan *plan = &gather->plan;
+    size_t left = 0;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
+        const gd_want *want = &plan->wants[i];
+        if (want->entry.state == GD_ENTRY_LIVE) {
+            plan->wants[left++] = *want;
+            continue;
+        }
+        s = need_buffers(gather, err);
+        if (s == GD_OK) {
+            s = gd_fail(err, GD_CORRUPT,
+                        "%s: the block of slot %u is known to be damaged (its "
+                        "bytes are in quarantine/), it has no spare copy, and "
+                        "%s needs it", want->group->name, want->slot,
+                        plan->recipe->name);
+            s = take_spare(gather, want, s, err);
+        }
+    }
+    plan->count = left;
+    return s;
+}
+
+/* A block for itself.  *held: the want whose segment was decoded last. */
+static gd_status
+take_block(gd_gather *gather, const gd_want *want, const gd_want **held,
+           gd_segment_header *header, gd_error *err)
+{
+    const gd_taker *taker = &gather->taker;
+    gd_status s = GD_OK;
+    if (*held == NULL || (*held)->group != want->group ||
+        (*held)->entry.segment != want->entry.segment) {
+        *held = NULL;
+        s = gd_group_read_segment(want->group, &want->entry, want->slot,
+                                  gather->coder, gather->in, gather->plain,
+                                  header, err);
+    }
+    if (s == GD_OK) {
+        *held = want;
+        s = verify_want(gather, want, header, gather->plain, err);
+    }
+    if (s == GD_OK) {
+        return taker->block(taker->arg, want,
+                            gather->plain + want->entry.plain_offset, err);
+    }
+    return s == GD_CORRUPT || s == GD_IO ? take_spare(gather, want, s, err)
+                                         : s;
+}
+
+static gd_status
+take_carefully(gd_gather *gather, gd_error *err)
+{
+    const gd_plan *plan = &gather->plan;
+    const gd_want *held = NULL;
+    gd_segment_header header;
+    gd_status s = need_buffers(gather, err);
+    for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
+        s = take_block(gather, &plan->wants[i], &held, &header, err);
+    }
+    return s;
+}
+
+/* ---- all of it ---- */
+
+/* How ranges are read; a later way is tried when the one before failed. */
+typedef enum way {
+    AS_CACHED, /* open files and segments as they are at hand */
+    AFRESH,    /* files looked up by name, segments from the disk */
+    CAREFULLY, /* the same, each block for itself, or its spare copy */
+    WAYS,
+} way;
+
+static gd_status
+try_ranges(gd_gather *gather, const gd_range *ranges, size_t count, way how,
+           gd_error *err)
+{
+    gd_plan *plan = &gather->plan;
+    gd_status s = GD_OK;
+    plan->fresh = how != AS_CACHED;
+    if (gather->taker.start != NULL) {
+        gather->taker.start(gather->taker.arg);
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = gd_plan_add(plan, ranges[i], err);
+    }
+    gd_plan_sort(plan);
+    if (s == GD_OK) {
+        s = take_damaged(gather, err);
+    }
+    if (s == GD_OK && how == AS_CACHED && gather->cached &&
+        gd_segcache_enabled(plan->repo->segcache)) {
+        s = take_all_cached(gather, err);
+    }
+    if (s == GD_OK) {
+        s = how == CAREFULLY ? take_carefully(gather, err)
+                             : take_from_disk(gather, err);
+    }
+    gd_plan_clear(plan);
+    return s;
+}
+
+gd_status
+gd_gather_ranges(gd_gather *gather, const gd_range *ranges, size_t count,
+                 gd_error *err)
+{
+    gd_status s = GD_CORRUPT;
+    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO); how++) {
+        s = try_ranges(gather, ranges, count, (way)how, err);
+    }
+    return s;
+}

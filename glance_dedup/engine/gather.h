@@ -1,0 +1,52 @@
+/*
+ * gather.h - reads planned blocks in disk order and hands them out verified.
+ *
+ * Each block is verified against its checksum before it is handed out (I7).
+ * What looks like damage is looked at again: first with the group's file looked
+ * up by name, since a cached one may have been replaced by the group's
+ * rewriting and lack what was appended since; then block by block, with the
+ * spare copy in place of one that is damaged.  Belongs to one thread.
+ */
+#ifndef GD_GATHER_H
+#define GD_GATHER_H
+
+#include "plan.h"
+
+/* Who takes the blocks.  After a failure all of them come anew. */
+typedef struct gd_taker {
+    void *arg;
+    /* From the beginning; may be NULL. */
+    void (*start)(void *arg);
+    void (*zeros)(void *arg, uint64_t offset, uint64_t length); /* likewise */
+    /* All wants of one segment, verified.  stored are its bytes in the file,
+     * without the header; NULL: it came out of the cache. */
+    gd_status (*segment)(void *arg, const gd_want *wants, size_t count,
+                         const gd_segment_header *header,
+                         const uint8_t *stored, const uint8_t *plain,
+                         gd_error *err);
+    /* One want, verified; block is the whole block's bytes. */
+    gd_status (*block)(void *arg, const gd_want *want, const uint8_t *block,
+                       gd_error *err);
+} gd_taker;
+
+typedef struct gd_gather {
+    gd_plan plan;
+    gd_taker taker;
+    bool cached;     /* take segments out of the handle's cache, and keep them
+                      * there */
+    gd_coder *coder; /* this and the next two are made at first use */
+    uint8_t *in;     /* GD_READ_ONCE and a segment */
+    uint8_t *plain;  /* a segment */
+} gd_gather;
+
+gd_status gd_gather_open(gd_gather *gather, gd_repo *repo,
+                         const gd_recipe *recipe, const gd_taker *taker,
+                         gd_error *err);
+/* Also where opening failed. */
+void gd_gather_close(gd_gather *gather);
+
+/* Hands out the blocks of these ranges, in disk order. */
+gd_status gd_gather_ranges(gd_gather *gather, const gd_range *ranges,
+                           size_t count, gd_error *err);
+
+#endif
