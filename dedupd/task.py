@@ -76,13 +76,15 @@ class Control:
         if self._progress is not None:
             self._progress(done, total, what)
         self.check()
-        if cost and self.rate:
-            # A pause is not made up for: no more than a second's worth.
-            now = self._clock()
-            self._due = max(self._due, now - 1.0) + cost / self.rate
-            while (left := self._due - self._clock()) > 0:
-                self._stop.wait(min(left, LONGEST_WAIT))
-                self.check()
+        # A pause is not made up for: no more than a second's worth.
+        begin = max(self._due, self._clock() - 1.0)
+        while rate := self.rate:    # which may change meanwhile
+            self._due = begin + cost / rate
+            left = self._due - self._clock()
+            if left <= 0:
+                break
+            self._stop.wait(min(left, LONGEST_WAIT))
+            self.check()
 
     def check(self) -> None:
         """Raise Stopped if the task is to stop."""

@@ -1,0 +1,692 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The catalog: a LevelDB database of facts derived from recipes and groups.
+
+``format.rst`` describes its keys. It belongs to the maintainer, and says how
+often each block is named by counted recipes, and which these are. It
+authorises freeing; so whatever in it does not add up is a
+:class:`CatalogError`, upon which the maintainer sets it aside and makes it
+anew.
+
+Changes are gathered in a :class:`Batch` and written at once. One thread at a
+time changes the catalog; any thread may read it meanwhile.
+"""
+
+import array
+from collections.abc import Iterator
+import contextlib
+import itertools
+import json
+import os
+import re
+import secrets
+import struct
+import sys
+import threading
+from typing import Any
+
+import plyvel
+
+from glance_dedup import _engine
+from glance_dedup import exceptions
+
+FORMAT = 1
+
+CHUNK_SLOTS = 1024
+_CHUNK_BITS = 10
+_CHUNK_BYTES = 4 * CHUNK_SLOTS
+_ZEROS = bytes(_CHUNK_BYTES)
+_GROUP_SLOTS = 32768
+
+_PAGE = 256      # items read at a time
+
+_META_KEY = b'meta'
+_SCRUB = b's'
+_GROUP = struct.Struct('>cI')
+_COUNTS = struct.Struct('>cIB')
+_NUMBER = struct.Struct('>cQ')
+_RUN = struct.Struct('<III')
+
+_GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
+                'rewritten': 0}
+_META = {
+    'format': lambda v: type(v) is int,
+    'repository_id': lambda v: isinstance(v, str),
+    'catalog_id': lambda v: (isinstance(v, str)
+                             and re.fullmatch('[0-9a-f]{32}', v)),
+    'sequence': lambda v: type(v) is int and 0 <= v < 1 << 63,
+    'valid': lambda v: type(v) is bool,
+    'index_bits': lambda v: type(v) is int and 0 <= v <= 32,
+    'ledger': lambda v: (isinstance(v, str)
+                         and re.fullmatch('[0-9a-f]{32}', v)),
+}
+_LEDGER_SUMS = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes', 'blocks')
+
+# Samples older than a day are thinned out to one an hour, those older than
+# 90 days to one a day. Seconds.
+_HISTORY = ((90 * 86400, 86400), (86400, 3600))
+
+# LevelDB says what the system said, in words.
+_REFUSALS = (
+    (exceptions.NoSpaceError, (28, 122, 27)),      # ENOSPC, EDQUOT, EFBIG
+    (exceptions.AccessDenied, (13, 1, 30)),        # EACCES, EPERM, EROFS
+    (exceptions.BusyError, (11,)),                 # EAGAIN: its LOCK is held
+    (exceptions.StorageError, (24, 23, 12)),       # EMFILE, ENFILE, ENOMEM
+)
+
+
+class CatalogError(exceptions.DamagedError):
+    """The catalog is damaged, or contradicts itself or what is asked of it.
+
+    Nothing that it says may be trusted any more.
+    """
+
+
+class Batch:
+    """Changes to a catalog, to be written at once, or not at all.
+
+    Reading through it shows them. Dropping it undoes them.
+    """
+
+    def __init__(self) -> None:
+        self._changes: dict[bytes, bytes | None] = {}
+        self._txids = 0         # counted or un-counted: their exclusive or
+        self._ledger: int | None = None     # what the catalog's comes to
+        self.size = 0
+        """About how many bytes it has."""
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._change(key, value)
+
+    def delete(self, key: bytes) -> None:
+        self._change(key, None)
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        self.size += len(value or b'') - len(self._changes.get(key) or b'')
+        if key not in self._changes:
+            self.size += len(key)
+        self._changes[key] = value
+
+    def items(self) -> list[tuple[bytes, bytes | None]]:
+        """Keys and new values; None where one goes."""
+        return list(self._changes.items())
+
+
+def facts_of(header: dict[str, Any], runs: bytes) -> dict[str, Any]:
+    """What the ledger keeps of a recipe."""
+    facts = {name: header[name] for name in (
+        'image_id', 'project', 'size', 'zero_bytes', 'new_bytes',
+        'stored_bytes', 'fragments', 'created')}
+    facts['upload_id'] = header['upload_id'].hex()
+    facts['blocks'] = sum(_words(runs)[2::3])
+    return facts
+
+
+def _words(data: bytes) -> array.array:
+    words = array.array('I', data)
+    if sys.byteorder == 'big':
+        words.byteswap()
+    return words
+
+
+def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
+    """Runs, sorted into the chunks of counters that they touch.
+
+    A run that touches two is in both.
+    """
+    chunks: dict[tuple[int, int], bytearray] = {}
+    begin = at = 0
+    key = None
+    for group, slot, blocks in _RUN.iter_unpack(runs):
+        if not group or slot + blocks > _GROUP_SLOTS:
+            raise CatalogError(f'there are no {blocks} slots from {slot} in '
+                               f'group {group}')
+        chunk = slot >> _CHUNK_BITS
+        # The runs of an image come in long sequences within one chunk.
+        if key != (group, chunk):
+            if at > begin:
+                chunks.setdefault(key, bytearray()).extend(runs[begin:at])
+            begin, key = at, (group, chunk)
+        for further in range(chunk + 1,
+                             (slot + blocks - 1 >> _CHUNK_BITS) + 1):
+            chunks.setdefault((group, further), bytearray()).extend(
+                runs[at:at + _RUN.size])
+        at += _RUN.size
+    if at > begin:
+        chunks.setdefault(key, bytearray()).extend(runs[begin:at])
+    return chunks
+
+
+class Catalog:
+    """An open catalog.
+
+    :param path: the LevelDB database's directory
+    :param repository_id: 32 hexadecimal digits; a catalog of another
+        repository is refused
+    :param create: make a new one, not valid; there must be none
+    :raises CatalogError: if it is damaged, or not this repository's
+    :raises NoSpaceError, AccessDenied, BusyError, StorageError: as their
+        names say; the catalog may be good
+    """
+
+    def __init__(self, path: str | os.PathLike, repository_id: str,
+                 create: bool = False) -> None:
+        self.path = os.fspath(path)
+        self._repository_id = repository_id
+        self._closed = False
+        # Closing LevelDB under another thread's hands would end the process.
+        self._mutex = threading.RLock()
+        self._db: plyvel.DB | None = None
+        self._meta: dict[str, Any] = {}
+        self._statistics: tuple[Any, dict[str, Any]] | None = None
+        self._changes = 0       # of the ledger or the groups' facts
+        if create:
+            self._create()
+        else:
+            self._open()
+
+    # -- opening and closing ----------------------------------------------
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Have LevelDB for oneself, and turn plyvel's errors into ours."""
+        try:
+            with self._mutex:
+                yield
+        except plyvel.Error as e:
+            words = str(e)
+            kind: type = CatalogError
+            if isinstance(e, plyvel.IOError):
+                for refusal, numbers in _REFUSALS:
+                    if any(os.strerror(n) in words for n in numbers):
+                        kind = refusal
+                if 'already held by process' in words:
+                    kind = exceptions.BusyError
+            raise kind(f'the catalog {self.path}: cannot {what}: '
+                       f'{words}') from e
+
+    def _load(self, create: bool) -> None:
+        with self._errors('open it'):
+            # Without paranoid checks LevelDB leaves out what it finds damaged
+            # in the middle of its log, and takes what follows.
+            self._db = plyvel.DB(
+                self.path, create_if_missing=create, error_if_exists=create,
+                paranoid_checks=True, max_open_files=100,
+                bloom_filter_bits=10)
+
+    def _create(self) -> None:
+        try:
+            os.mkdir(self.path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as e:
+            kind = (exceptions.NoSpaceError if e.errno in (28, 122)
+                    else exceptions.StorageError)
+            raise kind(f'cannot make the catalog {self.path}: {e.strerror}')
+        self._load(create=True)
+        self._meta = {
+            'format': FORMAT, 'repository_id': self._repository_id,
+            'catalog_id': secrets.token_hex(16), 'sequence': 0,
+            'valid': False, 'index_bits': 0, 'ledger': '0' * 32}
+        self.write(Batch(), sync=True, sequence=0)
+
+    def _open(self) -> None:
+        if not os.path.isdir(self.path) or os.path.islink(self.path):
+            raise CatalogError(f'the catalog {self.path} is not there, or '
+                               'not a directory')
+        known = self._meta.get('sequence', 0)
+        self._load(create=False)
+        try:
+            self._meta = self._read_meta()
+            if self.sequence < known:
+                raise CatalogError(
+                    f'the catalog {self.path} lost batches that were synced: '
+                    f'it is at {self.sequence} and was at {known}')
+        except BaseException:
+            self._drop()
+            raise
+
+    def _read_meta(self) -> dict[str, Any]:
+        meta = self._read_json(_META_KEY)
+        if meta is None:
+            raise CatalogError(f'the catalog {self.path} says nothing of '
+                               'itself')
+        for name, good in _META.items():
+            if not good(meta.get(name)):
+                raise CatalogError(f'the catalog {self.path} is damaged: '
+                                   f'{name} is {meta.get(name)!r}')
+        if meta['format'] != FORMAT:
+            raise CatalogError(f'the catalog {self.path} has format '
+                               f'{meta["format"]}')
+        if meta['repository_id'] != self._repository_id:
+            raise CatalogError(f'the catalog {self.path} is of repository '
+                               f'{meta["repository_id"]}')
+        return meta
+
+    def _drop(self) -> None:
+        with self._mutex:
+            db, self._db = self._db, None
+            if db is not None:
+                db.close()
+
+    @property
+    def _open_db(self) -> plyvel.DB:
+        """REQUIRES: within _errors."""
+        if self._closed:
+            raise exceptions.ClosedError(f'the catalog {self.path} is closed')
+        # After a write that failed.
+        if self._db is None:
+            self._open()
+        return self._db
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self._closed = True
+        self._drop()
+
+    # -- what it says of itself -------------------------------------------
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes, drawn when it was made."""
+        return bytes.fromhex(self._meta['catalog_id'])
+
+    @property
+    def sequence(self) -> int:
+        """Of the last accounting step (I9)."""
+        return self._meta['sequence']
+
+    @property
+    def valid(self) -> bool:
+        """False from its making until all images are counted (N2.3)."""
+        return self._meta['valid']
+
+    @property
+    def index_bits(self) -> int:
+        """By so many bits of the fingerprint the index is partitioned."""
+        return self._meta['index_bits']
+
+    def disk_bytes(self) -> int:
+        """What it takes of the disk."""
+        total = 0
+        with contextlib.suppress(FileNotFoundError):
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat().st_blocks * 512
+        return total
+
+    # -- reading and writing ----------------------------------------------
+
+    def batch(self) -> Batch:
+        return Batch()
+
+    def write(self, batch: Batch, sync: bool = False,
+              sequence: int | None = None, valid: bool | None = None,
+              index_bits: int | None = None) -> None:
+        """Write a batch, and with it what is given of the catalog itself.
+
+        :param sync: on return it is durable. Not needed for what authorises
+            no freeing
+        :param sequence: of an accounting step
+        :raises NoSpaceError: there is no room. The batch may be written or
+            not; it may be written again, since all its values are absolute
+        """
+        given = {'sequence': sequence, 'valid': valid,
+                 'index_bits': index_bits}
+        given = {k: v for k, v in given.items() if v is not None}
+        if batch._txids:
+            # Once: written a second time it must not undo itself.
+            if batch._ledger is None:
+                batch._ledger = int(self._meta['ledger'], 16) ^ batch._txids
+            given['ledger'] = f'{batch._ledger:032x}'
+        meta = {**self._meta, **given}
+        try:
+            with self._errors('write to it'):
+                out = self._open_db.write_batch(sync=sync)
+                for key, value in batch.items():
+                    if value is None:
+                        out.delete(key)
+                    else:
+                        out.put(key, value)
+                if given:
+                    out.put(_META_KEY, _to_json(meta))
+                out.write()
+        except exceptions.RepositoryError:
+            # LevelDB's log may end in a torn record now, and what it would
+            # append to it would be lost. Opened anew it begins a new log.
+            self._drop()
+            raise
+        self._meta = meta
+        self._changes += 1
+
+    def _get(self, key: bytes, batch: Batch | None = None) -> bytes | None:
+        if batch is not None and key in batch._changes:
+            return batch._changes[key]
+        with self._errors('read it'):
+            return self._open_db.get(key, verify_checksums=True)
+
+    def _read_json(self, key: bytes, batch: Batch | None = None) -> Any:
+        value = self._get(key, batch)
+        return None if value is None else self._parse(key, value)
+
+    def _parse(self, key: bytes, value: bytes) -> dict[str, Any]:
+        try:
+            fields = json.loads(value)
+            if isinstance(fields, dict):
+                return fields
+        except (ValueError, RecursionError):
+            pass
+        raise CatalogError(f'the catalog {self.path} is damaged: the value of '
+                           f'{key!r} is not a JSON object')
+
+    def _number(self, form: struct.Struct, key: bytes) -> int:
+        """The number that ends a key."""
+        if len(key) != form.size:
+            raise CatalogError(f'the catalog {self.path} has the strange key '
+                               f'{key!r}')
+        return form.unpack(key)[1]
+
+    def _items(self, prefix: bytes, start: bytes | None = None,
+               values: bool = True) -> Iterator[Any]:
+        """Keys with their values, or keys.
+
+        Page by page, so that others get their turn: what is changed behind
+        the present page is seen.
+        """
+        stop = bytes([prefix[0] + 1])
+        begin = prefix if start is None else start
+        while True:
+            with self._errors('read it'):
+                with self._open_db.iterator(
+                        start=begin, stop=stop, verify_checksums=True,
+                        include_value=values) as iterator:
+                    page = list(itertools.islice(iterator, _PAGE))
+            yield from page
+            if len(page) < _PAGE:
+                return
+            begin = (page[-1][0] if values else page[-1]) + b'\0'
+
+    # -- the ledger and the counts (N1) -----------------------------------
+
+    def counted(self, txid: bytes, batch: Batch | None = None) -> bool:
+        """Whether the recipe of this transaction id (16 bytes) is counted."""
+        return self._get(b'l' + txid, batch) is not None
+
+    def facts(self, txid: bytes) -> dict[str, Any] | None:
+        """What the ledger keeps of a counted recipe."""
+        return self._read_json(b'l' + txid)
+
+    def txids(self) -> Iterator[bytes]:
+        """The transaction ids of all counted recipes.
+
+        :raises CatalogError: at their end, if they are not all that there
+            must be. LevelDB does not notice if a log of several is cut short,
+            and has the later batches, and not the earlier ones. REQUIRES:
+            nothing is counted meanwhile
+        """
+        ledger = 0
+        for key in self._items(b'l', values=False):
+            if len(key) != 17:
+                raise CatalogError(f'the catalog {self.path} has the strange '
+                                   f'key {key!r}')
+            ledger ^= int.from_bytes(key[1:], 'big')
+            yield key[1:]
+        if ledger != int(self._meta['ledger'], 16):
+            raise CatalogError(f'the catalog {self.path} lost batches in the '
+                               'middle: its ledger is not complete')
+
+    def ledger(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Transaction id and facts of each counted recipe."""
+        for key, value in self._items(b'l'):
+            yield key[1:], self._parse(key, value)
+
+    def count(self, batch: Batch, txid: bytes, runs: bytes,
+              facts: dict[str, Any]) -> None:
+        """Count a recipe: its blocks, and its key. REQUIRES: no key yet."""
+        if self.counted(txid, batch):
+            raise CatalogError(f'the recipe {txid.hex()} is counted already')
+        self._add(batch, runs, 1)
+        batch.put(b'l' + txid, _to_json(facts))
+        batch._txids ^= int.from_bytes(txid, 'big')
+
+    def uncount(self, batch: Batch, txid: bytes, runs: bytes) -> None:
+        """Take a recipe's blocks off the counts. REQUIRES: its key.
+
+        Groups in which a count goes to zero become dirty.
+
+        :raises CatalogError: if the key is missing, or a count would go
+            below zero
+        """
+        if not self.counted(txid, batch):
+            raise CatalogError(f'the recipe {txid.hex()} is not counted')
+        self._add(batch, runs, -1)
+        batch.delete(b'l' + txid)
+        batch._txids ^= int.from_bytes(txid, 'big')
+
+    def _add(self, batch: Batch, runs: bytes, delta: int) -> None:
+        used: dict[int, int] = {}
+        for (group, chunk), some in _by_chunk(runs).items():
+            key = _COUNTS.pack(b'c', group, chunk)
+            counts = bytearray(self._counts(key, batch))
+            before = _zeros(counts)
+            try:
+                _engine.add_runs(counts, group, chunk, some, delta)
+            except ValueError as e:
+                raise CatalogError(
+                    f'the catalog {self.path} counts too few recipes for a '
+                    f'block of group {group}: {e}')
+            used[group] = used.get(group, 0) + before - _zeros(counts)
+            if counts == _ZEROS:
+                batch.delete(key)
+            else:
+                batch.put(key, bytes(counts))
+        for group, more in used.items():
+            if more:
+                facts = self.group(group, batch)
+                changes = {'used': facts['used'] + more}
+                if more < 0:
+                    changes['dirty'] = True
+                self.set_group(batch, group, **changes)
+
+    def _counts(self, key: bytes, batch: Batch | None) -> bytes:
+        counts = self._get(key, batch)
+        if counts is None:
+            return _ZEROS
+        if len(counts) != _CHUNK_BYTES:
+            raise CatalogError(f'the catalog {self.path} is damaged: the '
+                               f'counts {key!r} have {len(counts)} bytes')
+        return counts
+
+    def counts(self, group: int, slots: int = _GROUP_SLOTS,
+               batch: Batch | None = None) -> bytes:
+        """How often each of the first slots of a group is named, 32 bits."""
+        return b''.join(
+            self._counts(_COUNTS.pack(b'c', group, chunk), batch)
+            for chunk in range(-(-slots // CHUNK_SLOTS)))[:4 * slots]
+
+    # -- groups -----------------------------------------------------------
+
+    def group(self, number: int, batch: Batch | None = None
+              ) -> dict[str, Any]:
+        """What format.rst says is kept of a group."""
+        key = _GROUP.pack(b'g', number)
+        value = self._get(key, batch)
+        return dict(_GROUP_FACTS) if value is None else (
+            self._group_facts(key, value))
+
+    def _group_facts(self, key: bytes, value: bytes) -> dict[str, Any]:
+        facts = {**_GROUP_FACTS, **self._parse(key, value)}
+        for name, default in _GROUP_FACTS.items():
+            if type(facts[name]) is not type(default) or facts[name] < 0:
+                raise CatalogError(f'the catalog {self.path} is damaged: '
+                                   f'{name} of {key!r} is {facts[name]!r}')
+        return facts
+
+    def groups(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The groups of which something is known, with their facts."""
+        for key, value in self._items(b'g'):
+            yield self._number(_GROUP, key), self._group_facts(key, value)
+
+    def set_group(self, batch: Batch, number: int, **facts: Any) -> None:
+        """Change some of a group's facts."""
+        batch.put(_GROUP.pack(b'g', number),
+                  _to_json({**self.group(number, batch), **facts}))
+
+    def forget_group(self, batch: Batch, number: int) -> None:
+        """Of a group that is no more. REQUIRES: no count is above zero."""
+        if any(self.counts(number, batch=batch)):
+            raise CatalogError(f'group {number} is gone, but blocks of it are '
+                               'counted')
+        batch.delete(_GROUP.pack(b'g', number))
+
+    # -- statistics -------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """Sums over the counted images, and over all groups.
+
+        ``images``, ``logical_bytes``, ``zero_bytes``, ``nonzero_bytes``,
+        ``new_bytes``, ``stored_bytes``, ``blocks`` (named by recipes, each
+        time counted), ``unique_blocks``; and ``projects``: the same, without
+        the last, by project.
+        """
+        changes = self._changes
+        if self._statistics is None or self._statistics[0] != changes:
+            projects: dict[str, dict[str, int]] = {}
+            for _, facts in self.ledger():
+                try:
+                    sums = projects.setdefault(
+                        facts['project'],
+                        dict.fromkeys(('images', *_LEDGER_SUMS), 0))
+                    sums['images'] += 1
+                    for name in _LEDGER_SUMS:
+                        sums[name] += facts[name]
+                except (KeyError, TypeError) as e:
+                    raise CatalogError(f'the catalog {self.path} is damaged: '
+                                       f'facts of an image lack {e}')
+            total = dict.fromkeys(('images', *_LEDGER_SUMS), 0)
+            for sums in projects.values():
+                for name, value in sums.items():
+                    total[name] += value
+            for sums in (total, *projects.values()):
+                sums['logical_bytes'] = sums.pop('size')
+                sums['nonzero_bytes'] = (sums['logical_bytes']
+                                         - sums['zero_bytes'])
+            total['unique_blocks'] = sum(
+                facts['used'] for _, facts in self.groups())
+            self._statistics = changes, {**total, 'projects': projects}
+        return self._statistics[1]
+
+    # -- damaged blocks, scrub state, history -----------------------------
+
+    def damaged(self) -> dict[int, dict[str, Any]]:
+        """The damaged blocks: address and facts."""
+        return {self._number(_NUMBER, key): self._parse(key, value)
+                for key, value in self._items(b'd')}
+
+    def set_damaged(self, batch: Batch, address: int,
+                    facts: dict[str, Any] | None) -> None:
+        """Remember a damaged block, or, with None, forget it."""
+        key = _NUMBER.pack(b'd', address)
+        if facts is None:
+            batch.delete(key)
+        else:
+            batch.put(key, _to_json(facts))
+
+    def scrub_state(self) -> dict[str, Any]:
+        """What was last set; at first nothing."""
+        return self._read_json(_SCRUB) or {}
+
+    def set_scrub_state(self, state: dict[str, Any]) -> None:
+        batch = Batch()
+        batch.put(_SCRUB, _to_json(state))
+        self.write(batch)
+
+    def sample(self, time: float, sample: dict[str, Any]) -> None:
+        """Keep a sample for the plots, and thin out the older ones.
+
+        :param time: seconds since 1970
+        """
+        batch = Batch()
+        seen = set()
+        for key in self._items(b'h', values=False):
+            then = self._number(_NUMBER, key)
+            for age, every in _HISTORY:
+                if then < time - age:
+                    if (every, then // every) in seen:
+                        batch.delete(key)
+                    seen.add((every, then // every))
+                    break
+        batch.put(_NUMBER.pack(b'h', int(time)), _to_json(sample))
+        self.write(batch)
+
+    def history(self, since: float = 0) -> list[dict[str, Any]]:
+        """The samples from `since` on, each with its ``time``."""
+        start = _NUMBER.pack(b'h', max(0, int(since)))
+        return [{'time': self._number(_NUMBER, key), **self._parse(key, value)}
+                for key, value in self._items(b'h', start)]
+
+    def salvage(self) -> Batch:
+        """What cannot be made anew: history, scrub state, damaged blocks."""
+        batch = Batch()
+        for prefix in (b'h', b'd', _SCRUB):
+            for key, value in self._items(prefix):
+                self._parse(key, value)
+                batch.put(key, value)
+        return batch
+
+    # -- pages of the exact index -----------------------------------------
+
+    def index_page(self, number: int) -> bytes:
+        """Its records; b'' if there are none."""
+        return self._get(_GROUP.pack(b'f', number)) or b''
+
+    def set_index_page(self, batch: Batch, number: int, page: bytes) -> None:
+        key = _GROUP.pack(b'f', number)
+        if page:
+            batch.put(key, page)
+        else:
+            batch.delete(key)
+
+    # -- known duplicates -------------------------------------------------
+
+    def duplicates(self, group: int, batch: Batch | None = None) -> bytes:
+        """The duplicates of a group's blocks, not merged yet.
+
+        Pairs of addresses (2 x 64 bits), sorted: the block in this group that
+        the index has, and another one with its fingerprint.
+        """
+        return self._get(_GROUP.pack(b'p', group), batch) or b''
+
+    def set_duplicates(self, batch: Batch, group: int, pairs: bytes) -> None:
+        key = _GROUP.pack(b'p', group)
+        if pairs:
+            batch.put(key, pairs)
+        else:
+            batch.delete(key)
+
+    def groups_with_duplicates(self) -> list[int]:
+        """The groups of which there are any, sorted."""
+        return [self._number(_GROUP, key)
+                for key in self._items(b'p', values=False)]
+
+
+def _to_json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(',', ':')).encode()
+
+
+def _zeros(counts: bytearray) -> int:
+    return array.array('I', counts).count(0)

@@ -1,0 +1,544 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The maintainer: its lock, and a catalog that may be trusted.
+
+One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
+:class:`Maintainer`. Rules N1 to N6 are those of the design document.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import struct
+from typing import Any
+from typing import TypeVar
+
+import xxhash
+
+from glance_dedup import _engine
+from glance_dedup import catalog as catalog_module
+from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
+
+#: Bytes of a batch after which it is written, where several may be.
+BATCH_BYTES = 4 << 20
+
+# On a full disk LevelDB still needs room to say that something is free: for
+# the batch, and for a new log and a table when it is opened again.
+_RESERVE = 'catalog-reserve'
+_RESERVE_BYTES = 32 << 20
+_RESERVE_SHARE = 32     # of the file system's bytes at most one in so many
+
+_CATALOG = 'catalog'
+_SET_ASIDE = 'quarantine/catalog-'
+_FENCE = struct.Struct('<16sQ')
+_FLOCK = struct.Struct('@hhqqi4x')
+_IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
+_NAMED = re.compile('[TM]-([0-9a-f]{32})')
+
+#: What says that a recipe's blocks cannot be known, for now or for ever.
+UNREADABLE = (exceptions.DamagedError, exceptions.StorageError,
+              exceptions.VersionError, exceptions.AccessDenied)
+
+Progress = Callable[[int, int, str], None]
+_Result = TypeVar('_Result')
+
+
+def txid_of_name(name: str) -> bytes | None:
+    """The transaction id that a spool entry's name tells (kinds T and M)."""
+    found = _NAMED.fullmatch(name)
+    return bytes.fromhex(found[1]) if found else None
+
+
+class Maintainer:
+    """The maintainer of a repository, from the lock to :meth:`close`.
+
+    Belongs to one thread at a time; any thread may read the catalog's
+    statistics, :attr:`warnings` and :meth:`unreadable`.
+
+    :param progress: called as `progress(done, total, what)` while a catalog
+        is made anew, which takes seconds for each hundred images
+    :raises BusyError: if another process maintains it
+    :raises NoSpaceError, StorageError, AccessDenied: as their names say
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 progress: Progress | None = None) -> None:
+        self.repository = repository
+        self.handle = repository._handle()
+        self.engine = _engine.Maintenance(self.handle)
+        self.warnings: list[str] = []
+        self.announced: set[int] = set()
+        """Groups whose intent byte is held, to be collected next time."""
+        self._catalog: catalog_module.Catalog | None = None
+        self._unreadable: dict[str, tuple[str, int, str]] = {}
+        self._fenced = -1       # the newest record of the fence, if known
+        self._fence_good = False    # it is of this catalog
+        try:
+            if not self.engine.lock():
+                raise exceptions.BusyError(
+                    f'{repository.path} has another maintainer at work')
+            self._start(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def catalog(self) -> catalog_module.Catalog:
+        """The catalog; a rebuild puts another one in its place."""
+        if self._catalog is None:
+            raise catalog_module.CatalogError(
+                f'{self.repository.path} has no catalog: its rebuild failed')
+        return self._catalog
+
+    def close(self) -> None:
+        """Give the lock back. Idempotent."""
+        # First: the lock keeps others from the catalog.
+        self._close_catalog()
+        self.engine.close()
+
+    def __enter__(self) -> 'Maintainer':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.repository.path, name)
+
+    def _close_catalog(self) -> None:
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            catalog.close()
+
+    # -- start (N2) -------------------------------------------------------
+
+    def _start(self, progress: Progress | None) -> None:
+        fence = self.engine.read_fence()
+        if fence is None and not os.path.lexists(self._path(_CATALOG)):
+            # The first maintainer of all.
+            self.rebuild(progress)
+            return
+        try:
+            self._open_catalog()
+            self._check_fence(fence)
+            # N2.2, even if they look equal: what was read of the fence may
+            # not be on the disk.
+            self._write_fence()
+            self._reconcile()
+        except catalog_module.CatalogError as e:
+            self.rebuild(progress, str(e))
+        self.keep_reserve()
+
+    def _open_catalog(self) -> None:
+        def opened() -> catalog_module.Catalog:
+            return catalog_module.Catalog(self._path(_CATALOG),
+                                          self.repository.repository_id)
+        self._catalog = self._with_room(opened)
+
+    def _check_fence(self, fence: bytes | None) -> None:
+        """N2.1: raise CatalogError if the catalog must not be used."""
+        if not self.catalog.valid:
+            raise catalog_module.CatalogError(
+                f'the making of the catalog {self.catalog.path} did not end')
+        if fence is None:
+            raise catalog_module.CatalogError('the fence cannot be read')
+        catalog_id, sequence = _FENCE.unpack(fence)
+        self._fenced = sequence
+        if catalog_id != self.catalog.id:
+            raise catalog_module.CatalogError(
+                'the fence is of another catalog')
+        if self.catalog.sequence < sequence:
+            raise catalog_module.CatalogError(
+                f'the catalog {self.catalog.path} is older than the fence: it '
+                f'is at {self.catalog.sequence}, the fence at {sequence}')
+
+    def _write_fence(self) -> None:
+        self._fence_good = False
+        self.engine.write_fence(
+            _FENCE.pack(self.catalog.id, self.catalog.sequence))
+        self._fenced, self._fence_good = self.catalog.sequence, True
+
+    def _reconcile(self) -> None:
+        """Compare images/ with the ledger.
+
+        Others go on meanwhile. Since images/ is listed before the spool, and
+        only the maintainer removes entries, whatever was committed or deleted
+        before the listing, and is not settled, has its entry in the spool.
+
+        :raises CatalogError: if the catalog counts what is not there
+        """
+        left = set(self.catalog.txids())
+        unannounced: dict[bytes, str] = {}
+        for image_id, recipe in self._recipes(self.repository.images()):
+            with contextlib.closing(recipe):
+                if not recipe.complete:
+                    self.note_unreadable(recipe.name, recipe.error)
+                    continue
+                txid = recipe.header()['transaction_id']
+                if txid not in left:
+                    unannounced[txid] = image_id
+                left.discard(txid)
+        for name in self.engine.spool():
+            txid = self._entry_txid(name)
+            left.discard(txid)
+            unannounced.pop(txid, None)
+        for txid in left:
+            # Counted while its header could still be read.
+            image_id = (self.catalog.facts(txid) or {}).get('image_id')
+            if image_id not in self._unreadable:
+                raise catalog_module.CatalogError(
+                    f'the catalog {self.catalog.path} counts image '
+                    f'{image_id}, which is neither in images/ nor in the '
+                    'spool')
+            self.note_counted(image_id)
+        if unannounced:
+            self.warnings.append(
+                f'{len(unannounced)} images were neither counted nor in the '
+                f'spool, as {min(unannounced.values())}')
+            self._count(sorted(unannounced.values()))
+
+    def _entry_txid(self, name: str) -> bytes | None:
+        try:
+            with contextlib.closing(self.engine.open_entry(name)) as entry:
+                if entry.complete:
+                    return entry.header()['transaction_id']
+        except exceptions.ImageNotFound:
+            pass
+        return txid_of_name(name)
+
+    def _recipes(self, image_ids: list[str]
+                 ) -> Iterator[tuple[str, _engine.Recipe]]:
+        """The recipes of those images that are still there in their turn.
+
+        The caller closes them. One that cannot even be opened is noted.
+        """
+        for image_id in image_ids:
+            if not _IMAGE_ID.fullmatch(image_id):
+                self._warn_once(f'images/{image_id!r} is not an image')
+                continue
+            try:
+                recipe = self.engine.open_recipe(image_id)
+            except exceptions.ImageNotFound:
+                continue
+            except UNREADABLE as e:
+                self.note_unreadable(f'images/{image_id}', str(e))
+                continue
+            yield image_id, recipe
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    # -- making the catalog anew (N2.3) -----------------------------------
+
+    def rebuild(self, progress: Progress | None = None,
+                why: str | None = None) -> None:
+        """Make the catalog anew.
+
+        The old one is set aside if there is something wrong with it. If this
+        fails or is killed, the next start, or task, begins it anew (N2.4).
+
+        :param why: what is wrong with the old one, in words; None: nothing
+        """
+        if why is not None:
+            self.warnings.append(
+                f'{why}; it was set aside, and made anew' if
+                os.path.lexists(self._path(_CATALOG))
+                else f'{why}; it was made anew')
+        self._with_room(lambda: self._rebuild(progress, why is not None))
+        self.keep_reserve()
+
+    def _rebuild(self, progress: Progress | None, set_aside: bool) -> None:
+        sequence, kept = self._clear_away(set_aside)
+        self._unreadable.clear()
+        self._fence_good = False
+        catalog = catalog_module.Catalog(
+            self._path(_CATALOG), self.repository.repository_id, create=True)
+        self._catalog = catalog
+        catalog.write(kept)
+        self._count(self.repository.images(), progress, unfinished=True)
+        # N2.3. An image that was counted and whose link is lost in a crash
+        # has an entry in the spool, and one that was not counted since its
+        # unlinking was seen does not come back.
+        self.engine.sync('images')
+        self.engine.sync('spool')
+        catalog.write(catalog.batch(), sync=True, valid=True,
+                      sequence=sequence)
+        self._write_fence()
+
+    def _clear_away(self, set_aside: bool
+                    ) -> tuple[int, catalog_module.Batch]:
+        """Move the old catalog out of the way.
+
+        Returns the sequence that the new one is to have, and what of the old
+        one cannot be made anew.
+        """
+        fence = self.engine.read_fence()
+        if fence is not None:
+            self._fenced = max(self._fenced, _FENCE.unpack(fence)[1])
+        known = 0
+        kept = catalog_module.Batch()
+        path = self._path(_CATALOG)
+        if os.path.lexists(path):
+            # Whether it can be read at all is to be seen.
+            with contextlib.suppress(exceptions.RepositoryError):
+                if self._catalog is None:
+                    self._catalog = catalog_module.Catalog(
+                        path, self.repository.repository_id)
+                known = self._catalog.sequence
+                kept = self._catalog.salvage()
+            self._close_catalog()
+            with _os_errors(f'cannot set {path} aside'):
+                self._remove_set_aside()
+                aside = self._path(_SET_ASIDE + secrets.token_hex(8))
+                os.rename(path, aside)
+                if not set_aside:
+                    _remove(aside)
+        return self._next_sequence(known), kept
+
+    def _remove_set_aside(self) -> None:
+        """Only the last catalog that was set aside is kept."""
+        directory, prefix = os.path.split(_SET_ASIDE)
+        for name in os.listdir(self._path(directory)):
+            if name.startswith(prefix):
+                _remove(self._path(os.path.join(directory, name)))
+
+    def _count(self, image_ids: list[str], progress: Progress | None = None,
+               unfinished: bool = False) -> None:
+        """Count images that have no ledger key.
+
+        Without a ledger key each was not counted yet (N1). One that is
+        deleted meanwhile has its entry, by which it is un-counted.
+
+        :param unfinished: the catalog is not valid yet
+        """
+        batch = self.catalog.batch()
+        for done, (image_id, recipe) in enumerate(self._recipes(image_ids)):
+            with contextlib.closing(recipe):
+                self._count_one(batch, image_id, recipe)
+            if batch.size > BATCH_BYTES:
+                self._write_counts(batch, unfinished)
+                batch = self.catalog.batch()
+            if progress is not None:
+                progress(done + 1, len(image_ids), 'counting images')
+        self._write_counts(batch, unfinished)
+
+    def _write_counts(self, batch: catalog_module.Batch,
+                      unfinished: bool) -> None:
+        if unfinished:
+            # Synced: of batches that are not, LevelDB may lose some, and have
+            # later ones that are.
+            self.catalog.write(batch, sync=True)
+        else:
+            # Seen in images/ above; so that what is counted is there (N5.1).
+            self.engine.sync('images')
+            self.settle(batch)
+
+    def _count_one(self, batch: catalog_module.Batch, image_id: str,
+                   recipe: _engine.Recipe) -> None:
+        if not recipe.complete:
+            self.note_unreadable(recipe.name, recipe.error)
+            return
+        header = recipe.header()
+        txid = header['transaction_id']
+        if self.catalog.counted(txid, batch):
+            self.note_counted(image_id)
+            return
+        try:
+            runs = recipe.runs()
+        except UNREADABLE as e:
+            self.note_unreadable(recipe.name, str(e))
+            return
+        self.catalog.count(batch, txid, runs,
+                           catalog_module.facts_of(header, runs))
+        self.note_counted(image_id)
+
+    def guard(self, work: Callable[[], _Result],
+              progress: Progress | None = None) -> _Result:
+        """Do `work`; and once more, after a rebuild, if the catalog is bad.
+
+        Each task does its own so.
+        """
+        if self._catalog is None or not self._catalog.valid:
+            self.rebuild(progress)
+        try:
+            return work()
+        except catalog_module.CatalogError as e:
+            self.rebuild(progress, str(e))
+            return work()
+
+    # -- accounting steps (N5.2, N5.3) ------------------------------------
+
+    def settle(self, batch: catalog_module.Batch) -> None:
+        """One accounting step: the batch, synced; then the fence (I9).
+
+        On return spool entries may be unlinked that the batch, or an earlier
+        one, settled. With an empty batch it only makes sure of the fence.
+
+        :raises NoSpaceError: there is no room in the catalog; whether the
+            batch is in it or not, nothing may be unlinked on its account
+        """
+        if len(batch):
+            self.write(batch, sync=True, sequence=self._next_sequence(
+                self.catalog.sequence))
+            self._fence_good = False
+        if not self._fence_good:
+            self._write_fence()
+
+    def write(self, batch: catalog_module.Batch, **options: Any) -> None:
+        """As the catalog's own, but with the room that is kept for it."""
+        self._with_room(lambda: self.catalog.write(batch, **options))
+
+    def _next_sequence(self, above: int) -> int:
+        """The catalog's next one.
+
+        It is above all that the fence ever was at, of whichever catalog,
+        since the higher one of its records counts; and odd where that is
+        even, so that its record is not written in place of the newest.
+        """
+        sequence = max(self._fenced, above) + 1
+        return sequence + (sequence - self._fenced + 1) % 2
+
+    # -- room for the catalog ---------------------------------------------
+
+    def keep_reserve(self) -> None:
+        """See to it that the catalog has room on a disk that fills up.
+
+        Called again when there may be room.
+        """
+        path = self._path(_RESERVE)
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.repository.path)
+            size = min(_RESERVE_BYTES,
+                       disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
+            if os.path.lexists(path) and os.stat(path).st_size >= size:
+                return
+            if disk.f_bavail * disk.f_frsize < 2 * size:
+                return
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+                         | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            except OSError:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+
+    def _with_room(self, work: Callable[[], _Result]) -> _Result:
+        """Do something with the catalog, and again if it lacked room."""
+        try:
+            return work()
+        except exceptions.NoSpaceError:
+            if not self._make_room():
+                raise
+            return work()
+
+    def _make_room(self) -> bool:
+        made = False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(_RESERVE))
+            made = True
+        return made
+
+    # -- recipes that cannot be read --------------------------------------
+
+    def note_unreadable(self, name: str, error: str | None) -> None:
+        """Remember a file whose blocks are unknown and not counted.
+
+        :param name: of the file, relative to the repository
+        """
+        with contextlib.suppress(FileNotFoundError):
+            inode = os.lstat(self._path(name)).st_ino
+            self._unreadable[name.removeprefix('images/')] = (
+                name, inode, error or f'{name} has no header')
+
+    def note_counted(self, image_id: str) -> None:
+        """What an image needs is counted, whether it can be read or not."""
+        self._unreadable.pop(image_id, None)
+
+    def unreadable(self) -> dict[str, str]:
+        """What is not counted since it cannot be read, and what is wrong.
+
+        Image ids, or names in the spool. While there is one, nothing may be
+        freed anywhere.
+        """
+        result = {}
+        for key, (name, inode, error) in list(self._unreadable.items()):
+            try:
+                there = os.lstat(self._path(name)).st_ino == inode
+            except FileNotFoundError:
+                there = False
+            if there:
+                result[key] = error
+            else:
+                self._unreadable.pop(key, None)
+        return result
+
+    def retry_unreadable(self) -> None:
+        """Count those images that can be read by now."""
+        images = [key for key in self.unreadable() if '/' not in key]
+        if images:
+            self._count(images)
+
+    # -- what else the tasks share ----------------------------------------
+
+    def image_of(self, inode: int) -> str | None:
+        """The image whose recipe is this inode; for one without a header."""
+        with os.scandir(self._path('images')) as entries:
+            for entry in entries:
+                if entry.inode() == inode:
+                    return entry.name
+        return None
+
+    @contextlib.contextmanager
+    def image_lock(self, image_id: str) -> Iterator[bool]:
+        """Try the lock that deletes and merges of an image take (N9.1)."""
+        byte = xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
+        fd = os.open(self._path('locks/images'),
+                     os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            try:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(
+                    fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise exceptions.StorageError(
+                        f'locks/images cannot be locked: {e.strerror}') from e
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _os_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise exceptions.StorageError(f'{what}: {e.strerror}') from e
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)

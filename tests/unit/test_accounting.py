@@ -1,0 +1,729 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Accounting: the rules N1, N3, N4 and N5, each by its number."""
+
+import os
+import shutil
+
+import pytest
+import xxhash
+
+from dedupd import accounting
+from dedupd import task
+from glance_dedup import exceptions
+from tests import maintenance
+from tests.maintenance import content
+from tests.maintenance import maintaining
+from tests import repositories
+from tests.repositories import put
+
+
+@pytest.fixture
+def path(tmp_path):
+    return maintenance.create(tmp_path)
+
+
+@pytest.fixture
+def repo(path):
+    with repositories.open_repository(path, codec='none') as repo:
+        yield repo
+
+
+@pytest.fixture
+def other(path):
+    """Another process's handle."""
+    with repositories.open_repository(path, codec='none') as repo:
+        yield repo
+
+
+@pytest.fixture
+def maintainer(repo):
+    with maintaining(repo) as maintainer:
+        yield maintainer
+
+
+def account(maintainer):
+    return accounting.run_once(maintainer, task.Control())
+
+
+def figures(result):
+    return (result.counted, result.uncounted, result.removed, result.left)
+
+
+def spool(path, kind=''):
+    return sorted(name for name in os.listdir(path / 'spool')
+                  if name.startswith(kind))
+
+
+def make_entry(path, image_id, kind='D'):
+    """What an unfinished delete, or merge, leaves."""
+    name = f'{kind}-{os.urandom(16).hex()}'
+    os.link(path / 'images' / image_id, path / 'spool' / name)
+    return name
+
+
+def ruin(file, at):
+    with open(file, 'r+b') as f:
+        f.seek(at)
+        f.write(b'\xff' * 64)
+
+
+# -- what is counted ----------------------------------------------------------
+
+def test_images_are_counted(maintainer, path, other):
+    put(other, 'one', content(1, 2, 1))
+    put(other, 'two', content(2, 3) + bytes(5000))
+    assert spool(path, 'T') != []
+    assert figures(account(maintainer)) == (2, 0, 2, 0)
+    maintenance.need_counted(maintainer)
+    facts = {f['image_id']: f for _, f in maintainer.catalog.ledger()}
+    assert facts['one']['blocks'] == 30
+    assert facts['two']['upload_id'] == other.stat('two').upload_id
+    assert figures(account(maintainer)) == (0, 0, 0, 0)
+
+
+def test_deleted_images_are_uncounted(maintainer, path, other):
+    for number in range(3):
+        put(other, f'image-{number}', content(number, 7))
+    account(maintainer)
+    other.delete('image-1')
+    assert figures(account(maintainer)) == (0, 1, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+def test_empty_image(maintainer, other):
+    put(other, 'empty', b'')
+    put(other, 'zeros', bytes(100000))
+    assert figures(account(maintainer)) == (2, 0, 2, 0)
+    maintenance.need_counted(maintainer)
+
+
+def test_many_entries_take_several_lots(maintainer, other, monkeypatch):
+    log = maintenance.Log()
+    monkeypatch.setattr(accounting, 'LOT', 4)
+    for number in range(10):
+        put(other, f'image-{number}', content(number))
+    assert figures(account(maintenance.watch(maintainer, log))) == (
+        10, 0, 10, 0)
+    assert len(log.where('sync images')) == len(
+        log.where('write_fence')) == 3
+    maintenance.need_counted(maintainer)
+
+
+def test_large_batches_are_split(maintainer, other, monkeypatch):
+    monkeypatch.setattr('glance_dedup.maintainer.BATCH_BYTES', 10000)
+    for number in range(10):
+        put(other, f'image-{number}', content(number, blocks=64))
+    log = maintenance.Log()
+    assert figures(account(maintenance.watch(maintainer, log))) == (
+        10, 0, 10, 0)
+    assert len(log.where('write_fence')) > 2
+    maintenance.need_counted(maintainer)
+
+
+def test_stopping_between_lots(maintainer, other, monkeypatch):
+    monkeypatch.setattr(accounting, 'LOT', 2)
+    for number in range(5):
+        put(other, f'image-{number}', content(number))
+    control = task.Control(progress=lambda *_: control.stop())
+    with pytest.raises(task.Stopped):
+        accounting.run_once(maintainer, control)
+    assert figures(account(maintainer)) == (3, 0, 3, 0)
+    maintenance.need_counted(maintainer)
+
+
+# -- N1: the ledger -----------------------------------------------------------
+
+def test_n1_image_deleted_before_it_was_counted(maintainer, path, other):
+    """T and D are both there: neither asks for anything."""
+    put(other, 'stays', content(1))
+    account(maintainer)
+    put(other, 'goes', content(1))
+    other.delete('goes')
+    assert [name[0] for name in spool(path)] == ['D', 'T']
+    assert figures(account(maintainer)) == (0, 0, 2, 0)
+    maintenance.need_counted(maintainer)
+
+
+def test_n1_deleted_after_its_entry_was_counted_but_not_unlinked(
+        maintainer, path, other):
+    put(other, 'stays', content(1))
+    put(other, 'goes', content(1))
+    with pytest.raises(maintenance.Killed):
+        account(maintenance.watch(maintainer, maintenance.Once(
+            '.unlink', kill_it)))
+    maintenance.kill(maintainer)
+    assert len(spool(path, 'T')) == 2
+    other.delete('goes')
+    with maintaining(other) as maintainer:
+        assert figures(account(maintainer)) == (0, 1, 3, 0)
+        maintenance.need_counted(maintainer)
+
+
+def kill_it():
+    raise maintenance.Killed
+
+
+@pytest.mark.parametrize('step', range(1, 80, 3))
+def test_n1_everything_may_be_repeated(path, other, step):
+    """Killed at any of its calls, and done again: each counts once."""
+    for number in range(3):
+        put(other, f'image-{number}', content(number, 9))
+    with repositories.open_repository(path) as repo:
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+        other.delete('image-0')
+        put(other, 'image-4', content(4, 9))
+        put(other, 'image-5', content(5, 9))
+        other.delete('image-5')
+        os.rename(path / 'images' / 'image-1', path / 'aside')
+        make = path / 'spool' / f'D-{"7" * 32}'
+        os.rename(path / 'aside', make)
+        maintainer = maintenance.maintainer_module.Maintainer(repo)
+        hook = maintenance.Kill(step)
+        try:
+            account(maintenance.watch(maintainer, hook))
+        except maintenance.Killed:
+            pass
+        maintenance.kill(maintainer)
+    with maintaining(other) as maintainer:
+        assert maintainer.warnings == []
+        account(maintainer)
+        maintenance.need_counted(maintainer)
+    repositories.need_clean(path)
+
+
+# -- N3: two lock bytes -------------------------------------------------------
+
+def test_n3_byte_1_is_never_taken_of_a_live_recipe(maintainer, path, other):
+    """A live recipe never refuses a reader."""
+    put(other, 'image', content(1))
+    make_entry(path, 'image')
+    make_entry(path, 'image', 'O')
+    taken = []
+
+    def hook(name, arguments, before):
+        if name.endswith('try_lock') and not before:
+            taken.append(arguments)
+        if not before:
+            assert repositories.lock_held(
+                path / 'images' / 'image', 1) is None
+    account(maintenance.watch(maintainer, hook))
+    assert (0,) in taken and (1,) not in taken
+
+
+# -- N4: judging --------------------------------------------------------------
+
+def test_n4_1_live_counts_whatever_the_locks_say(maintainer, path, other):
+    transaction = other.begin('image')
+    transaction.write(content(1))
+    transaction.commit()
+    file = path / 'images' / 'image'
+    with repositories.holding(file, 0, 1, shared=True):
+        assert figures(account(maintainer)) == (1, 0, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+@pytest.mark.parametrize('write', [0, 5, 1000])
+def test_n4_2_upload_under_way_is_left(maintainer, path, other, write):
+    with other.begin('image') as transaction:
+        transaction.write(content(1) * write)
+        assert figures(account(maintainer)) == (0, 0, 0, 1)
+        assert len(spool(path, 'T')) == 1
+        transaction.write(content(2))
+        transaction.commit()
+    assert figures(account(maintainer)) == (1, 0, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+def test_n4_2_complete_and_not_linked_yet_is_left(maintainer, path, other):
+    """Its writer is just about to link it."""
+    put(other, 'image', content(1))
+    os.unlink(path / 'images' / 'image')
+    entry, = spool(path, 'T')
+    with repositories.holding(path / 'spool' / entry, 0, shared=True):
+        assert figures(account(maintainer)) == (0, 0, 0, 1)
+    assert spool(path, 'T') == [entry]
+
+
+@pytest.mark.parametrize('data', [b'', content(1), content(1) * 200])
+def test_n4_2_dead_upload_is_removed(maintainer, path, data):
+    def die():
+        with repositories.open_repository(path) as repo:
+            transaction = repo.begin('image')
+            transaction.write(data)
+            os._exit(0)
+    with pytest.raises(repositories.ChildFailed):
+        repositories.in_child(die)
+    assert len(spool(path, 'T')) == 1
+    assert figures(account(maintainer)) == (0, 0, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+def test_n4_2_the_lock_is_held_until_the_entry_is_unlinked(
+        maintainer, path, other):
+    """So that nobody makes a recipe of what was judged dead."""
+    put(other, 'image', content(1))
+    os.unlink(path / 'images' / 'image')
+    entry, = spool(path, 'T')
+    held = []
+
+    def hook(name, arguments, before):
+        if name.endswith('.unlink') and before:
+            held.append(repositories.lock_held(path / 'spool' / entry, 0))
+            held.append(repositories.lock_held(path / 'spool' / entry, 1))
+    account(maintenance.watch(maintainer, hook))
+    assert held == ['exclusive', 'exclusive']
+
+
+def test_n4_3_committed_between_look_and_lock(maintainer, path, other):
+    """The second look sees that it is an image by now."""
+    transaction = other.begin('image')
+    transaction.write(content(1))
+    hook = maintenance.Once('.try_lock', transaction.commit)
+    assert figures(account(maintenance.watch(maintainer, hook))) == (
+        1, 0, 1, 0)
+    assert hook.happened
+    maintenance.need_counted(maintainer)
+
+
+def test_n4_3_complete_and_committed_between_look_and_lock(
+        maintainer, path, other):
+    put(other, 'image', content(1))
+    entry, = spool(path, 'T')
+    os.rename(path / 'images' / 'image', path / 'aside')
+    hook = maintenance.Once('.try_lock', lambda: os.rename(
+        path / 'aside', path / 'images' / 'image'))
+    assert figures(account(maintenance.watch(maintainer, hook))) == (
+        1, 0, 1, 0)
+    assert hook.happened
+    maintenance.need_counted(maintainer)
+
+
+def test_n4_4_what_is_being_read_is_left(maintainer, path, other):
+    put(other, 'image', content(1))
+    account(maintainer)
+    with other.open_image('image') as image:
+        other.delete('image')
+        assert figures(account(maintainer)) == (0, 0, 0, 1)
+        assert maintenance.counts(maintainer.catalog)
+        assert image.read() == content(1)
+    assert figures(account(maintainer)) == (0, 1, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+@pytest.mark.parametrize('kind', ['D', 'O'])
+def test_n4_6_unfinished_delete_is_undone(maintainer, path, other, kind):
+    put(other, 'image', content(1))
+    account(maintainer)
+    make_entry(path, 'image', kind)
+    assert figures(account(maintainer)) == (0, 0, 1, 0)
+    maintenance.need_counted(maintainer)
+    assert repositories.read_all(other, 'image') == content(1)
+
+
+@pytest.mark.parametrize('kind', ['D', 'O'])
+def test_n4_6_delete_under_way_is_left(maintainer, path, other, kind):
+    """The image would go, and nothing would tell so."""
+    put(other, 'image', content(1))
+    account(maintainer)
+    entry = make_entry(path, 'image', kind)
+    byte = image_lock_byte('image')
+    with repositories.holding(path / 'locks' / 'images', byte):
+        assert figures(account(maintainer)) == (0, 0, 0, 1)
+        assert spool(path) == [entry]
+        os.unlink(path / 'images' / 'image')
+    assert figures(account(maintainer)) == (0, 1, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+def image_lock_byte(image_id):
+    return xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
+
+
+def test_n4_6_delete_finished_between_look_and_lock(maintainer, path, other):
+    put(other, 'image', content(1))
+    account(maintainer)
+    make_entry(path, 'image')
+    image = path / 'images' / 'image'
+    looks = []
+
+    def hook(name, arguments, before):
+        # After the second look, just before the image lock is tried.
+        if name.endswith('.live') and not before:
+            looks.append(name)
+            if len(looks) == 2:
+                image.unlink()
+    assert figures(account(maintenance.watch(maintainer, hook))) == (
+        0, 1, 1, 0)
+    assert len(looks) == 3
+    maintenance.need_counted(maintainer)
+
+
+def test_n4_6_while_its_writer_ends(maintainer, path, other):
+    put(other, 'image', content(1))
+    account(maintainer)
+    make_entry(path, 'image')
+    with repositories.holding(path / 'images' / 'image', 0, shared=True):
+        assert figures(account(maintainer)) == (0, 0, 0, 1)
+    assert figures(account(maintainer)) == (0, 0, 1, 0)
+
+
+def test_image_lock_is_given_back(maintainer, path, other):
+    put(other, 'image', content(1))
+    make_entry(path, 'image')
+    account(maintainer)
+    other.delete('image')
+    account(maintainer)
+    maintenance.need_counted(maintainer)
+
+
+def test_groups_and_temporary_names(maintainer, path, other):
+    put(other, 'image', content(1))
+    account(maintainer)
+    used = f'G-{"1" * 32}'
+    for name in (used, f'G-{"2" * 32}'):
+        shutil.copy(path / 'groups' / '00000001', path / 'spool' / name)
+    os.link(path / 'images' / 'image', path / 'spool' / f'X-{"3" * 32}')
+    with repositories.holding(path / 'spool' / used, 0, shared=True):
+        assert figures(account(maintainer)) == (0, 0, 2, 1)
+        assert spool(path) == [used]
+    assert figures(account(maintainer)) == (0, 0, 1, 0)
+    maintenance.need_counted(maintainer)
+
+
+def test_strange_files_stay(maintainer, path):
+    names = ['T-1', 'Z-' + '1' * 32, 'x', 'T-' + 'g' * 32]
+    for name in names:
+        (path / 'spool' / name).write_bytes(b'x')
+    assert figures(account(maintainer)) == (0, 0, 0, 0)
+    assert spool(path) == sorted(names)
+
+
+# -- N5: the order of the steps -----------------------------------------------
+
+def orders(maintainer, account_it):
+    log = maintenance.Log()
+    account_it(maintenance.watch(maintainer, log))
+    return log
+
+
+def need_order(log):
+    """Looks, fsync, batch, fence, unlink."""
+    looks = log.where('.live', '.try_lock')
+    syncs = log.where('sync images')
+    batches = log.where('catalog.write')
+    fences = log.where('write_fence')
+    unlinks = log.where('.unlink')
+    assert looks and syncs and batches and fences and unlinks
+    assert looks[-1] < syncs[0] < batches[0] < fences[0] < unlinks[0]
+    return log
+
+
+def test_n5_order_for_a_committed_image(maintainer, other):
+    put(other, 'image', content(1))
+    need_order(orders(maintainer, account))
+
+
+def test_n5_order_for_a_deleted_image(maintainer, other):
+    put(other, 'image', content(1))
+    account(maintainer)
+    other.delete('image')
+    need_order(orders(maintainer, account))
+
+
+@pytest.mark.parametrize('entry', ['dead', 'unfinished', 'counted'])
+def test_n5_1_fsync_also_where_the_ledger_asks_for_nothing(
+        maintainer, path, other, entry):
+    put(other, 'image', content(1))
+    if entry == 'counted':
+        account(maintainer)
+        make = 'T-' + next(maintainer.catalog.txids()).hex()
+        os.link(path / 'images' / 'image', path / 'spool' / make)
+    elif entry == 'unfinished':
+        account(maintainer)
+        make_entry(path, 'image')
+    else:
+        os.unlink(path / 'images' / 'image')
+    log = maintenance.Log()
+    assert account(maintenance.watch(maintainer, log)).removed == 1
+    assert not log.where('catalog.write')
+    look, = log.where('.live', '.try_lock')[-1:]
+    sync, = log.where('sync images')
+    unlink, = log.where('.unlink')
+    assert look < sync < unlink
+
+
+def test_n5_1_nothing_happens_if_the_fsync_fails(maintainer, path, other):
+    put(other, 'image', content(1))
+
+    def fail():
+        raise exceptions.StorageError('images: Input/output error')
+    sequence = maintainer.catalog.sequence
+    with pytest.raises(exceptions.StorageError):
+        account(maintenance.watch(maintainer, maintenance.Once(
+            'engine.sync', fail)))
+    assert len(spool(path, 'T')) == 1
+    assert maintainer.catalog.sequence == sequence
+    assert not maintenance.counts(maintainer.catalog)
+
+
+def test_n5_2_the_batch_is_synced(maintainer, other, monkeypatch):
+    put(other, 'image', content(1))
+    written = []
+    write = maintainer.catalog.write
+
+    def watched(batch, sync=False, **more):
+        written.append((sync, more))
+        write(batch, sync=sync, **more)
+    monkeypatch.setattr(maintainer.catalog, 'write', watched)
+    before = maintainer.catalog.sequence
+    account(maintainer)
+    (sync, more), = written
+    assert sync and more['sequence'] > before
+
+
+def test_n5_3_the_fence_is_the_catalogs_sequence(maintainer, other):
+    put(other, 'image', content(1))
+    account(maintainer)
+    fence = maintainer.engine.read_fence()
+    assert fence == (maintainer.catalog.id
+                     + maintainer.catalog.sequence.to_bytes(8, 'little'))
+
+
+def test_n5_3_fence_that_failed_is_written_before_the_unlinking(
+        maintainer, path, other):
+    """The ledger asks for nothing the second time; the fence is due yet."""
+    put(other, 'image', content(1))
+
+    def fail():
+        raise exceptions.StorageError('fence: Input/output error')
+    hook = maintenance.Once('write_fence', fail)
+    with pytest.raises(exceptions.StorageError):
+        account(maintenance.watch(maintainer, hook))
+    assert len(spool(path, 'T')) == 1
+    assert len(list(maintainer.catalog.txids())) == 1
+    log = maintenance.Log()
+    assert figures(account(maintenance.watch(maintainer, log))) == (
+        0, 0, 1, 0)
+    assert log.where('write_fence')[0] < log.where('.unlink')[0]
+    assert not log.where('catalog.write')
+
+
+def test_n5_fences_take_turns(maintainer, path, other):
+    """The newest record is never written over, whatever failed before."""
+    def newest():
+        data = (path / 'fence').read_bytes()
+        return max(int.from_bytes(data[at + 24:at + 32], 'little')
+                   for at in (0, 512))
+    fail_next = [False]
+
+    def hook(name, arguments, before):
+        if name == 'engine.write_fence' and before:
+            sequence = int.from_bytes(arguments[0][16:], 'little')
+            assert sequence % 2 != newest() % 2 or sequence == newest()
+            if fail_next.pop(0):
+                raise exceptions.StorageError('fence')
+    maintenance.watch(maintainer, hook)
+    for number, fails in enumerate([0, 1, 1, 0, 1, 0, 0]):
+        put(other, f'image-{number}', content(number))
+        fail_next[:] = [fails] + [0] * 9
+        try:
+            account(maintainer)
+        except exceptions.StorageError:
+            assert fails
+
+
+# -- damaged recipes ----------------------------------------------------------
+
+BODY, HEADER = 4096 + 16, 16
+
+
+@pytest.mark.parametrize('at', [BODY, HEADER])
+def test_live_uncounted_and_damaged_is_reported(maintainer, path, other, at):
+    put(other, 'bad', content(1))
+    put(other, 'good', content(2))
+    ruin(path / 'images' / 'bad', at)
+    result = account(maintainer)
+    assert (result.counted, result.removed) == (1, 1)
+    assert list(result.unreadable) == ['bad']
+    assert 'images/bad' in result.unreadable['bad'] or (
+        'spool/T' in result.unreadable['bad'])
+    assert result.unreadable == maintainer.unreadable()
+    assert len(spool(path, 'T')) == 1
+    assert account(maintainer).unreadable == result.unreadable
+
+
+@pytest.mark.parametrize('at', [BODY, HEADER])
+def test_damage_that_goes_away(maintainer, path, other, at):
+    put(other, 'bad', content(1))
+    file = path / 'images' / 'bad'
+    data = file.read_bytes()
+    ruin(file, at)
+    assert account(maintainer).unreadable
+    with open(file, 'r+b') as f:
+        f.write(data)
+    assert figures(account(maintainer)) == (1, 0, 1, 0)
+    assert maintainer.unreadable() == {}
+    maintenance.need_counted(maintainer)
+
+
+@pytest.mark.parametrize('at', [BODY, HEADER])
+def test_live_counted_and_damaged_goes_on(maintainer, path, other, at):
+    """What it needs is counted already."""
+    put(other, 'bad', content(1))
+    with pytest.raises(maintenance.Killed):
+        account(maintenance.watch(maintainer, maintenance.Once(
+            '.unlink', kill_it)))
+    maintenance.kill(maintainer)
+    ruin(path / 'images' / 'bad', at)
+    with maintaining(other) as maintainer:
+        assert figures(account(maintainer)) == (0, 0, 1, 0)
+        assert maintainer.unreadable() == {} and maintainer.warnings == []
+        assert len(maintenance.counts(maintainer.catalog)) == 10
+
+
+def quarantined(path):
+    return [name for name in os.listdir(path / 'quarantine')
+            if not name.startswith('catalog')]
+
+
+@pytest.mark.parametrize('at', [BODY, HEADER])
+def test_deleted_counted_and_damaged(maintainer, path, other, at):
+    """What is to be un-counted is not known: the catalog is made anew."""
+    put(other, 'bad', content(1, 2))
+    put(other, 'good', content(2))
+    account(maintainer)
+    other.delete('bad')
+    entry, = spool(path, 'D')
+    ruin(path / 'spool' / entry, at)
+    result = account(maintainer)
+    assert result.unreadable == {} and spool(path) == []
+    assert len(quarantined(path)) == 1
+    assert len(maintainer.warnings) == 1 and entry in maintainer.warnings[0]
+    maintenance.need_counted(maintainer)
+    assert account(maintainer).removed == 0
+    assert len(maintainer.warnings) == 1
+
+
+@pytest.mark.parametrize('at', [BODY, HEADER])
+def test_deleted_uncounted_and_damaged(maintainer, path, other, at):
+    put(other, 'good', content(2))
+    account(maintainer)
+    put(other, 'bad', content(1, 2))
+    other.delete('bad')
+    ruin(path / 'spool' / spool(path, 'T')[0], at)
+    result = account(maintainer)
+    assert result.unreadable == {} and spool(path) == []
+    assert maintainer.warnings == [] or at == HEADER
+    maintenance.need_counted(maintainer)
+
+
+def test_zeroed_header_of_an_image_is_no_dead_upload(maintainer, path, other):
+    """Its entry looks like that of an upload that did not get so far."""
+    put(other, 'bad', content(1))
+    with open(path / 'images' / 'bad', 'r+b') as f:
+        f.write(bytes(4096))
+    result = account(maintainer)
+    assert list(result.unreadable) == ['bad']
+    assert len(spool(path, 'T')) == 1
+
+
+@pytest.mark.parametrize('at', [BODY, HEADER])
+def test_damaged_deleted_and_still_read(maintainer, path, other, at):
+    """Not counted, and what it needs is not known: nothing may be freed."""
+    put(other, 'bad', content(1))
+    with other.open_image('bad'):
+        other.delete('bad')
+        os.unlink(path / 'spool' / spool(path, 'T')[0])
+        entry, = spool(path, 'D')
+        ruin(path / 'spool' / entry, at)
+        assert list(account(maintainer).unreadable) == [f'spool/{entry}']
+    assert account(maintainer).unreadable == {}
+    assert spool(path) == []
+
+
+def test_entry_that_cannot_be_opened(maintainer, path, other):
+    """It might be anything."""
+    name = f'T-{"1" * 32}'
+    (path / 'spool' / name).symlink_to(path / 'key')
+    result = account(maintainer)
+    assert list(result.unreadable) == [f'spool/{name}']
+    assert (path / 'key').exists()
+
+
+# -- catalogs that do not add up ----------------------------------------------
+
+def test_count_below_zero_makes_the_catalog_anew(maintainer, path, other):
+    put(other, 'one', content(1))
+    put(other, 'two', content(1, 2))
+    account(maintainer)
+    batch = maintainer.catalog.batch()
+    for key, value in maintainer.catalog._items(b'c'):
+        batch.delete(key)
+    maintainer.catalog.write(batch)
+    other.delete('one')
+    account(maintainer)
+    assert len(maintainer.warnings) == 1
+    assert 'too few' in maintainer.warnings[0]
+    maintenance.need_counted(maintainer)
+
+
+def test_two_entries_of_one_transaction(maintainer, path, other):
+    """A copy of a recipe's file, put there by somebody."""
+    put(other, 'image', content(1))
+    entry, = spool(path, 'T')
+    shutil.copy(path / 'spool' / entry, path / 'spool' / f'D-{"1" * 32}')
+    shutil.copy(path / 'spool' / entry, path / 'spool' / f'O-{"2" * 32}')
+    account(maintainer)
+    account(maintainer)
+    assert spool(path) == []
+    assert sum(maintenance.counts(maintainer.catalog).values()) in (0, 10)
+
+
+# -- no room ------------------------------------------------------------------
+
+def test_full_disk(tmp_path):
+    """The room that is kept for the catalog is used."""
+    with repositories.small_disk(tmp_path / 'disk', '16m') as disk:
+        path = maintenance.create(disk)
+        with repositories.open_repository(
+                path, codec='none', filter_dir=str(tmp_path)) as repo:
+            with maintaining(repo) as maintainer:
+                for number in range(4):
+                    put(repo, f'image-{number}', content(number, blocks=64))
+                account(maintainer)
+                for number in range(3):
+                    repo.delete(f'image-{number}')
+                repositories.fill_disk(disk)
+                assert figures(account(maintainer)) == (0, 3, 3, 0)
+                maintenance.need_counted(maintainer)
+
+
+def test_full_disk_and_the_reserve_is_used_up(tmp_path):
+    """An error with words; nothing is unlinked that was not settled."""
+    with repositories.small_disk(tmp_path / 'disk', '16m') as disk:
+        path = maintenance.create(disk)
+        with repositories.open_repository(
+                path, codec='none', filter_dir=str(tmp_path)) as repo:
+            with maintaining(repo) as maintainer:
+                for number in range(4):
+                    put(repo, f'image-{number}', content(number, blocks=64))
+                (path / 'catalog-reserve').unlink()
+                filling = repositories.fill_disk(disk)
+                with pytest.raises(exceptions.NoSpaceError, match='catalog'):
+                    account(maintainer)
+                assert len(spool(path, 'T')) == 4
+                filling.unlink()
+                assert figures(account(maintainer))[2:] == (4, 0)
+                maintenance.need_counted(maintainer)

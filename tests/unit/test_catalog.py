@@ -1,0 +1,745 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The catalog by itself: counts, ledger, what is damaged, room, history."""
+
+import array
+import collections
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import threading
+
+import plyvel
+import pytest
+
+from glance_dedup import catalog as catalog_module
+from glance_dedup import exceptions
+from tests import repositories
+
+REPOSITORY = '0123456789abcdef' * 2
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / 'catalog'
+
+
+@pytest.fixture
+def catalog(path):
+    catalog = catalog_module.Catalog(path, REPOSITORY, create=True)
+    yield catalog
+    catalog.close()
+
+
+def open_catalog(path):
+    return catalog_module.Catalog(path, REPOSITORY)
+
+
+def pack(*runs):
+    return b''.join(struct.pack('<III', *run) for run in runs)
+
+
+def txid(number):
+    return number.to_bytes(16, 'big')
+
+
+def facts(image_id='image', project='', **more):
+    return {'image_id': image_id, 'project': project, 'size': 10,
+            'zero_bytes': 4, 'new_bytes': 3, 'stored_bytes': 2, 'blocks': 1,
+            'fragments': 1, 'created': 7, 'upload_id': '0' * 32, **more}
+
+
+def count(catalog, number, *runs, **more):
+    batch = catalog.batch()
+    catalog.count(batch, txid(number), pack(*runs), facts(**more))
+    catalog.write(batch)
+
+
+def uncount(catalog, number, *runs):
+    batch = catalog.batch()
+    catalog.uncount(batch, txid(number), pack(*runs))
+    catalog.write(batch)
+
+
+def counts(catalog, group, batch=None):
+    """Slots and their counts, without the zeros."""
+    words = array.array('I', catalog.counts(group, batch=batch))
+    assert len(words) == 32768
+    return {slot: n for slot, n in enumerate(words) if n}
+
+
+# -- counts and ledger --------------------------------------------------------
+
+def test_counts_by_run(catalog):
+    count(catalog, 1, (1, 5, 3), (1, 6, 1), (7, 32767, 1))
+    assert counts(catalog, 1) == {5: 1, 6: 2, 7: 1}
+    assert counts(catalog, 7) == {32767: 1}
+    assert counts(catalog, 2) == {}
+    assert catalog.counted(txid(1)) and not catalog.counted(txid(2))
+    uncount(catalog, 1, (1, 5, 3), (1, 6, 1), (7, 32767, 1))
+    assert counts(catalog, 1) == counts(catalog, 7) == {}
+    assert not catalog.counted(txid(1))
+
+
+def test_run_over_the_border_of_two_chunks(catalog):
+    runs = [(3, 1000, 1024), (3, 2048, 1), (3, 0, 1), (4, 1023, 2)]
+    count(catalog, 1, *runs)
+    assert set(counts(catalog, 3)) == {0, 2048, *range(1000, 2024)}
+    assert counts(catalog, 4) == {1023: 1, 1024: 1}
+    uncount(catalog, 1, *runs)
+    assert not counts(catalog, 3) and not counts(catalog, 4)
+
+
+def test_counts_of_the_first_slots(catalog):
+    count(catalog, 1, (1, 62, 4))
+    assert catalog.counts(1, 64) == bytes(62 * 4) + struct.pack('<II', 1, 1)
+
+
+def test_zero_counts_take_no_room(catalog, path):
+    count(catalog, 1, (1, 5, 3))
+    uncount(catalog, 1, (1, 5, 3))
+    catalog.close()
+    with plyvel.DB(str(path)) as db:
+        assert [key for key, _ in db] == [b'g\0\0\0\1', b'meta']
+
+
+def test_key_and_counts_are_as_the_format_says(catalog, path):
+    count(catalog, 0xabcdef, (0x01020304, 1025, 1), image_id='an-image')
+    catalog.close()
+    with plyvel.DB(str(path)) as db:
+        value = db.get(b'c\x01\x02\x03\x04\x01')
+        assert value == bytes(4) + b'\1\0\0\0' + bytes(4088)
+        assert json.loads(db.get(b'l' + txid(0xabcdef))) == facts('an-image')
+        assert json.loads(db.get(b'g\x01\x02\x03\x04')) == {
+            'judged': 0, 'dirty': False, 'indexed': 0, 'used': 1,
+            'rewritten': 0}
+        meta = json.loads(db.get(b'meta'))
+        assert set(meta) == {'format', 'repository_id', 'catalog_id',
+                             'sequence', 'valid', 'index_bits', 'ledger'}
+        assert meta['ledger'] == f'{0xabcdef:032x}'
+        assert meta['repository_id'] == REPOSITORY and meta['format'] == 1
+
+
+def test_n1_each_recipe_is_counted_once(catalog):
+    batch = catalog.batch()
+    catalog.count(batch, txid(1), pack((1, 1, 1)), facts())
+    with pytest.raises(catalog_module.CatalogError, match='already'):
+        catalog.count(batch, txid(1), pack((1, 1, 1)), facts())
+    catalog.write(batch)
+    with pytest.raises(catalog_module.CatalogError, match='already'):
+        catalog.count(catalog.batch(), txid(1), pack((1, 1, 1)), facts())
+
+
+def test_n1_what_has_no_key_is_not_uncounted(catalog):
+    count(catalog, 1, (1, 1, 1))
+    batch = catalog.batch()
+    with pytest.raises(catalog_module.CatalogError, match='not counted'):
+        catalog.uncount(batch, txid(2), pack((1, 1, 1)))
+    assert not len(batch)
+    catalog.uncount(batch, txid(1), pack((1, 1, 1)))
+    with pytest.raises(catalog_module.CatalogError, match='not counted'):
+        catalog.uncount(batch, txid(1), pack((1, 1, 1)))
+
+
+def test_count_below_zero_is_damage(catalog):
+    count(catalog, 1, (1, 1, 1))
+    count(catalog, 2, (1, 2, 1))
+    with pytest.raises(catalog_module.CatalogError, match='too few'):
+        catalog.uncount(catalog.batch(), txid(1), pack((1, 1, 3)))
+    assert counts(catalog, 1) == {1: 1, 2: 1}
+
+
+def test_count_at_its_maximum_stays(catalog):
+    batch = catalog.batch()
+    batch.put(b'c\0\0\0\1\0', struct.pack('<II', 0xfffffffe, 0xffffffff)
+              + bytes(4088))
+    catalog.write(batch)
+    count(catalog, 1, (1, 0, 2))
+    assert counts(catalog, 1) == {0: 0xffffffff, 1: 0xffffffff}
+    uncount(catalog, 1, (1, 0, 2))
+    assert counts(catalog, 1) == {0: 0xffffffff, 1: 0xffffffff}
+
+
+@pytest.mark.parametrize('run', [(0, 1, 1), (1, 32768, 1), (1, 32767, 2),
+                                 (1, 0xffffffff, 1), (1, 5, 0xffffffff)])
+def test_impossible_runs(catalog, run):
+    with pytest.raises(exceptions.DamagedError):
+        catalog.count(catalog.batch(), txid(1), pack(run), facts())
+
+
+def test_batch_sees_what_it_holds(catalog):
+    count(catalog, 1, (1, 5, 1))
+    batch = catalog.batch()
+    catalog.count(batch, txid(2), pack((1, 5, 1)), facts())
+    catalog.count(batch, txid(3), pack((1, 5, 1)), facts())
+    catalog.uncount(batch, txid(1), pack((1, 5, 1)))
+    assert counts(catalog, 1, batch) == {5: 2}
+    assert catalog.counted(txid(2), batch)
+    assert not catalog.counted(txid(1), batch)
+    # And nothing is seen without it, until it is written.
+    assert counts(catalog, 1) == {5: 1}
+    assert catalog.counted(txid(1)) and not catalog.counted(txid(2))
+    catalog.write(batch)
+    assert counts(catalog, 1) == {5: 2}
+    assert catalog.counted(txid(2)) and not catalog.counted(txid(1))
+
+
+def test_batch_knows_its_size(catalog):
+    batch = catalog.batch()
+    assert batch.size == 0 and len(batch) == 0
+    catalog.count(batch, txid(1), pack((1, 5, 1)), facts())
+    size = batch.size
+    assert 4096 < size < 5000
+    catalog.count(batch, txid(2), pack((1, 6, 1)), facts())
+    assert size + 17 < batch.size < size + 500
+    assert batch.size == sum(len(k) + len(v or b'') for k, v in batch.items())
+
+
+def test_group_is_dirty_once_a_count_is_zero(catalog):
+    count(catalog, 1, (1, 5, 2), (2, 5, 1), (3, 1, 1))
+    count(catalog, 2, (2, 5, 1), (1, 6, 1))
+    assert not any(g['dirty'] for _, g in catalog.groups())
+    uncount(catalog, 1, (1, 5, 2), (2, 5, 1), (3, 1, 1))
+    assert {n: g['dirty'] for n, g in catalog.groups()} == {
+        1: True, 2: False, 3: True}
+    assert {n: g['used'] for n, g in catalog.groups()} == {1: 1, 2: 1, 3: 0}
+
+
+def test_dirt_goes_with_the_counts(catalog):
+    count(catalog, 1, (1, 5, 1))
+    batch = catalog.batch()
+    catalog.uncount(batch, txid(1), pack((1, 5, 1)))
+    assert catalog.group(1, batch)['dirty']
+    assert not catalog.group(1)['dirty']
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_counts_against_a_model(catalog, path, seed):
+    rng = random.Random(seed)
+    model = collections.defaultdict(collections.Counter)
+    counted = {}
+    for step in range(60):
+        batch = catalog.batch()
+        for _ in range(rng.randrange(4)):
+            if counted and rng.random() < 0.45:
+                number = rng.choice(list(counted))
+                runs = counted.pop(number)
+                catalog.uncount(batch, txid(number), pack(*runs))
+                sign = -1
+            else:
+                number = rng.getrandbits(64)
+                runs = [(rng.randrange(1, 4), rng.choice([
+                    rng.randrange(32768 - 1024), rng.randrange(900, 2100)]),
+                    rng.randrange(1, 1025)) for _ in range(rng.randrange(9))]
+                counted[number] = runs
+                catalog.count(batch, txid(number), pack(*runs), facts())
+                sign = 1
+            for group, slot, blocks in runs:
+                for s in range(slot, slot + blocks):
+                    model[group][s] += sign
+        catalog.write(batch, sync=rng.random() < 0.1)
+        if rng.random() < 0.1:
+            catalog.close()
+            catalog = open_catalog(path)
+    for group in (1, 2, 3):
+        real = {s: n for s, n in model[group].items() if n}
+        assert counts(catalog, group) == real
+        assert catalog.group(group)['used'] == len(real)
+    assert set(catalog.txids()) == {txid(n) for n in counted}
+    catalog.close()
+
+
+# -- what it says of itself ---------------------------------------------------
+
+def test_new_catalog_is_not_valid(catalog, path):
+    assert not catalog.valid and catalog.sequence == 0
+    assert catalog.index_bits == 0 and len(catalog.id) == 16
+    catalog_id = catalog.id
+    catalog.write(catalog.batch(), valid=True, sequence=7, index_bits=3)
+    catalog.close()
+    catalog = open_catalog(path)
+    assert catalog.valid and catalog.sequence == 7 and catalog.index_bits == 3
+    assert catalog.id == catalog_id
+    catalog.close()
+
+
+def test_ids_differ(catalog, tmp_path):
+    other = catalog_module.Catalog(tmp_path / 'other', REPOSITORY, create=True)
+    assert other.id != catalog.id
+    other.close()
+
+
+def test_there_is_none(path):
+    with pytest.raises(catalog_module.CatalogError, match='not there'):
+        open_catalog(path)
+
+
+def test_none_is_made_over_another(catalog, path):
+    catalog.close()
+    with pytest.raises(exceptions.DamagedError):
+        catalog_module.Catalog(path, REPOSITORY, create=True)
+    open_catalog(path).close()
+
+
+def test_of_another_repository(catalog, path):
+    catalog.close()
+    with pytest.raises(catalog_module.CatalogError, match=REPOSITORY):
+        catalog_module.Catalog(path, 'f' * 32)
+
+
+def test_closed(catalog):
+    catalog.close()
+    catalog.close()
+    with pytest.raises(exceptions.ClosedError):
+        catalog.counted(txid(1))
+    with pytest.raises(exceptions.ClosedError):
+        catalog.write(catalog.batch())
+    with pytest.raises(exceptions.ClosedError):
+        list(catalog.ledger())
+
+
+def test_open_twice_is_busy(catalog, path):
+    with pytest.raises(exceptions.BusyError):
+        open_catalog(path)
+
+
+def test_disk_bytes(catalog):
+    assert 0 < catalog.disk_bytes() < 1 << 20
+
+
+# -- damage -------------------------------------------------------------------
+
+def filled(path, images=60):
+    """A closed catalog, with tables and a log."""
+    catalog = catalog_module.Catalog(path, REPOSITORY, create=True)
+    for number in range(images):
+        batch = catalog.batch()
+        # As random as they are.
+        catalog.count(batch, hashlib.md5(b'%d' % number).digest(),
+                      pack(*((g, number * 7, 500) for g in range(1, 40))),
+                      facts(f'image-{number}'))
+        catalog.write(batch, sequence=number + 1)
+    catalog.write(catalog.batch(), sync=True, valid=True)
+    catalog.close()
+    return path
+
+
+def read_everything(path):
+    catalog = open_catalog(path)
+    try:
+        ledger = dict(catalog.ledger())
+        assert set(catalog.txids()) == set(ledger)
+        return (catalog.sequence, ledger,
+                [catalog.counts(g) for g in range(1, 40)],
+                dict(catalog.groups()))
+    finally:
+        catalog.close()
+
+
+@pytest.fixture(scope='module')
+def sample(tmp_path_factory):
+    path = filled(tmp_path_factory.mktemp('catalog') / 'catalog')
+    return path, read_everything(shutil.copytree(path, f'{path}-copy'))
+
+
+def test_what_is_lost_is_noticed(sample, path):
+    """Without a file it is refused, or older than it was."""
+    original, truth = sample
+    noticed = set()
+    for name in sorted(os.listdir(original)):
+        shutil.copytree(original, path)
+        (path / name).unlink()
+        try:
+            found = read_everything(path)
+            # LevelDB may not have removed yet what it needs no more.
+            assert found == truth or found[0] < truth[0], name
+            if found != truth:
+                noticed.add(name)
+        except catalog_module.CatalogError:
+            noticed.add(name)
+        shutil.rmtree(path)
+    assert {name.partition('-')[0] for name in noticed} >= {
+        'CURRENT', 'MANIFEST'} and len(noticed) > 2
+
+
+@pytest.mark.parametrize('seed', range(40))
+def test_damage_is_noticed(sample, path, seed):
+    """Bytes changed anywhere: refused, or older, or without effect."""
+    original, truth = sample
+    shutil.copytree(original, path)
+    rng = random.Random(seed)
+    files = [f for f in sorted(path.iterdir())
+             if f.stat().st_size and not f.name.startswith('LOG')]
+    file = rng.choice(files)
+    data = bytearray(file.read_bytes())
+    at = rng.randrange(len(data))
+    if seed % 4 == 0:
+        del data[at:]
+    elif seed % 4 == 1:
+        data[at:at + 512] = bytes(len(data[at:at + 512]))
+    else:
+        data[at] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    try:
+        found = read_everything(path)
+    except catalog_module.CatalogError:
+        return
+    assert found == truth or found[0] < truth[0], (file.name, at)
+
+
+def test_lost_batch_in_the_middle_is_noticed(catalog, path):
+    """As where an older log was cut short, and a newer one was not."""
+    for number in range(1, 4):
+        count(catalog, number, (number, 5, 1))
+    assert len(list(catalog.txids())) == 3
+    batch = catalog.batch()
+    batch.delete(b'l' + txid(2))
+    catalog.write(batch)
+    with pytest.raises(catalog_module.CatalogError, match='middle'):
+        list(catalog.txids())
+
+
+def test_hole_in_the_log_is_noticed(path):
+    """LevelDB alone would skip it, and take the batches that follow."""
+    filled(path, 8)
+    log, = path.glob('*.log')
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(catalog_module.CatalogError):
+        open_catalog(path)
+
+
+@pytest.mark.parametrize('key, value', [
+    (b'meta', b''), (b'meta', b'[]'), (b'meta', b'{"format": 1}'),
+    (b'meta', None), (b'meta', b'[' * 100000),
+    (b'l' + bytes(15), b'{}'), (b'l' + bytes(16), b'\xff'),
+    (b'g\0\0\0\1', b'3'), (b'g\0\0\0\1', b'{"used": "x"}'),
+    (b'g\0\0\0\1', b'{"used": -1}'), (b'g\0\0', b'{}'),
+    (b'c\0\0\0\1\0', b'short'), (b'd\0', b'{}'), (b'd' + bytes(8), b'0'),
+    (b'h\1', b'{}'), (b's', b'7')])
+def test_strange_keys_and_values(catalog, path, key, value):
+    catalog.close()
+    with plyvel.DB(str(path)) as db:
+        if value is None:
+            db.delete(key)
+        else:
+            db.put(key, value)
+
+    def use():
+        catalog = open_catalog(path)
+        try:
+            list(catalog.ledger())
+            list(catalog.txids())
+            list(catalog.groups())
+            catalog.counts(1)
+            catalog.damaged()
+            catalog.history()
+            catalog.scrub_state()
+        finally:
+            catalog.close()
+    with pytest.raises(catalog_module.CatalogError):
+        use()
+
+
+@pytest.mark.parametrize('change', [
+    {'format': 2}, {'catalog_id': '12'}, {'catalog_id': 5}, {'sequence': -1},
+    {'sequence': 1 << 70}, {'sequence': True}, {'valid': 1},
+    {'index_bits': 99}, {'repository_id': None}, {'ledger': 0},
+    {'ledger': '12'}])
+def test_strange_meta(catalog, path, change):
+    catalog.close()
+    with plyvel.DB(str(path)) as db:
+        meta = json.loads(db.get(b'meta'))
+        db.put(b'meta', json.dumps({**meta, **change}).encode())
+    with pytest.raises(catalog_module.CatalogError):
+        open_catalog(path)
+
+
+@pytest.mark.parametrize('what', ['file', 'link'])
+def test_not_a_directory(path, tmp_path, what):
+    if what == 'file':
+        path.write_bytes(b'')
+    else:
+        filled(tmp_path / 'real', 1)
+        path.symlink_to(tmp_path / 'real')
+    with pytest.raises(catalog_module.CatalogError):
+        open_catalog(path)
+
+
+def test_no_access(catalog, path):
+    catalog.close()
+    os.chmod(path, 0)
+    os.chmod(path.parent, 0o755)
+    top = path.parent
+    while top.name != 'tmp' and top != top.parent:
+        os.chmod(top, os.stat(top).st_mode | 0o055)
+        top = top.parent
+
+    def use():
+        with pytest.raises(exceptions.AccessDenied):
+            open_catalog(path)
+    if os.geteuid() == 0:
+        repositories.in_child(repositories.as_user(65534, use))
+    else:
+        use()
+    os.chmod(path, 0o700)
+
+
+# -- writing that fails -------------------------------------------------------
+
+def test_no_room(tmp_path):
+    """The batch is not written, and the catalog is good when there is."""
+    with repositories.small_disk(tmp_path / 'disk', '4m') as disk:
+        catalog = catalog_module.Catalog(disk / 'catalog', REPOSITORY,
+                                         create=True)
+        count(catalog, 1, (1, 5, 1))
+        filling = repositories.fill_disk(disk)
+        with pytest.raises(exceptions.NoSpaceError):
+            for number in range(2, 1000):
+                count(catalog, number, *((g, 0, 1) for g in range(1, 9)))
+        last = number
+        with pytest.raises(exceptions.NoSpaceError):
+            count(catalog, 5000, (1, 5, 1))
+        filling.unlink()
+        written = catalog.counted(txid(last))
+        assert set(catalog.txids()) == {
+            txid(n) for n in range(1, last + written)}
+        count(catalog, 6000, (1, 5, 1))
+        catalog.close()
+        catalog = open_catalog(disk / 'catalog')
+        assert catalog.counted(txid(1)) and catalog.counted(txid(6000))
+        assert not catalog.counted(txid(5000))
+        catalog.close()
+
+
+def test_same_batch_may_be_written_twice(catalog):
+    batch = catalog.batch()
+    catalog.count(batch, txid(1), pack((1, 5, 1)), facts())
+    catalog.write(batch)
+    catalog.write(batch)
+    assert counts(catalog, 1) == {5: 1}
+    assert list(catalog.txids()) == [txid(1)]
+
+
+def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
+    """As it is after a write that failed."""
+    older = path.parent / 'older'
+    shutil.copytree(path, older)
+    catalog.write(catalog.batch(), sync=True, sequence=5)
+    catalog._drop()
+    shutil.rmtree(path)
+    older.rename(path)
+    with pytest.raises(catalog_module.CatalogError, match='lost'):
+        catalog.counted(txid(1))
+
+
+def test_killed_in_the_middle(path):
+    """Of batches that were written each is there, or not, as a whole."""
+    catalog_module.Catalog(path, REPOSITORY, create=True).close()
+    for round_ in range(4):
+        def child():
+            catalog = open_catalog(path)
+            base = catalog.sequence
+            for number in range(base + 1, base + 10000):
+                batch = catalog.batch()
+                catalog.count(batch, txid(number), pack(
+                    (1, number % 30000, 9), (2, 3, 5)), facts())
+                catalog.write(batch, sync=number % 16 == 0, sequence=number)
+        pid, pipe = repositories.fork_child(child)
+        log = path / 'LOG'
+        try:
+            repositories.eventually(
+                lambda: sum(f.stat().st_size for f in path.glob('*.log'))
+                > 200000 * (round_ + 1))
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(pipe)
+        assert log.exists()
+        catalog = open_catalog(path)
+        numbers = {int.from_bytes(t, 'big') for t in catalog.txids()}
+        assert numbers == set(range(1, catalog.sequence + 1))
+        assert counts(catalog, 2)[3] == catalog.sequence
+        catalog.close()
+
+
+def test_read_by_other_threads(catalog):
+    errors = []
+    done = threading.Event()
+
+    def read():
+        try:
+            while not done.is_set():
+                catalog.statistics()
+                counts(catalog, 1)
+        except Exception as e:
+            errors.append(e)
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 100):
+            count(catalog, number, (1, number, 1))
+            if number % 10 == 0:
+                catalog._drop()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert [e for e in errors
+            if not isinstance(e, exceptions.ClosedError)] == []
+    assert catalog.statistics()['images'] == 99
+
+
+# -- the rest -----------------------------------------------------------------
+
+def test_groups_facts(catalog):
+    assert catalog.group(3) == {
+        'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
+        'rewritten': 0}
+    batch = catalog.batch()
+    catalog.set_group(batch, 3, judged=7)
+    catalog.set_group(batch, 3, indexed=5)
+    catalog.set_group(batch, 0x1000000, dirty=True)
+    catalog.write(batch)
+    assert catalog.group(3) == {
+        'judged': 7, 'dirty': False, 'indexed': 5, 'used': 0,
+        'rewritten': 0}
+    assert [n for n, _ in catalog.groups()] == [3, 0x1000000]
+    batch = catalog.batch()
+    catalog.forget_group(batch, 3)
+    catalog.write(batch)
+    assert [n for n, _ in catalog.groups()] == [0x1000000]
+
+
+def test_group_with_counts_is_not_forgotten(catalog):
+    count(catalog, 1, (3, 2000, 1))
+    with pytest.raises(catalog_module.CatalogError):
+        catalog.forget_group(catalog.batch(), 3)
+
+
+def test_statistics(catalog):
+    assert catalog.statistics()['images'] == 0
+    count(catalog, 1, (1, 5, 2), image_id='a', project='p')
+    count(catalog, 2, (1, 5, 3), image_id='b', project='p')
+    count(catalog, 3, (2, 5, 1), image_id='c', project='q', size=100)
+    found = catalog.statistics()
+    assert found.pop('projects') == {
+        'p': {'images': 2, 'logical_bytes': 20, 'zero_bytes': 8,
+              'nonzero_bytes': 12, 'new_bytes': 6, 'stored_bytes': 4,
+              'blocks': 2},
+        'q': {'images': 1, 'logical_bytes': 100, 'zero_bytes': 4,
+              'nonzero_bytes': 96, 'new_bytes': 3, 'stored_bytes': 2,
+              'blocks': 1}}
+    assert found == {
+        'images': 3, 'logical_bytes': 120, 'zero_bytes': 12,
+        'nonzero_bytes': 108, 'new_bytes': 9, 'stored_bytes': 6, 'blocks': 3,
+        'unique_blocks': 4}
+    uncount(catalog, 3, (2, 5, 1))
+    assert catalog.statistics()['images'] == 2
+    assert catalog.statistics()['unique_blocks'] == 3
+
+
+def test_facts_of():
+    header = {'image_id': 'i', 'project': 'p', 'upload_id': b'\1' * 16,
+              'transaction_id': b'\2' * 16, 'size': 1, 'zero_bytes': 2,
+              'new_bytes': 3, 'stored_bytes': 4, 'extents': 5, 'fragments': 6,
+              'created': 7}
+    assert catalog_module.facts_of(header, pack((1, 2, 3), (4, 5, 60))) == {
+        'image_id': 'i', 'project': 'p', 'upload_id': '01' * 16, 'size': 1,
+        'zero_bytes': 2, 'new_bytes': 3, 'stored_bytes': 4, 'blocks': 63,
+        'fragments': 6, 'created': 7}
+
+
+def test_damaged_blocks(catalog):
+    batch = catalog.batch()
+    catalog.set_damaged(batch, 5 << 15 | 7, {'found': 1})
+    catalog.set_damaged(batch, 6 << 15, {'found': 2})
+    catalog.write(batch)
+    assert catalog.damaged() == {5 << 15 | 7: {'found': 1},
+                                 6 << 15: {'found': 2}}
+    batch = catalog.batch()
+    catalog.set_damaged(batch, 6 << 15, None)
+    catalog.write(batch)
+    assert list(catalog.damaged()) == [5 << 15 | 7]
+
+
+def test_scrub_state(catalog):
+    assert catalog.scrub_state() == {}
+    catalog.set_scrub_state({'group': 3, 'slot': 9})
+    assert catalog.scrub_state() == {'group': 3, 'slot': 9}
+
+
+def test_index_pages(catalog):
+    assert catalog.index_page(0) == b''
+    batch = catalog.batch()
+    catalog.set_index_page(batch, 0, b'x' * 13)
+    catalog.set_index_page(batch, 0x10000, b'y' * 26)
+    catalog.write(batch, index_bits=17)
+    assert catalog.index_page(0) == b'x' * 13
+    assert catalog.index_page(0x10000) == b'y' * 26
+    assert catalog.index_bits == 17
+    batch = catalog.batch()
+    catalog.set_index_page(batch, 0, b'')
+    catalog.write(batch)
+    assert catalog.index_page(0) == b''
+
+
+def test_history(catalog):
+    catalog.sample(1000.7, {'images': 1})
+    catalog.sample(2000, {'images': 2})
+    assert catalog.history() == [{'time': 1000, 'images': 1},
+                                 {'time': 2000, 'images': 2}]
+    assert catalog.history(1001) == [{'time': 2000, 'images': 2}]
+    assert catalog.history(3000) == []
+
+
+def test_history_is_thinned_out(catalog):
+    day = 86400
+    now = 400 * day
+    batch = catalog.batch()
+    for time in range(now - 100 * day, now, 600):
+        batch.put(b'h' + time.to_bytes(8, 'big'), b'{}')
+    catalog.write(batch)
+    catalog.sample(now, {})
+    times = [sample['time'] for sample in catalog.history()]
+    recent = [t for t in times if t >= now - day]
+    hourly = [t for t in times if now - 90 * day <= t < now - day]
+    daily = [t for t in times if t < now - 90 * day]
+    assert recent == list(range(now - day, now + 1, 600))
+    assert hourly == list(range(now - 90 * day, now - day, 3600))
+    assert daily == list(range(now - 100 * day, now - 90 * day, day))
+    # Again, with nothing more to thin out.
+    catalog.sample(now + 1, {})
+    assert len(catalog.history()) == len(times) + 1
+
+
+def test_salvage(catalog, tmp_path):
+    catalog.sample(1000, {'images': 1})
+    catalog.set_scrub_state({'slot': 9})
+    batch = catalog.batch()
+    catalog.set_damaged(batch, 77, {'found': 1})
+    catalog.write(batch)
+    count(catalog, 1, (1, 5, 2))
+    other = catalog_module.Catalog(tmp_path / 'other', REPOSITORY, create=True)
+    other.write(catalog.salvage())
+    assert other.history() == [{'time': 1000, 'images': 1}]
+    assert other.scrub_state() == {'slot': 9}
+    assert other.damaged() == {77: {'found': 1}}
+    assert list(other.txids()) == list(other.groups()) == []
+    other.close()
