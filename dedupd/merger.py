@@ -1,0 +1,701 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Merging: the duplicates that uploads missed are found, and shared.
+
+A run goes three times through what it knows.
+
+*Finding.* Entries published since the last run are merged, sorted by their
+fingerprints, into the exact index, page by page. A block whose fingerprint the
+index has already is a *duplicate*. The pair goes into the catalog in the very
+batch that writes the page, and stays there until one of the two blocks is
+freed; a group's cursor moves on in a later batch than all that was found in
+it. So a run may stop, or be killed, anywhere: what it found is known, and what
+is not known is found again.
+
+*Choosing.* Blocks of one fingerprint form a class. Those of its addresses that
+counted recipes name are *in use*; all are to be replaced by the lowest of
+them. An address that nobody uses is left to the collection: to merge to it
+would bring garbage back. As long as it lives the next upload may find and use
+it, so its pair stays.
+
+*Merging.* Each image that names an address to be replaced gets another recipe
+(N10). Whatever is in use just now, or opted out, is looked at again by the
+next run.
+
+The index only points out pairs. It may have records of blocks that were freed,
+damaged, or lost with their group: such a record makes way for a live block as
+soon as one with its fingerprint is met. It knows 8 bytes of a fingerprint; if
+two different blocks have these in common, only the older is in it, and
+duplicates of the other are missed. Whether two blocks are equal is decided by
+:class:`_engine.Merge` alone. Where that compares bytes, blocks with equal
+fingerprints may differ: their pair is forgotten, and duplicates of the newer
+one may be missed.
+"""
+
+import array
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import itertools
+import operator
+import struct
+import sys
+from typing import Any
+from typing import NamedTuple
+
+from dedupd import accounting
+from dedupd import task
+from glance_dedup import _engine
+from glance_dedup import catalog as catalog_module
+from glance_dedup import exceptions
+from glance_dedup import maintainer as maintainer_module
+
+#: Records of the index that are sorted at once; each takes 45 bytes meanwhile.
+LOT_RECORDS = 4 << 20
+
+#: Pairs that are looked at together, and blocks that are merged in one round,
+#: in which each recipe is read once.
+LOT_PAIRS = 1 << 16
+ROUND_BLOCKS = 1 << 19
+
+#: The index is made anew with more pages when they could have more records
+#: than the first number, on average; then they have at most the second.
+PAGE_RECORDS_MOST = 512
+PAGE_RECORDS = 256
+
+#: Images after which the spool is settled, since each leaves two recipes in
+#: it.
+ACCOUNT_EVERY = 64
+
+_SLOT_BITS = 15
+_ENTRY_BYTES = 48
+_ENTRIES_AT_ONCE = 32768
+_COARSE_BITS = 8
+_CACHED_COUNTS = 256    # groups; 128 KiB each
+_EMPTY, _LIVE, _DAMAGED = 0, 1, 4
+
+_PAIR = struct.Struct('<QQ')
+_ENTRY = struct.Struct('<32s4xI4xB3x')
+
+Facts = dict[str, Any]
+Exclude = Callable[[Facts], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run would do."""
+
+    scanned: int
+    """Entries that were new to the index."""
+    duplicates: int
+    """Blocks in use that would be replaced by equal ones."""
+    bytes: int
+    """Of these, before compression."""
+    images: int
+    """That would get other recipes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run did."""
+
+    scanned: int
+    """Entries that were new to the index."""
+    duplicates: int
+    """Blocks in use that were to be replaced by equal ones."""
+    merged_blocks: int
+    """Of these, those that no image needs any more."""
+    merged_bytes: int
+    """Of these, before compression."""
+    images: int
+    """That have other recipes now."""
+    gave_up: int
+    """Images that were deleted, or in deletion, meanwhile."""
+    busy: int
+    """Images put off to the next run, since the collector is in a group."""
+    failed: dict[str, str]
+    """Images that could not be merged, and why: mostly damage."""
+
+
+def plan(maintainer: maintainer_module.Maintainer,
+         control: task.Control | None = None,
+         exclude: Exclude | None = None) -> Plan:
+    """What a run would do.
+
+    It brings the index up to date, which is derived, and changes nothing else.
+
+    :param exclude: as for run_once
+    :raises task.Stopped: what was found is known to the next run
+    """
+    control = control or task.Control()
+    return maintainer.guard(
+        lambda: _Run(maintainer, control, exclude).plan(), control.step)
+
+
+def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+             exclude: Exclude | None = None, dry_run: bool = False
+             ) -> Result | Plan:
+    """Find duplicates, and merge what can be merged.
+
+    :param exclude: says of the facts that the ledger keeps of an image
+        (``image_id``, ``project``, ...) whether its recipe must stay as it is
+    :param dry_run: only plan
+    :raises task.Stopped: between two steps; what was done stands
+    :raises NoSpaceError: there is no room for the index, or for a recipe
+    """
+    if dry_run:
+        return plan(maintainer, control, exclude)
+    return maintainer.guard(
+        lambda: _Run(maintainer, control, exclude).run(), control.step)
+
+
+class Merged(NamedTuple):
+    """What became of the merging of one image."""
+
+    replaced: int
+    """Blocks whose address was to change; 0: the image names none."""
+    exchanged: bool
+    """The image has the new recipe."""
+    collisions: bytes
+    """Old addresses of blocks that are not equal to the new ones."""
+
+
+def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
+                mapping: bytes) -> Merged:
+    """Rewrite an image's recipe to other addresses of the same blocks (N10).
+
+    What it leaves in the spool is for the accounting to settle.
+
+    :param mapping: pairs of addresses, as the engine wants them
+    :raises BusyError: if the lock of a group was refused
+    :raises DamagedError: if an old and a new block are not equal
+    :raises ImageNotFound: as its name says
+    """
+    with contextlib.closing(_engine.Merge(
+            maintainer.engine, image_id, mapping)) as merge:    # N10.1, N10.2
+        if not merge.replaced:
+            return Merged(0, False, merge.collisions)
+        header, runs = merge.header(), merge.runs()
+        batch = maintainer.catalog.batch()
+        maintainer.catalog.count(batch, header['transaction_id'], runs,
+                                 catalog_module.facts_of(header, runs))
+        maintainer.settle(batch)                                # N10.3
+        return Merged(merge.replaced, merge.exchange(),         # N10.4 to 7
+                      merge.collisions)
+
+
+# -- blocks, by their addresses -----------------------------------------------
+
+class _Block(NamedTuple):
+    fingerprint: bytes
+    length: int
+    state: int
+
+
+_GONE = _Block(bytes(32), 0, _EMPTY)
+
+
+def _look(maintainer: maintainer_module.Maintainer,
+          addresses: Iterable[int]) -> dict[int, _Block]:
+    """What the entries say now; those that cannot be had are empty."""
+    blocks = {}
+    for number, some in itertools.groupby(
+            sorted(addresses), lambda address: address >> _SLOT_BITS):
+        slots = [address & ((1 << _SLOT_BITS) - 1) for address in some]
+        try:
+            entries = maintainer.engine.entries(
+                number, slots[0], slots[-1] - slots[0] + 1)
+        except (exceptions.ImageNotFound, exceptions.InvalidParameter,
+                *maintainer_module.UNREADABLE):
+            entries = bytes(_ENTRY_BYTES * (slots[-1] - slots[0] + 1))
+        for slot in slots:
+            blocks[number << _SLOT_BITS | slot] = _Block._make(
+                _ENTRY.unpack_from(entries, _ENTRY_BYTES
+                                   * (slot - slots[0])))
+    return blocks
+
+
+def _record(fingerprint: bytes, address: int) -> bytes:
+    return fingerprint[:8] + address.to_bytes(5, 'little')
+
+
+def _pack(numbers: Iterable[int]) -> bytes:
+    packed = array.array('Q', numbers)
+    if sys.byteorder == 'big':
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(data: bytes) -> array.array:
+    numbers = array.array('Q', data)
+    if sys.byteorder == 'big':
+        numbers.byteswap()
+    return numbers
+
+
+def _lots(pairs: bytes) -> Iterator[list[tuple[int, int]]]:
+    """Sorted pairs, in lots that do not tear apart those of one address."""
+    lot: list[tuple[int, int]] = []
+    for pair in _PAIR.iter_unpack(pairs):
+        if len(lot) >= LOT_PAIRS and pair[0] != lot[-1][0]:
+            yield lot
+            lot = []
+        lot.append(pair)
+    if lot:
+        yield lot
+
+
+# -- the exact index ----------------------------------------------------------
+
+class _Page(NamedTuple):
+    """A page of the index, before and after records are added."""
+
+    number: int
+    old: bytes
+    added: bytes
+    new: bytes
+    pairs: bytes
+    """Addresses not kept, and kept."""
+
+
+class _Index:
+    """The exact index, and the known duplicates, both in the catalog."""
+
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 control: task.Control) -> None:
+        self._maintainer = maintainer
+        self._control = control
+        self.scanned = 0
+
+    def catch_up(self) -> None:
+        """Bring the index up to date."""
+        published = self._published()
+        self._make_room(sum(published.values()))
+        self._revise()
+        self._scan(published)
+
+    def _published(self) -> dict[int, int]:
+        published = {}
+        for number in self._maintainer.engine.groups():
+            # One that cannot be read is found when it can be.
+            with contextlib.suppress(exceptions.ImageNotFound,
+                                     *maintainer_module.UNREADABLE):
+                published[number] = self._maintainer.engine.group_facts(
+                    number)['published']
+        return published
+
+    # -- its size ---------------------------------------------------------
+
+    def _make_room(self, records: int) -> None:
+        """Begin the index anew, with more pages, if they get too large.
+
+        Before the first page goes, all cursors do: at any moment what a page
+        lacks is yet to be found, and all duplicates are found again.
+        """
+        catalog = self._maintainer.catalog
+        old_bits = catalog.index_bits
+        if records <= PAGE_RECORDS_MOST << old_bits:
+            return
+        bits = old_bits
+        while records > PAGE_RECORDS << bits:
+            bits += 1
+        batch = catalog.batch()
+        for number, facts in catalog.groups():
+            if facts['indexed']:
+                catalog.set_group(batch, number, indexed=0)
+        for number in catalog.groups_with_duplicates():
+            catalog.set_duplicates(batch, number, b'')
+        self._maintainer.write(batch)
+        batch = catalog.batch()
+        for number in range(1 << old_bits):
+            catalog.set_index_page(batch, number, b'')
+            if len(batch) >= 1 << 16:
+                self._maintainer.write(batch)
+                batch = catalog.batch()
+                self._control.check()
+        self._maintainer.write(batch, index_bits=bits)
+
+    # -- adding records ---------------------------------------------------
+
+    def _scan(self, published: dict[int, int]) -> None:
+        catalog = self._maintainer.catalog
+        cursors = {number: catalog.group(number)['indexed']
+                   for number in published}
+        total = sum(max(0, published[number] - first)
+                    for number, first in cursors.items())
+        lot: list[bytes] = []
+        moved: dict[int, int] = {}
+        size = 0
+        for number, first in sorted(cursors.items()):
+            while first < published[number]:
+                count = min(published[number] - first, _ENTRIES_AT_ONCE)
+                records = self._read(number, first, count)
+                if records is None:
+                    break
+                first += count
+                lot.append(records)
+                moved[number] = first
+                size += count
+                self.scanned += count
+                if size >= LOT_RECORDS:
+                    self._add_lot(lot, moved)
+                    lot, moved, size = [], {}, 0
+                self._control.step(self.scanned, total, 'reading new entries',
+                                   cost=_ENTRY_BYTES * count)
+        self._add_lot(lot, moved)
+
+    def _read(self, number: int, first: int, count: int) -> bytes | None:
+        try:
+            return _engine.index_records(
+                self._maintainer.engine.entries(number, first, count),
+                number, first)
+        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+            return None
+
+    def _add_lot(self, lot: list[bytes], moved: dict[int, int]) -> None:
+        """Add records, and only then move the cursors."""
+        self._add(_engine.index_sort(b''.join(lot)))
+        batch = self._maintainer.catalog.batch()
+        for number, slot in moved.items():
+            self._maintainer.catalog.set_group(batch, number, indexed=slot)
+        if moved:
+            self._maintainer.write(batch)
+
+    def _add(self, records: bytes) -> None:
+        """Add sorted records of live blocks."""
+        catalog = self._maintainer.catalog
+        bits = catalog.index_bits
+        pages: list[_Page] = []
+        size = pairs = 0
+        # In two steps, so that only a part is in small pieces at a time.
+        for _, part in _engine.index_split(records, min(bits, _COARSE_BITS)):
+            for number, added in _engine.index_split(part, bits):
+                page = self._update(number, catalog.index_page(number), added)
+                pages.append(page)
+                size += len(page.new)
+                pairs += len(page.pairs) // _PAIR.size
+                if (size >= maintainer_module.BATCH_BYTES
+                        or pairs >= LOT_PAIRS):
+                    self._write(pages)
+                    pages, size, pairs = [], 0, 0
+            self._control.check()
+        self._write(pages)
+
+    def _update(self, number: int, old: bytes, added: bytes,
+                removed: bytes = b'') -> _Page:
+        try:
+            new, pairs = _engine.index_update(old, added, removed)
+        except ValueError as e:
+            raise catalog_module.CatalogError(
+                f'page {number} of the index is damaged: {e}')
+        return _Page(number, old, added, new, pairs)
+
+    def _write(self, pages: list[_Page]) -> None:
+        """Write pages, and the duplicates found in them, at once."""
+        found: set[tuple[int, int]] = set()
+        heirs: dict[int, int] = {}
+        blocks = _look(self._maintainer, {
+            address for page in pages for address in _unpack(page.pairs)})
+        batch = self._maintainer.catalog.batch()
+        for page in pages:
+            page = self._without_stale(page, blocks, found)
+            for other, kept in _PAIR.iter_unpack(page.pairs):
+                a, b = blocks[kept], blocks[other]
+                if a.fingerprint == b.fingerprint and a.length == b.length:
+                    found.add((kept, other))
+                    if _record(b.fingerprint, other) in page.old:
+                        heirs[other] = kept
+            self._maintainer.catalog.set_index_page(
+                batch, page.number, page.new)
+        self._bequeath(batch, heirs, found)
+        self._remember(batch, found)
+        if len(batch):
+            self._maintainer.write(batch)
+
+    def _without_stale(self, page: _Page, blocks: dict[int, _Block],
+                       found: set[tuple[int, int]]) -> _Page:
+        """The page without records of blocks that do not live.
+
+        Their places go to the live blocks that were to be added; a damaged
+        one is noted as a duplicate of the live one, which can heal it.
+        """
+        heirs: dict[int, int] = {}
+        for other, kept in _PAIR.iter_unpack(page.pairs):
+            if blocks[kept].state != _LIVE:
+                heirs[kept] = min(other, heirs.get(kept, other))
+        if not heirs:
+            return page
+        removed = sorted(
+            (blocks[heir].fingerprint[:8], kept)
+            for kept, heir in heirs.items())
+        for kept, heir in heirs.items():
+            if (blocks[kept].state == _DAMAGED and blocks[kept].fingerprint
+                    == blocks[heir].fingerprint):
+                found.add((heir, kept))
+        return self._update(page.number, page.old, page.added, b''.join(
+            itertools.starmap(_record, removed)))
+
+    # -- known duplicates -------------------------------------------------
+
+    def _bequeath(self, batch: catalog_module.Batch, heirs: dict[int, int],
+                  found: set[tuple[int, int]]) -> None:
+        """Give what was known of blocks to those that the index has now.
+
+        So blocks with one fingerprint remain one class.
+        """
+        catalog = self._maintainer.catalog
+        for group in {address >> _SLOT_BITS for address in heirs}:
+            known = list(_PAIR.iter_unpack(catalog.duplicates(group, batch)))
+            found.update((heirs[kept], other) for kept, other in known
+                         if kept in heirs)
+            catalog.set_duplicates(batch, group, _pack(
+                itertools.chain.from_iterable(
+                    pair for pair in known if pair[0] not in heirs)))
+
+    def _remember(self, batch: catalog_module.Batch,
+                  found: set[tuple[int, int]]) -> None:
+        catalog = self._maintainer.catalog
+        by_group = itertools.groupby(
+            sorted(found), lambda pair: pair[0] >> _SLOT_BITS)
+        for group, some in by_group:
+            known = set(_PAIR.iter_unpack(catalog.duplicates(group, batch)))
+            catalog.set_duplicates(batch, group, _pack(
+                itertools.chain.from_iterable(sorted(known.union(some)))))
+
+    def forget(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Forget known duplicates."""
+        catalog = self._maintainer.catalog
+        batch = catalog.batch()
+        by_group = itertools.groupby(
+            sorted(pairs), lambda pair: pair[0] >> _SLOT_BITS)
+        for group, some in by_group:
+            known = set(_PAIR.iter_unpack(catalog.duplicates(group)))
+            catalog.set_duplicates(batch, group, _pack(
+                itertools.chain.from_iterable(
+                    sorted(known.difference(some)))))
+        if len(batch):
+            self._maintainer.write(batch)
+
+    def _revise(self) -> None:
+        """Forget pairs of which a block is gone.
+
+        If that is the one that the index had, the others are put to the index
+        again, before they are forgotten as its duplicates.
+        """
+        for group in self._maintainer.catalog.groups_with_duplicates():
+            for lot in _lots(self._maintainer.catalog.duplicates(group)):
+                blocks = _look(self._maintainer,
+                               set(itertools.chain.from_iterable(lot)))
+                gone, again = [], []
+                for kept, other in lot:
+                    if blocks[kept].state != _LIVE:
+                        gone.append((kept, other))
+                        if blocks[other].state == _LIVE:
+                            again.append(_record(blocks[other].fingerprint,
+                                                 other))
+                    elif blocks[other].state not in (_LIVE, _DAMAGED):
+                        gone.append((kept, other))
+                if again:
+                    self._add(_engine.index_sort(b''.join(again)))
+                if gone:
+                    self.forget(gone)
+                self._control.check()
+
+
+# -- choosing -----------------------------------------------------------------
+
+class _Replacement(NamedTuple):
+    old: int
+    new: int
+    length: int
+    kept: int
+    """The address by which the pair is known."""
+
+
+class _Counts:
+    """How often blocks are named, for a few groups at a time."""
+
+    def __init__(self, catalog: catalog_module.Catalog,
+                 batch: catalog_module.Batch | None = None) -> None:
+        self._catalog = catalog
+        self._batch = batch
+        self._groups: collections.OrderedDict[int, memoryview] = (
+            collections.OrderedDict())
+
+    def __getitem__(self, address: int) -> int:
+        group = address >> _SLOT_BITS
+        if group not in self._groups:
+            if len(self._groups) >= _CACHED_COUNTS:
+                self._groups.popitem(last=False)
+            self._groups[group] = memoryview(self._catalog.counts(
+                group, batch=self._batch))
+        self._groups.move_to_end(group)
+        at = 4 * (address & ((1 << _SLOT_BITS) - 1))
+        return int.from_bytes(self._groups[group][at:at + 4], 'little')
+
+
+def _choose(members: list[int], blocks: dict[int, _Block], counts: _Counts
+            ) -> tuple[int | None, list[int]]:
+    """Of blocks with one fingerprint: which is to stay, and which to go.
+
+    Those that nobody uses do neither.
+    """
+    used = [address for address in sorted(members) if counts[address]]
+    live = [address for address in used if blocks[address].state == _LIVE]
+    if not live and used:
+        # All that is used is damaged: what is unused, but lives, heals it.
+        live = [address for address in sorted(members)
+                if blocks[address].state == _LIVE]
+    if not live:
+        return None, []
+    return live[0], [address for address in used if address != live[0]]
+
+
+def _without_chains(chosen: list[_Replacement]) -> list[_Replacement]:
+    """Sorted; each block once, and none replaced by one that is replaced.
+
+    What is left out, if two classes have a block in common, is for the next
+    run.
+    """
+    by_old = {block.old: block for block in chosen}
+    return sorted(block for block in by_old.values()
+                  if block.new not in by_old)
+
+
+# -- a run --------------------------------------------------------------------
+
+class _Run:
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 control: task.Control, exclude: Exclude | None) -> None:
+        self._maintainer = maintainer
+        self._control = control
+        self._exclude = exclude or (lambda facts: False)
+        self._index = _Index(maintainer, control)
+        self._sums = dict.fromkeys(
+            (field.name for field in dataclasses.fields(Result)), 0)
+        self._failed: dict[str, str] = {}
+
+    def plan(self) -> Plan:
+        batch = accounting.Accountant(
+            self._maintainer, self._control).foresee()
+        self._index.catch_up()
+        duplicates = total = 0
+        images: set[str] = set()
+        for chosen in self._rounds(batch):
+            duplicates += len(chosen)
+            total += sum(block.length for block in chosen)
+            addresses = _pack(block.old for block in chosen)
+            images.update(self._images_with(addresses))
+        return Plan(self._index.scanned, duplicates, total, len(images))
+
+    def run(self) -> Result:
+        # What is committed, but not counted, is in use all the same.
+        accounting.run_once(self._maintainer, self._control)
+        self._index.catch_up()
+        for chosen in self._rounds():
+            self._merge(chosen)
+        self._sums['scanned'] = self._index.scanned
+        return Result(**{**self._sums, 'failed': self._failed})
+
+    def _rounds(self, batch: catalog_module.Batch | None = None
+                ) -> Iterator[list[_Replacement]]:
+        """The blocks to be replaced, sorted, a bounded number at a time."""
+        chosen: list[_Replacement] = []
+        for group in self._maintainer.catalog.groups_with_duplicates():
+            # A round before this one may have changed the counts.
+            counts = _Counts(self._maintainer.catalog, batch)
+            for lot in _lots(self._maintainer.catalog.duplicates(group)):
+                chosen += self._choose_in(lot, counts)
+                self._control.check()
+            if len(chosen) >= ROUND_BLOCKS:
+                yield _without_chains(chosen)
+                chosen = []
+        if chosen:
+            yield _without_chains(chosen)
+
+    def _choose_in(self, lot: list[tuple[int, int]], counts: _Counts
+                   ) -> Iterator[_Replacement]:
+        blocks = _look(self._maintainer,
+                       set(itertools.chain.from_iterable(lot)))
+        for kept, pairs in itertools.groupby(lot, operator.itemgetter(0)):
+            stays, goes = _choose(
+                [kept, *(other for _, other in pairs)], blocks, counts)
+            for address in goes:
+                yield _Replacement(address, stays, blocks[address].length,
+                                   kept)
+
+    def _images_with(self, addresses: bytes) -> Iterator[str]:
+        """The images to be merged that name any of the sorted addresses."""
+        images = sorted(self._maintainer.repository.images())
+        for done, image_id in enumerate(images):
+            runs = b''
+            # Damage is the scrub's to report.
+            with contextlib.suppress(exceptions.ImageNotFound,
+                                     exceptions.InvalidParameter,
+                                     *maintainer_module.UNREADABLE):
+                with contextlib.closing(self._maintainer.engine.open_recipe(
+                        image_id)) as recipe:
+                    runs, header = recipe.runs(), recipe.header()
+            if (_engine.names_any(runs, addresses) and not self._exclude(
+                    catalog_module.facts_of(header, runs))):
+                yield image_id
+            self._control.step(done + 1, len(images), 'merging images',
+                               cost=len(runs))
+
+    # -- merging ----------------------------------------------------------
+
+    def _merge(self, chosen: list[_Replacement]) -> None:
+        mapping = _pack(itertools.chain.from_iterable(
+            (block.old, block.new) for block in chosen))
+        collisions: set[int] = set()
+        merged = 0
+        for image_id in self._images_with(
+                _pack(block.old for block in chosen)):
+            merged += self._merge_one(image_id, mapping, collisions)
+            if merged >= ACCOUNT_EVERY:
+                accounting.run_once(self._maintainer, self._control)
+                merged = 0
+        accounting.run_once(self._maintainer, self._control)
+        self._index.forget(
+            (block.kept,
+             block.old if block.old != block.kept else block.new)
+            for block in chosen if block.old in collisions)
+        self._sums['duplicates'] += len(chosen)
+        counts = _Counts(self._maintainer.catalog)
+        for block in chosen:
+            if not counts[block.old]:
+                self._sums['merged_blocks'] += 1
+                self._sums['merged_bytes'] += block.length
+
+    def _merge_one(self, image_id: str, mapping: bytes,
+                   collisions: set[int]) -> bool:
+        """Merge an image; whether that left something in the spool."""
+        try:
+            merged = merge_image(self._maintainer, image_id, mapping)
+        except exceptions.ImageNotFound:
+            return False
+        except exceptions.BusyError:
+            self._sums['busy'] += 1
+            return False
+        except catalog_module.CatalogError:
+            raise
+        except maintainer_module.UNREADABLE as e:
+            self._failed[image_id] = str(e)
+            return True
+        collisions.update(_unpack(merged.collisions))
+        self._sums['images'] += merged.exchanged
+        self._sums['gave_up'] += merged.replaced > 0 and not merged.exchanged
+        return merged.replaced > 0
