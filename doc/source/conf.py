@@ -40,6 +40,7 @@ html_theme = 'openstackdocs'
 config_generator_config_file = [
     ('../../etc/oslo-config-generator/glance-dedup.conf',
      'configuration/glance-dedup'),
+    ('../../etc/oslo-config-generator/dedupd.conf', 'configuration/dedupd'),
 ]
 
 autoprogram_cliff_application = 'glance-dedup'

@@ -1,0 +1,222 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The HTTP endpoints, and which listener has which.
+
+``doc/source/reference/openapi.yaml`` describes them. Everything is on the Unix
+socket; the TLS listener has the reads of images, and the status listener what
+shows the daemon's state and changes nothing.
+"""
+
+import asyncio
+from collections.abc import Callable
+import functools
+import os
+from typing import Any
+
+from dedupd import control as control_module
+from dedupd import http
+from dedupd import metrics
+from dedupd import page
+from dedupd import reads as reads_module
+from glance_dedup import exceptions
+from glance_dedup import workers as workers_module
+
+_BODY_LIMIT = 64 * 1024
+_READY_SECONDS = 5.0
+_THREADS = 8
+
+
+class API:
+    """The handlers, and a router for each listener.
+
+    Made, and used, in the event loop's thread.
+
+    :param watchers: the scheduler's; called when a task's status changed
+    :param stopping: set when long polls are to end
+    """
+
+    def __init__(self, control: control_module.Control,
+                 reads: reads_module.Reads, path: str,
+                 watchers: list[Callable[[], None]],
+                 stopping: asyncio.Event) -> None:
+        self._control = control
+        self._path = path
+        self._stopping = stopping
+        # Its own threads: the state is shown also if reads hang.
+        self._workers = workers_module.Workers('dedupd-control', _THREADS)
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        watchers.append(self._watcher)
+        self.unix = http.Router()
+        self.tls = http.Router()
+        self.status = http.Router()
+        for router in (self.unix, self.tls):
+            self._add_reads(router, reads)
+        for router in (self.unix, self.status):
+            self._add_state(router)
+        self._add_control(self.unix)
+
+    # -- routes ------------------------------------------------------------
+
+    def _add_reads(self, router: http.Router,
+                   reads: reads_module.Reads) -> None:
+        image = '/v1/images/{image_id}'
+        router.add('GET', image, _translated(reads.image))
+        router.add('GET', f'{image}/recipe', _translated(reads.recipe))
+        router.add('POST', f'{image}/blocks', _translated(reads.blocks),
+                   reads_module.RANGES_BYTES)
+
+    def _add_state(self, router: http.Router) -> None:
+        for path, handler in (
+                ('/', self._page), ('/metrics', self._metrics),
+                ('/healthcheck', self._live),
+                ('/healthcheck/ready', self._ready),
+                ('/v1/status', self._shown(self._control.status)),
+                ('/v1/history', self._history),
+                ('/v1/images', self._shown(self._control.images)),
+                ('/v1/groups', self._shown(self._control.groups)),
+                ('/v1/sharing', self._shown(self._control.sharing))):
+            router.add('GET', path, _translated(handler))
+
+    def _add_control(self, router: http.Router) -> None:
+        router.add('GET', '/v1/tasks/{name}', _translated(self._task))
+        router.add('POST', '/v1/tasks/{name}', _translated(self._start_task),
+                   _BODY_LIMIT)
+        router.add('POST', '/v1/images/{image_id}/mark-lost',
+                   _translated(self._mark_lost), _BODY_LIMIT)
+
+    # -- handlers ----------------------------------------------------------
+
+    def _run(self, function: Callable, /, *args: Any,
+             **kwargs: Any) -> asyncio.Future:
+        return asyncio.wrap_future(self._workers.submit(
+            functools.partial(function, *args, **kwargs)))
+
+    def _shown(self, function: Callable[[], Any]) -> http.Handler:
+        def make() -> http.Response:
+            return http.json_response(function())
+
+        async def handler(request: http.Request) -> http.Response:
+            return await self._run(make)
+
+        return handler
+
+    async def _page(self, request: http.Request) -> http.Response:
+        return http.Response(
+            200, {'Content-Type': page.CONTENT_TYPE, **page.headers()},
+            page.content())
+
+    async def _metrics(self, request: http.Request) -> http.Response:
+        return http.Response(
+            200, {'Content-Type': metrics.CONTENT_TYPE},
+            await self._run(metrics.render, self._control.status))
+
+    async def _live(self, request: http.Request) -> http.Response:
+        return http.json_response({'live': True})
+
+    async def _ready(self, request: http.Request) -> http.Response:
+        """Whether reads are served, and the repository's disk answers."""
+        try:
+            await asyncio.wait_for(
+                self._run(os.stat, os.path.join(self._path, 'images')),
+                _READY_SECONDS)
+        except (OSError, TimeoutError) as e:
+            raise http.HTTPError(
+                503, f'{self._path} does not answer: {e or "in time"}.')
+        return http.json_response({'ready': self._control.ready},
+                                  200 if self._control.ready else 503)
+
+    async def _history(self, request: http.Request) -> http.Response:
+        since = _number(request, 'since', 0)
+        return http.json_response(
+            await self._run(self._control.history, since))
+
+    async def _start_task(self, request: http.Request, name: str
+                          ) -> http.Response:
+        arguments = _arguments(request)
+        try:
+            return http.json_response(
+                await self._run(self._control.start_task, name, **arguments),
+                202)
+        except exceptions.BusyError as e:
+            raise http.HTTPError(409, str(e))
+
+    async def _task(self, request: http.Request, name: str) -> http.Response:
+        """A long poll; it occupies no thread."""
+        after = _number(request, 'after', 0)
+        deadline = self._loop.time() + min(
+            _number(request, 'wait', 0), control_module.LONGEST_WAIT)
+        while True:
+            self._changed.clear()
+            status = await self._run(self._control.task, name)
+            left = deadline - self._loop.time()
+            if status['finished'] >= after or left <= 0 or (
+                    self._stopping.is_set()):
+                return http.json_response(status)
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                pass
+
+    async def _mark_lost(self, request: http.Request, image_id: str
+                         ) -> http.Response:
+        if _arguments(request):
+            raise http.HTTPError(400, 'There are no arguments.')
+        try:
+            return http.json_response(
+                await self._run(self._control.mark_lost, image_id))
+        except exceptions.BusyError as e:
+            raise http.HTTPError(409, str(e))
+
+    def _watcher(self) -> None:
+        """Called in the scheduler's threads."""
+        try:
+            self._loop.call_soon_threadsafe(self._changed.set)
+        except RuntimeError:
+            pass    # the loop has ended
+
+
+def _translated(handler: http.Handler) -> http.Handler:
+    """The handler, its errors of the repository made those of HTTP."""
+
+    async def translated(request: http.Request, **kwargs: str
+                         ) -> http.Response:
+        try:
+            return await handler(request, **kwargs)
+        except exceptions.RepositoryError as e:
+            raise reads_module.http_error(e)
+
+    return translated
+
+
+def _arguments(request: http.Request) -> dict[str, Any]:
+    arguments = request.json()
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise http.HTTPError(400, 'The body is not a JSON object.')
+    return arguments
+
+
+def _number(request: http.Request, name: str, default: float) -> float:
+    """A parameter of the query, not negative."""
+    value = request.query.get(name)
+    if value is None:
+        return default
+    try:
+        number = float(value)
+        if 0 <= number < 1 << 53:
+            return number
+    except ValueError:
+        pass
+    raise http.HTTPError(400, f'{name}: {value[:40]!r} is not a number.')

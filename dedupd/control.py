@@ -1,0 +1,192 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What operators ask of the daemon, by whichever way: HTTP and RPC alike.
+
+Every method may be called in any thread. What it returns consists of what
+JSON has. None waits for a task that runs, but those that say so.
+"""
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+from oslo_log import log
+from pbr import version
+
+from dedupd import figures as figures_module
+from dedupd import scheduler as scheduler_module
+from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+Fields = dict[str, Any]
+
+#: The arguments of each task, and their types.
+ARGUMENTS: dict[str, dict[str, type]] = {
+    'account': {}, 'collect': {'dry_run': bool}, 'merge': {'dry_run': bool},
+    'scrub': {'full': bool}, 'rebuild-catalog': {}}
+
+#: Seconds that a call waits at most.
+LONGEST_WAIT = 60.0
+
+_CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
+
+
+class Control:
+    """The daemon's operations.
+
+    :ivar ready: whether all listeners serve
+    :ivar reads: gives connections, requests and bytes
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 scheduler: scheduler_module.Scheduler,
+                 figures: figures_module.Figures) -> None:
+        self._repository = repository
+        self._scheduler = scheduler
+        self._figures = figures
+        self._started = time.time()
+        self._version = version.VersionInfo('glance-dedup').version_string()
+        self.ready = False
+        self.reads = lambda: {'connections': 0, 'requests': 0, 'bytes': 0}
+
+    def status(self) -> Fields:
+        """Everything there is to see at a glance."""
+        parameters = self._repository.parameters
+        statistics = self._repository.statistics()
+        scheduler, catalog = self._scheduler, self._scheduler.catalog()
+        maintainer = scheduler.maintainer
+        damaged_blocks, damaged_images = self._figures.damage()
+        return {
+            'repository': {
+                'path': self._repository.path,
+                'id': parameters.repository_id,
+                'block_size': parameters.block_size,
+                'group_slots': parameters.group_slots,
+                'fingerprint': parameters.fingerprint,
+                'compare': parameters.compare},
+            'daemon': {
+                'role': 'maintainer' if scheduler.is_maintainer else 'reader',
+                'version': self._version, 'pid': os.getpid(),
+                'host': socket.gethostname(), 'started': self._started,
+                'ready': self.ready},
+            'space': self._figures.space(),
+            'catalog': {
+                'state': scheduler.catalog_state,
+                'sequence': None if catalog is None else catalog.sequence,
+                'disk_bytes': 0 if catalog is None else catalog.disk_bytes(),
+                'unreadable': ({} if maintainer is None
+                               else maintainer.unreadable()),
+                'warnings': ([] if maintainer is None
+                             else list(maintainer.warnings))},
+            'tasks': scheduler.tasks(),
+            'damage': {'blocks': damaged_blocks,
+                       'images': sorted(damaged_images)},
+            'filter': {name: value for name, value in statistics.items()
+                       if name.startswith('filter_')},
+            'reads': {**self.reads(),
+                      **{name: statistics.get(name, 0) for name in _CACHE}},
+            'errors': list(scheduler.errors),
+        }
+
+    def sample(self) -> Fields:
+        """What the history keeps of now."""
+        self._figures.forget()
+        space = self._figures.space()
+        return {name: space[name] for name in (
+            'images', 'logical_bytes', 'nonzero_bytes', 'unique_bytes',
+            'disk_bytes')}
+
+    def history(self, since: float = 0) -> Fields:
+        """Samples for plots, from `since` (seconds since 1970) on."""
+        catalog = self._scheduler.catalog()
+        return {'samples': [] if catalog is None else catalog.history(since)}
+
+    def images(self) -> Fields:
+        return {'images': self._figures.images()}
+
+    def groups(self) -> Fields:
+        return {'groups': self._figures.groups()}
+
+    def sharing(self) -> Fields:
+        """Blocks that each two of the largest images have in common."""
+        return self._figures.sharing()
+
+    def start_task(self, name: str, /, **arguments: Any) -> Fields:
+        """Have a task run as soon as can be; returns at once.
+
+        :returns: ``task``, and the ``number`` to wait for
+        :raises ImageNotFound: there is no such task
+        :raises InvalidParameter: it has no such argument
+        :raises BusyError: this daemon is not the maintainer
+        """
+        known = self._arguments(name)
+        for key, value in arguments.items():
+            if key not in known:
+                raise exceptions.InvalidParameter(
+                    f'the task {name} has no argument {key!r}')
+            if type(value) is not known[key]:
+                raise exceptions.InvalidParameter(
+                    f'{key}: {value!r} is not of the type '
+                    f'{known[key].__name__}')
+        return {'task': name,
+                'number': self._scheduler.request(name, **arguments)}
+
+    def task(self, name: str, after: int = 0, wait: float = 0) -> Fields:
+        """A task's status; waits for the end of the request `after`.
+
+        :param wait: seconds at most, 0 to 60
+        """
+        self._arguments(name)
+        return self._scheduler.wait(name, after,
+                                    min(max(0.0, wait), LONGEST_WAIT))
+
+    def _arguments(self, name: str) -> dict[str, type]:
+        if name not in ARGUMENTS:
+            raise exceptions.ImageNotFound(f'there is no task {name!r}')
+        return ARGUMENTS[name]
+
+    def mark_lost(self, image_id: str) -> Fields:
+        """Give up an image whose recipe cannot be read.
+
+        It waits until no task runs, but not for more than a minute.
+
+        :raises InvalidParameter: the recipe can be read
+        :raises ImageNotFound: there is no such image
+        :raises BusyError: this daemon is not the maintainer, or a task goes
+            on for too long
+        """
+        over = threading.Event()
+        outcome: list[Any] = []
+
+        def run(maintainer: Any) -> None:
+            from dedupd import scrubber
+            try:
+                outcome.append(scrubber.mark_lost(maintainer, image_id))
+            except Exception as e:
+                outcome.append(e)
+            over.set()
+
+        number = self._scheduler.request('mark-lost', run=run)
+        if not over.wait(LONGEST_WAIT) and self._scheduler.withdraw(number):
+            raise exceptions.BusyError(
+                'the maintainer is at work; try again later')
+        if not over.wait(LONGEST_WAIT):
+            raise exceptions.BusyError('it goes on for long')
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        LOG.warning('Image %s was declared lost.', image_id)
+        return {'image_id': image_id, 'quarantined': outcome[0]}

@@ -1,0 +1,222 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the repository holds, in figures.
+
+The catalog knows what was counted; directories and recipes tell the rest, and
+all of it where another process is the maintainer. Nothing here waits for a
+task that runs.
+"""
+
+from collections.abc import Callable
+import contextlib
+import os
+import threading
+import time
+from typing import Any
+
+from dedupd import scrubber
+from glance_dedup import _engine
+from glance_dedup import catalog as catalog_module
+from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
+
+#: Images between which sharing is computed, at most.
+SHARING_IMAGES = 24
+
+# Seconds for which figures of the directories are good enough.
+_FRESH = 5.0
+
+Fields = dict[str, Any]
+Catalog = Callable[[], catalog_module.Catalog | None]
+
+
+class Figures:
+    """Thread-safe.
+
+    :param catalog: gives the catalog if this process is the maintainer
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 catalog: Catalog) -> None:
+        self._repository = repository
+        self._catalog = catalog
+        self._mutex = threading.Lock()
+        self._listing = threading.Lock()
+        # Only for listings, which need no lock; of one thread at a time.
+        self._engine = _engine.Maintenance(repository._handle())
+        self._space: Fields = {}
+        self._measured = 0.0
+        self._shared: tuple[Any, Fields] = None, {}
+
+    def space(self) -> Fields:
+        """The sums of all, at most a few seconds old.
+
+        Those that are not known are None.
+        """
+        with self._mutex:
+            if time.monotonic() - self._measured > _FRESH:
+                self._space = self._measure()
+                self._measured = time.monotonic()
+            return dict(self._space)
+
+    def forget(self) -> None:
+        """Have the sums be made anew when next asked for."""
+        self._measured = 0.0
+
+    def _measure(self) -> Fields:
+        path = self._repository.path
+        disk = {name: _disk_bytes(os.path.join(path, name))
+                for name in ('groups', 'spares', 'images', 'catalog')}
+        system = os.statvfs(path)
+        fields: Fields = dict.fromkeys((
+            'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
+            'unique_blocks', 'unique_bytes'))
+        catalog = self._catalog()
+        if catalog is not None and catalog.valid:
+            # Closed or found bad at this very moment: known again later.
+            with contextlib.suppress(exceptions.RepositoryError):
+                sums = catalog.statistics()
+                fields = {name: sums[name] for name in fields
+                          if name in sums}
+                fields['unique_bytes'] = (
+                    sums['unique_blocks']
+                    * self._repository.parameters.block_size)
+        total = sum(disk.values())
+        logical = fields.get('logical_bytes')
+        fields |= {
+            'disk_bytes': total,
+            'metadata_bytes': (disk['images'] + disk['catalog']
+                               + self._store_bytes()),
+            'filesystem_free_bytes': system.f_bavail * system.f_frsize,
+            'filesystem_bytes': system.f_blocks * system.f_frsize,
+            'saved_percent': round(100 * (1 - total / logical), 2) if logical
+            else None}
+        return fields
+
+    def _store_bytes(self) -> int:
+        """Of all groups' headers and fingerprint stores."""
+        slots = self._repository.parameters.group_slots
+        store = -(-(4096 + 512 * -(-slots // 9)) // 4096) * 4096
+        with contextlib.suppress(OSError):
+            return store * len(os.listdir(
+                os.path.join(self._repository.path, 'groups')))
+        return 0
+
+    def images(self) -> list[Fields]:
+        """All images that exist, counted or not."""
+        catalog = self._catalog()
+        ledger: dict[str, Fields] = {}
+        if catalog is not None and catalog.valid:
+            with contextlib.suppress(exceptions.RepositoryError):
+                ledger = {facts['image_id']: facts
+                          for _, facts in catalog.ledger()}
+        _, damaged = self.damage()
+        found = []
+        for image_id in self._repository.images():
+            facts = ledger.get(image_id)
+            if facts is None:
+                facts = self._read_facts(image_id)
+            if facts is not None:
+                found.append(
+                    {name: facts[name] for name in (
+                        'image_id', 'project', 'size', 'zero_bytes',
+                        'new_bytes', 'stored_bytes', 'blocks', 'fragments',
+                        'created')}
+                    | {'damaged': facts.get('damaged', False)
+                       or image_id in damaged})
+        return found
+
+    def _read_facts(self, image_id: str) -> Fields | None:
+        """From the recipe; None if the image is gone."""
+        try:
+            stat = self._repository.stat(image_id)
+        except (exceptions.ImageNotFound, exceptions.InvalidParameter):
+            return None
+        except exceptions.RepositoryError:
+            return dict.fromkeys((
+                'project', 'size', 'zero_bytes', 'new_bytes', 'stored_bytes',
+                'blocks', 'fragments', 'created')) | {
+                    'image_id': image_id, 'damaged': True}
+        block_size = self._repository.parameters.block_size
+        return vars(stat) | {
+            'blocks': -(-(stat.size - stat.zero_bytes) // block_size)}
+
+    def damage(self) -> tuple[int, set[str]]:
+        """Damaged blocks that are not healed, and the images that are hit."""
+        catalog = self._catalog()
+        if catalog is not None and catalog.valid:
+            with contextlib.suppress(exceptions.RepositoryError):
+                return len(catalog.damaged()), scrubber.damaged_images(catalog)
+        return 0, set()
+
+    def groups(self) -> list[Fields]:
+        """All block groups; ``live`` is None where it is not known."""
+        catalog = self._catalog()
+        used: dict[int, int] | None = None
+        if catalog is not None and catalog.valid:
+            with contextlib.suppress(exceptions.RepositoryError):
+                used = {number: facts['used']
+                        for number, facts in catalog.groups()}
+        found = []
+        with self._listing:
+            for number in self._engine.groups():
+                try:
+                    facts = self._engine.group_facts(number)
+                except exceptions.RepositoryError:
+                    # Unlinked meanwhile, or damaged: scrub reports that.
+                    continue
+                found.append({
+                    'number': number, 'slots': facts['slots'],
+                    'published': facts['published'],
+                    'live': None if used is None else used.get(number, 0),
+                    'disk_bytes': facts['allocated']})
+        return found
+
+    def sharing(self) -> Fields:
+        """How many blocks each two of the largest images both name."""
+        largest = sorted(
+            (i for i in self.images() if i['size'] and not i['damaged']),
+            key=lambda i: (-i['size'], i['image_id']))[:SHARING_IMAGES]
+        key = [(i['image_id'], i['created'], i['size']) for i in largest]
+        with self._listing:
+            if self._shared[0] != key:
+                self._shared = key, self._compare([k[0] for k in key])
+            return self._shared[1]
+
+    def _compare(self, image_ids: list[str]) -> Fields:
+        runs = {}
+        for image_id in image_ids:
+            with contextlib.suppress(exceptions.RepositoryError):
+                with contextlib.closing(
+                        self._engine.open_recipe(image_id)) as recipe:
+                    runs[image_id] = recipe.runs()
+        shared = [[0] * len(runs) for _ in runs]
+        for i, a in enumerate(runs.values()):
+            for j, b in enumerate(runs.values()):
+                if j <= i:
+                    shared[i][j] = shared[j][i] = (
+                        _engine.shared_blocks(a, b))
+        return {'images': list(runs), 'shared': shared}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _disk_bytes(path: str) -> int:
+    """What the files of a directory take of the disk."""
+    total = 0
+    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total

@@ -1,0 +1,738 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The HTTP/1.1 server: listeners, connections, deadlines, routes.
+
+It knows nothing of repositories. h11 parses and frames; the sockets are the
+server's own, so that a peer on a Unix socket is told from its credentials
+before a byte is read, and so that each wait has a deadline and each buffer a
+bound:
+
+* a connection on which nothing comes is closed after ``idle_timeout``;
+* from a request's first byte on its whole header, at most 16 KiB, has to come
+  within ``header_timeout``, however it drips; its body, at most what its route
+  allows, within as long again;
+* a response is produced piece by piece, the next one when the client has taken
+  the last; a client that takes nothing for ``write_timeout`` is cut off.
+
+Everything runs in the event loop's thread, and handlers must not block it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from collections.abc import Awaitable
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import email.utils
+import errno
+import http
+import json
+import os
+import socket
+import ssl
+import struct
+from typing import Any
+from typing import Protocol
+import urllib.parse
+
+import h11
+from oslo_log import log
+
+LOG = log.getLogger(__name__)
+
+#: Bytes of a request's header at most.
+HEADER_LIMIT = 16384
+
+_RECEIVE = 65536
+_TLS_PIECE = 262144
+# What is still read, and thrown away, after a response that did not wait for
+# its request's body: closing with unread bytes would destroy the response.
+_LINGER_BYTES = 4 << 20
+_LINGER_SECONDS = 2.0
+_JSON = 'application/json'
+
+
+class Limits(Protocol):
+    """Options of the server; read each time, since they may change."""
+
+    max_connections: int
+    header_timeout: float
+    idle_timeout: float
+    write_timeout: float
+
+
+class HTTPError(Exception):
+    """A request ends with this status and a sentence."""
+
+    def __init__(self, status: int, message: str,
+                 headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers or {}
+
+
+class Disconnected(Exception):
+    """The peer is gone, or was too slow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Who is at the other end."""
+
+    listener: str
+    uid: int | None = None
+    """Of a peer on a Unix socket."""
+    operator: bool = False
+    """It has a certificate of the operators' authority."""
+
+
+@dataclasses.dataclass
+class Request:
+    method: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    """By name in lower case."""
+    peer: Peer
+    body: bytes = b''
+
+    def json(self) -> Any:
+        """The body, which must be JSON; None if there is none.
+
+        :raises HTTPError: 400
+        """
+        if not self.body:
+            return None
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise HTTPError(400, 'The body is not JSON.')
+
+
+@dataclasses.dataclass
+class Response:
+    status: int = 200
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    body: bytes | AsyncGenerator[Any, None] = b''
+    """Bytes, or a generator of pieces; each may be changed by the generator
+    when the next one is asked for. It is closed in any case."""
+    length: int | None = None
+    """Of what a generator yields, or a GET would; None: it is not known
+    beforehand."""
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(status, {'Content-Type': _JSON},
+                    json.dumps(value, separators=(',', ':')).encode() + b'\n')
+
+
+def error_response(error: HTTPError) -> Response:
+    response = json_response({'error': {
+        'code': error.status,
+        'title': http.HTTPStatus(error.status).phrase,
+        'message': error.message}}, error.status)
+    response.headers |= error.headers
+    return response
+
+
+# -- routes -------------------------------------------------------------------
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    handler: Handler
+    body_limit: int
+
+
+class Router:
+    """Finds the handler of a method and a path."""
+
+    def __init__(self) -> None:
+        self._routes: list[tuple[list[str], dict[str, Route]]] = []
+
+    def add(self, method: str, path: str, handler: Handler,
+            body_limit: int = 0) -> None:
+        """Add a route; GET answers HEAD, too.
+
+        :param path: its segments in braces match any one segment, and are
+            keyword arguments of the handler
+        :param body_limit: bytes that a request's body may have
+        """
+        segments = path.split('/')[1:]
+        for known, methods in self._routes:
+            if known == segments:
+                break
+        else:
+            methods = {}
+            self._routes.append((segments, methods))
+        methods[method] = Route(handler, body_limit)
+        if method == 'GET':
+            methods['HEAD'] = methods['GET']
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """The route of a path as it stands in a request, and its arguments.
+
+        :raises HTTPError: 404 or 405
+        """
+        # Split first: an encoded slash is none.
+        try:
+            given = [urllib.parse.unquote(s, errors='strict')
+                     for s in path.split('/')[1:]]
+        except UnicodeDecodeError:
+            raise HTTPError(404, 'There is nothing here.')
+        for segments, methods in self._routes:
+            if len(segments) != len(given):
+                continue
+            arguments = {}
+            for want, have in zip(segments, given):
+                if want.startswith('{'):
+                    arguments[want[1:-1]] = have
+                elif want != have:
+                    break
+            else:
+                if method not in methods:
+                    raise HTTPError(
+                        405, f'{method} is not possible here.',
+                        {'Allow': ', '.join(sorted(methods))})
+                return methods[method], arguments
+        raise HTTPError(404, 'There is nothing here.')
+
+
+# -- streams ------------------------------------------------------------------
+
+class SocketStream:
+    """A connected socket that does not block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self) -> bytes:
+        """What comes next; b'' at the end."""
+        try:
+            return await self._loop.sock_recv(self._sock, _RECEIVE)
+        except OSError as e:
+            raise Disconnected(str(e))
+
+    async def send(self, data: Any, timeout: float) -> None:
+        """Send all; the time limit is for each bit of progress."""
+        view = memoryview(data).cast('B')
+        while view:
+            try:
+                view = view[self._sock.send(view):]
+            except BlockingIOError:
+                await self._writable(timeout)
+            except OSError as e:
+                raise Disconnected(str(e))
+
+    async def _writable(self, timeout: float) -> None:
+        future = self._loop.create_future()
+
+        def finish(value: bool) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        timer = self._loop.call_later(timeout, finish, False)
+        self._loop.add_writer(self._sock, finish, True)
+        try:
+            if not await future:
+                raise Disconnected('it takes nothing')
+        finally:
+            timer.cancel()
+            self._loop.remove_writer(self._sock)
+
+    async def finish(self, timeout: float) -> None:
+        """Tell the peer that nothing more comes."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class TLSStream:
+    """TLS over a SocketStream."""
+
+    def __init__(self, stream: SocketStream,
+                 context: ssl.SSLContext) -> None:
+        self._stream = stream
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+
+    async def handshake(self, timeout: float) -> None:
+        """:raises Disconnected: with the reason, also if it is ours"""
+        while True:
+            try:
+                self._tls.do_handshake()
+                return await self._flush(timeout)
+            except ssl.SSLWantReadError:
+                await self._flush(timeout)
+                await self._fill()
+            except ssl.SSLError as e:
+                # The alert says why.
+                with contextlib.suppress(Disconnected):
+                    await self._flush(timeout)
+                raise Disconnected(f'no TLS: {e.reason or e}')
+
+    def has_certificate(self) -> bool:
+        """Whether the peer has one, which was verified then."""
+        return bool(self._tls.getpeercert())
+
+    async def receive(self) -> bytes:
+        while True:
+            try:
+                return self._tls.read(_RECEIVE)
+            except ssl.SSLWantReadError:
+                await self._fill()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b''
+            except ssl.SSLError as e:
+                raise Disconnected(f'TLS: {e.reason or e}')
+
+    async def send(self, data: Any, timeout: float) -> None:
+        view = memoryview(data).cast('B')
+        while view:
+            try:
+                view = view[self._tls.write(view[:_TLS_PIECE]):]
+            except ssl.SSLError as e:
+                raise Disconnected(f'TLS: {e.reason or e}')
+            await self._flush(timeout)
+
+    async def finish(self, timeout: float) -> None:
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        with contextlib.suppress(Disconnected):
+            await self._flush(timeout)
+        await self._stream.finish(timeout)
+
+    async def _fill(self) -> None:
+        data = await self._stream.receive()
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+
+    async def _flush(self, timeout: float) -> None:
+        if self._out.pending:
+            await self._stream.send(self._out.read(), timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+# -- listeners ----------------------------------------------------------------
+
+@dataclasses.dataclass
+class Listener:
+    """A socket that listens, and what is served on it.
+
+    :ivar allowed: for a Unix socket: whether a user id may connect
+    :ivar tls: gives the context for a new connection; None: no TLS
+    """
+
+    name: str
+    sock: socket.socket
+    router: Router
+    allowed: Callable[[int], bool] | None = None
+    tls: Callable[[], ssl.SSLContext] | None = None
+    connections: int = 0
+
+
+def listen_unix(path: str, mode: int) -> socket.socket:
+    """A listening socket at a path, in the place of one that nobody serves.
+
+    :raises OSError: EADDRINUSE if somebody does
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    sock = socket.socket(socket.AF_UNIX)
+    temporary = f'{path}.{os.getpid()}'
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        umask = os.umask(0o177)
+        try:
+            sock.bind(temporary)
+        finally:
+            os.umask(umask)
+        os.chmod(temporary, mode)
+        sock.listen(1024)
+        # It gets its name when it has its mode, and when it answers.
+        os.rename(temporary, path)
+    except BaseException:
+        sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def listen_tcp(address: str) -> socket.socket:
+    """A listening socket at ADDRESS:PORT."""
+    host, _, port = address.rpartition(':')
+    found = socket.getaddrinfo(host.strip('[]'), int(port),
+                               type=socket.SOCK_STREAM,
+                               flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    _, uid, _ = struct.unpack('iII', sock.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid
+
+
+# -- the server ---------------------------------------------------------------
+
+class Server:
+    """Accepts on all listeners and serves each connection in a task.
+
+    :ivar requests: that were answered
+    :ivar sent: bytes of what was read to be sent, so of images
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.requests = 0
+        self.sent = 0
+        self.stopping = asyncio.Event()
+        self._listeners: list[Listener] = []
+        self._accepting: list[asyncio.Task] = []
+        self._tasks: dict[asyncio.Task, _Connection] = {}
+
+    @property
+    def connections(self) -> int:
+        return sum(listener.connections for listener in self._listeners)
+
+    def add(self, listener: Listener) -> None:
+        """Start to accept on a listener."""
+        self._listeners.append(listener)
+        self._accepting.append(asyncio.create_task(self._accept(listener)))
+
+    async def stop(self, seconds: float) -> None:
+        """Accept no more, end idle connections, let responses finish.
+
+        :param seconds: after which what still runs is cut off
+        """
+        self.stopping.set()
+        for task in self._accepting:
+            task.cancel()
+        for listener in self._listeners:
+            listener.sock.close()
+        for task, connection in list(self._tasks.items()):
+            if connection.idle:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        left = list(self._tasks)
+        if left:
+            LOG.warning('%d connections are cut off.', len(left))
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=1.0)
+
+    async def _accept(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener.sock)
+            except OSError as e:
+                # Out of descriptors or memory, or the peer left at once.
+                LOG.warning('Cannot accept a connection: %s', e)
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                self._begin(listener, sock)
+            except OSError:
+                sock.close()
+
+    def _begin(self, listener: Listener, sock: socket.socket) -> None:
+        uid = None
+        if listener.allowed is not None:
+            uid = _peer_uid(sock)
+            if not listener.allowed(uid):
+                LOG.warning('User %d was refused at the socket.', uid)
+                sock.close()
+                return
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        else:
+            # Fewer turns for each piece; the kernel takes what it allows.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        if listener.connections >= self.limits.max_connections:
+            self._refuse(listener, sock)
+            return
+        connection = _Connection(self, listener, sock, uid)
+        listener.connections += 1
+        task = asyncio.create_task(connection.run())
+        self._tasks[task] = connection
+        task.add_done_callback(lambda t: self._ended(t, listener))
+
+    def _refuse(self, listener: Listener, sock: socket.socket) -> None:
+        """Answer 503 and close, without waiting for anything."""
+        if listener.tls is None:
+            response = error_response(HTTPError(
+                503, 'There are too many connections.'))
+            with contextlib.suppress(OSError):
+                sock.send(
+                    b'HTTP/1.1 503 Service Unavailable\r\n'
+                    b'Content-Type: %b\r\nContent-Length: %d\r\n'
+                    b'Connection: close\r\n\r\n%b' % (
+                        _JSON.encode(), len(response.body), response.body))
+        sock.close()
+
+    def _ended(self, task: asyncio.Task, listener: Listener) -> None:
+        listener.connections -= 1
+        self._tasks.pop(task)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error('A connection failed.', exc_info=task.exception())
+
+
+class _Connection:
+    """One connection: its requests, one after the other."""
+
+    def __init__(self, server: Server, listener: Listener,
+                 sock: socket.socket, uid: int | None) -> None:
+        self._server = server
+        self._listener = listener
+        self._limits = server.limits
+        self._stream: SocketStream | TLSStream = SocketStream(sock)
+        self._peer = Peer(listener.name, uid)
+        self._h11 = h11.Connection(
+            h11.SERVER, max_incomplete_event_size=HEADER_LIMIT)
+        self.idle = True
+
+    async def run(self) -> None:
+        try:
+            if self._listener.tls is not None:
+                await self._start_tls()
+            while await self._serve_one():
+                pass
+        except (Disconnected, TimeoutError) as e:
+            LOG.debug('Connection on %s: %s', self._listener.name, e)
+        finally:
+            self._stream.close()
+
+    async def _start_tls(self) -> None:
+        stream = TLSStream(self._stream, self._listener.tls())
+        async with asyncio.timeout(self._limits.header_timeout):
+            await stream.handshake(self._limits.write_timeout)
+        self._stream = stream
+        self._peer = dataclasses.replace(
+            self._peer, operator=stream.has_certificate())
+
+    # -- one request -------------------------------------------------------
+
+    async def _serve_one(self) -> bool:
+        """Answer a request; False if the connection is to be closed."""
+        method = 'GET'
+        try:
+            event = await self._receive_header()
+            if event is None:
+                return False
+            method = event.method.decode('ascii')
+            response = await self._answer(event)
+        except h11.RemoteProtocolError as e:
+            response = error_response(HTTPError(
+                e.error_status_hint, f'The request is malformed: {e}.'))
+        except HTTPError as e:
+            response = error_response(e)
+        except Disconnected:
+            raise
+        except Exception:
+            LOG.exception('A request failed.')
+            response = error_response(HTTPError(
+                500, 'The daemon failed; its log says how.'))
+        complete = self._h11.their_state in (h11.DONE, h11.MUST_CLOSE)
+        await self._respond(method, response, close=(
+            not complete or self._server.stopping.is_set()))
+        self._server.requests += 1
+        if not complete:
+            await self._linger()
+            return False
+        if self._h11.our_state is not h11.DONE or (
+                self._h11.their_state is not h11.DONE):
+            await self._stream.finish(_LINGER_SECONDS)
+            return False
+        self._h11.start_next_cycle()
+        self.idle = True
+        return not self._server.stopping.is_set()
+
+    async def _receive_header(self) -> h11.Request | None:
+        """The next request; None if the peer ended or nothing came."""
+        deadline = None
+        while True:
+            event = self._h11.next_event()
+            if isinstance(event, h11.Request):
+                self.idle = False
+                return event
+            if isinstance(event, h11.ConnectionClosed):
+                return None
+            if event is not h11.NEED_DATA:
+                raise Disconnected(f'unexpected {event!r}')
+            loop = asyncio.get_running_loop()
+            if self._h11.trailing_data[0] and self.idle:
+                self.idle = False
+            if deadline is None and not self.idle:
+                deadline = loop.time() + self._limits.header_timeout
+            try:
+                async with asyncio.timeout_at(
+                        deadline or loop.time() + self._limits.idle_timeout):
+                    data = await self._stream.receive()
+            except TimeoutError:
+                if self.idle:
+                    return None
+                raise _too_slow()
+            self._h11.receive_data(data)
+
+    async def _answer(self, event: h11.Request) -> Response:
+        request, path = self._parse(event)
+        route, arguments = self._listener.router.find(request.method, path)
+        request.body = await self._receive_body(event, route.body_limit)
+        return await route.handler(request, **arguments)
+
+    def _parse(self, event: h11.Request) -> tuple[Request, str]:
+        if event.http_version not in (b'1.0', b'1.1'):
+            raise HTTPError(505, 'Only HTTP/1.0 and HTTP/1.1 are spoken.')
+        target = event.target.decode('ascii', 'replace')
+        if not target.startswith('/'):
+            # The absolute form, which a server has to know.
+            scheme, _, rest = target.partition('://')
+            if scheme.lower() not in ('http', 'https') or not rest:
+                raise HTTPError(400, 'The request names no path.')
+            target = '/' + rest.partition('/')[2]
+        path, _, query = target.partition('?')
+        try:
+            pairs = urllib.parse.parse_qsl(
+                query, keep_blank_values=True, errors='strict',
+                max_num_fields=16)
+        except ValueError:
+            raise HTTPError(400, 'The query is malformed.')
+        if len(dict(pairs)) != len(pairs):
+            raise HTTPError(400, 'The query gives a parameter twice.')
+        headers: dict[str, str] = {}
+        for name, value in event.headers:
+            key, text = name.decode('ascii'), value.decode('latin-1')
+            headers[key] = f'{headers[key]}, {text}' if key in headers else (
+                text)
+        return Request(event.method.decode('ascii'), dict(pairs), headers,
+                       self._peer), path
+
+    async def _receive_body(self, event: h11.Request, limit: int) -> bytes:
+        """The whole body, refused by its announced length if it can be."""
+        for name, value in event.headers:
+            if name == b'content-length' and (
+                    len(value) > 18 or int(value) > limit):
+                raise _too_large(limit)
+        try:
+            async with asyncio.timeout(self._limits.header_timeout):
+                return await self._receive_pieces(limit)
+        except TimeoutError:
+            raise _too_slow()
+
+    async def _receive_pieces(self, limit: int) -> bytes:
+        body = bytearray()
+        while True:
+            event = self._h11.next_event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    await self._send(self._h11.send(h11.InformationalResponse(
+                        status_code=100, headers=[])))
+                self._h11.receive_data(await self._stream.receive())
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > limit:
+                    raise _too_large(limit)
+            elif isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            else:
+                raise Disconnected('the request was cut off')
+
+    # -- its response ------------------------------------------------------
+
+    async def _send(self, data: Any) -> None:
+        await self._stream.send(data, self._limits.write_timeout)
+
+    async def _respond(self, method: str, response: Response,
+                       close: bool) -> None:
+        body, length = response.body, response.length
+        if isinstance(body, bytes) and length is None:
+            length = len(body)
+        headers = {'Date': email.utils.formatdate(usegmt=True),
+                   **response.headers}
+        if length is not None:
+            headers['Content-Length'] = str(length)
+        if close:
+            headers['Connection'] = 'close'
+        try:
+            await self._send(self._h11.send(h11.Response(
+                status_code=response.status, headers=list(headers.items()),
+                reason=http.HTTPStatus(response.status).phrase)))
+            if method != 'HEAD':
+                if isinstance(body, bytes):
+                    await self._send_piece(body)
+                else:
+                    async for piece in body:
+                        await self._send_piece(piece)
+                        self._server.sent += len(piece)
+            await self._send(self._h11.send(h11.EndOfMessage()))
+        except Disconnected:
+            raise
+        except Exception as e:
+            # Too late for another status; that the end is missing tells.
+            LOG.error('A response was cut off: %s', e)
+            raise Disconnected('the response failed')
+        finally:
+            if not isinstance(body, bytes):
+                await body.aclose()
+
+    async def _send_piece(self, piece: Any) -> None:
+        for part in self._h11.send_with_data_passthrough(
+                h11.Data(data=piece)):
+            await self._send(part)
+
+    async def _linger(self) -> None:
+        """Let the peer read the response before the connection closes."""
+        await self._stream.finish(_LINGER_SECONDS)
+        left = _LINGER_BYTES
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while left > 0 and (data := await self._stream.receive()):
+                left -= len(data)
+
+
+def _too_slow() -> HTTPError:
+    return HTTPError(408, 'The request did not arrive in time.')
+
+
+def _too_large(limit: int) -> HTTPError:
+    return HTTPError(413, f'The body may have {limit} bytes at most.')

@@ -1,0 +1,301 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's process: ``dedupd --config-file /etc/dedupd/dedupd.conf``.
+
+There is one process with three kinds of threads. The first runs an event
+loop, which has all sockets and never touches the repository; a bounded set of
+threads reads for it; and one thread is the maintainer's (``scheduler.py``).
+That needs no service framework: there are no workers to supervise, so a loop's
+signal handlers do, and systemd restarts what dies. Reading needs no more
+processes either, since the engine works without the GIL.
+
+SIGTERM and SIGINT end it: listening stops, responses that run may finish, the
+task ends after its step; what is not over after eight seconds is cut off,
+which does no harm: every step survives a crash. SIGHUP reads the options anew,
+those that may change, and the certificates.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import resource
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+
+from oslo_config import cfg
+from oslo_log import log
+from pbr import version
+
+from dedupd import api
+from dedupd import control as control_module
+from dedupd import figures as figures_module
+from dedupd import http
+from dedupd import opts
+from dedupd import reads as reads_module
+from dedupd import scheduler as scheduler_module
+from dedupd import tokens as tokens_module
+from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
+from glance_dedup import workers as workers_module
+
+LOG = log.getLogger('dedupd.main')
+
+#: Seconds that responses and the task that runs have at the end.
+DRAIN_SECONDS = 8.0
+#: Seconds that the broker has then.
+MESSAGING_SECONDS = 1.0
+#: Seconds after which the process ends whatever hangs.
+END_SECONDS = 9.5
+
+
+def read_options(arguments: list[str]) -> cfg.ConfigOpts:
+    """The options, every one of which has been looked at.
+
+    :raises cfg.Error, ValueError: for one that is no good
+    """
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    conf.register_opts(opts.messaging_opts)
+    conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
+    conf(arguments, project='dedupd',
+         version=version.VersionInfo('glance-dedup').version_string())
+    for option in opts.dedupd_opts:
+        conf.dedupd[option.dest]
+    return conf
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if it asked to be told."""
+    address = os.environ.get('NOTIFY_SOCKET')
+    if not address:
+        return
+    if address.startswith('@'):
+        address = '\0' + address[1:]
+    with contextlib.suppress(OSError), socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(address)
+        sock.send(state.encode())
+
+
+def _watchdog_seconds() -> float | None:
+    """How often systemd wants to be told; half of what it demands."""
+    if os.environ.get('WATCHDOG_PID', str(os.getpid())) != str(os.getpid()):
+        return None
+    try:
+        return int(os.environ['WATCHDOG_USEC']) / 2e6
+    except (KeyError, ValueError):
+        return None
+
+
+def user_ids(names: list[str]) -> frozenset[int]:
+    """Whom the socket is for: these, root, and the daemon's own user.
+
+    :raises ValueError: for a user that there is not
+    """
+    ids = {0, os.geteuid()}
+    for name in names:
+        if name.isdigit():
+            ids.add(int(name))
+            continue
+        try:
+            ids.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            raise ValueError(f'socket_users: there is no user {name!r}')
+    return frozenset(ids)
+
+
+def tls_context(conf: cfg.ConfigOpts) -> ssl.SSLContext:
+    """What the TLS listener shows, and whom it takes for an operator.
+
+    :raises ValueError: if there is no certificate
+    :raises OSError, ssl.SSLError: for a file that is no good
+    """
+    if not conf.dedupd.tls_cert:
+        raise ValueError('listen needs tls_cert')
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(conf.dedupd.tls_cert, conf.dedupd.tls_key)
+    if conf.dedupd.tls_client_ca:
+        context.load_verify_locations(conf.dedupd.tls_client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+class Daemon:
+    """Everything, from the repository's opening to the process' end."""
+
+    def __init__(self, conf: cfg.ConfigOpts, arguments: list[str]) -> None:
+        self._conf = conf
+        self._arguments = arguments
+        self._options = options = conf.dedupd
+        self._users = user_ids(options.socket_users)
+        self._tls = tls_context(conf) if options.listen else None
+        self._socket_inode = 0
+        self._repository = repository_module.Repository(
+            options.datadir, filter_dir=options.filter_dir,
+            filter_mib=options.filter_mib,
+            segment_cache_mib=options.cache_mib)
+        self._scheduler = scheduler_module.Scheduler(self._repository, conf)
+        self._figures = figures_module.Figures(
+            self._repository, self._scheduler.catalog)
+        self._control = control_module.Control(
+            self._repository, self._scheduler, self._figures)
+        self._scheduler.sample = self._control.sample
+        self._messaging = None
+        if conf.transport_url:
+            # Not even imported where it is not wanted.
+            from dedupd import messaging
+            self._messaging = messaging.Messaging(
+                conf, self._control, self._scheduler)
+        self._readers = workers_module.Workers(
+            'dedupd-read', options.read_threads)
+
+    async def run(self) -> None:
+        """Serve until a signal says to end."""
+        loop = asyncio.get_running_loop()
+        ending = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        server = http.Server(self._options)
+        try:
+            self._listen(server)
+            self._scheduler.start()
+            if self._messaging is not None:
+                self._messaging.start()
+            self._control.ready = True
+            notify('READY=1')
+            LOG.info('Serving %s on %s', self._repository.path,
+                     self._options.socket)
+            await self._wait(ending)
+        finally:
+            await self._end(server)
+
+    def _listen(self, server: http.Server) -> None:
+        options = self._options
+        tokens = None
+        if options.glance_url:
+            tokens = tokens_module.Tokens(options.glance_url,
+                                          options.glance_ca)
+        reads = reads_module.Reads(self._repository, self._readers, tokens)
+        endpoints = api.API(self._control, reads, self._repository.path,
+                            self._scheduler.watchers, server.stopping)
+        self._control.reads = lambda: {
+            'connections': server.connections, 'requests': server.requests,
+            'bytes': server.sent}
+        sock = http.listen_unix(options.socket, self._socket_mode())
+        self._socket_inode = os.stat(options.socket).st_ino
+        server.add(http.Listener('unix', sock, endpoints.unix,
+                                 allowed=lambda uid: uid in self._users))
+        if options.listen:
+            server.add(http.Listener('tls', http.listen_tcp(options.listen),
+                                     endpoints.tls, tls=lambda: self._tls))
+        if options.status_listen:
+            server.add(http.Listener(
+                'status', http.listen_tcp(options.status_listen),
+                endpoints.status))
+
+    def _socket_mode(self) -> int:
+        # Others than the owner could not connect at all with 0600; who they
+        # are is checked of each.
+        return 0o666 if self._options.socket_users else 0o600
+
+    async def _wait(self, ending: asyncio.Event) -> None:
+        """Until the end, with a sign of life for systemd now and then."""
+        seconds = _watchdog_seconds()
+        while not ending.is_set():
+            try:
+                await asyncio.wait_for(ending.wait(), seconds)
+            except TimeoutError:
+                notify('WATCHDOG=1')
+
+    def _reload(self) -> None:
+        """SIGHUP."""
+        LOG.info('Reading the options anew.')
+        notify(f'RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}')
+        try:
+            # What cannot be read must not take the place of what can.
+            read_options(self._arguments)
+            self._conf.mutate_config_files()
+            users = user_ids(self._options.socket_users)
+            tls = tls_context(self._conf) if self._tls is not None else None
+        except Exception as e:
+            LOG.error('Some options stay as they were: %s', e)
+        else:
+            self._users, self._tls = users, tls
+            os.chmod(self._options.socket, self._socket_mode())
+        self._repository._handle().set_segment_cache(
+            self._options.cache_mib << 20)
+        self._scheduler.reload()
+        notify('READY=1')
+
+    async def _end(self, server: http.Server) -> None:
+        LOG.info('Ending.')
+        notify('STOPPING=1')
+        self._control.ready = False
+        # Whatever hangs, a disk or a thread: the process ends in time.
+        timer = threading.Timer(END_SECONDS, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        deadline = time.monotonic() + DRAIN_SECONDS
+        self._scheduler.stop()
+        self._remove_socket()
+        await server.stop(DRAIN_SECONDS)
+        while not self._scheduler.join(0):
+            if time.monotonic() > deadline:
+                LOG.warning('The task that runs is cut off.')
+                return
+            await asyncio.sleep(0.02)
+        if self._messaging is not None:
+            self._messaging.stop(MESSAGING_SECONDS)
+        self._figures.close()
+        self._repository.close()
+
+    def _remove_socket(self) -> None:
+        with contextlib.suppress(OSError):
+            path = self._options.socket
+            # Another daemon may have put its own there.
+            if os.stat(path).st_ino == self._socket_inode:
+                os.unlink(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The console script."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    try:
+        conf = read_options(arguments)
+        log.setup(conf, 'dedupd')
+        logging.captureWarnings(True)
+        # A connection needs a descriptor, and so do open images and groups.
+        with contextlib.suppress(OSError, ValueError):
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        asyncio.run(Daemon(conf, arguments).run())
+    except (exceptions.RepositoryError, cfg.Error, OSError, ValueError) as e:
+        LOG.critical('dedupd cannot start: %s', e)
+        print(f'dedupd: {e}', file=sys.stderr)
+        return 1
+    logging.shutdown()
+    # Without waiting for a thread that hangs.
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

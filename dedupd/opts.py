@@ -1,0 +1,444 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Every option of the daemon, group ``[dedupd]``.
+
+Those marked mutable are read anew on SIGHUP.
+"""
+
+from oslo_config import cfg
+from oslo_config import types
+
+GROUP = 'dedupd'
+
+_EXCLUDE = types.String(regex='^(project:)?[A-Za-z0-9_-]{1,128}$')
+_ADDRESS = types.String(regex=r'^(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$')
+
+dedupd_opts = [
+    cfg.StrOpt('datadir',
+               default='/var/lib/glance/dedup',
+               help="""
+Directory of the repository that the daemon serves and maintains.
+
+The same as ``dedup_store_datadir`` of the store in
+``glance-api.conf``. The repository must exist: the daemon creates
+none. Of several daemons of one repository, on one host or several,
+one is the maintainer, and the others serve reads until it ends.
+
+Possible values:
+    * An absolute path
+
+"""),
+    cfg.StrOpt('socket',
+               default='/run/dedupd/dedupd.sock',
+               help="""
+Path of the Unix socket on which the daemon serves everything: reads,
+to the store, and control, to the ``glance-dedup`` command.
+
+Possible values:
+    * An absolute path of at most 100 bytes, in a directory that
+      exists
+
+Related options:
+    * ``socket_users``
+
+"""),
+    cfg.ListOpt('socket_users',
+                default=[],
+                mutable=True,
+                help="""
+Users that may use the Unix socket, besides root and the user that
+runs the daemon.
+
+The kernel says who a caller is; any other is disconnected before a
+byte is read. Whoever may use the socket reads every image and
+controls the daemon. While the list is empty the socket has the mode
+0600; else 0666, and only this check protects it.
+
+Possible values:
+    * A list of names and numbers of users
+
+Related options:
+    * ``socket``
+
+"""),
+    cfg.Opt('listen',
+            type=_ADDRESS,
+            sample_default='0.0.0.0:9393',
+            help="""
+Address on which other hosts read images, over TLS.
+
+It serves reads of images only: to operators, who have a certificate
+of ``tls_client_ca``, and to users, who have a token that Glance
+accepts for the image.
+
+Possible values:
+    * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
+    * Unset: other hosts read nothing
+
+Related options:
+    * ``tls_cert``
+    * ``tls_key``
+    * ``tls_client_ca``
+    * ``glance_url``
+
+"""),
+    cfg.StrOpt('tls_cert',
+               help="""
+File with the certificate, and those between it and its authority,
+that the daemon shows to other hosts, in PEM. Read anew on SIGHUP.
+
+Possible values:
+    * A path; needed if ``listen`` is set
+
+"""),
+    cfg.StrOpt('tls_key',
+               help="""
+File with the private key of ``tls_cert``, in PEM, without a
+password. Read anew on SIGHUP.
+
+Possible values:
+    * A path; unset: it is in the file ``tls_cert``
+
+"""),
+    cfg.StrOpt('tls_client_ca',
+               help="""
+File with the authorities, in PEM, whose certificates make a caller
+an operator, who may read every image without a token. Read anew on
+SIGHUP.
+
+Use an authority that signs nothing else: each client's certificate
+of it opens the whole repository.
+
+Possible values:
+    * A path
+    * Unset: certificates are not asked for
+
+"""),
+    cfg.URIOpt('glance_url',
+               schemes=['http', 'https'],
+               sample_default='http://controller:9292',
+               help="""
+URL of the Image service, by which the tokens of users are checked.
+
+For an image that a caller asks for, the daemon asks Glance for its
+first byte with the caller's token, and serves what Glance would
+serve. A yes is remembered for a minute.
+
+Possible values:
+    * A URL without the version
+    * Unset: no token is accepted
+
+Related options:
+    * ``glance_ca``
+
+"""),
+    cfg.StrOpt('glance_ca',
+               help="""
+File with the authorities, in PEM, that the certificate at
+``glance_url`` is verified by.
+
+Possible values:
+    * A path
+    * Unset: those of the system
+
+"""),
+    cfg.Opt('status_listen',
+            type=_ADDRESS,
+            sample_default='127.0.0.1:9394',
+            help="""
+Address on which the status page, ``/metrics`` and ``/healthcheck``
+are served to everyone, without TLS.
+
+It shows names of images and projects, and figures; neither content
+nor control.
+
+Possible values:
+    * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
+    * Unset: they are served on the Unix socket only
+
+"""),
+    cfg.IntOpt('cache_mib',
+               default=64,
+               min=0,
+               max=1048576,
+               mutable=True,
+               help="""
+Memory for decompressed segments, in MiB, which all readers share.
+
+It is used as images are read, and given back when the option is
+lowered.
+
+Possible values:
+    * 0: nothing is kept
+    * An integer of at least 1
+
+"""),
+    cfg.IntOpt('read_threads',
+               default=4,
+               min=1,
+               max=256,
+               help="""
+Threads that read from the repository.
+
+A client that takes its data slowly occupies none.
+
+"""),
+    cfg.IntOpt('max_connections',
+               default=4096,
+               min=1,
+               max=1000000,
+               mutable=True,
+               help="""
+Connections that each of the listeners has at once.
+
+Those beyond are answered 503 and closed.
+
+"""),
+    cfg.IntOpt('header_timeout',
+               default=10,
+               min=1,
+               max=3600,
+               mutable=True,
+               help="""
+Seconds within which a request's header has to arrive, and, for as
+long again, its body; and a TLS handshake has to end.
+"""),
+    cfg.IntOpt('idle_timeout',
+               default=60,
+               min=1,
+               max=86400,
+               mutable=True,
+               help="""
+Seconds for which a connection without a request stays open.
+"""),
+    cfg.IntOpt('write_timeout',
+               default=60,
+               min=1,
+               max=86400,
+               mutable=True,
+               help="""
+Seconds after which a client that takes nothing of its response is
+disconnected.
+"""),
+    cfg.IntOpt('collect_interval',
+               default=300,
+               min=0,
+               mutable=True,
+               help="""
+Seconds between two collections, which give the space of deleted
+images back.
+
+What was uploaded and deleted is counted before each.
+
+Possible values:
+    * 0: only on request
+    * Seconds
+
+"""),
+    cfg.IntOpt('merge_interval',
+               default=600,
+               min=0,
+               mutable=True,
+               help="""
+Seconds between two mergings of the duplicates that were missed when
+they were stored.
+
+Possible values:
+    * 0: only on request
+    * Seconds
+
+"""),
+    cfg.IntOpt('scrub_interval',
+               default=2592000,
+               min=0,
+               mutable=True,
+               help="""
+Seconds from the begin of one scrub to that of the next. A scrub
+reads and verifies all that is stored, and goes on where it was when
+the daemon was restarted.
+
+Possible values:
+    * 0: only on request
+    * Seconds
+
+Related options:
+    * ``scrub_rate_mib``
+
+"""),
+    cfg.IntOpt('collect_live_share',
+               default=50,
+               min=0,
+               max=100,
+               mutable=True,
+               help="""
+Percentage of a block group's bytes in use below which collection
+rewrites the group, to free what lies between them.
+
+Possible values:
+    * 0: no group is rewritten
+    * A number up to 100; the larger, the more is written to free
+      little
+
+"""),
+    cfg.IntOpt('collect_evacuate_share',
+               default=10,
+               min=0,
+               max=100,
+               mutable=True,
+               help="""
+Percentage of a full block group's blocks in use below which
+collection stores these anew in other groups, so that the group can
+go.
+
+Possible values:
+    * 0: no group is evacuated
+    * A number up to 100
+
+"""),
+    cfg.FloatOpt('collect_rate_mib',
+                 default=0,
+                 min=0,
+                 mutable=True,
+                 help="""
+MiB of the disk that collection reads and writes in a second at most.
+
+Possible values:
+    * 0: as fast as it goes
+    * MiB
+
+"""),
+    cfg.FloatOpt('merge_rate_mib',
+                 default=0,
+                 min=0,
+                 mutable=True,
+                 help="""
+MiB of the disk that merging reads and writes in a second at most.
+
+Possible values:
+    * 0: as fast as it goes
+    * MiB
+
+"""),
+    cfg.FloatOpt('scrub_rate_mib',
+                 default=32,
+                 min=0,
+                 mutable=True,
+                 help="""
+MiB of the disk that a scrub reads in a second at most.
+
+At 32 MiB a second a terabyte takes nine hours.
+
+Possible values:
+    * 0: as fast as it goes
+    * MiB
+
+Related options:
+    * ``scrub_interval``
+
+"""),
+    cfg.ListOpt('merge_exclude',
+                item_type=_EXCLUDE,
+                default=[],
+                mutable=True,
+                help="""
+Images that are never rewritten to share duplicates with others.
+
+Possible values:
+    * A list of image ids, and of ``project:ID`` for all images of a
+      project
+
+"""),
+    cfg.IntOpt('spare_threshold',
+               default=0,
+               min=0,
+               mutable=True,
+               help="""
+Number of times that images use a block from which on a second copy
+of it is kept.
+
+Scrubs write the copies; reading and healing take them when a disk
+has lost the first.
+
+Possible values:
+    * 0: there are no spare copies
+    * An integer, for example 1000
+
+"""),
+    cfg.BoolOpt('glance_notifications',
+                default=False,
+                help="""
+Whether to listen to the notifications of Glance: when an image was
+deleted its space is collected, and when one was uploaded it is
+counted, at once, instead of when the interval is over.
+
+The daemon has a queue of its own, ``dedupd_glance.HOST``, so that others
+miss nothing. Delete that queue if you switch this off, else it grows.
+
+Possible values:
+    * True, if Glance publishes notifications to the same broker
+    * False
+
+Related options:
+    * ``[DEFAULT] transport_url``
+
+"""),
+    cfg.StrOpt('filter_dir',
+               sample_default='/dev/shm/glance-dedup-<uid>',
+               help="""
+Directory for the fingerprint filter, the same that glance-api has;
+see ``dedup_store_filter_dir``.
+
+Possible values:
+    * A directory, created if missing
+    * Unset: a directory of the user that runs the daemon, in
+      ``/dev/shm``
+
+"""),
+    cfg.IntOpt('filter_mib',
+               default=64,
+               min=1,
+               max=1048576,
+               help="""
+Memory for the fingerprint filter, in MiB, if the daemon is the first
+to make it; see ``dedup_store_filter_mib``.
+"""),
+]
+
+# By this alone it is decided whether oslo.messaging, which has an option of
+# the same name, is imported at all.
+messaging_opts = [
+    cfg.StrOpt('transport_url',
+               secret=True,
+               sample_default='rabbit://dedupd:PASSWORD@controller:5672/',
+               help="""
+Message broker over which the daemon can be controlled and sends
+notifications; see ``transport_url`` of the other services.
+
+The options of oslo.messaging, such as those of
+``[oslo_messaging_notifications]`` and ``[oslo_messaging_rabbit]``,
+are read from the same file.
+
+Possible values:
+    * A URL
+    * Unset: no messaging
+
+Related options:
+    * ``[dedupd] glance_notifications``
+
+"""),
+]
+
+
+def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
+    """The options, for ``oslo-config-generator --namespace dedupd``."""
+    return [('DEFAULT', list(messaging_opts)), (GROUP, list(dedupd_opts))]

@@ -1,0 +1,565 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The maintainer's thread: runs the tasks, one at a time.
+
+A daemon is the *maintainer* while it holds the maintainer's lock, and a
+*reader* otherwise; then it tries again every minute, so that another takes
+over when the maintainer ends. Opening the catalog may take long, if it has to
+be made anew; reads are served meanwhile.
+
+Tasks run when somebody asks for them, in order, and else when their interval
+is over. Deleted and new images are counted (``account``) every minute, and
+before each collection and merging. A scrub takes long, and gives way to
+everything else between two steps. A task that fails is told in the log and in
+the status, and tried again when its time comes.
+"""
+
+import collections
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+
+from dedupd import task as task_module
+from dedupd import tasks as tasks_module
+from glance_dedup import catalog as catalog_module
+from glance_dedup import exceptions
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+#: Every task, and what runs without being asked for after so many seconds
+#: (a name is an option's).
+TASKS: dict[str, str | int] = {
+    'account': 60, 'collect': 'collect_interval', 'merge': 'merge_interval',
+    'scrub': 'scrub_interval', 'rebuild-catalog': 0}
+#: Between two trials to become the maintainer, seconds.
+TRIAL_INTERVAL = 60.0
+#: Until a scrub goes on that could not come to its end, seconds.
+RETRY_INTERVAL = 600.0
+#: Between two samples of the history, seconds.
+SAMPLE_INTERVAL = 300.0
+
+_COUNT_FIRST = ('collect', 'merge')
+_GIVES_WAY = 'scrub'
+_ERRORS = 20
+_MIB = 1 << 20
+
+Fields = dict[str, Any]
+#: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
+#: 'error', the payload the arguments, the result, or ``{'error': sentence}``.
+Listener = Callable[[str, str, Fields], None]
+
+
+class NotMaintainer(exceptions.BusyError):
+    """This daemon does not maintain the repository (now)."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Job:
+    number: int
+    name: str
+    arguments: Fields
+    began: float | None = None
+
+
+@dataclasses.dataclass
+class _State:
+    """Of one task."""
+
+    control: task_module.Control | None = None
+    job: _Job | None = None
+    last: Fields | None = None
+    finished: int = 0
+    """The highest number of a request that is over."""
+    last_success: float | None = None
+    runs: int = 0
+    failures: int = 0
+
+
+class Scheduler:
+    """Thread-safe.
+
+    :param conf: has the group ``[dedupd]``; read each time, since its values
+        may change
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 conf: cfg.ConfigOpts) -> None:
+        self._repository = repository
+        self._conf = conf
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._numbers = 0
+        self._requests: collections.deque[_Job] = collections.deque()
+        self._suspended: _Job | None = None
+        self._due: dict[str, float] = {}    # by time.monotonic()
+        self._states = {name: _State() for name in TASKS}
+        self._current: task_module.Control | None = None
+        self._sampled = 0.0
+        self._maintainer: maintainer_module.Maintainer | None = None
+        self._logged = 0
+        self._thread = threading.Thread(
+            target=self._run, name='dedupd-maintainer', daemon=True)
+        self.is_maintainer = False
+        self.catalog_state = 'absent'
+        self.errors: collections.deque[Fields] = collections.deque(
+            maxlen=_ERRORS)
+        self.listeners: list[Listener] = []
+        """Called in the maintainer's thread, around each task."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called in any thread when a task's status changed."""
+        self.sample: Callable[[], Fields] | None = None
+        """Gives what the history is to keep of now."""
+
+    # -- for any thread ----------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the task that runs stop after its step; none follows."""
+        with self._changed:
+            self._stopping = True
+            if self._current is not None:
+                self._current.stop()
+            self._changed.notify_all()
+        self._tell()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until the maintainer's lock is given back; whether it is."""
+        if self._thread.ident is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def maintainer(self) -> maintainer_module.Maintainer | None:
+        """None while another process maintains the repository."""
+        return self._maintainer
+
+    def catalog(self) -> catalog_module.Catalog | None:
+        """The catalog, to be read; None if there is none."""
+        maintainer = self._maintainer
+        if maintainer is not None:
+            with contextlib.suppress(catalog_module.CatalogError):
+                return maintainer.catalog
+        return None
+
+    def request(self, name: str, /, **arguments: Any) -> int:
+        """Have a task run; returns the number of the request.
+
+        One like another that has not begun is the same.
+
+        :raises NotMaintainer: another process maintains the repository
+        """
+        if not self.is_maintainer:
+            raise NotMaintainer(
+                'this daemon does not maintain the repository: another '
+                'process does, or it has just been started')
+        with self._changed:
+            if self._stopping:
+                raise NotMaintainer('the daemon is ending')
+            for job in self._requests:
+                if job.name == name and job.arguments == arguments:
+                    return job.number
+            self._numbers += 1
+            number = self._numbers
+            underway = self._scrub_underway() if (
+                name == _GIVES_WAY and not any(arguments.values())) else None
+            if underway is not None:
+                # It is what was asked for; whoever waits for it before waits
+                # for the same.
+                underway.number = number
+            else:
+                self._requests.append(_Job(number, name, arguments))
+                self._make_way()
+            self._changed.notify_all()
+        self._tell()
+        return number
+
+    def withdraw(self, number: int) -> bool:
+        """Forget a request; False if it has begun."""
+        with self._changed:
+            for job in self._requests:
+                if job.number == number:
+                    self._requests.remove(job)
+                    return True
+        return False
+
+    def reload(self) -> None:
+        """Follow changes of the options, also in the task that runs."""
+        with self._changed:
+            for name, state in self._states.items():
+                if state.control is not None:
+                    state.control.rate = self._rate(name)
+            now = time.monotonic()
+            for name in list(self._due):
+                interval = self._interval(name)
+                if interval:
+                    self._due[name] = min(self._due[name], now + interval)
+                else:
+                    del self._due[name]
+            for name in TASKS:
+                if self._interval(name):
+                    self._due.setdefault(name, now + self._interval(name))
+            self._changed.notify_all()
+
+    def tasks(self) -> dict[str, Fields]:
+        """The status of each task."""
+        with self._changed:
+            return {name: self._status(name) for name in TASKS}
+
+    def task(self, name: str) -> Fields:
+        with self._changed:
+            return self._status(name)
+
+    def wait(self, name: str, number: int, timeout: float) -> Fields:
+        """A task's status when the request is over, or the time is."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (self._states[name].finished >= number
+                         or self._stopping), timeout)
+            return self._status(name)
+
+    def _status(self, name: str) -> Fields:
+        state = self._states[name]
+        control, job = state.control, state.job
+        waiting = any(j.name == name for j in self._requests) or (
+            self._suspended is not None and self._suspended.name == name)
+        left = None if control is None else control.seconds_left()
+        due = self._due.get(name)
+        return {
+            'state': ('running' if control is not None else
+                      'waiting' if waiting else 'idle'),
+            'done': 0 if control is None else control.done,
+            'total': 0 if control is None else control.total,
+            'what': '' if control is None else control.what,
+            'started': None if job is None else job.began,
+            'seconds_left': None if left is None else round(left, 1),
+            'interval': self._interval(name),
+            'next': None if due is None or control is not None else (
+                round(time.time() + max(0.0, due - time.monotonic()))),
+            'finished': state.finished,
+            'last_success': state.last_success,
+            'runs': state.runs,
+            'failures': state.failures,
+            'last': state.last,
+        }
+
+    # -- options -----------------------------------------------------------
+
+    def _interval(self, name: str) -> float:
+        interval = TASKS[name]
+        return self._conf.dedupd[interval] if isinstance(interval, str) else (
+            interval)
+
+    def _rate(self, name: str) -> float | None:
+        option = f'{name}_rate_mib'
+        if option not in self._conf.dedupd:
+            return None
+        return self._conf.dedupd[option] * _MIB or None
+
+    # -- the thread --------------------------------------------------------
+
+    def _run(self) -> None:
+        told = False
+        while not self._stopping:
+            try:
+                maintainer = maintainer_module.Maintainer(
+                    self._repository, self._opening)
+            except task_module.Stopped:
+                break
+            except exceptions.BusyError as e:
+                if not told:
+                    LOG.warning('Only reads are served: %s. Tried again every '
+                                '%d seconds.', e, TRIAL_INTERVAL)
+                told = True
+            except Exception as e:
+                self._failed('rebuild-catalog', e)
+                self.catalog_state = 'failed'
+            else:
+                told = False
+                with contextlib.closing(maintainer):
+                    self._opened(maintainer)
+                    self._maintain(maintainer)
+                    self._maintainer = None
+            self._leave()
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping,
+                                       TRIAL_INTERVAL)
+
+    def _opening(self, done: int, total: int, what: str) -> None:
+        """A catalog is being made anew: this is the maintainer already."""
+        state = self._states['rebuild-catalog']
+        if state.control is None:
+            LOG.warning('The catalog is being made anew.')
+            with self._changed:
+                self.is_maintainer = True
+                self.catalog_state = 'rebuilding'
+                state.control = self._current = task_module.Control()
+                state.job = _Job(0, 'rebuild-catalog', {}, time.time())
+                if self._stopping:
+                    state.control.stop()
+            self._tell()
+        state.control.step(done, total, what)
+
+    def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
+        now = time.monotonic()
+        with self._changed:
+            state = self._states['rebuild-catalog']
+            state.control = state.job = self._current = None
+            self._maintainer = maintainer
+            self.is_maintainer = True
+            self.catalog_state = 'ready'
+            self._due = {name: now + self._interval(name) for name in TASKS
+                         if self._interval(name)}
+            self._due['account'] = now
+        self._logged = 0
+        self._log_warnings(maintainer)
+        LOG.info('This daemon maintains %s.', self._repository.path)
+        self._tell()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._maintainer = None
+            self._current = None
+            if self.catalog_state != 'failed':
+                self.catalog_state = 'absent'
+            self.is_maintainer = False
+            self._due.clear()
+            for state in self._states.values():
+                state.control = state.job = None
+        self._tell()
+
+    def _maintain(self, maintainer: maintainer_module.Maintainer) -> None:
+        self._schedule_scrub(maintainer)
+        while (job := self._next(maintainer)) is not None:
+            if job.name in _COUNT_FIRST:
+                self._perform(maintainer, _Job(0, 'account', {}))
+            if not self._stopping:
+                self._perform(maintainer, job)
+                self._log_warnings(maintainer)
+                if job.name != 'account':
+                    self._keep_sample(maintainer)
+
+    def _next(self, maintainer: maintainer_module.Maintainer) -> _Job | None:
+        """The job that is to run now; None at the end."""
+        while True:
+            with self._changed:
+                if self._stopping:
+                    return None
+                job = self._take()
+                if job is not None:
+                    return job
+                now = time.monotonic()
+                until = min([self._sampled + SAMPLE_INTERVAL,
+                             *self._due.values()])
+                if until > now:
+                    self._changed.wait(until - now)
+            if self._sampled + SAMPLE_INTERVAL <= time.monotonic():
+                self._keep_sample(maintainer)
+
+    def _take(self) -> _Job | None:
+        if self._requests:
+            return self._requests.popleft()
+        name = self._first_due()
+        if name is not None:
+            return _Job(0, name, {})
+        job, self._suspended = self._suspended, None
+        return job
+
+    def _scrub_underway(self) -> _Job | None:
+        if self._states[_GIVES_WAY].control is not None:
+            return self._states[_GIVES_WAY].job
+        return self._suspended
+
+    def _first_due(self) -> str | None:
+        now = time.monotonic()
+        return min((name for name, due in self._due.items() if due <= now),
+                   key=self._due.get, default=None)
+
+    # -- one run -----------------------------------------------------------
+
+    def _perform(self, maintainer: maintainer_module.Maintainer,
+                 job: _Job) -> None:
+        if job.name not in TASKS:
+            # What is short, and has no status.
+            job.arguments['run'](maintainer)
+            return
+        state = self._states[job.name]
+        first = job.began is None
+        with self._changed:
+            if first:
+                job.began = time.time()
+            state.job = job
+            control = task_module.Control(self._progress, self._rate(job.name))
+            state.control = self._current = control
+            interval = self._interval(job.name)
+            if interval and first:
+                self._due[job.name] = time.monotonic() + interval
+            if self._stopping:
+                control.stop()
+        self._tell()
+        if first:
+            self._notify('start', job.name, job.arguments)
+        result = error = None
+        try:
+            result = dataclasses.asdict(
+                self._run_task(maintainer, control, job) or _Nothing())
+        except task_module.Stopped:
+            if not self._stopping:
+                with self._changed:
+                    state.control = self._current = None
+                    # It goes on where it is, and does not begin anew.
+                    job.arguments = {}
+                    self._suspended = job
+                return
+            error = 'it was stopped, since the daemon ended'
+        except Exception as e:
+            if isinstance(e, catalog_module.CatalogError):
+                self._rebuild_after(maintainer, e)
+            error = str(e) or repr(e)
+            self._failed(job.name, e)
+        self._note_catalog(maintainer)
+        with self._changed:
+            finished = time.time()
+            state.last = {
+                'number': job.number, 'started': job.began,
+                'finished': finished,
+                'seconds': round(finished - job.began, 3),
+                'arguments': job.arguments, 'result': result, 'error': error}
+            state.finished = max(state.finished, job.number)
+            state.runs += 1
+            if error is None:
+                state.last_success = finished
+            else:
+                state.failures += 1
+            state.control = state.job = self._current = None
+            if self._suspended is not None and (
+                    self._suspended.name == job.name):
+                # That was its pass, too.
+                self._suspended = None
+            if job.name in self._due and (result or {}).get(
+                    'complete') is False:
+                # A pass that something kept from ending.
+                self._due[job.name] = time.monotonic() + RETRY_INTERVAL
+            self._changed.notify_all()
+        if error is None:
+            # Most runs find nothing to do.
+            LOG.log(logging.INFO if any(result.values()) else logging.DEBUG,
+                    '%s: %s', job.name, result)
+            self._notify('end', job.name, result)
+        else:
+            self._notify('error', job.name, {'error': error})
+        self._tell()
+
+    def _progress(self, done: int, total: int, what: str) -> None:
+        """Called in each step of a task: a scrub makes way."""
+        with self._changed:
+            if self._requests or self._first_due() not in (None, _GIVES_WAY):
+                self._make_way()
+
+    def _make_way(self) -> None:
+        """Have a scrub that runs stop after its step; it goes on later."""
+        scrub = self._states[_GIVES_WAY].control
+        if scrub is not None:
+            scrub.stop()
+
+    def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
+                       error: Exception) -> None:
+        """The catalog let a task down, and again after its own rebuild."""
+        LOG.warning('The catalog is made anew: %s', error)
+        try:
+            maintainer.rebuild(why=str(error))
+        except Exception as e:
+            self._failed('rebuild-catalog', e)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if isinstance(error, exceptions.RepositoryError):
+            LOG.error('%s failed: %s', name, error)
+        else:
+            LOG.error('%s failed', name, exc_info=error)
+        self.errors.append({'time': time.time(), 'task': name,
+                            'text': str(error) or repr(error)})
+
+    def _log_warnings(self, maintainer: maintainer_module.Maintainer) -> None:
+        warnings = list(maintainer.warnings)
+        for warning in warnings[self._logged:]:
+            LOG.warning('%s', warning)
+        self._logged = len(warnings)
+
+    def _keep_sample(self, maintainer: maintainer_module.Maintainer) -> None:
+        self._sampled = time.monotonic()
+        if self.sample is not None:
+            try:
+                maintainer.catalog.sample(time.time(), self.sample())
+            except Exception as e:
+                self._failed('account', e)
+
+    def _notify(self, event: str, name: str, payload: Fields) -> None:
+        for listener in self.listeners:
+            try:
+                listener(event, name, payload)
+            except Exception:
+                LOG.exception('Telling of %s failed', name)
+
+    def _tell(self) -> None:
+        for watcher in self.watchers:
+            watcher()
+
+    # -- what the tasks are given ------------------------------------------
+
+    def _schedule_scrub(self, maintainer: maintainer_module.Maintainer
+                        ) -> None:
+        """Go on with a pass that was interrupted, or wait for the next."""
+        interval = self._interval('scrub')
+        if not interval:
+            return
+        try:
+            state = maintainer.catalog.scrub_state()
+        except exceptions.RepositoryError:
+            return  # the first task meets it, too
+        left = 0.0
+        if state.get('complete', True):
+            left = state.get('started', 0.0) + interval - time.time()
+        with self._changed:
+            self._due['scrub'] = time.monotonic() + min(max(left, 0.0),
+                                                        interval)
+
+    def _run_task(self, maintainer: maintainer_module.Maintainer,
+                  control: task_module.Control, job: _Job) -> Any:
+        if job.name == 'rebuild-catalog':
+            self.catalog_state = 'rebuilding'
+        return tasks_module.run(job.name, maintainer, control,
+                                self._conf.dedupd, **job.arguments)
+
+    def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:
+        """Each task makes it anew if it is no good."""
+        try:
+            good = maintainer.catalog.valid
+        except catalog_module.CatalogError:
+            good = False
+        self.catalog_state = 'ready' if good else 'failed'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nothing:
+    """The result of a task that has none."""

@@ -1,0 +1,121 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whether a user's token opens an image: asked of Glance.
+
+Glance alone knows the policies, who owns an image and with whom it is shared.
+So it is asked for one byte of the image, with the user's token: whoever may
+read that may read the rest, from the daemon as well. A stolen compute host
+reads no more than the tokens on it may.
+"""
+
+import asyncio
+import collections
+import hashlib
+import http.client
+import ssl
+import time
+import urllib.parse
+
+from dedupd import http as http_server
+from glance_dedup import workers
+
+#: Seconds for which a yes is remembered.
+REMEMBERED = 60.0
+#: How many are.
+MOST = 10000
+
+_TIMEOUT = 10.0
+_THREADS = 4
+
+
+class Tokens:
+    """Asks Glance, and remembers for a while what it allowed.
+
+    Used in the event loop's thread.
+
+    :param url: of Glance, without the version
+    :param ca: file with the authorities that verify it; None: the system's
+    :raises OSError, ssl.SSLError: if that file is no good
+    """
+
+    def __init__(self, url: str, ca: str | None = None) -> None:
+        self._url = urllib.parse.urlsplit(url.rstrip('/'))
+        self._context = ssl.create_default_context(cafile=ca) if (
+            self._url.scheme == 'https') else None
+        self._workers = workers.Workers('dedupd-token', _THREADS)
+        self._allowed: collections.OrderedDict[bytes, float] = (
+            collections.OrderedDict())
+        self._asking: dict[bytes, asyncio.Future] = {}
+
+    async def check(self, token: str, image_id: str) -> None:
+        """Return if the token opens the image.
+
+        :param image_id: well formed
+        :raises HTTPError: 401, 403 or 404 as Glance says; 503 if it says
+            anything else, or nothing
+        """
+        key = hashlib.sha256(token.encode('latin-1')).digest()
+        key += image_id.encode()
+        if self._allowed.get(key, 0.0) > time.monotonic():
+            return
+        future = self._asking.get(key)
+        if future is None:
+            began = time.monotonic()
+            future = asyncio.wrap_future(
+                self._workers.submit(self._ask, token, image_id))
+            self._asking[key] = future
+            future.add_done_callback(
+                lambda done: self._told(key, began, done))
+        try:
+            status = await asyncio.wait_for(asyncio.shield(future),
+                                            2 * _TIMEOUT)
+        except (OSError, TimeoutError, ValueError,
+                http.client.HTTPException) as e:
+            raise http_server.HTTPError(
+                503, f'The token cannot be checked: {e or "no answer"}.')
+        if status in (401, 403, 404):
+            raise http_server.HTTPError(
+                status, 'Glance does not give this image to this token.')
+        if status not in (200, 206):
+            raise http_server.HTTPError(
+                503, f'The token cannot be checked: Glance said {status}.')
+
+    def _told(self, key: bytes, began: float,
+              future: asyncio.Future) -> None:
+        del self._asking[key]
+        if future.cancelled() or future.exception() is not None:
+            return
+        if future.result() in (200, 206):
+            # From when it was asked on: the answer may be that old.
+            self._allowed[key] = began + REMEMBERED
+            self._allowed.move_to_end(key)
+            while len(self._allowed) > MOST:
+                self._allowed.popitem(last=False)
+
+    def _ask(self, token: str, image_id: str) -> int:
+        """Glance's status. Runs in a thread."""
+        kind = http.client.HTTPConnection
+        options = {}
+        if self._context is not None:
+            kind = http.client.HTTPSConnection
+            options['context'] = self._context
+        connection = kind(self._url.hostname, self._url.port,
+                          timeout=_TIMEOUT, **options)
+        try:
+            connection.request(
+                'GET', f'{self._url.path}/v2/images/{image_id}/file',
+                headers={'X-Auth-Token': token, 'Range': 'bytes=0-0'})
+            # The rest of an answer that ignores the range is not read.
+            return connection.getresponse().status
+        finally:
+            connection.close()

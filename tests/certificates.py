@@ -1,0 +1,76 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Certificates for tests."""
+
+import datetime
+import ipaddress
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.x509 import oid
+
+
+class Authority:
+    """Signs certificates, and writes all that it makes into a directory."""
+
+    def __init__(self, directory, name='authority'):
+        self.directory = directory
+        self.name = name
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.subject = x509.Name([x509.NameAttribute(
+            oid.NameOID.COMMON_NAME, name)])
+        self.path = self._write(name, self._sign(
+            self.subject, self.key.public_key(), authority=True))
+
+    def _sign(self, subject, key, authority=False):
+        now = datetime.datetime.now(datetime.timezone.utc)
+        day = datetime.timedelta(days=1)
+        builder = x509.CertificateBuilder().subject_name(
+            subject).issuer_name(self.subject).public_key(key).serial_number(
+                x509.random_serial_number()).not_valid_before(
+                    now - day).not_valid_after(now + day).add_extension(
+                        x509.BasicConstraints(authority, None), True)
+        builder = builder.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key), False)
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(
+                self.key.public_key()), False)
+        if authority:
+            builder = builder.add_extension(x509.KeyUsage(
+                False, False, False, False, False, True, True, False, False),
+                True)
+        else:
+            builder = builder.add_extension(x509.SubjectAlternativeName([
+                x509.DNSName('localhost'),
+                x509.IPAddress(ipaddress.ip_address('127.0.0.1'))]), False)
+        return builder.sign(self.key, hashes.SHA256())
+
+    def _write(self, name, certificate, key=None):
+        path = self.directory / f'{name}.pem'
+        content = certificate.public_bytes(serialization.Encoding.PEM)
+        if key is not None:
+            content += key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption())
+        path.write_bytes(content)
+        return path
+
+    def issue(self, name):
+        """The path of a file with a certificate and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(
+            oid.NameOID.COMMON_NAME, name)])
+        return self._write(name, self._sign(subject, key.public_key()), key)

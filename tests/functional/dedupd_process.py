@@ -1,0 +1,197 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A daemon as a process of its own, and raw requests to it."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+#: Seconds that anything may take.
+LIMIT = 30
+
+
+class Response:
+    """Status, headers by name in lower case, and body."""
+
+    def __init__(self, status, headers, body):
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def json(self):
+        return json.loads(self.body)
+
+
+def read_response(stream, head=False):
+    """Parse a response from a file; None if there is none."""
+    line = stream.readline()
+    if not line:
+        return None
+    status = int(line.split()[1])
+    headers = {}
+    while (line := stream.readline()) not in (b'\r\n', b''):
+        name, _, value = line.decode('latin-1').partition(':')
+        headers[name.lower()] = value.strip()
+    body = b''
+    if head or status == 100:
+        pass
+    elif headers.get('transfer-encoding') == 'chunked':
+        while size := int(stream.readline(), 16):
+            body += stream.read(size)
+            stream.readline()
+        stream.readline()
+    elif 'content-length' in headers:
+        body = stream.read(int(headers['content-length']))
+    else:
+        body = stream.read()
+    return Response(status, headers, body)
+
+
+def raw(method, path, body=None, **headers):
+    """The bytes of a request; underscores in names become hyphens."""
+    lines = [f'{method} {path} HTTP/1.1', 'Host: x']
+    if body is not None:
+        headers['Content-Length'] = len(body)
+    lines += [f'{name.replace("_", "-")}: {value}'
+              for name, value in headers.items()]
+    return '\r\n'.join(lines).encode() + b'\r\n\r\n' + (body or b'')
+
+
+class Daemon:
+    """One that runs from ``start`` to ``stop``.
+
+    :param repository: path of the repository
+    :param options: of ``[dedupd]``
+    """
+
+    def __init__(self, repository, **options):
+        # In a place of its own, since a socket's path must be short, and
+        # that every user may enter.
+        self._place = tempfile.TemporaryDirectory(prefix='dedupd-')
+        self.directory = pathlib.Path(self._place.name)
+        self.directory.chmod(0o755)
+        self.socket = str(self.directory / 'socket')
+        self.config = self.directory / 'dedupd.conf'
+        self.log = self.directory / 'log'
+        self.environment = {}
+        self.options = {
+            'datadir': repository, 'socket': self.socket, 'filter_mib': 1,
+            'filter_dir': self.directory / 'filter', 'collect_interval': 0,
+            'merge_interval': 0, 'scrub_interval': 0, **options}
+        self.process = None
+        self.write_config()
+
+    def write_config(self, **options):
+        self.options.update(options)
+        self.config.write_text(
+            '[DEFAULT]\ndebug = true\n[dedupd]\n' + ''.join(
+                f'{name} = {value}\n'
+                for name, value in self.options.items()
+                if value is not None))
+
+    def start(self, wait=True):
+        with open(self.log, 'ab') as log:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'dedupd.main', '--config-file',
+                 str(self.config)], cwd=ROOT, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log,
+                env={**os.environ, **self.environment})
+        if wait:
+            self.wait_for(lambda: self.request(
+                'GET', '/healthcheck/ready').status == 200)
+        return self
+
+    def wait_for(self, condition, limit=LIMIT):
+        """Until a condition is true; errors of sockets are not yet."""
+        deadline = time.monotonic() + limit
+        while True:
+            assert self.process.poll() is None, self.text()
+            with contextlib.suppress(OSError, AttributeError):
+                if condition():
+                    return
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+
+    def wait_for_catalog(self, role='maintainer'):
+        """Until it maintains the repository, or does not."""
+        self.wait_for(lambda: (
+            self.status()['daemon']['role'] == role and (
+                role != 'maintainer'
+                or self.status()['catalog']['state'] == 'ready')))
+        return self
+
+    def text(self):
+        return self.log.read_text()
+
+    def stop(self, number=signal.SIGTERM, limit=10):
+        """End it; returns the exit status, which has to come in time."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(limit)
+
+    def close(self):
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.wait()
+        self._place.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    # -- requests ----------------------------------------------------------
+
+    def connect(self):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(LIMIT)
+        sock.connect(self.socket)
+        return sock
+
+    def send(self, data, head=False):
+        """Send bytes on a connection of their own; the first response."""
+        with self.connect() as sock, sock.makefile('rb') as stream:
+            sock.sendall(data)
+            return read_response(stream, head)
+
+    def request(self, method, path, body=None, **headers):
+        return self.send(raw(method, path, body, **headers),
+                         head=method == 'HEAD')
+
+    def status(self):
+        return self.request('GET', '/v1/status').json()
+
+    def memory(self, name='VmRSS'):
+        """Bytes of the process."""
+        for line in open(f'/proc/{self.process.pid}/status'):
+            if line.startswith(f'{name}:'):
+                return int(line.split()[1]) * 1024
+
+    def run(self, task, **arguments):
+        """Have a task run, and wait for its end; its status."""
+        number = self.request(
+            'POST', f'/v1/tasks/{task}',
+            json.dumps(arguments).encode()).json()['number']
+        return self.request(
+            'GET', f'/v1/tasks/{task}?after={number}&wait=60').json()

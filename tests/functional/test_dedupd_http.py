@@ -1,0 +1,604 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's HTTP: right answers, and none that wrong input breaks.
+
+Against a real process, over raw sockets.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import random
+import socket
+import struct
+import time
+
+import lz4.block
+import pytest
+import xxhash
+
+from tests.functional import dedupd_process
+from tests.functional.dedupd_process import raw
+from tests.functional.dedupd_process import read_response
+from tests import repositories
+
+BLOCK = 4096
+IMAGE = '/v1/images/image'
+FRAMES = '/v1/images/image/blocks'
+
+
+@pytest.fixture(scope='module')
+def content():
+    return repositories.mixture(3_000_000, seed=7) + repositories.noise(777)
+
+
+@pytest.fixture(scope='module')
+def repository(tmp_path_factory, content):
+    path = repositories.create(tmp_path_factory.mktemp('r') / 'repository',
+                               group_slots=512)
+    with repositories.open_repository(path) as opened:
+        for image_id, data in (('image', content), ('empty', b''),
+                               ('zeros', bytes(100_000)),
+                               ('other', content[::-1])):
+            repositories.put(opened, image_id, data, project='p')
+    return path
+
+
+@pytest.fixture(scope='module')
+def daemon(repository):
+    """One whose patience is short."""
+    with dedupd_process.Daemon(
+            repository, header_timeout=2, idle_timeout=3, write_timeout=3,
+            max_connections=1200) as process:
+        yield process.start().wait_for_catalog()
+
+
+def need_alive(daemon):
+    assert daemon.request('GET', '/healthcheck').status == 200
+    assert 'Traceback' not in daemon.text()
+
+
+# -- reads --------------------------------------------------------------------
+
+def test_image(daemon, content):
+    response = daemon.request('GET', IMAGE)
+    assert response.status == 200 and response.body == content
+    assert response.headers['accept-ranges'] == 'bytes'
+    assert response.headers['dedup-repository'] == (
+        daemon.status()['repository']['id'])
+    upload = response.headers['etag'].strip('"')
+    head = daemon.request('HEAD', IMAGE)
+    assert head.status == 200 and not head.body
+    assert head.headers['content-length'] == str(len(content))
+    assert head.headers['etag'] == response.headers['etag']
+    assert daemon.request('GET', f'{IMAGE}?upload={upload}').body == content
+    assert daemon.request('GET', f'{IMAGE}?upload={"0" * 32}').status == 404
+    assert daemon.request('GET', f'{IMAGE}?upload=x').status == 400
+
+
+@pytest.mark.parametrize('image_id,data', [('empty', b''),
+                                           ('zeros', bytes(100_000))])
+def test_images_without_blocks(daemon, image_id, data):
+    response = daemon.request('GET', f'/v1/images/{image_id}')
+    assert response.status == 200 and response.body == data
+    recipe = daemon.request('GET', f'/v1/images/{image_id}/recipe')
+    assert struct.unpack_from('<Q', recipe.body, 16) == (len(data),)
+    assert len(recipe.body) == 64 + (24 if data else 0)
+
+
+def test_ranges(daemon, content):
+    size = len(content)
+    rng = random.Random(3)
+    cases = [(0, 0), (0, size - 1), (size - 1, size - 1), (4095, 4096)] + [
+        sorted((rng.randrange(size), rng.randrange(size))) for _ in range(30)]
+    with daemon.connect() as sock, sock.makefile('rb') as stream:
+        for first, last in cases:
+            sock.sendall(raw('GET', IMAGE, Range=f'bytes={first}-{last}'))
+            response = read_response(stream)
+            assert response.status == 206
+            assert response.headers['content-range'] == (
+                f'bytes {first}-{last}/{size}')
+            assert response.body == content[first:last + 1]
+        for value, data in (('bytes=5-', content[5:]),
+                            ('bytes=-7', content[-7:]),
+                            (f'bytes=-{size * 2}', content),
+                            (f'bytes=9-{size * 9}', content[9:]),
+                            ('Bytes = 3-4', content[3:5])):
+            sock.sendall(raw('GET', IMAGE, Range=value))
+            response = read_response(stream)
+            assert (response.status, response.body) == (206, data), value
+
+
+@pytest.mark.parametrize('value', [
+    'bytes=3000777-', 'bytes=9-3', 'bytes=-0', 'bytes=-', 'bytes=', 'bytes',
+    'bytes=a-b', 'bytes=1-2-3', 'bytes=-1-2', 'bytes=0x1-2', 'bytes=1-2,x',
+    'bytes=99999999999999999999999999-', 'bytes=٣-٤', 'bytes=+1-2'])
+def test_bad_ranges(daemon, value, content):
+    request = raw('GET', IMAGE, Range='?').replace(b'?', value.encode())
+    response = daemon.send(request)
+    assert response.status == 416
+    assert response.headers['content-range'] == f'bytes */{len(content)}'
+    assert response.json()['error']['code'] == 416
+
+
+def test_ranges_that_are_not_applied(daemon, content):
+    for headers in ({'Range': 'bytes=0-1,5-6'}, {'Range': 'items=0-1'},
+                    {'Range': 'bytes=0-1', 'If_Range': '"another"'}):
+        response = daemon.request('GET', IMAGE, **headers)
+        assert response.status == 200 and response.body == content
+    etag = daemon.request('HEAD', IMAGE).headers['etag']
+    assert daemon.request('GET', IMAGE, Range='bytes=0-1',
+                          If_Range=etag).status == 206
+    assert daemon.request('GET', '/v1/images/empty',
+                          Range='bytes=0-0').status == 416
+
+
+def test_recipe(daemon, content):
+    """It describes the image, fingerprints and all."""
+    body = daemon.request('GET', f'{IMAGE}/recipe').body
+    magic, block, size, zeros, extents, name = struct.unpack_from(
+        '<8sI4xQQQ16s', body)
+    assert magic == b'GDWIRE\0\1' and (block, size) == (BLOCK, len(content))
+    assert name.rstrip(b'\0') == b'sha256'
+    at, offset, zero_bytes = 64, 0, 0
+    for _ in range(extents):
+        begin, length, blocks = struct.unpack_from('<QQI', body, at)
+        at += 24
+        assert begin == offset
+        if not blocks:
+            zero_bytes += length
+            assert not any(content[offset:offset + length])
+        for number in range(blocks):
+            data = content[offset + number * BLOCK:offset + min(
+                length, (number + 1) * BLOCK)]
+            assert body[at:at + 36] == hashlib.sha256(
+                data).digest() + struct.pack('<I', len(data))
+            at += 36
+        offset += length
+    assert (at, offset, zero_bytes) == (len(body), len(content), zeros)
+
+
+def parse_frames(body):
+    """(image offset, bytes) of each place, and whether the end is there."""
+    at, found = 0, []
+    while at < len(body):
+        magic, codec, _, places, plain, stored, checksum = (
+            struct.unpack_from('<4sBBHIIQ', body, at))
+        assert magic == b'GDFR'
+        table = body[at + 24:at + 24 + 16 * places]
+        data = body[at + 24 + 16 * places:][:stored]
+        assert checksum == xxhash.xxh3_64_intdigest(
+            body[at:at + 16] + table + data)
+        at += 24 + 16 * places + stored
+        if not places:
+            return found, at == len(body)
+        if codec == 1:
+            data = lz4.block.decompress(data, uncompressed_size=plain)
+        assert codec in (0, 1) and len(data) == plain
+        for offset, start, length in struct.iter_unpack('<QII', table):
+            found.append((offset, data[start:start + length]))
+    return found, False
+
+
+@pytest.mark.parametrize('ranges', [
+    [], [[0, BLOCK]], [[0, 3_000_777]], [[8192, 4096], [40960, 65536]],
+    [[2998272, 3_000_777 - 2998272]],
+    [[n * 2 * BLOCK, BLOCK] for n in range(300)]])
+def test_blocks(daemon, content, ranges):
+    response = daemon.request('POST', FRAMES,
+                              json.dumps({'ranges': ranges}).encode())
+    assert response.status == 200
+    places, complete = parse_frames(response.body)
+    assert complete
+    got = {}
+    for offset, data in places:
+        assert content[offset:offset + len(data)] == data
+        for begin in range(offset, offset + len(data), BLOCK):
+            got[begin] = True
+    wanted = {b for offset, length in ranges
+              for b in range(offset, offset + length, BLOCK)
+              if any(content[b:b + BLOCK])}
+    assert wanted <= set(got)
+    # Nothing that was not asked for.
+    assert all(any(o <= b < o + n for o, n in ranges) for b in got)
+
+
+@pytest.mark.parametrize('body,status', [
+    (b'', 400), (b'{}', 400), (b'[]', 400), (b'{"ranges": 3}', 400),
+    (b'{"ranges": [[0]]}', 400), (b'{"ranges": [[0, true]]}', 400),
+    (b'{"ranges": [[0, "4096"]]}', 400), (b'{"ranges": [[0, 0]]}', 400),
+    (b'{"ranges": [[-4096, 4096]]}', 400), (b'{"ranges": [[1, 4096]]}', 400),
+    (b'{"ranges": [[0, 5]]}', 400), (b'{"ranges": [[0, 1e3]]}', 400),
+    (b'{"ranges": [[4096, 4096], [0, 4096]]}', 400),
+    (b'{"ranges": [[0, 4096], [0, 4096]]}', 400),
+    (b'{"ranges": [[0, 4096000]]}', 416),
+    (b'{"ranges": [[9223372036854775807, 9223372036854775807]]}', 416),
+    (b'{"ranges": [[99999999999999999999, 1]]}', 400),
+    (b'\xff\xfe', 400), (b'[' * 100_000, 400), (b'{"ranges": [[', 400),
+    (b'{"ranges": [' + b'[0,1],' * 16384 + b'[0,1]]}', 400)])
+def test_bad_bodies_of_blocks(daemon, body, status):
+    response = daemon.request('POST', FRAMES, body)
+    assert response.status == status
+    assert response.json()['error']['message']
+    need_alive(daemon)
+
+
+def test_many_readers_at_once(daemon, content):
+    other = content[::-1]
+
+    def read(number):
+        rng = random.Random(number)
+        image_id, data = rng.choice([('image', content), ('other', other)])
+        for _ in range(6):
+            first = rng.randrange(len(data))
+            last = rng.randrange(first, len(data))
+            response = daemon.request('GET', f'/v1/images/{image_id}',
+                                      Range=f'bytes={first}-{last}')
+            assert response.body == data[first:last + 1]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        list(pool.map(read, range(40)))
+
+
+# -- requests -----------------------------------------------------------------
+
+@pytest.mark.parametrize('path', [
+    '/v1/images/none', '/v1/images/', '/v1/images/%2e%2e', '/v1/images/..',
+    '/v1/images/../status', '/v1/images/%2e%2e%2f%2e%2e%2fkey',
+    '/v1/images/a%00b', '/v1/images/%ff', '/v1/images/image%2Frecipe',
+    '/v1/images/' + 'a' * 129, '/v1/images/' + 'a' * 9000, '/v1/images/image/',
+    '//v1/images/image', '/v1/images/image/../image', '/v1/images/%2', '/v2',
+    '/v1/images/im age'.replace(' ', '%20'), '/v1/images/./image',
+    '/v1/images/image;x', '/v1/tasks/none', '/v1/tasks/mark-lost'])
+def test_unknown_and_tricky_paths(daemon, path):
+    response = daemon.request('GET', path)
+    assert response.status == 404
+    assert response.json()['error']['code'] == 404
+
+
+@pytest.mark.parametrize('request_', [
+    b'\r\n\r\n', b'GET\r\n\r\n', b'GET / HTTP/9.9\r\n\r\n',
+    b'\x16\x03\x01\r\n',
+    b'GET / HTTP/1.1\r\n\r\n', b'GET  / HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n', b'\x00' * 64 + b'\r\n\r\n',
+    b'GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n',
+    b'GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1, 2\r\n\r\n',
+    b'GET / HTTP/1.1\r\nHost: x\r\nA\r\n\r\n', b'GET * HTTP/1.1\r\nHost: x'
+    b'\r\n\r\n', b'GET ftp://x/ HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/status?a=%ff HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/status?a=1&a=2 HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/status?' + b'&'.join(b'a%d=1' % n for n in range(17))
+    + b' HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/history?since=x HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/history?since=-1 HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/history?since=nan HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET /v1/tasks/collect?wait=inf HTTP/1.1\r\nHost: x\r\n\r\n',
+    b'GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: x\r\n\r\n'])
+def test_malformed_requests(daemon, request_):
+    response = daemon.send(request_)
+    assert response.status in (400, 501, 505)
+    assert response.json()['error']['message']
+    need_alive(daemon)
+
+
+def test_oversize_header(daemon):
+    """It is refused when it is too long, not when it ends."""
+    with daemon.connect() as sock, sock.makefile('rb') as stream:
+        with contextlib.suppress(OSError):
+            sock.sendall(b'GET / HTTP/1.1\r\nHost: x\r\nA: ' + b'a' * 70_000)
+        response = read_response(stream)
+    assert response.status == 431
+    need_alive(daemon)
+
+
+def test_oversize_bodies(daemon):
+    """Refused by the announced length, or when more comes than may."""
+    before = daemon.memory()
+    for path, limit in ((FRAMES, 1 << 20), ('/v1/tasks/collect', 65536)):
+        begin = f'POST {path} HTTP/1.1\r\nHost: x\r\n'.encode()
+        for length in (limit + 1, 10**12, 10**30):
+            response = daemon.send(
+                begin + b'Content-Length: %d\r\n\r\n' % length)
+            assert response.status in (400, 413)
+            assert response.headers['connection'] == 'close'
+        with daemon.connect() as sock, sock.makefile('rb') as stream:
+            sock.sendall(begin + b'Transfer-Encoding: chunked\r\n\r\n')
+            chunk = b'10000\r\n' + bytes(65536) + b'\r\n'
+            with contextlib.suppress(OSError):
+                for _ in range(40):
+                    sock.sendall(chunk)
+            assert read_response(stream).status == 413
+    response = daemon.request('GET', IMAGE, b'x' * 10)
+    assert response.status == 413
+    assert daemon.memory() - before < 32 << 20
+    need_alive(daemon)
+
+
+def test_expect_continue(daemon):
+    with daemon.connect() as sock, sock.makefile('rb') as stream:
+        begin = raw('POST', FRAMES, Expect='100-continue', Content_Length=14)
+        sock.sendall(begin)
+        assert read_response(stream).status == 100
+        sock.sendall(b'{"ranges": []}')
+        assert read_response(stream).status == 200
+        # Who announces too much is not asked to send it.
+        sock.sendall(raw('POST', FRAMES, Expect='100-continue',
+                         Content_Length=1 << 30))
+        assert read_response(stream).status == 413
+
+
+def test_methods(daemon):
+    for method, path, allowed in (
+            ('PUT', IMAGE, 'GET, HEAD'), ('DELETE', IMAGE, 'GET, HEAD'),
+            ('GET', FRAMES, 'POST'), ('POST', '/v1/status', 'GET, HEAD'),
+            ('DELETE', '/v1/tasks/collect', 'GET, HEAD, POST'),
+            ('OPTIONS', '/', 'GET, HEAD')):
+        response = daemon.request(method, path)
+        assert response.status == 405
+        assert response.headers['allow'] == allowed
+
+
+def test_head_is_get_without_a_body(daemon):
+    for path in ('/', '/metrics', '/healthcheck', '/v1/status', '/v1/images',
+                 f'{IMAGE}/recipe', '/v1/none'):
+        head = daemon.request('HEAD', path)
+        get = daemon.request('GET', path)
+        assert head.status == get.status and not head.body
+        assert head.headers['content-type'] == get.headers['content-type']
+
+
+def test_pipelining_and_keeping_alive(daemon, content):
+    with daemon.connect() as sock, sock.makefile('rb') as stream:
+        sock.sendall(b''.join(
+            raw('GET', IMAGE, Range=f'bytes={n}-{n + 9}') for n in range(50))
+            + raw('GET', 'http://x/healthcheck')
+            + raw('GET', '/v1/none', Connection='close'))
+        for n in range(50):
+            assert read_response(stream).body == content[n:n + 10]
+        assert read_response(stream).json() == {'live': True}
+        assert read_response(stream).status == 404
+        assert read_response(stream) is None
+
+
+def test_http_1_0(daemon, content):
+    response = daemon.send(f'GET {IMAGE} HTTP/1.0\r\n\r\n'.encode())
+    assert response.body == content
+    response = daemon.send(f'GET {IMAGE}/recipe HTTP/1.0\r\n\r\n'.encode())
+    assert 'transfer-encoding' not in response.headers
+    assert response.body[:6] == b'GDWIRE'
+
+
+# -- deadlines ----------------------------------------------------------------
+
+def test_half_requests_and_drips_are_ended(daemon):
+    """A drip does not push the deadline of the header on, nor a body's."""
+    head = raw('GET', IMAGE)
+    for begin in (b'G', head[:-2], raw('POST', FRAMES, Content_Length=100)):
+        with daemon.connect() as sock:
+            since = time.monotonic()
+            sock.sendall(begin)
+            sock.settimeout(0.2)
+            data = b''
+            while time.monotonic() - since < 20 and not data:
+                try:
+                    sock.sendall(b' ' if b'POST' in begin else b'a')
+                    data = sock.recv(65536)
+                except TimeoutError:
+                    continue
+            took = time.monotonic() - since
+            assert b' 408 ' in data and 1.5 < took < 15
+    need_alive(daemon)
+
+
+def test_a_thousand_idle_connections(daemon, content):
+    """They hold up nobody, and are ended."""
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(daemon.connect()) for _ in range(1000)]
+        assert daemon.request('GET', IMAGE).body == content
+        assert daemon.status()['reads']['connections'] > 900
+        for sock in idle:
+            sock.settimeout(20)
+            assert sock.recv(1) == b''
+    daemon.wait_for(lambda: daemon.status()['reads']['connections'] < 10)
+    need_alive(daemon)
+
+
+def test_too_many_connections(repository, content):
+    with dedupd_process.Daemon(repository, max_connections=3) as daemon:
+        daemon.start()
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                sock = stack.enter_context(daemon.connect())
+                sock.sendall(raw('GET', '/healthcheck'))
+                assert sock.recv(9) == b'HTTP/1.1 '
+            assert daemon.send(b'').status == 503
+        daemon.wait_for(
+            lambda: daemon.request('GET', IMAGE).body == content)
+
+
+def test_slow_clients(daemon, content):
+    """They cost little, hold up nobody, and are cut off."""
+    before = daemon.memory()
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(daemon.connect()) for _ in range(100)]
+        for sock in slow:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.sendall(raw('GET', IMAGE))
+        since = time.monotonic()
+        assert daemon.request('GET', IMAGE).body == content
+        assert time.monotonic() - since < 5
+        assert daemon.memory() - before < 100 * (1 << 20)
+        daemon.wait_for(lambda: daemon.status()['reads']['connections'] < 10)
+        for sock in slow:
+            data = b''
+            with contextlib.suppress(ConnectionResetError):
+                while piece := sock.recv(1 << 20):
+                    data += piece
+            # What came is right, and cannot be taken for the whole.
+            head, _, body = data.partition(b'\r\n\r\n')
+            assert len(body) < len(content) and content.startswith(body)
+    need_alive(daemon)
+
+
+def test_client_that_leaves(daemon):
+    for _ in range(20):
+        with daemon.connect() as sock:
+            sock.sendall(raw('GET', IMAGE))
+            sock.recv(100)
+    daemon.wait_for(lambda: daemon.status()['reads']['connections'] < 3)
+    need_alive(daemon)
+
+
+# -- who ----------------------------------------------------------------------
+
+def connect_as(daemon, uid, data):
+    """What another user gets who sends bytes; None if not even connected."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setresuid(uid, uid, uid)
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(10)
+                try:
+                    sock.connect(daemon.socket)
+                except PermissionError:
+                    os.write(writer, b'\0')
+                else:
+                    with contextlib.suppress(OSError):
+                        sock.sendall(data)
+                    with contextlib.suppress(OSError):
+                        os.write(writer, sock.recv(9))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, 'rb') as stream:
+        answer = stream.read()
+    os.waitpid(child, 0)
+    return None if answer == b'\0' else answer
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
+def test_wrong_user(daemon, repository):
+    """Refused by the mode; and if that is lost, before a byte is parsed."""
+    request = raw('GET', '/healthcheck')
+    assert os.stat(daemon.socket).st_mode & 0o777 == 0o600
+    assert connect_as(daemon, 65534, request) is None
+    os.chmod(daemon.socket, 0o666)
+    try:
+        before = daemon.status()['reads']['requests']
+        assert connect_as(daemon, 65534, request) == b''
+        assert connect_as(daemon, 0, request) == b'HTTP/1.1 '
+        assert daemon.status()['reads']['requests'] == before + 2
+        assert 'User 65534 was refused' in daemon.text()
+    finally:
+        os.chmod(daemon.socket, 0o600)
+    with dedupd_process.Daemon(repository, socket_users='65534') as other:
+        other.start()
+        assert connect_as(other, 65534, request) == b'HTTP/1.1 '
+        assert connect_as(other, 65533, request) == b''
+
+
+# -- state --------------------------------------------------------------------
+
+def test_state(daemon, content):
+    status = daemon.status()
+    assert status['daemon']['role'] == 'maintainer'
+    assert status['space']['images'] == 4
+    size = 2 * len(content) + 100_000
+    assert status['space']['logical_bytes'] == size
+    assert status['catalog']['state'] == 'ready'
+    assert set(status['tasks']) == {
+        'account', 'collect', 'merge', 'scrub', 'rebuild-catalog'}
+    images = daemon.request('GET', '/v1/images').json()['images']
+    assert [i['image_id'] for i in images] == [
+        'empty', 'image', 'other', 'zeros']
+    assert sum(i['size'] for i in images) == size
+    groups = daemon.request('GET', '/v1/groups').json()['groups']
+    assert sum(g['live'] for g in groups) == status['space']['unique_blocks']
+    sharing = daemon.request('GET', '/v1/sharing').json()
+    assert len(sharing['images']) == len(sharing['shared']) == 3
+    assert daemon.request('GET', '/v1/history').json()['samples']
+    assert b'dedupd_images 4.0' in daemon.request('GET', '/metrics').body
+    assert b'<html' in daemon.request('GET', '/').body
+
+
+def test_an_image_is_listed_before_it_is_counted(daemon, repository):
+    with repositories.open_repository(repository) as opened:
+        repositories.put(opened, 'new', repositories.noise(50_000))
+        images = daemon.request('GET', '/v1/images').json()['images']
+        assert 'new' in [i['image_id'] for i in images]
+        assert daemon.run('account')['last']['result']['counted'] == 1
+        assert daemon.status()['space']['images'] in (4, 5)
+        opened.delete('new')
+        assert daemon.request('GET', '/v1/images/new').status == 404
+        images = daemon.request('GET', '/v1/images').json()['images']
+        assert 'new' not in [i['image_id'] for i in images]
+        assert daemon.run('account')['last']['result']['uncounted'] == 1
+
+
+def test_tasks(daemon):
+    for name in ('account', 'rebuild-catalog'):
+        status = daemon.run(name)
+        assert status['state'] == 'idle' and status['last']['error'] is None
+    for body, status in ((b'{"dry_run": 1}', 400), (b'[]', 400),
+                         (b'{"other": true}', 400), (b'{', 400),
+                         (b'{"name": "x"}', 400), (b'{"self": "x"}', 400)):
+        assert daemon.request('POST', '/v1/tasks/collect',
+                              body).status == status
+    assert daemon.request('POST', '/v1/tasks/none').status == 404
+    assert daemon.request('POST', '/v1/images/image/mark-lost',
+                          b'{"a": 1}').status == 400
+
+
+def test_long_poll_waits(daemon):
+    since = time.monotonic()
+    status = daemon.request(
+        'GET', '/v1/tasks/account?after=100000&wait=1.2').json()
+    assert time.monotonic() - since >= 1.0
+    assert status['finished'] < 100000
+
+
+def test_damaged_image(tmp_path):
+    """An error is told if it comes first; else the response is cut off."""
+    path = repositories.create(tmp_path / 'repository', group_slots=512,
+                               segment_size=4096)
+    data = repositories.noise(4_000_000)
+    with repositories.open_repository(path, codec='none') as opened:
+        repositories.put(opened, 'early', data[:50_000])
+        repositories.put(opened, 'late', data)
+    for number in (1, 2):
+        group = repositories.Group(path, number)
+        # The first block, and one in the middle.
+        at = group.data.index(data[:64] if number == 1
+                              else data[2_996_224 - 4096 * 2:][:64])
+        group.data[at] ^= 1
+        group.save()
+    with dedupd_process.Daemon(path) as daemon:
+        daemon.start()
+        response = daemon.request('GET', '/v1/images/early')
+        assert response.status == 500
+        assert 'group' in response.json()['error']['message']
+        with daemon.connect() as sock:
+            sock.sendall(raw('GET', '/v1/images/late',
+                             Range='bytes=1000000-'))
+            got = b''
+            with contextlib.suppress(ConnectionResetError):
+                while piece := sock.recv(1 << 20):
+                    got += piece
+        body = got.partition(b'\r\n\r\n')[2]
+        assert len(body) < 3_000_000
+        assert data[1_000_000:].startswith(body)

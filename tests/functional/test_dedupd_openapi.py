@@ -1,0 +1,156 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon answers as ``openapi.yaml`` says, whatever it is asked."""
+
+import contextlib
+import pathlib
+import socket
+import threading
+
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis import checks
+import yaml
+
+from tests.functional import dedupd_process
+from tests import repositories
+
+PATH = pathlib.Path(dedupd_process.ROOT) / 'doc/source/reference/openapi.yaml'
+DOCUMENT = yaml.safe_load(PATH.read_text())
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+CHECKS = [
+    checks.not_a_server_error, checks.status_code_conformance,
+    checks.content_type_conformance, checks.response_headers_conformance,
+    checks.response_schema_conformance]
+
+
+class Relay:
+    """Brings what comes over TCP to a Unix socket, and back."""
+
+    def __init__(self, path):
+        self.path = path
+        self.listener = socket.create_server(('127.0.0.1', 0))
+        self.url = f'http://127.0.0.1:{self.listener.getsockname()[1]}'
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(self.path)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self.copy, args=pair,
+                                     daemon=True).start()
+
+    def copy(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        self.listener.close()
+
+
+@pytest.fixture(scope='module')
+def url(tmp_path_factory):
+    path = repositories.create(tmp_path_factory.mktemp('r') / 'repository')
+    with repositories.open_repository(path) as opened:
+        repositories.put(opened, 'image', repositories.mixture(300_000))
+    with dedupd_process.Daemon(path, header_timeout=5) as daemon:
+        daemon.start().wait_for_catalog()
+        with contextlib.closing(Relay(daemon.socket)) as relay:
+            yield relay.url
+        assert daemon.request('GET', '/healthcheck').status == 200
+        assert 'Traceback' not in daemon.text()
+        assert daemon.stop() == 0
+
+
+@SCHEMA.parametrize()
+@hypothesis.settings(
+    max_examples=40, derandomize=True, deadline=None, database=None,
+    suppress_health_check=list(hypothesis.HealthCheck))
+def test_answers_are_as_described(case, url):
+    # Waiting is not what is tried here, and takes long.
+    case.query.pop('wait', None)
+    case.call_and_validate(base_url=url, checks=CHECKS, timeout=20)
+
+
+def walk(operation_id, **arguments):
+    """A case with given arguments rather than random ones."""
+    for operation in SCHEMA.get_all_operations():
+        found = operation.ok()
+        if found.definition.raw['operationId'] == operation_id:
+            return found.Case(**arguments)
+    raise AssertionError(operation_id)
+
+
+@pytest.mark.parametrize('operation_id,arguments,status', [
+    ('image', {'path_parameters': {'image_id': 'image'}}, 200),
+    ('image', {'path_parameters': {'image_id': 'image'},
+               'headers': {'Range': 'bytes=1-5'}}, 206),
+    ('image', {'path_parameters': {'image_id': 'image'},
+               'headers': {'Range': 'bytes=5-1'}}, 416),
+    ('recipe', {'path_parameters': {'image_id': 'image'}}, 200),
+    ('blocks', {'path_parameters': {'image_id': 'image'},
+                'body': {'ranges': [[0, 4096]]},
+                'media_type': 'application/json'}, 200),
+    ('blocks', {'path_parameters': {'image_id': 'image'},
+                'body': {'ranges': [[0, 409600]]},
+                'media_type': 'application/json'}, 416),
+    ('mark_lost', {'path_parameters': {'image_id': 'image'}}, 400),
+    ('start_task', {'path_parameters': {'name': 'collect'},
+                    'body': {'dry_run': True},
+                    'media_type': 'application/json'}, 202),
+    ('start_task', {'path_parameters': {'name': 'merge'}}, 202),
+    ('start_task', {'path_parameters': {'name': 'scrub'}}, 202),
+    ('task', {'path_parameters': {'name': 'scrub'},
+              'query': {'after': 1, 'wait': 5}}, 200),
+    ('status', {}, 200), ('images', {}, 200), ('groups', {}, 200),
+    ('sharing', {}, 200), ('history', {}, 200), ('ready', {}, 200)])
+def test_what_is_right_is_done(url, operation_id, arguments, status):
+    response = walk(operation_id, **arguments).call_and_validate(
+        base_url=url, checks=CHECKS, timeout=20)
+    assert response.status_code == status
+
+
+def test_every_endpoint_is_described():
+    """What the server routes, and nothing else."""
+    import asyncio
+
+    from dedupd import api
+
+    class Anything:
+        def __getattr__(self, name):
+            return lambda *args: None
+
+    async def routes():
+        found = api.API(Anything(), Anything(), '/', [], asyncio.Event())
+        return {listener: {
+            ('/' + '/'.join(segments), method.lower())
+            for segments, methods in getattr(found, listener)._routes
+            for method in methods if method != 'HEAD'}
+            for listener in ('unix', 'tls', 'status')}
+
+    served = asyncio.run(routes())
+    described = {(path, method): operation['tags']
+                 for path, item in DOCUMENT['paths'].items()
+                 for method, operation in item.items()
+                 if method in ('get', 'post')}
+    assert served['unix'] == set(described)
+    assert served['tls'] == {k for k, v in described.items() if v == ['read']}
+    assert served['status'] == {
+        k for k, v in described.items() if v == ['show']}

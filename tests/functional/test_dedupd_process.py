@@ -1,0 +1,520 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's process: start, end, signals, two of one repository, TLS."""
+
+import contextlib
+import http.server
+import json
+import os
+import pathlib
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests import certificates
+from tests.functional import dedupd_process
+from tests.functional.dedupd_process import raw
+from tests.functional.dedupd_process import read_response
+from tests import repositories
+
+IMAGE = '/v1/images/image'
+
+
+@pytest.fixture(scope='module')
+def content():
+    return repositories.noise(24_000_000, seed=5)
+
+
+@pytest.fixture
+def repository(tmp_path, content):
+    path = repositories.create(tmp_path / 'repository', group_slots=8192)
+    with repositories.open_repository(path, codec='none') as opened:
+        repositories.put(opened, 'image', content)
+    return path
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        return sock.getsockname()[1]
+
+
+# -- start --------------------------------------------------------------------
+
+def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
+    """Start to serving does not wait for a catalog that is made anew."""
+    with dedupd_process.Daemon(repository) as daemon:
+        # Whoever opens the recipes one by one would hang on the FIFO; the
+        # daemon opens what it serves, and no more.
+        daemon.start()
+        assert daemon.request('GET', IMAGE).body == content
+        daemon.wait_for_catalog()
+        assert daemon.status()['space']['images'] == 1
+    repositories.need_clean(repository)
+
+
+def test_start_takes_less_than_a_second(repository):
+    """Most of which is Python's; measured from exec to the answer."""
+    taken = []
+    with dedupd_process.Daemon(repository) as daemon:
+        for _ in range(3):
+            since = time.monotonic()
+            daemon.start()
+            taken.append(time.monotonic() - since)
+            assert daemon.stop() == 0
+    # Other work of this machine is not the daemon's fault.
+    assert min(taken) < 3, taken
+    print(f'start to serving: {min(taken):.2f} s')
+
+
+@pytest.mark.parametrize('options,words', [
+    ({'datadir': '/nonexistent'}, 'no directory /nonexistent'),
+    ({'socket': '/nonexistent/socket'}, 'No such file'),
+    ({'listen': '127.0.0.1:1'}, 'listen needs tls_cert'),
+    ({'listen': '127.0.0.1:1', 'tls_cert': '/nonexistent'}, 'No such file'),
+    ({'socket_users': 'no-such-user'}, "no user 'no-such-user'"),
+    ({'status_listen': 'x'}, 'status_listen'),
+    ({'read_threads': 0}, 'read_threads'),
+    ({'merge_exclude': '../x'}, 'merge_exclude')])
+def test_bad_options_end_it_with_a_sentence(repository, options, words):
+    with dedupd_process.Daemon(repository, **options) as daemon:
+        daemon.start(wait=False)
+        assert daemon.process.wait(20) == 1
+        assert words in daemon.text()
+        assert 'Traceback' not in daemon.text()
+
+
+def test_socket_of_the_living_and_of_the_dead(repository):
+    with dedupd_process.Daemon(repository) as daemon:
+        daemon.start()
+        second = dedupd_process.Daemon(repository, socket=daemon.socket)
+        with second:
+            second.start(wait=False)
+            assert second.process.wait(20) == 1
+            assert 'Address already in use' in second.text()
+        assert daemon.request('GET', '/healthcheck').status == 200
+        daemon.stop(signal.SIGKILL)
+        assert os.path.exists(daemon.socket)
+        daemon.start()
+        assert daemon.stop() == 0
+        assert not os.path.exists(daemon.socket)
+
+
+# -- end ----------------------------------------------------------------------
+
+def test_sigterm_lets_downloads_finish(repository, content):
+    with dedupd_process.Daemon(repository) as daemon:
+        daemon.start()
+        with daemon.connect() as sock, daemon.connect() as idle:
+            sock.sendall(raw('GET', IMAGE))
+            data = sock.recv(65536)
+            daemon.process.terminate()
+            assert idle.recv(1) == b''
+            with pytest.raises(OSError):
+                daemon.connect()
+            while piece := sock.recv(1 << 20):
+                data += piece
+        assert data.partition(b'\r\n\r\n')[2] == content
+        assert daemon.stop() == 0
+        assert 'cut off' not in daemon.text()
+
+
+def test_sigterm_ends_in_time_whatever_hangs(repository):
+    """A client that takes nothing, a half request, a long poll."""
+    with dedupd_process.Daemon(repository) as daemon:
+        daemon.start()
+        with contextlib.ExitStack() as stack:
+            socks = [stack.enter_context(daemon.connect()) for _ in range(3)]
+            socks[0].sendall(raw('GET', IMAGE))
+            socks[1].sendall(b'GET /')
+            socks[2].sendall(raw(
+                'GET', '/v1/tasks/account?after=1000&wait=60'))
+            daemon.wait_for(
+                lambda: daemon.status()['reads']['connections'] == 4)
+            since = time.monotonic()
+            assert daemon.stop(limit=11) == 0
+            assert 7 < time.monotonic() - since < 10.5
+            # It was told how things stand, and not for a minute.
+            assert read_response(socks[2].makefile('rb')).status == 200
+        assert '2 connections are cut off' in daemon.text()
+
+
+def test_sigterm_while_a_task_runs(tmp_path):
+    """It stops after its step, and leaves a clean repository."""
+    path = repositories.create(tmp_path / 'repository', group_slots=64,
+                               segment_size=4096)
+    with repositories.open_repository(path) as opened:
+        repositories.put(opened, 'image', repositories.noise(8_000_000))
+    with dedupd_process.Daemon(path, scrub_rate_mib=0.5) as daemon:
+        daemon.start().wait_for_catalog()
+        daemon.request('POST', '/v1/tasks/scrub')
+        daemon.wait_for(lambda: daemon.status()['tasks']['scrub'][
+            'state'] == 'running')
+        since = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - since < 5
+    repositories.need_clean(path)
+
+
+# -- all of it ----------------------------------------------------------------
+
+def test_space_of_a_deleted_image_comes_back(tmp_path):
+    """By request, and without being asked for."""
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    data = repositories.noise(4_000_000)
+    with repositories.open_repository(path) as opened, (
+            dedupd_process.Daemon(path)) as daemon:
+        daemon.start().wait_for_catalog()
+        for image_id in ('keep', 'drop', 'later'):
+            repositories.put(opened, image_id, data[:1_000_000]
+                             + repositories.noise(3_000_000, image_id))
+        daemon.run('account')
+        full = sum(g['disk_bytes'] for g in daemon.request(
+            'GET', '/v1/groups').json()['groups'])
+        opened.delete('drop')
+        plan = daemon.run('collect', dry_run=True)['last']['result']
+        result = daemon.run('collect')['last']['result']
+        assert plan['blocks'] == result['freed_blocks'] > 700
+        less = sum(g['disk_bytes'] for g in daemon.request(
+            'GET', '/v1/groups').json()['groups'])
+        assert full - less > 2_500_000
+        for name in ('merge', 'scrub'):
+            last = daemon.run(name)['last']
+            assert last['error'] is None, last
+        assert daemon.status()['damage'] == {'blocks': 0, 'images': []}
+        daemon.write_config(collect_interval=1)
+        daemon.process.send_signal(signal.SIGHUP)
+        opened.delete('later')
+        daemon.wait_for(lambda: daemon.status()['space'][
+            'unique_bytes'] < 4_100_000)
+        assert daemon.request('GET', '/v1/images/keep').body[
+            :1_000_000] == data[:1_000_000]
+        assert daemon.stop() == 0
+    repositories.need_clean(path)
+
+
+# -- SIGHUP -------------------------------------------------------------------
+
+def test_sighup(repository):
+    with dedupd_process.Daemon(repository, idle_timeout=60) as daemon:
+        daemon.start().wait_for_catalog()
+        daemon.write_config(idle_timeout=1, collect_interval=77,
+                            socket_users='daemon')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for(lambda: daemon.status()['tasks']['collect'][
+            'interval'] == 77)
+        assert daemon.status()['tasks']['collect']['next'] is not None
+        assert os.stat(daemon.socket).st_mode & 0o777 == 0o666
+        with daemon.connect() as sock:
+            sock.settimeout(10)
+            assert sock.recv(1) == b''
+        # What is wrong changes nothing.
+        for name, value in (('socket_users', 'no-such-user'),
+                            ('header_timeout', 'x'), ('cache_mib', '-1'),
+                            ('merge_exclude', '../x')):
+            daemon.write_config(**{name: value})
+            daemon.process.send_signal(signal.SIGHUP)
+            daemon.wait_for(lambda: value in daemon.text())
+            assert daemon.request('GET', '/healthcheck').status == 200
+            daemon.options.pop(name)
+        assert daemon.stop() == 0
+
+
+def test_sighup_changes_the_pace_of_the_task_that_runs(tmp_path):
+    path = repositories.create(tmp_path / 'repository', group_slots=64,
+                               segment_size=4096)
+    with repositories.open_repository(path) as opened:
+        repositories.put(opened, 'image', repositories.noise(8_000_000))
+    with dedupd_process.Daemon(path, scrub_rate_mib=0.01) as daemon:
+        daemon.start().wait_for_catalog()
+        number = daemon.request('POST', '/v1/tasks/scrub').json()['number']
+        daemon.wait_for(lambda: daemon.status()['tasks']['scrub'][
+            'state'] == 'running')
+        # Other requests do not wait for it.
+        assert daemon.run('account')['last']['error'] is None
+        daemon.write_config(scrub_rate_mib=0)
+        daemon.process.send_signal(signal.SIGHUP)
+        status = daemon.request(
+            'GET', f'/v1/tasks/scrub?after={number}&wait=60').json()
+        assert status['finished'] == number
+        assert status['last']['result']['complete']
+
+
+# -- two ----------------------------------------------------------------------
+
+def test_two_daemons(repository, content):
+    """One is the maintainer; the other serves reads, and takes over."""
+    code = ('import sys; from dedupd import main, scheduler; '
+            'scheduler.TRIAL_INTERVAL = 0.3; sys.exit(main.main())')
+    with dedupd_process.Daemon(repository) as first, (
+            dedupd_process.Daemon(repository)) as second:
+        first.start().wait_for_catalog()
+        with open(second.log, 'ab') as log:
+            second.process = subprocess.Popen(
+                [sys.executable, '-c', code, '--config-file',
+                 str(second.config)], cwd=dedupd_process.ROOT, stdout=log,
+                stderr=log)
+        second.wait_for(lambda: 'Only reads are served' in second.text())
+        assert second.request('GET', IMAGE).body == content
+        status = second.status()
+        assert status['daemon']['role'] == 'reader'
+        assert status['space']['images'] is None
+        assert len(second.request('GET', '/v1/images').json()['images']) == 1
+        for path in ('/v1/tasks/collect', '/v1/images/image/mark-lost'):
+            response = second.request('POST', path)
+            assert response.status == 409
+            assert 'maintain' in response.json()['error']['message']
+        assert first.stop(signal.SIGKILL) == -signal.SIGKILL
+        second.wait_for_catalog()
+        assert second.run('account')['last']['error'] is None
+        assert second.text().count('Only reads are served') == 1
+
+
+# -- systemd ------------------------------------------------------------------
+
+def test_systemd_is_told(repository):
+    with dedupd_process.Daemon(repository) as daemon, socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        path = str(daemon.directory / 'notify')
+        sock.bind(path)
+        sock.settimeout(20)
+        daemon.environment = {'NOTIFY_SOCKET': path, 'WATCHDOG_USEC': '400000'}
+        daemon.start()
+        assert sock.recv(100) == b'READY=1'
+        assert sock.recv(100) == b'WATCHDOG=1'
+        daemon.process.send_signal(signal.SIGHUP)
+        while (told := sock.recv(100)) == b'WATCHDOG=1':
+            pass
+        assert told.startswith(b'RELOADING=1\nMONOTONIC_USEC=')
+        assert sock.recv(100) == b'READY=1'
+        daemon.process.terminate()
+        while (told := sock.recv(100)) == b'WATCHDOG=1':
+            pass
+        assert told == b'STOPPING=1'
+        assert daemon.stop() == 0
+
+
+def test_the_unit_is_valid():
+    unit = pathlib.Path(dedupd_process.ROOT) / 'etc' / 'dedupd.service'
+    text = unit.read_text()
+    assert 'Type=notify' in text and 'ProtectSystem=strict' in text
+
+
+# -- TLS and tokens -----------------------------------------------------------
+
+class Glance:
+    """What of Glance the daemon asks, on a real port."""
+
+    def __init__(self):
+        self.asked = []
+        self.status = {}
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                token = self.headers['X-Auth-Token']
+                outer.asked.append((token, self.path, self.headers['Range']))
+                status = outer.status.get((token, self.path.split('/')[-2]),
+                                          401)
+                if status is None:
+                    time.sleep(30)
+                self.send_response(status)
+                self.send_header('Content-Length', '1')
+                self.end_headers()
+                self.wfile.write(b'x')
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0),
+                                                      Handler)
+        self.url = f'http://127.0.0.1:{self.server.server_port}'
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def glance():
+    with contextlib.closing(Glance()) as server:
+        yield server
+
+
+@pytest.fixture
+def remote(tmp_path, repository, glance):
+    """A daemon that serves others over TLS, and how to ask it."""
+    authority = certificates.Authority(tmp_path)
+    operators = certificates.Authority(tmp_path, 'operators')
+    port = free_port()
+    with dedupd_process.Daemon(
+            repository, listen=f'127.0.0.1:{port}', header_timeout=2,
+            tls_cert=authority.issue('server'), tls_client_ca=operators.path,
+            glance_url=glance.url) as daemon:
+        daemon.start()
+        daemon.authority, daemon.operators = authority, operators
+        daemon.port = port
+        yield daemon
+
+
+def ask(daemon, data, certificate=None, authority=None):
+    """A response over TLS; not to HEAD."""
+    context = ssl.create_default_context(
+        cafile=authority or daemon.authority.path)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    with socket.create_connection(('127.0.0.1', daemon.port), 20) as sock:
+        with context.wrap_socket(sock, server_hostname='localhost') as tls:
+            tls.sendall(data)
+            return read_response(tls.makefile('rb'))
+
+
+def test_operators_read_everything_over_tls(remote, content):
+    certificate = remote.operators.issue('operator')
+    assert ask(remote, raw('GET', IMAGE), certificate).body == content
+    response = ask(remote, raw('GET', IMAGE, Range='bytes=5-9'), certificate)
+    assert (response.status, response.body) == (206, content[5:10])
+    assert ask(remote, raw('GET', f'{IMAGE}/recipe'), certificate).status == (
+        200)
+    assert ask(remote, raw('POST', f'{IMAGE}/blocks', b'{"ranges": []}'),
+               certificate).status == 200
+    # Reads are all there is.
+    for method, path in (
+            ('GET', '/v1/status'), ('GET', '/'), ('GET', '/metrics'),
+            ('GET', '/v1/images'), ('POST', '/v1/tasks/collect'),
+            ('POST', f'{IMAGE}/mark-lost'), ('GET', '/healthcheck')):
+        assert ask(remote, raw(method, path), certificate).status == 404
+
+
+def test_certificates_of_others_open_nothing(remote, tmp_path):
+    strange = certificates.Authority(tmp_path, 'strange')
+    for certificate in (strange.issue('stranger'),
+                        remote.authority.issue('other-server')):
+        with pytest.raises((ssl.SSLError, OSError)):
+            response = ask(remote, raw('GET', IMAGE), certificate)
+            assert response is not None and response.status == 200
+    assert ask(remote, raw('GET', IMAGE)).status == 401
+    remote.wait_for(lambda: remote.request('GET', '/healthcheck'))
+
+
+def test_tokens(remote, glance, content):
+    glance.status = {('good', 'image'): 206, ('good', 'none'): 404,
+                     ('whole', 'image'): 200, ('poor', 'image'): 403,
+                     ('odd', 'image'): 500, ('empty', 'image'): 204}
+    for token, image_id, status in (
+            ('good', 'image', 200), ('whole', 'image', 200),
+            ('poor', 'image', 403), ('bad', 'image', 401),
+            ('good', 'none', 404), ('odd', 'image', 503),
+            ('empty', 'image', 503), ('good', 'image2', 401)):
+        response = ask(remote, raw('GET', f'/v1/images/{image_id}',
+                                   X_Auth_Token=token))
+        assert response.status == status, token
+        assert (response.body == content) == (status == 200)
+    assert glance.asked[0] == ('good', '/v2/images/image/file', 'bytes=0-0')
+    # What was allowed is remembered, per image; what was not is not.
+    before = len(glance.asked)
+    glance.status[('good', 'image')] = 403
+    assert ask(remote, raw('GET', f'{IMAGE}/recipe', X_Auth_Token='good')
+               ).status == 200
+    assert len(glance.asked) == before
+    glance.status[('poor', 'image')] = 206
+    assert ask(remote, raw('GET', IMAGE, X_Auth_Token='poor')).status == 200
+    # Ids that are none, or dangerous in a URL, are not asked about.
+    before = len(glance.asked)
+    for image_id in ('..%2f..', 'a%3fb', 'a%0d%0ab'):
+        assert ask(remote, raw('GET', f'/v1/images/{image_id}',
+                               X_Auth_Token='good')).status == 404
+    assert len(glance.asked) == before
+
+
+def test_glance_that_is_away(remote, glance):
+    glance.close()
+    response = ask(remote, raw('GET', IMAGE, X_Auth_Token='good'))
+    assert response.status == 503
+    assert 'token' in response.json()['error']['message']
+
+
+def test_new_certificates_on_sighup(remote, tmp_path):
+    new = certificates.Authority(tmp_path, 'new')
+    server = pathlib.Path(remote.options['tls_cert'])
+    operator = remote.operators.issue('operator')
+    server.write_text('nonsense')
+    remote.process.send_signal(signal.SIGHUP)
+    remote.wait_for(lambda: 'stay as they were' in remote.text())
+    assert ask(remote, raw('GET', IMAGE), operator).status == 200
+    server.write_bytes(new.issue('new-server').read_bytes())
+    remote.process.send_signal(signal.SIGHUP)
+    remote.wait_for(lambda: ask(remote, raw('GET', '/'), operator,
+                                new.path).status == 404)
+
+
+def test_what_is_no_tls(remote):
+    """Plain text, silence and noise are ended and harm nobody."""
+    operator = remote.operators.issue('operator')
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for data in (raw('GET', IMAGE), b'', os.urandom(1000), b'\x16\x03'):
+            sock = stack.enter_context(socket.create_connection(
+                ('127.0.0.1', remote.port), 10))
+            sock.sendall(data)
+            socks.append(sock)
+        assert ask(remote, raw('GET', IMAGE), operator).status == 200
+        for sock in socks:
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(4096):
+                    pass
+    assert 'Traceback' not in remote.text()
+
+
+def test_status_listener_only_shows(repository):
+    port = free_port()
+    with dedupd_process.Daemon(
+            repository, status_listen=f'127.0.0.1:{port}') as daemon:
+        daemon.start()
+
+        def get(method, path):
+            with socket.create_connection(('127.0.0.1', port), 20) as sock:
+                sock.sendall(raw(method, path))
+                return read_response(sock.makefile('rb'), method == 'HEAD')
+
+        for path in ('/', '/metrics', '/healthcheck', '/healthcheck/ready',
+                     '/v1/status', '/v1/images', '/v1/groups', '/v1/sharing',
+                     '/v1/history'):
+            assert get('GET', path).status == 200
+        for method, path in (('GET', IMAGE), ('GET', f'{IMAGE}/recipe'),
+                             ('POST', f'{IMAGE}/blocks'),
+                             ('POST', '/v1/tasks/collect'),
+                             ('GET', '/v1/tasks/collect'),
+                             ('POST', f'{IMAGE}/mark-lost')):
+            assert get(method, path).status == 404
+        assert json.loads(get('GET', '/v1/status').body)['daemon']['ready']
+        # A refusal reaches also who sends on without looking.
+        with socket.socket() as sock:
+            sock.settimeout(20)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+            sock.connect(('127.0.0.1', port))
+            sock.sendall(raw('GET', '/v1/status', bytes(3 << 20)))
+            assert read_response(sock.makefile('rb')).status == 413
+
+
+def test_memory_of_an_idle_daemon(repository):
+    with dedupd_process.Daemon(repository) as daemon:
+        daemon.start().wait_for_catalog()
+        assert daemon.memory() < 100 << 20

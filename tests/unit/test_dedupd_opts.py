@@ -1,0 +1,82 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's options: complete, bounded, listed."""
+
+import os
+import pwd
+import subprocess
+import sys
+
+from oslo_config import cfg
+import pytest
+
+from dedupd import main
+from dedupd import opts
+
+BY_NAME = {opt.name: opt for opt in opts.dedupd_opts}
+
+
+@pytest.mark.parametrize('opt', opts.dedupd_opts, ids=lambda opt: opt.name)
+def test_every_option(opt):
+    assert opt.help.startswith('\n') and len(opt.help.split()) > 7
+    assert max(map(len, opt.help.splitlines())) < 75
+    if isinstance(opt, (cfg.IntOpt, cfg.FloatOpt)):
+        assert opt.type.min is not None
+    for line in opt.help.splitlines():
+        if line.startswith('    * ``') and line.endswith('``'):
+            name = line.strip(' *`').replace('[DEFAULT] ', '')
+            assert name in BY_NAME or name == 'transport_url'
+
+
+@pytest.mark.parametrize('name,good,bad', [
+    ('listen', ['0.0.0.0:1', '[::1]:9393', 'host:80'], [':1', 'x', '1:2:3']),
+    ('merge_exclude', ['a,project:b'], ['a b', 'project:', '../x']),
+    ('collect_live_share', ['0', '100'], ['-1', '101', '0.5']),
+    ('scrub_rate_mib', ['0', '0.5'], ['-1', 'x']),
+    ('glance_url', ['http://x:9292', 'https://x/image'], ['ftp://x', 'x']),
+    ('cache_mib', ['0'], ['-1']), ('read_threads', ['1'], ['0', '257'])])
+def test_bounds(tmp_path, name, good, bad):
+    for value in good + bad:
+        path = tmp_path / 'conf'
+        path.write_text(f'[dedupd]\n{name} = {value}\n')
+        if value in good:
+            main.read_options(['--config-file', str(path)])
+        else:
+            with pytest.raises((ValueError, cfg.Error)):
+                main.read_options(['--config-file', str(path)])
+
+
+def test_what_may_change_does_not_need_a_restart():
+    for name, opt in BY_NAME.items():
+        if name.endswith(('_interval', '_rate_mib', '_timeout', '_share')) or (
+                name in ('socket_users', 'merge_exclude', 'cache_mib')):
+            assert opt.mutable, name
+    assert not BY_NAME['datadir'].mutable and not BY_NAME['listen'].mutable
+
+
+def test_oslo_config_generator():
+    sample = subprocess.run(
+        [sys.executable, '-m', 'oslo_config.generator', '--namespace',
+         'dedupd'], check=True, capture_output=True, text=True,
+        timeout=60).stdout
+    for name in BY_NAME:
+        assert f'\n#{name} =' in sample
+    assert 'Failed to format' not in sample
+
+
+def test_users():
+    own = {0, os.geteuid()}
+    assert main.user_ids([]) == own
+    assert main.user_ids(['123', pwd.getpwuid(0).pw_name]) == own | {123}
+    with pytest.raises(ValueError):
+        main.user_ids(['no-such-user'])

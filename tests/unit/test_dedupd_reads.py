@@ -1,0 +1,140 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Ranges, lots, tokens: what the functional tests cannot see of them."""
+
+import asyncio
+import http.server
+import threading
+
+from hypothesis import given
+from hypothesis import strategies
+import pytest
+
+from dedupd import http as http_server
+from dedupd import reads
+from dedupd import tokens
+
+BLOCK = 4096
+
+
+@given(strategies.text('bytes=0123456789-, x', max_size=30),
+       strategies.integers(0, 1000))
+def test_a_range_is_in_the_image_or_refused(value, size):
+    try:
+        found = reads.parse_range(value, size)
+    except http_server.HTTPError as e:
+        assert e.status == 416
+    else:
+        assert found is None or 0 <= found[0] < found[1] <= size
+
+
+@given(strategies.lists(strategies.tuples(
+    strategies.integers(1, 900), strategies.integers(0, 50)), max_size=40),
+    strategies.integers(1, 64))
+def test_lots(lengths, most):
+    most *= BLOCK
+    ranges, at = [], 0
+    for length, gap in lengths:
+        ranges.append((at, length * BLOCK))
+        at += (length + gap) * BLOCK
+    found = list(reads.lots(ranges, most))
+    assert all(0 < sum(n for _, n in lot) <= most for lot in found)
+    assert blocks_of(sum(found, [])) == blocks_of(ranges)
+
+
+def blocks_of(ranges):
+    return [b for o, n in ranges for b in range(o, o + n, BLOCK)]
+
+
+class Glance:
+    def __init__(self):
+        self.status = 206
+        self.asked = 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked += 1
+                self.send_response(outer.status)
+                self.send_header('Content-Length', str(1 << 40))
+                self.end_headers()
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0),
+                                                      Handler)
+        self.url = f'http://127.0.0.1:{self.server.server_port}/image/'
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def glance():
+    found = Glance()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        # At once: asked once.
+        await asyncio.gather(*(checker.check('t', 'a') for _ in range(20)))
+        await checker.check('t', 'a')
+        assert glance.asked == 1
+        await checker.check('t', 'b')
+        await checker.check('u', 'a')
+        # Neither part of the key can be taken for the other.
+        await checker.check('ta', '')
+        assert glance.asked == 4
+        glance.status = 403
+        with pytest.raises(http_server.HTTPError) as caught:
+            await checker.check('v', 'a')
+        assert caught.value.status == 403
+        await checker.check('t', 'a')
+        later = tokens.time.monotonic() + tokens.REMEMBERED + 1
+        monkeypatch.setattr(tokens.time, 'monotonic', lambda: later)
+        with pytest.raises(http_server.HTTPError):
+            await checker.check('t', 'a')
+
+    asyncio.run(run())
+
+
+def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
+    monkeypatch.setattr(tokens, 'MOST', 3)
+
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        for number in range(6):
+            await checker.check(str(number), 'a')
+        assert len(checker._allowed) == 3
+        await checker.check('0', 'a')
+        assert glance.asked == 7
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('status,wanted', [
+    (401, 401), (403, 403), (404, 404), (204, 503), (302, 503), (500, 503),
+    (413, 503)])
+def test_what_is_not_a_yes(glance, status, wanted):
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        glance.status = status
+        with pytest.raises(http_server.HTTPError) as caught:
+            await checker.check('t', 'a')
+        assert caught.value.status == wanted
+        assert not checker._allowed
+
+    asyncio.run(run())
