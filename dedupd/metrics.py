@@ -1,0 +1,210 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's figures for Prometheus, at ``GET /metrics``.
+
+They are the ones of :meth:`dedupd.control.Control.status`, under names that
+follow Prometheus' rules: base units, the unit in the name, ``_total`` for what
+only grows. A figure that is not known, say because the catalog is being
+rebuilt, is left out: an absent series can be told from one that is zero.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import prometheus_client
+from prometheus_client import exposition
+from prometheus_client import metrics_core
+
+#: What the format that :func:`render` writes is called in HTTP.
+CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8'
+
+Status = dict[str, Any]
+
+# Name, help, and the keys that lead to the value in the status.
+_GAUGES = (
+    ('dedupd_start_time_seconds',
+     'When the daemon was started, in seconds since the epoch.',
+     ('daemon', 'started')),
+    ('dedupd_ready', 'Whether the daemon serves requests (0 or 1).',
+     ('daemon', 'ready')),
+    ('dedupd_block_size_bytes', 'Size of a block, the unit of deduplication.',
+     ('repository', 'block_size')),
+    ('dedupd_images', 'Images in the repository.', ('space', 'images')),
+    ('dedupd_logical_bytes', 'Sum of the sizes of all images.',
+     ('space', 'logical_bytes')),
+    ('dedupd_zero_bytes',
+     'Bytes of images in blocks that are all zeros, which are not stored.',
+     ('space', 'zero_bytes')),
+    ('dedupd_nonzero_bytes', 'Bytes of images in all other blocks.',
+     ('space', 'nonzero_bytes')),
+    ('dedupd_unique_blocks', 'Distinct blocks that images use.',
+     ('space', 'unique_blocks')),
+    ('dedupd_unique_bytes',
+     'Bytes of the distinct blocks that images use, before compression.',
+     ('space', 'unique_bytes')),
+    ('dedupd_disk_bytes', 'Disk space that the repository takes up.',
+     ('space', 'disk_bytes')),
+    ('dedupd_metadata_bytes',
+     'Disk space of what is not image data: recipes, fingerprint stores, '
+     'catalog.',
+     ('space', 'metadata_bytes')),
+    ('dedupd_filesystem_free_bytes',
+     'Free space of the file system that holds the repository.',
+     ('space', 'filesystem_free_bytes')),
+    ('dedupd_filesystem_size_bytes',
+     'Size of the file system that holds the repository.',
+     ('space', 'filesystem_bytes')),
+    ('dedupd_catalog_bytes', 'Disk space of the catalog.',
+     ('catalog', 'disk_bytes')),
+    ('dedupd_damaged_blocks',
+     'Blocks that a scrub or a read found damaged and that are not healed.',
+     ('damage', 'blocks')),
+    ('dedupd_http_connections', 'Connections that are open.',
+     ('reads', 'connections')),
+    ('dedupd_cache_bytes', 'Size of the decompressed segments in the cache.',
+     ('reads', 'cache_bytes')),
+    ('dedupd_filter_bytes', 'Memory of the fingerprint filter of this host.',
+     ('filter', 'filter_bytes')),
+    ('dedupd_filter_places', 'Hints that the fingerprint filter has room for.',
+     ('filter', 'filter_places')),
+    ('dedupd_filter_hints', 'Hints in the fingerprint filter.',
+     ('filter', 'filter_hints')),
+    ('dedupd_filter_level',
+     'Sampling level of the fingerprint filter: it keeps one of 2^level '
+     'fingerprints.',
+     ('filter', 'filter_level')),
+)
+
+_COUNTERS = (
+    ('dedupd_http_requests_total', 'Requests that came, of all kinds.',
+     ('reads', 'requests')),
+    ('dedupd_http_sent_bytes_total', 'Bytes that were sent in responses.',
+     ('reads', 'bytes')),
+    ('dedupd_cache_hits_total', 'Segments that were found in the cache.',
+     ('reads', 'cache_hits')),
+    ('dedupd_cache_misses_total', 'Segments that were not in the cache.',
+     ('reads', 'cache_misses')),
+)
+
+# The same by task; the keys lead on from the task's own status.
+_TASK_GAUGES = (
+    ('dedupd_task_last_success_timestamp_seconds',
+     'When the task last ended well, in seconds since the epoch.',
+     ('last_success',)),
+    ('dedupd_task_last_duration_seconds', 'How long the task last took.',
+     ('last', 'seconds')),
+    ('dedupd_task_done', 'How much of its work the task that runs has done, '
+     'in whatever it counts.',
+     ('done',)),
+    ('dedupd_task_todo', 'How much work the task that runs has in all, in '
+     'whatever it counts.',
+     ('total',)),
+)
+
+_TASK_COUNTERS = (
+    ('dedupd_task_runs_total',
+     'How often the task ended, well or not, since the daemon was started.',
+     ('runs',)),
+    ('dedupd_task_failures_total',
+     'How often the task failed since the daemon was started.',
+     ('failures',)),
+)
+
+
+class Collector:
+    """Makes metrics of one status after the other.
+
+    :param status: gives the status; called once for each collection
+    """
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        status = self._status()
+        yield from _descriptions(status)
+        for families, kind in ((_GAUGES, metrics_core.GaugeMetricFamily),
+                               (_COUNTERS, metrics_core.CounterMetricFamily)):
+            for name, text, keys in families:
+                value = _find(status, keys)
+                if value is not None:
+                    yield kind(name, text, value=float(value))
+        yield from _tasks(status.get('tasks') or {})
+
+
+def render(status: Callable[[], Status]) -> bytes:
+    """One answer to ``GET /metrics``.
+
+    It has a registry of its own: what other code of the process may register
+    with the library's global one is not the daemon's to publish.
+    """
+    registry = prometheus_client.CollectorRegistry(auto_describe=False)
+    registry.register(Collector(status))
+    return exposition.generate_latest(registry)
+
+
+def _find(status: Any, keys: tuple[str, ...]) -> Any:
+    for key in keys:
+        if not isinstance(status, dict):
+            return None
+        status = status.get(key)
+    return status
+
+
+def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
+    """What is told by labels, or is counted here."""
+    daemon = status['daemon']
+    yield metrics_core.InfoMetricFamily(
+        'dedupd_build', 'The version that runs.',
+        value={'version': str(daemon['version'])})
+    yield metrics_core.InfoMetricFamily(
+        'dedupd_repository', 'The repository that is served.',
+        value={key: str(status['repository'][key])
+               for key in ('id', 'path', 'fingerprint', 'compare')})
+    yield metrics_core.GaugeMetricFamily(
+        'dedupd_maintainer',
+        'Whether this daemon is the one that maintains the repository (0 or '
+        '1).', value=float(daemon['role'] == 'maintainer'))
+    yield metrics_core.GaugeMetricFamily(
+        'dedupd_catalog_ready',
+        'Whether the catalog is complete (0 or 1); while it is not, nothing '
+        'is freed.', value=float(_find(status, ('catalog', 'state'))
+                                 == 'ready'))
+    yield metrics_core.GaugeMetricFamily(
+        'dedupd_unreadable_recipes',
+        'Images whose recipe cannot be read and was not counted; while there '
+        'is one, nothing is freed.',
+        value=float(len(_find(status, ('catalog', 'unreadable')) or ())))
+    yield metrics_core.GaugeMetricFamily(
+        'dedupd_damaged_images', 'Images that use damaged blocks.',
+        value=float(len(_find(status, ('damage', 'images')) or ())))
+
+
+def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
+    running = metrics_core.GaugeMetricFamily(
+        'dedupd_task_running', 'Whether the task runs (0 or 1).',
+        labels=['task'])
+    for name, task in tasks.items():
+        running.add_metric([name], float(task['state'] == 'running'))
+    yield running
+    for families, kind in (
+            (_TASK_GAUGES, metrics_core.GaugeMetricFamily),
+            (_TASK_COUNTERS, metrics_core.CounterMetricFamily)):
+        for name, text, keys in families:
+            family = kind(name, text, labels=['task'])
+            for task, facts in tasks.items():
+                value = _find(facts, keys)
+                if value is not None:
+                    family.add_metric([task], float(value))
+            yield family

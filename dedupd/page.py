@@ -1,0 +1,70 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The status page at ``GET /``: one document without outside resources.
+
+It is HTML with its style and its script inside, which ask the same server for
+JSON. The policy in its headers lets the browser run exactly this script, and
+load nothing from elsewhere.
+"""
+
+import base64
+import functools
+import hashlib
+from importlib import resources
+import re
+
+CONTENT_TYPE = 'text/html; charset=utf-8'
+
+_INLINE = re.compile(rb'<(script|style)>(.*?)</\1>', re.DOTALL)
+
+
+@functools.cache
+def content() -> bytes:
+    """The page, with its style and script put where it refers to them."""
+    files = resources.files('dedupd').joinpath('page')
+    page = files.joinpath('index.html').read_bytes()
+    for reference, name, kind in (
+            (b'<link rel="stylesheet" href="style.css">', 'style.css',
+             b'style'),
+            (b'<script src="script.js"></script>', 'script.js', b'script')):
+        text = files.joinpath(name).read_bytes()
+        page = page.replace(
+            reference, b'<%b>%b</%b>' % (kind, text, kind))
+    return page
+
+
+@functools.cache
+def headers() -> dict[str, str]:
+    """The headers of its response, besides Content-Type and -Length.
+
+    What is inline is allowed by its hash, so an injected script, style or
+    attribute does nothing.
+    """
+    sources = {'script': [], 'style': []}
+    for kind, text in _INLINE.findall(content()):
+        digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
+        sources[kind.decode()].append(f"'sha256-{digest}'")
+    return {
+        'Content-Security-Policy': '; '.join((
+            "default-src 'none'",
+            f"script-src {' '.join(sources['script'])}",
+            f"style-src {' '.join(sources['style'])}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'")),
+        'X-Content-Type-Options': 'nosniff',
+        'Referrer-Policy': 'no-referrer',
+        'Cache-Control': 'no-cache',
+    }

@@ -1,0 +1,138 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A real RabbitMQ on loopback ports of its own, with all files in one place.
+
+It needs Debian's package rabbitmq-server, but not its service: the broker runs
+as whoever runs the test, in a directory of the test's, and is stopped by its
+process id.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import amqp
+
+_PROGRAM = '/usr/lib/rabbitmq/bin/rabbitmq-server'
+_START_SECONDS = 60
+_STOP_SECONDS = 20
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        return sock.getsockname()[1]
+
+
+class RabbitMQ:
+    """A broker that can be stopped and started again."""
+
+    def __init__(self, directory):
+        for program in (_PROGRAM, 'epmd'):
+            assert shutil.which(program), (
+                f'{program} is missing; install the package rabbitmq-server')
+        self._directory = pathlib.Path(directory)
+        self._directory.mkdir()
+        self._port = free_port()
+        self._distribution_port = free_port()
+        self._mapper_port = free_port()
+        self._processes = []
+        self.url = f'rabbit://guest:guest@127.0.0.1:{self._port}/'
+
+    def _environment(self):
+        # Nothing of the caller's: the start script heeds names as common as
+        # LOGS.
+        place = self._directory
+        return {
+            'PATH': os.environ['PATH'],
+            'HOME': str(place),
+            'LANG': 'C.UTF-8',
+            'ERL_EPMD_PORT': str(self._mapper_port),
+            'ERL_EPMD_ADDRESS': '127.0.0.1',
+            'RABBITMQ_NODENAME': f'test{self._port}@localhost',
+            'RABBITMQ_NODE_IP_ADDRESS': '127.0.0.1',
+            'RABBITMQ_NODE_PORT': str(self._port),
+            'RABBITMQ_DIST_PORT': str(self._distribution_port),
+            'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS':
+                '+S 1:1 +sbwt none -kernel inet_dist_use_interface '
+                '{127,0,0,1}',
+            'RABBITMQ_CONF_ENV_FILE': '/dev/null',
+            'RABBITMQ_CONFIG_FILE': str(place / 'rabbitmq'),
+            'RABBITMQ_ENABLED_PLUGINS_FILE': str(place / 'plugins'),
+            'RABBITMQ_MNESIA_BASE': str(place / 'data'),
+            'RABBITMQ_LOG_BASE': str(place / 'log'),
+            'RABBITMQ_PID_FILE': str(place / 'pid'),
+        }
+
+    def start(self):
+        """Returns when it takes connections."""
+        (self._directory / 'rabbitmq.conf').touch()
+        (self._directory / 'plugins').write_text('[].\n')
+        # Erlang would leave a mapper of its own behind.
+        self._run('epmd', '-port', str(self._mapper_port))
+        server = self._run(_PROGRAM)
+        deadline = time.monotonic() + _START_SECONDS
+        while not self.answers():
+            assert server.poll() is None and time.monotonic() < deadline, (
+                f'RabbitMQ did not start:\n{self._output()}')
+            time.sleep(0.1)
+
+    def _run(self, *command):
+        with open(self._directory / 'output', 'ab') as output:
+            process = subprocess.Popen(
+                command, env=self._environment(), cwd=self._directory,
+                stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True)
+        self._processes.append(process)
+        return process
+
+    def _output(self):
+        return (self._directory / 'output').read_text()[-4000:]
+
+    def answers(self):
+        try:
+            with amqp.Connection(
+                    f'127.0.0.1:{self._port}', connect_timeout=5,
+                    read_timeout=5, write_timeout=5):
+                return True
+        except (OSError, amqp.AMQPError):
+            return False
+
+    def stop(self):
+        """Returns when nothing of it runs any more."""
+        while self._processes:
+            process = self._processes.pop()
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                # Its session's processes: the script and what it started.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                try:
+                    process.wait(_STOP_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+@contextlib.contextmanager
+def running(directory):
+    broker = RabbitMQ(directory)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()

@@ -1,0 +1,549 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The status page, in a real Chromium, of a real daemon.
+
+Screenshots are kept in the directory that GLANCE_DEDUP_SCREENSHOTS names, or
+beside the other files of the test.
+"""
+
+import base64
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+import requests
+from selenium import webdriver
+from selenium.webdriver.chrome import service as chrome_service
+from selenium.webdriver.common import by
+from selenium.webdriver.common import keys
+
+from dedupd import page
+from tests.functional import dedupd_watched
+from tests import repositories
+
+PATIENCE = 60
+CSS = by.By.CSS_SELECTOR
+HOSTILE = '<img src=x onerror="window.hacked = 1">&amp;\u202e"\'</script>'
+FLAGS = ('--headless=new', '--no-sandbox', '--disable-gpu', '--no-first-run',
+         '--disable-background-networking', '--disable-component-update',
+         '--disable-sync', '--disable-dev-shm-usage', '--lang=en')
+WIDTHS = {'desktop': 1280, 'phone': 360}
+
+# The least contrast of all that is written, and where it is: against the
+# nearest background that is not transparent.
+CONTRAST = """
+const channel = (v) => (v /= 255) <= .03928 ? v / 12.92
+  : ((v + .055) / 1.055) ** 2.4;
+const light = ([r, g, b]) =>
+  .2126 * channel(r) + .7152 * channel(g) + .0722 * channel(b);
+const parse = (s) => s.match(/[\\d.]+/g).map(Number);
+let worst = [21, ''];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const node = walker.currentNode.parentElement;
+  if (!walker.currentNode.data.trim() || node.closest('script, noscript')
+      || !node.getClientRects().length) {
+    continue;
+  }
+  const style = getComputedStyle(node);
+  const text = parse(node.namespaceURI.endsWith('svg') ? style.fill
+    : style.color);
+  let under = node;
+  let ground = [255, 255, 255];
+  for (; under; under = under.parentElement) {
+    const c = parse(getComputedStyle(under).backgroundColor);
+    if (c.length < 4 || c[3] > 0) {
+      ground = c;
+      break;
+    }
+  }
+  const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
+  const contrast = (a + .05) / (b + .05);
+  if (contrast < worst[0]) {
+    worst = [contrast, walker.currentNode.data];
+  }
+}
+return worst;
+"""
+
+
+class Browser:
+    """Chromium with what the tests do over and over."""
+
+    def __init__(self, directory):
+        for program in ('chromium', 'chromedriver'):
+            assert shutil.which(program), (
+                f'{program} is missing; install the packages chromium and '
+                'chromium-driver')
+        options = webdriver.ChromeOptions()
+        options.binary_location = shutil.which('chromium')
+        for flag in (*FLAGS, f'--user-data-dir={directory}'):
+            options.add_argument(flag)
+        options.set_capability('goog:loggingPrefs', {'browser': 'ALL'})
+        self.driver = webdriver.Chrome(
+            options=options, service=chrome_service.Service(
+                shutil.which('chromedriver'), log_output=subprocess.DEVNULL))
+        self.driver.set_page_load_timeout(PATIENCE)
+        self.driver.set_script_timeout(PATIENCE)
+
+    def show(self, url, width='desktop', scheme='light', motion='reduce'):
+        """Load a page, until its figures are there."""
+        self.driver.get('about:blank')
+        self.driver.get_log('browser')
+        self.driver.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', {
+            'width': WIDTHS[width], 'height': 900, 'deviceScaleFactor': 1,
+            'mobile': width == 'phone'})
+        self.driver.execute_cdp_cmd('Emulation.setEmulatedMedia', {
+            'features': [
+                {'name': 'prefers-color-scheme', 'value': scheme},
+                {'name': 'prefers-reduced-motion', 'value': motion}]})
+        self.driver.get(url)
+        self.wait_for(lambda: self.text('groups-note') != '')
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.text_of_all()
+            time.sleep(0.1)
+
+    def text_of_all(self):
+        return self.driver.find_element(CSS, 'body').text
+
+    def element(self, id_):
+        return self.driver.find_element(by.By.ID, id_)
+
+    def all(self, selector):
+        return self.driver.find_elements(CSS, selector)
+
+    def text(self, id_):
+        return self.element(id_).text.strip()
+
+    def task(self, name):
+        """What is told of a task; drawn anew with each status."""
+        return self.script(
+            f'return document.querySelector(\'[data-task="{name}"]\')'
+            '.innerText')
+
+    def value(self, id_):
+        """The exact figure behind what is shown; None if there is none."""
+        value = self.element(id_).get_dom_attribute('value')
+        return None if value is None else float(value)
+
+    def script(self, text):
+        return self.driver.execute_script(text)
+
+    def need_silence(self):
+        """Nothing was complained about on the console."""
+        assert self.driver.get_log('browser') == []
+
+    def keep(self, directory, name):
+        """A picture of the whole page."""
+        height = self.script('return document.documentElement.scrollHeight')
+        width = self.script('return window.innerWidth')
+        picture = self.driver.execute_cdp_cmd('Page.captureScreenshot', {
+            'format': 'png', 'captureBeyondViewport': True,
+            'clip': {'x': 0, 'y': 0, 'width': width, 'height': height,
+                     'scale': 1}})
+        directory = pathlib.Path(
+            os.environ.get('GLANCE_DEDUP_SCREENSHOTS', directory))
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f'{name}.png').write_bytes(
+            base64.b64decode(picture['data']))
+
+
+@pytest.fixture(scope='module')
+def browser(tmp_path_factory):
+    it = Browser(tmp_path_factory.mktemp('browser'))
+    yield it
+    it.driver.quit()
+
+
+def fill(path):
+    """Some images that have something in common, of three projects."""
+    base = repositories.mixture(3 << 20, seed=1)
+    with contextlib.closing(repositories.open_repository(path)) as repo:
+        for number in range(10):
+            data = (base[:(1 + number % 3) << 20]
+                    + repositories.noise(256 << 10, seed=100 + number)
+                    + bytes(number * 100_000))
+            repositories.put(repo, f'image-{number}', data, project=(
+                '', HOSTILE, 'f' * 32)[number % 3])
+        repo.delete('image-9')
+
+
+@pytest.fixture(scope='module')
+def daemon(tmp_path_factory):
+    path = repositories.create(
+        tmp_path_factory.mktemp('page') / 'repository', group_slots=256)
+    fill(path)
+    with dedupd_watched.running(path) as it:
+        for task in ('collect', 'merge', 'scrub'):
+            it.perform(task)
+        # There is one sample a second at most.
+        it.wait_for(lambda: it.perform('collect') and len(
+            it.get('/v1/history')['samples']) >= 3)
+        yield it
+    repositories.need_clean(path)
+
+
+def size_in_words(value):
+    """Bytes as the page writes them."""
+    units = ['B', 'KiB', 'MiB', 'GiB', 'TiB']
+    while value >= 999.5 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    digits = 0 if units[0] == 'B' or value >= 99.95 else (
+        1 if value >= 9.995 else 2)
+    return f'{value:.{digits}f} {units[0]}'
+
+
+# -- the same figures ---------------------------------------------------------
+
+def test_headline_is_that_of_the_api(browser, daemon):
+    browser.show(daemon.url)
+    space = daemon.status()['space']
+    for id_, name in (('logical', 'logical_bytes'),
+                      ('nonzero', 'nonzero_bytes'),
+                      ('unique', 'unique_bytes'), ('disk', 'disk_bytes'),
+                      ('metadata', 'metadata_bytes')):
+        assert browser.value(id_) == space[name], name
+        assert browser.text(id_) == size_in_words(space[name]), name
+    assert browser.value('unique-blocks') == space['unique_blocks']
+    assert browser.value('saved') == space['saved_percent']
+    assert browser.text('saved') == f'{space["saved_percent"]:.1f} %'
+    assert browser.text('images-note') == '9 images'
+    assert browser.text('health').startswith('Healthy')
+    assert 'maintainer' in browser.text('health')
+    # The parts of the bar are the whole.
+    widths = browser.script(
+        "return [...document.querySelectorAll('#split span')]"
+        '.map((s) => parseFloat(s.style.width))')
+    assert sum(widths) == pytest.approx(100, abs=0.01)
+    assert daemon.status()['repository']['id'] in browser.text('daemon')
+    browser.need_silence()
+
+
+def test_history(browser, daemon):
+    browser.show(daemon.url)
+    samples = daemon.get('/v1/history')['samples']
+    assert len(samples) >= 2, samples
+    assert len(browser.all('#history .line')) == 3
+    shown = [float(d.get_dom_attribute('value'))
+             for d in browser.all('#history-legend data')]
+    keys_ = ('logical_bytes', 'nonzero_bytes', 'disk_bytes')
+    assert shown == [samples[-1][key] for key in keys_]
+    browser.element('history').send_keys(keys.Keys.HOME)
+    shown = [float(d.get_dom_attribute('value'))
+             for d in browser.all('#history-legend data')]
+    assert shown == [samples[0][key] for key in keys_]
+    rows = browser.script(
+        "return document.querySelectorAll('#history-table tr').length")
+    assert rows == 1 + len(samples)
+    browser.all('[data-range="86400"]')[0].click()
+    assert [b.get_dom_attribute('aria-pressed')
+            for b in browser.all('[data-range]')] == ['true', 'false', 'false']
+    browser.need_silence()
+
+
+def test_savings(browser, daemon):
+    browser.show(daemon.url)
+    images = daemon.get('/v1/images')['images']
+    assert browser.element('images-more').is_displayed()
+    browser.element('images-more').click()
+    saved = {i['image_id']: i['size'] - i['stored_bytes'] for i in images}
+    rows = {row.find_element(CSS, 'bdi').text: float(row.find_element(
+        CSS, 'data').get_dom_attribute('value'))
+        for row in browser.all('#images > li')}
+    assert rows == saved
+    # The largest comes first.
+    assert list(rows.values()) == sorted(rows.values(), reverse=True)
+    projects = {}
+    for image in images:
+        projects.setdefault(image['project'], []).append(
+            saved[image['image_id']])
+    shown = sorted(float(d.get_dom_attribute('value'))
+                   for d in browser.all('#projects > li data'))
+    assert shown == sorted(map(sum, projects.values()))
+    browser.need_silence()
+
+
+def test_sharing(browser, daemon):
+    browser.show(daemon.url)
+    sharing = daemon.get('/v1/sharing')
+    number = len(sharing['images'])
+    names = [bdi.text for bdi in browser.all('#sharing-names bdi')]
+    assert sorted(names) == sorted(sharing['images'])
+    assert len(browser.all('#sharing rect.cell-self')) == number
+    matrix = browser.element('sharing')
+    matrix.send_keys(keys.Keys.ARROW_RIGHT)
+    for column in range(1, number):
+        matrix.send_keys(keys.Keys.ARROW_RIGHT)
+        a = sharing['images'].index(names[0])
+        b = sharing['images'].index(names[column])
+        blocks = sharing['shared'][a][b]
+        assert (f'1 and {column + 1} share {blocks:,} block'
+                in browser.text('sharing-readout'))
+    browser.need_silence()
+
+
+def test_groups(browser, daemon):
+    browser.show(daemon.url)
+    groups = daemon.get('/v1/groups')['groups']
+    assert len(groups) > 3
+    assert len(browser.all('#groups rect.cell-empty')) == len(groups)
+    box = browser.element('groups')
+    for group in groups:
+        box.send_keys(keys.Keys.ARROW_RIGHT)
+        text = browser.text('groups-readout')
+        assert text.startswith(
+            f'Group {group["number"]}: {group["published"]:,} of '
+            f'{group["slots"]:,} slots'), text
+        assert f'{size_in_words(group["disk_bytes"])} on disk' in text
+    browser.need_silence()
+
+
+def test_tasks_reads_and_filter(browser, daemon):
+    browser.show(daemon.url)
+    tasks = daemon.status()['tasks']
+    collect = browser.task('collect')
+    result = tasks['collect']['last']['result']
+    assert f'{result["freed_blocks"]:,} blocks freed' in collect
+    scrub = browser.task('scrub')
+    assert 'no damage' in scrub
+    assert browser.all('[data-task="rebuild-catalog"]') == [] or (
+        tasks['rebuild-catalog']['last'])
+    filter_ = daemon.status()['filter']
+    assert (f'{filter_["filter_hints"]:,}' if filter_['filter_places']
+            else 'none on this host') in browser.text('filter')
+    assert 'Requests' in browser.text('reads')
+    assert browser.text('damage-text') == 'No damaged blocks are known.'
+    browser.need_silence()
+
+
+def test_it_polls(browser, daemon):
+    browser.show(daemon.url)
+    # What the second finds is not what the first found.
+    daemon.perform('collect', dry_run=True)
+    browser.wait_for(lambda: 'could be freed' in browser.task('collect'))
+    freed = daemon.perform('collect')['freed_blocks']
+    browser.wait_for(lambda: 'could be' not in browser.task('collect'))
+    assert f'{freed} block' in browser.task('collect')
+    browser.need_silence()
+
+
+# -- hostile names ------------------------------------------------------------
+
+def test_names_are_only_text(browser, daemon):
+    browser.show(daemon.url)
+    projects = [bdi.text for bdi in browser.all('#projects bdi')]
+    assert HOSTILE in projects
+    assert browser.script('return window.hacked') is None
+    assert browser.all('img') == []
+    assert len(browser.all('script')) == 1
+    browser.need_silence()
+
+
+def test_policy_stops_what_is_injected(browser, daemon):
+    """The second line of defence; so it is tried without the first."""
+    browser.show(daemon.url)
+    browser.script("""
+        const script = document.createElement('script');
+        script.textContent = 'window.hacked = 1';
+        document.body.append(script);
+        document.body.insertAdjacentHTML(
+            'beforeend', '<img src="x" onerror="window.hacked = 2">');
+        setTimeout('window.hacked = 3');
+        """)
+    messages = []
+
+    def refused():
+        messages.extend(entry['message'] for entry in
+                        browser.driver.get_log('browser'))
+        return sum('Content Security Policy' in m for m in messages) >= 3
+
+    browser.wait_for(refused)
+    assert browser.script('return window.hacked') is None
+
+
+def test_nothing_comes_from_elsewhere(browser, daemon):
+    browser.show(daemon.url)
+    urls = browser.script(
+        "return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert urls and all(url.startswith(daemon.url) for url in urls), urls
+    response = requests.get(daemon.url, timeout=PATIENCE)
+    assert response.headers['Content-Type'] == 'text/html; charset=utf-8'
+    assert "default-src 'none'" in response.headers['Content-Security-Policy']
+    assert 'unsafe' not in response.headers['Content-Security-Policy']
+    assert response.content == page.content()
+    # The namespace of SVG is a name, not an address.
+    assert set(re.findall(r'https?://[^\s\'"]*', response.text)) <= {
+        'http://www.w3.org/2000/svg'}
+
+
+# -- readable -----------------------------------------------------------------
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+@pytest.mark.parametrize('width', list(WIDTHS))
+def test_readable(browser, daemon, tmp_path, width, scheme):
+    browser.show(daemon.url, width, scheme)
+    browser.keep(tmp_path, f'page-{width}-{scheme}')
+    assert browser.script(
+        'return document.documentElement.scrollWidth') <= WIDTHS[width]
+    # Nor is anything cut off at the side.
+    beyond = browser.script("""
+        return [...document.querySelectorAll('body *:not(.skip)')]
+          .filter((e) => !e.closest('details') && e.getClientRects().length
+            && e.getBoundingClientRect().right > window.innerWidth + 1)
+          .map((e) => e.outerHTML.slice(0, 100));""")
+    assert beyond == []
+    contrast, text = browser.script(CONTRAST)
+    assert contrast >= 4.5, text
+    small = browser.script("""
+        return [...document.querySelectorAll('button')]
+          .filter((b) => b.getClientRects().length
+            && b.getBoundingClientRect().height < 24).length;""")
+    assert small == 0
+    browser.need_silence()
+
+
+def test_accessible(browser, daemon):
+    browser.show(daemon.url)
+    assert browser.script('return document.documentElement.lang') == 'en'
+    nameless = browser.script("""
+        return [...document.querySelectorAll(
+          'button, a, [tabindex], [role], section, svg')]
+          .filter((e) => e.getClientRects().length && !(
+            e.getAttribute('aria-label') || e.textContent.trim()
+            || e.getAttribute('aria-hidden') === 'true'
+            || e.getAttribute('aria-labelledby')))
+          .map((e) => e.outerHTML.slice(0, 100));""")
+    assert nameless == []
+    # Everything that can be pointed at can be reached by the keyboard, in
+    # the order in which it is shown, and shows that it was.
+    body = browser.driver.switch_to.active_element
+    reached = []
+    for _ in range(12):
+        body.send_keys(keys.Keys.TAB)
+        body = browser.driver.switch_to.active_element
+        reached.append(browser.script(
+            'const e = document.activeElement;'
+            "return [e.id || e.className || e.textContent, "
+            "getComputedStyle(e).outlineStyle, "
+            'e.getBoundingClientRect().top + scrollY]'))
+    names = [name for name, _, _ in reached]
+    assert {'skip', 'history', 'images-more', 'sharing',
+            'groups'} <= set(names), names
+    assert all(outline != 'none' for _, outline, _ in reached)
+    headings = browser.script("""
+        return [...document.querySelectorAll('h1, h2, h3')]
+          .map((h) => Number(h.tagName[1]));""")
+    assert headings[0] == 1 and headings.count(1) == 1
+    assert all(b - a <= 1 for a, b in zip(headings, headings[1:]))
+
+
+@pytest.mark.parametrize('motion, moves', [('reduce', False),
+                                           ('no-preference', True)])
+def test_motion_only_where_it_is_liked(browser, daemon, motion, moves):
+    browser.show(daemon.url, motion=motion)
+    seconds = browser.script("""
+        document.body.classList.add('away');
+        return parseFloat(getComputedStyle(
+          document.querySelector('main')).transitionDuration);""")
+    assert (seconds > 0) is moves
+
+
+# -- other states -------------------------------------------------------------
+
+def test_empty_repository(browser, tmp_path):
+    path = repositories.create(tmp_path / 'repository', group_slots=64)
+    with dedupd_watched.running(path) as it:
+        browser.show(it.url)
+        browser.keep(tmp_path, 'page-empty')
+        assert 'There are no images yet' in browser.text('empty')
+        assert browser.text('saved') == '–'
+        assert browser.text('groups-note') == 'No block groups yet.'
+        assert browser.text('images') == 'No images yet.'
+        assert browser.text('health').startswith('Healthy')
+        assert 'NaN' not in browser.text_of_all()
+        assert 'undefined' not in browser.text_of_all()
+        browser.show(it.url, 'phone')
+        assert browser.script(
+            'return document.documentElement.scrollWidth') <= 360
+        browser.need_silence()
+
+
+def test_daemon_goes_and_comes_back(browser, tmp_path):
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    fill(path)
+    with dedupd_watched.running(path) as it:
+        it.perform('account')
+        browser.show(it.url)
+        browser.need_silence()
+        logical = browser.value('logical')
+        it.stop()
+        browser.wait_for(lambda: browser.text('health') == 'No answer')
+        notice = browser.text('notices')
+        assert re.search(r'has not answered since \d\d:\d\d:\d\d', notice)
+        assert browser.value('logical') == logical
+        browser.keep(tmp_path, 'page-away')
+        contrast, text = browser.script(CONTRAST)
+        assert contrast >= 4.5, text
+        it.start()
+        browser.wait_for(
+            lambda: browser.text('health').startswith('Healthy'))
+        assert browser.text('notices') == ''
+        # That the daemon was away is all that the console tells.
+        assert all('ERR_CONNECTION_REFUSED' in entry['message']
+                   for entry in browser.driver.get_log('browser'))
+
+
+def test_progress_and_damage(browser, tmp_path):
+    path = repositories.create(tmp_path / 'repository', group_slots=256,
+                               segment_size=4096)
+    with contextlib.closing(repositories.open_repository(path)) as repo:
+        repositories.put(repo, 'whole', repositories.noise(4 << 20, 1))
+        repositories.put(repo, 'broken', repositories.noise(1 << 20, 2))
+    number = len(os.listdir(path / 'groups'))
+    group = repositories.Group(path, number)
+    group.data[group.data_start() + 8000] ^= 1
+    group.save()
+    with dedupd_watched.running(path, scrub_rate_mib=0.2) as it:
+        browser.show(it.url)
+        assert it.request('POST', '/v1/tasks/scrub', b'{}').status == 202
+        browser.wait_for(lambda: ' left' in browser.task('scrub'))
+        assert 0 <= int(browser.script('''
+            return document.querySelector('[role="progressbar"]')
+              .getAttribute('aria-valuenow')''')) <= 100
+        browser.keep(tmp_path, 'page-progress')
+        it.write_config(scrub_rate_mib=0)
+        it.process.send_signal(1)
+        it.wait_for(lambda: it.status()['damage']['blocks'])
+        browser.wait_for(lambda: 'need them' in browser.text('damage-text'))
+        damage = it.status()['damage']
+        assert damage['blocks'] >= 1
+        assert browser.text('damage-text').startswith(
+            f'{damage["blocks"]} damaged block')
+        assert damage['images'] == ['broken']
+        assert [li.text for li in browser.all('#damaged li')] == ['broken']
+        assert browser.text('health').startswith('Trouble')
+        browser.wait_for(
+            lambda: '(damaged)' in browser.text('images'))
+        browser.keep(tmp_path, 'page-damage')
+        contrast, text = browser.script(CONTRAST)
+        assert contrast >= 4.5, text
+        browser.need_silence()
