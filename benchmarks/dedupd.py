@@ -16,13 +16,13 @@ Run it from a checkout in which the extension is built::
 
     python benchmarks/dedupd.py [--mib 512] [--rounds 3] [--dir DIR]
 
-It shows, as medians with the lowest and highest of the rounds, and as ratios to
-a reference of the same round:
+It shows, as medians with the lowest and highest of the rounds, and as ratios
+to a reference of the same round:
 
 * reading an image through the daemon's socket, directly, and a plain file with
   ``cat``: with everything in the page cache, and with nothing in it;
-* eight readers of eight similar images at once, against eight plain files, with
-  nothing in the page cache, and the bytes that came from the disk;
+* eight readers of eight similar images at once, against eight plain files,
+  with nothing in the page cache, and the bytes that came from the disk;
 * counting, collecting and merging: logical bytes and entries per second;
 * what a running upload loses while all of that goes on beside it;
 * scrubbing, against reading the same files with ``cat``;
@@ -153,9 +153,8 @@ def read_directly(repo, image_id):
 
 
 def read_through(address, image_id):
-    buffer = memoryview(bytearray(PIECE))
-    with client.Client(address).open_image(image_id) as stream:
-        while stream.readinto(buffer):
+    with client.Client(address) as far, far.open_image(image_id) as stream:
+        while stream.read(PIECE):
             pass
 
 
@@ -273,7 +272,7 @@ def without_look_up(directory, path, name):
 def maintenance(table, directory, size):
     path = os.path.join(directory, 'maintained')
     repository.Repository.create(path)
-    data = random.Random(2).randbytes(size)
+    data = os.urandom(size)
     control = task.Control()
     with repository.Repository(path, codec='none',
                                filter_dir=directory) as repo:
@@ -335,11 +334,10 @@ def beside_upload(table, directory, size):
     """An upload's rate alone, and while maintenance goes on."""
     path = os.path.join(directory, 'shared')
     repository.Repository.create(path)
-    rng = random.Random(3)
     with repository.Repository(path, codec='none',
                                filter_dir=directory) as repo:
-        store(repo, 'first', rng.randbytes(size))
-        spent, _ = timed(store, repo, 'alone', rng.randbytes(size))
+        store(repo, 'first', os.urandom(size))
+        spent, _ = timed(store, repo, 'alone', os.urandom(size))
         table.add('upload alone', size / spent / 1e6)
         stop = threading.Event()
         with repository.Repository(path, filter_dir=directory) as other:
@@ -356,7 +354,7 @@ def beside_upload(table, directory, size):
             thread = threading.Thread(target=work)
             thread.start()
             try:
-                spent, _ = timed(store, repo, 'beside', rng.randbytes(size))
+                spent, _ = timed(store, repo, 'beside', os.urandom(size))
             finally:
                 stop.set()
                 thread.join()

@@ -19,6 +19,8 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +28,7 @@ import time
 TOP = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOP))
 
+from dedupd import client as daemon_client  # noqa: E402
 from glance_dedup import exceptions  # noqa: E402
 from glance_dedup import repository  # noqa: E402
 from tests.functional import glance_server  # noqa: E402
@@ -126,7 +129,78 @@ def print_table(rows):
             f'{total["new"] / total["nonzero"]:.1%}.')
 
 
-def print_usage(server, work, filter_dir):
+class Daemon:
+    """A dedupd beside Glance, with a status page on the loopback interface."""
+
+    def __init__(self, work, datadir, filter_dir):
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            port = free.getsockname()[1]
+        self.page = f'http://127.0.0.1:{port}/'
+        # Not in `work`: a socket's path has to be short.
+        self.place = tempfile.mkdtemp(prefix='dedupd-')
+        self.socket = os.path.join(self.place, 'socket')
+        self.log = work / 'dedupd.log'
+        self.config = work / 'dedupd.conf'
+        self.config.write_text(
+            f'[dedupd]\ndatadir = {datadir}\nsocket = {self.socket}\n'
+            f'filter_dir = {filter_dir}\nstatus_listen = 127.0.0.1:{port}\n')
+        self.process = None
+
+    def start(self):
+        with open(self.log, 'ab') as log:
+            self.process = subprocess.Popen(
+                [sys.executable, '-m', 'dedupd.main', '--config-file',
+                 str(self.config)], cwd=TOP, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True)
+        client = self.client()
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(daemon_client.ClientError):
+                status = client.status()
+                if (status['daemon']['role'] == 'maintainer'
+                        and status['catalog']['state'] == 'ready'):
+                    return
+            if self.process.poll() is not None:
+                raise Failure(f'dedupd did not start; see {self.log}')
+            if time.monotonic() > deadline:
+                raise Failure('dedupd did not get ready in 30 s; see '
+                              f'{self.log}')
+            time.sleep(0.05)
+
+    def client(self):
+        return daemon_client.Client(f'unix:{self.socket}')
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+def collect(server, daemon, image_id, name):
+    """Delete an image and show what comes back of its space."""
+    daemon_api = daemon.client()
+
+    def run(task):
+        last = daemon_api.wait(task, daemon_api.start(task))
+        if last['error']:
+            raise Failure(f'dedupd: {task}: {last["error"]}')
+        return daemon_api.status()['space']['disk_bytes']
+
+    before = run('account')
+    glance_server.Client(server.url).delete(image_id)
+    after = run('collect')
+    say(f'{name} deleted and collected: {(before - after) / MIB:.1f} of '
+        f'{before / MIB:.1f} MiB on the disk came back; the other images '
+        'need the rest.')
+
+
+def print_usage(server, daemon, work, filter_dir):
     bin_dir = pathlib.Path(sys.prefix) / 'bin'
     datadir = server.stores['dedup']['dedup_store_datadir']
     none = '--os-auth-type none'
@@ -144,11 +218,15 @@ Glance is at {server.url} and keeps running. No password, no project:
 What is stored, without Glance:
 
   glance-dedup --repository {datadir} image list
+  glance-dedup --socket {daemon.socket} status
 
-Log: {server.log}
-Stop it and remove everything:
+dedupd's status page: {daemon.page}
+Logs: {server.log}
+      {daemon.log}
+Stop both and remove everything:
 
-  kill {server.pid}; rm -r {work} {filter_dir}
+  kill {server.pid} {daemon.process.pid}
+  rm -r {work} {filter_dir} {daemon.place}
 """)
 
 
@@ -162,7 +240,7 @@ def need_room(paths, directory):
 
 
 def store_all(server, paths, filter_dir):
-    """Upload and download every image and print the table."""
+    """Upload and download every image; returns the ids and a status."""
     client = glance_server.Client(server.url)
     stored = []
     for path in paths:
@@ -184,9 +262,9 @@ def store_all(server, paths, filter_dir):
     if different:
         for path in different:
             print(f'{path}: DIFFERENT after the download', file=sys.stderr)
-        return 1
-    say('Every image came back with the same SHA-256.')
-    return 0
+        return [image_id for _, image_id, _ in stored], 1
+    say('Every image came back with the same SHA-256, through dedupd.')
+    return [image_id for _, image_id, _ in stored], 0
 
 
 def run(paths, keep):
@@ -200,31 +278,48 @@ def run(paths, keep):
             prefix='glance-dedup-demo-',
             dir=SHM if os.path.isdir(SHM) else None)
         undo.callback(shutil.rmtree, filter_dir, ignore_errors=True)
+        datadir = work / 'repository'
+        repository.Repository.create(datadir)
+        daemon = Daemon(work, datadir, filter_dir)
+        undo.callback(save_log, daemon.log, 'dedupd.log')
+        undo.callback(daemon.stop)
+        say('start dedupd ...')
+        daemon.start()
         server = glance_server.GlanceServer(work, {'dedup': {
             'type': 'dedup',
-            'dedup_store_datadir': work / 'repository',
+            'dedup_store_datadir': datadir,
+            'dedup_store_dedupd_socket': daemon.socket,
             'dedup_store_codec': 'lz4',
             'dedup_store_filter_dir': filter_dir,
             'dedup_store_filter_mib': 16,
         }})
-        undo.callback(save_log, server)
+        undo.callback(save_log, server.log, 'glance.log')
         undo.callback(server.stop)
         say('start Glance ...')
         server.start()
         say(f'start Glance: {server.url}, {server.processes} processes of '
             f'{server.threads} threads')
-        result = store_all(server, paths, filter_dir)
+        image_ids, result = store_all(server, paths, filter_dir)
+        if not keep:
+            collect(server, daemon, image_ids[0], paths[0].name)
+        say(f"dedupd's status page: {daemon.page}")
         if keep:
             undo.pop_all()
-            print_usage(server, work, filter_dir)
+            print_usage(server, daemon, work, filter_dir)
             server.detach()
+        elif sys.stdin.isatty() and sys.stdout.isatty():
+            say('It is there until you press Enter.')
+            sys.stdin.readline()
+        else:
+            say('It was stopped with the rest; tools/demo --keep leaves all '
+                'running.')
         return result
 
 
-def save_log(server):
+def save_log(log, name):
     """What is left when the rest is removed."""
     with contextlib.suppress(OSError):
-        shutil.copyfile(server.log, TOP / '.log' / 'glance.log')
+        shutil.copyfile(log, TOP / '.log' / name)
 
 
 def main():
@@ -241,14 +336,15 @@ def main():
     try:
         return run(args.image, args.keep)
     except KeyboardInterrupt:
-        print('\ntools/demo: interrupted; Glance is stopped and its files are '
-              'removed', file=sys.stderr)
+        print('\ntools/demo: interrupted; Glance and dedupd are stopped and '
+              'their files are removed', file=sys.stderr)
         return 130
     except (Failure, OSError, exceptions.RepositoryError,
-            glance_server.HTTPError, glance_server.ServerError) as exc:
+            daemon_client.ClientError, glance_server.HTTPError,
+            glance_server.ServerError) as exc:
         print(f'tools/demo: FAILED: {exc}\n'
-              f"What to do: Glance's log may say more: {TOP}/.log/glance.log",
-              file=sys.stderr)
+              'What to do: the logs may say more: '
+              f'{TOP}/.log/glance.log and dedupd.log', file=sys.stderr)
         return 2
 
 

@@ -1,0 +1,199 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""A real Glance with a real dedupd beside it.
+
+Upload, delete, the space back; downloads through the daemon, and across its
+death; the token check of reads over TLS.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.functional import dedupd_process
+from tests.functional import glance_server
+from tests import repositories
+
+MIB = 1 << 20
+
+
+def noise(length, seed):
+    return random.Random(seed).randbytes(length)
+
+
+@pytest.fixture(scope='module')
+def places(tmp_path_factory):
+    return tmp_path_factory.mktemp('cloud')
+
+
+@pytest.fixture(scope='module')
+def daemon(places):
+    datadir = repositories.create(places / 'repository')
+    with dedupd_process.Daemon(datadir) as running:
+        yield running.start().wait_for_catalog()
+
+
+@pytest.fixture(scope='module')
+def glance(places, daemon):
+    stores = {'dedup': {
+        'type': 'dedup', 'dedup_store_datadir': places / 'repository',
+        'dedup_store_filter_dir': places / 'filter',
+        'dedup_store_filter_mib': 4, 'dedup_store_codec': 'none',
+        'dedup_store_dedupd_socket': daemon.socket}}
+    with glance_server.GlanceServer(places / 'server', stores, processes=2,
+                                    threads=4) as running:
+        yield glance_server.Client(running.url)
+
+
+@pytest.fixture(autouse=True)
+def clean(places, daemon, glance):
+    """Nothing of one test is left for the next, nor wrong on the disk."""
+    if daemon.process.poll() is not None:
+        daemon.start().wait_for_catalog()
+    assert daemon.run('collect')['last']['error'] is None
+    yield
+    for image in glance.list():
+        glance.delete(image['id'])
+    if daemon.process.poll() is None:
+        daemon.stop()
+    repositories.need_clean(places / 'repository')
+
+
+def on_disk(places):
+    """What ``du`` says of the block groups."""
+    groups = places / 'repository' / 'groups'
+    return sum(os.stat(groups / name).st_blocks * 512
+               for name in os.listdir(groups))
+
+
+def store(glance, data):
+    image_id = glance.create(name='image')['id']
+    glance.upload(image_id, data)
+    return image_id
+
+
+def command(places, daemon, *arguments):
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).parent / 'glance-dedup',
+         '--repository', places / 'repository', '--socket', daemon.socket,
+         *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_space_comes_back(places, daemon, glance):
+    base = noise(24 * MIB, 1)
+    first = store(glance, base + noise(16 * MIB, 2))
+    second = store(glance, base)
+    before = on_disk(places)
+    glance.delete(first)
+    last = daemon.run('collect')['last']
+    assert last['error'] is None
+    assert last['result']['freed_bytes'] == 16 * MIB
+    assert on_disk(places) <= before - 15 * MIB
+    assert glance.download(second) == base
+
+
+def test_space_comes_back_by_command(places, daemon, glance):
+    image_id = store(glance, noise(8 * MIB, 3))
+    before = on_disk(places)
+    glance.delete(image_id)
+    planned = json.loads(command(places, daemon, 'collect', '--dry-run', '-f',
+                                 'json'))
+    assert planned['bytes'] == 8 * MIB
+    done = json.loads(command(places, daemon, 'collect', '-f', 'json'))
+    assert done['freed_bytes'] == 8 * MIB
+    assert on_disk(places) <= before - 7 * MIB
+    shown = json.loads(command(places, daemon, 'status', '-f', 'json'))
+    assert shown['space']['images'] == 0
+
+
+def test_space_comes_back_without_a_daemon(places, daemon, glance):
+    image_id = store(glance, noise(8 * MIB, 4))
+    before = on_disk(places)
+    daemon.stop()
+    glance.delete(image_id)
+    done = json.loads(command(places, daemon, 'repository', 'collect', '-f',
+                              'json'))
+    assert done['freed_bytes'] == 8 * MIB
+    assert on_disk(places) <= before - 7 * MIB
+
+
+def test_download_through_the_daemon(daemon, glance):
+    data = noise(20 * MIB + 4321, 5)
+    image_id = store(glance, data)
+    before = daemon.status()['reads']['bytes']
+    assert glance.download(image_id) == data
+    assert daemon.status()['reads']['bytes'] - before >= len(data)
+    assert glance.download(image_id, 4095, 9 * MIB) == data[4095:9 * MIB + 1]
+
+
+def test_download_across_the_daemons_death(daemon, glance):
+    data = noise(64 * MIB + 1, 6)
+    image_id = store(glance, data)
+    received = bytearray()
+    with glance.open(image_id) as response:
+        received += response.read(8 * MIB)
+        daemon.stop(signal.SIGKILL)
+        while piece := response.read(MIB):
+            received += piece
+    assert bytes(received) == data
+    # And without it.
+    assert glance.download(image_id) == data
+
+
+def test_collection_waits_for_a_download(places, daemon, glance):
+    data = noise(64 * MIB, 7)
+    image_id = store(glance, data)
+    received = bytearray()
+    with glance.open(image_id) as response:
+        received += response.read(MIB)
+        glance.delete(image_id)
+        assert daemon.run('collect')['last']['result']['freed_blocks'] == 0
+        while piece := response.read(MIB):
+            received += piece
+    assert bytes(received) == data
+
+    def freed():
+        return daemon.run('collect')['last']['result']['freed_bytes']
+    repositories.eventually(lambda: freed() == 64 * MIB)
+
+
+def test_uploads_while_the_daemon_works(places, daemon, glance):
+    """Uploads, deletes, collections and merges, by turns."""
+    base = noise(8 * MIB, 8)
+    images = {}
+    for turn in range(6):
+        data = base[turn * MIB:] + noise(4 * MIB, 100 + turn)
+        images[store(glance, data)] = data
+        if turn % 2:
+            victim = min(images)
+            glance.delete(victim)
+            del images[victim]
+        for task in ('collect', 'merge'):
+            assert daemon.run(task)['last']['error'] is None
+    for image_id, data in images.items():
+        assert glance.download(image_id) == data
+    # Exactly what the images need is stored.
+    assert daemon.run('merge')['last']['error'] is None
+    assert daemon.run('collect')['last']['error'] is None
+    exact = {data[i:i + 4096] for data in images.values()
+             for i in range(0, len(data), 4096)}
+    assert daemon.status()['space']['unique_blocks'] == len(exact)
