@@ -242,6 +242,24 @@ Possible values:
       committing an image flushes up to 256 MiB to it
 
 """),
+    cfg.StrOpt('dedup_store_dedupd_socket',
+               default='/run/dedupd/dedupd.sock',
+               help="""
+Unix socket of this host's dedupd, through which images are read.
+
+All readers of a host then share one cache. If the daemon does not
+answer within a second, serves another repository, or ends in the
+middle of a download, the store reads directly, from where it is, and
+leaves the daemon alone for ten seconds. So it may be started and
+stopped at any time, and need not exist.
+
+The user that runs glance-api must be one that dedupd lets in.
+
+Possible values:
+    * An absolute path
+    * Empty: always read directly
+
+"""),
 ]
 
 

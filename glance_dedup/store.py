@@ -37,7 +37,8 @@ Processes and threads
 One instance serves all threads of a process, and keeps no state of a call.
 Nothing is opened at import.  The repository is opened when the store is
 configured, or, if that failed, by the next read.  It follows a fork by
-itself.  No other program needs to run for the store to work.
+itself.  No other program needs to run for the store to work: if the daemon
+answers, images are read through its cache, and directly if not.
 """
 
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ from glance_store import exceptions
 from glance_store import location
 from oslo_config import cfg
 
+from glance_dedup import daemon as daemon_module
 from glance_dedup import exceptions as dedup_exceptions
 from glance_dedup import opts
 from glance_dedup import repository
@@ -122,22 +124,33 @@ class Download:
     Iterating closes it at the end, as does :meth:`close`, as does the garbage
     collector: a client that goes away leaves nothing open.
 
+    The bytes come from the daemon as long as it gives them.  The open image
+    keeps its blocks in any case, so that reading can go on directly.
+
     :param image: an open image; it is closed with the download
     :param offset: the first byte
     :param length: how many bytes; within the image
     :param limit: how long the storage may take for each piece
+    :param daemon: to be asked first, if any
     """
 
     PIECE = 4 << 20
 
     def __init__(self, image: Any, offset: int, length: int,
-                 limit: workers.TimeLimit):
+                 limit: workers.TimeLimit,
+                 daemon: daemon_module.Daemon | None = None):
         self._image = image
         self._image_id = image.stat.image_id
         self._offset = offset
         self._left = length
         self._limit = limit
         self._first: bytes | None = None
+        self._daemon = daemon
+        self._stream: Any = None
+        if daemon is not None and length:
+            self._stream = daemon.open(
+                self._image_id, image.stat.upload_id, image.size, offset,
+                length)
 
     def prefetch(self) -> None:
         """Read the first piece ahead, while errors can still be reported."""
@@ -156,10 +169,27 @@ class Download:
             self.close()
 
     def _read(self) -> bytes:
-        image = self._image
-        if image is None or not self._left:
+        if self._image is None or not self._left:
             return b''
         length = min(self.PIECE, self._left)
+        piece = self._read_from_daemon(length)
+        if piece is None:
+            piece = self._read_directly(length)
+        self._offset += length
+        self._left -= length
+        return piece
+
+    def _read_from_daemon(self, length: int) -> bytes | None:
+        """The next piece, whole; None if the daemon does not give it."""
+        if self._stream is None:
+            return None
+        piece = self._daemon.read(self._stream, length, self._limit.seconds)
+        if piece is None:
+            self._stream = None
+        return piece
+
+    def _read_directly(self, length: int) -> bytes:
+        image = self._image
         with _read_errors(self._image_id):
             try:
                 piece = self._limit.call(image.read, length, self._offset,
@@ -172,13 +202,14 @@ class Download:
                 raise dedup_exceptions.StorageError(
                     f'Image {self._image_id} has only {len(piece)} of '
                     f'{length} bytes at {self._offset}.')
-        self._offset += length
-        self._left -= length
         return piece
 
     def close(self) -> None:
         image, self._image = self._image, None
+        stream, self._stream = self._stream, None
         self._first = None
+        if stream is not None:
+            stream.close()
         if image is not None:
             image.close()
 
@@ -281,6 +312,7 @@ class Store(driver.Store):
             self.store_conf = self.conf.glance_store
         self._lock = threading.Lock()
         self._repository: Any = None
+        self._daemon: daemon_module.Daemon | None = None
         self._storage = workers.Workers('dedup-storage', STORAGE_THREADS)
         self._limit = workers.TimeLimit(0, self._storage)
 
@@ -352,9 +384,17 @@ class Store(driver.Store):
                     f'dedup_store_{name} is {chosen}, but the repository in '
                     f'{opened.path} was created with {found}. Unset the '
                     'option, or use another directory.')
+        path = self._option('dedupd_socket')
+        if path and not os.path.isabs(path):
+            raise self._bad('dedup_store_dedupd_socket must be an absolute '
+                            f'path, or empty, not {path!r}.')
 
     def _adopt(self, opened: Any) -> None:
         self._repository = opened
+        path = self._option('dedupd_socket')
+        self._daemon = None
+        if path and os.path.isabs(path):
+            self._daemon = daemon_module.Daemon(path, opened.repository_id)
         other = _stores.get(opened.repository_id)
         if (other is not None and other.conf is self.conf
                 and other.backend_group != self.backend_group):
@@ -497,7 +537,8 @@ class Store(driver.Store):
             length = max(0, image.size - offset)
             if chunk_size is not None:
                 length = min(length, max(0, chunk_size))
-            download = Download(image, offset, length, self._limit)
+            download = Download(image, offset, length, self._limit,
+                                self._daemon)
         except BaseException:
             image.close()
             raise

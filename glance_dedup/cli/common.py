@@ -48,6 +48,13 @@ class Time(columns.FormattableColumn):
         return when.strftime('%Y-%m-%d %H:%M:%S UTC')
 
 
+class YesNo(columns.FormattableColumn):
+    """A truth that may not be known."""
+
+    def human_readable(self):
+        return '-' if self._value is None else 'yes' if self._value else 'no'
+
+
 class Lines(columns.FormattableColumn):
     """A list: its length in a table."""
 

@@ -23,6 +23,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.cli import common
+from glance_dedup.cli import daemon
 from glance_dedup import exceptions
 
 PIECE = 4 << 20
@@ -252,20 +253,45 @@ class Delete(common.RepositoryCommand, lister.Lister):
         return ('image_id', 'deleted', 'error'), rows
 
 
-class List(common.RepositoryCommand, lister.Lister):
-    """List the images with what their recipes say."""
+class Known(daemon.DaemonCommand):
+    """For commands that tell which images are known to be damaged."""
+
+    def damaged_images(self, repo) -> set[str] | None:
+        from dedupd import client
+
+        # A daemon that is in a bad way keeps nobody from listing images.
+        with contextlib.suppress(client.ClientError):
+            self.daemon()
+        return daemon.damaged_images(repo, self.status)
+
+    @staticmethod
+    def described(stat, damaged) -> dict:
+        fields = common.add_stat({}, stat)
+        fields['damaged'] = common.YesNo(
+            None if damaged is None else stat.image_id in damaged)
+        return fields
+
+
+class List(Known, lister.Lister):
+    """List the images with what their recipes say.
+
+    Whether they are damaged is told by the last scrub, through the daemon or
+    from the catalog.
+    """
 
     def take_action(self, parsed_args):
         rows = []
         with self.open() as repo:
+            damaged = self.damaged_images(repo)
             for found in common.stats(repo, self.app):
-                rows.append(common.add_stat({}, found))
+                rows.append(self.described(found, damaged))
         names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
-                 'stored_bytes', 'saved_percent', 'created', 'project')
+                 'stored_bytes', 'saved_percent', 'created', 'project',
+                 'damaged')
         return names, [tuple(row[name] for name in names) for row in rows]
 
 
-class Show(common.RepositoryCommand, show.ShowOne):
+class Show(Known, show.ShowOne):
     """Show what an image's recipe says of it."""
 
     def get_parser(self, prog_name):
@@ -275,5 +301,79 @@ class Show(common.RepositoryCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         with self.open() as repo:
+            found = repo.stat(parsed_args.id)
             return common.shown(
-                common.add_stat({}, repo.stat(parsed_args.id)))
+                self.described(found, self.damaged_images(repo)))
+
+
+class Pull(common.RepositoryCommand, show.ShowOne):
+    """Copy an image from another repository, through its daemon.
+
+    Only blocks that are missing here are asked for, and each is verified. A
+    pull that was interrupted goes on where it was when it is repeated.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('id', metavar='ID')
+        parser.add_argument(
+            '--from', dest='address', metavar='URL', required=True,
+            help='https://HOST:PORT, or unix:/PATH.')
+        parser.add_argument(
+            '--cert', metavar='FILE',
+            help="The operator's certificate, to show the other daemon.")
+        parser.add_argument(
+            '--key', metavar='FILE',
+            help='Its key, if that is not in the same file.')
+        parser.add_argument(
+            '--ca-file', metavar='FILE',
+            help="What the other daemon's certificate is verified by; else "
+            "by the system's authorities.")
+        parser.add_argument(
+            '--token-env', default='OS_TOKEN', metavar='NAME',
+            help='The environment variable that holds a token of Keystone, '
+            'which is used if there is no certificate. Default: '
+            '%(default)s.')
+        parser.add_argument(
+            '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
+            help='How new blocks are compressed. Default: %(default)s.')
+        parser.add_argument(
+            '--project', default='', metavar='NAME',
+            help='The project that the image is to belong to.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import pull
+
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(self.client(parsed_args))
+            repo = stack.enter_context(self.open(codec=parsed_args.codec))
+            progress = stack.enter_context(
+                self.progress(f'pulling {parsed_args.id}'))
+            result = pull.pull(repo, parsed_args.id, client,
+                               project=parsed_args.project,
+                               progress=progress.update)
+        if result.whole is not None:
+            self.app.tell(f'all of the image was sent, since {result.whole}')
+        fields = common.add_stat({}, result.stat)
+        fields['found_blocks'] = result.found_blocks
+        fields['asked_blocks'] = result.asked_blocks
+        fields['received_bytes'] = common.Size(result.received_bytes)
+        fields['whole'] = result.whole
+        return common.shown(fields)
+
+    def client(self, parsed_args):
+        from dedupd import client
+
+        if parsed_args.key is not None and parsed_args.cert is None:
+            raise common.UsageError('--key needs --cert')
+        token = None
+        if parsed_args.cert is None:
+            token = os.environ.get(parsed_args.token_env) or None
+        try:
+            return client.Client(
+                parsed_args.address, cert=parsed_args.cert,
+                key=parsed_args.key, ca_file=parsed_args.ca_file,
+                token=token)
+        except ValueError as e:
+            raise common.UsageError(str(e)) from e

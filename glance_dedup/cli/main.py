@@ -33,15 +33,24 @@ from glance_dedup.cli import common
 NAMESPACE = 'glance_dedup.cli'
 # The same as in setup.cfg, for a tree that was not installed.
 COMMANDS = {
+    'status': 'glance_dedup.cli.maintenance:Status',
+    'collect': 'glance_dedup.cli.maintenance:Collect',
+    'merge': 'glance_dedup.cli.maintenance:Merge',
+    'scrub': 'glance_dedup.cli.maintenance:Scrub',
     'repository create': 'glance_dedup.cli.repository:Create',
     'repository show': 'glance_dedup.cli.repository:Show',
     'repository check': 'glance_dedup.cli.repository:Check',
     'repository rebuild-filter': 'glance_dedup.cli.repository:RebuildFilter',
+    'repository collect': 'glance_dedup.cli.maintenance:Collect',
+    'repository rebuild-catalog':
+    'glance_dedup.cli.maintenance:RebuildCatalog',
     'image put': 'glance_dedup.cli.image:Put',
     'image get': 'glance_dedup.cli.image:Get',
     'image delete': 'glance_dedup.cli.image:Delete',
     'image list': 'glance_dedup.cli.image:List',
     'image show': 'glance_dedup.cli.image:Show',
+    'image pull': 'glance_dedup.cli.image:Pull',
+    'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
 }
 INTERRUPTED = 130
 NO_READER = 141
@@ -94,6 +103,13 @@ class App(app.App):
             "Glance's dedup_store_filter_dir, if that is set. The default "
             'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
             'directory of the user in /dev/shm.')
+        parser.add_argument(
+            '--socket', metavar='PATH',
+            default=os.environ.get('GLANCE_DEDUP_SOCKET',
+                                   '/run/dedupd/dedupd.sock'),
+            help='Unix socket of the daemon, which is used if it serves the '
+            'repository; empty: none is. The default is the environment '
+            'variable GLANCE_DEDUP_SOCKET, or %(default)s.')
         return parser
 
     def configure_logging(self):

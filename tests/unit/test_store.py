@@ -1270,10 +1270,11 @@ def test_hanging_calls_are_bounded(hanging):
     assert hanging.calls.count('stat') <= limit + 1
 
 
-def test_no_socket_is_opened(store, monkeypatch):
+def test_no_socket_is_opened(configure, monkeypatch):
     """The store needs no other program."""
     def fail(*args, **kwargs):
         raise AssertionError('socket')
 
+    configure(one={'dedup_store_dedupd_socket': ''})
     monkeypatch.setattr(socket, 'socket', fail)
     assert get(add(b'data')[0]) == b'data'

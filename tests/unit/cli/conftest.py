@@ -66,7 +66,8 @@ class Cli:
     def __init__(self, directory, capfd):
         self.path = directory / 'repository'
         self.options = ['--repository', str(self.path),
-                        '--filter-dir', str(directory / 'filter')]
+                        '--filter-dir', str(directory / 'filter'),
+                        '--socket', str(directory / 'socket')]
         self.capfd = capfd
 
     def __call__(self, *arguments) -> Result:

@@ -1,0 +1,115 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon, as the commands find it."""
+
+import contextlib
+import os
+
+from dedupd import client as client_module
+from glance_dedup.cli import common
+from glance_dedup import exceptions
+
+# A daemon that does not answer at once is as good as none.
+_CONNECT_SECONDS = 2.0
+_ANSWER_SECONDS = 30.0
+
+
+class DaemonCommand(common.RepositoryCommand):
+    """For commands that ask the daemon, or do without it.
+
+    :ivar status: of the daemon that was found, if any
+    """
+
+    status: dict | None = None
+
+    def daemon(self) -> client_module.Client | None:
+        """The daemon behind --socket, if it is the right one.
+
+        That is one that serves the repository of --repository, if that is
+        given.
+        """
+        path = self.app.options.socket
+        if not path:
+            return None
+        try:
+            client = client_module.Client(
+                f'unix:{path}', connect_timeout=_CONNECT_SECONDS,
+                timeout=_ANSWER_SECONDS)
+        except ValueError as e:
+            raise common.UsageError(f'--socket: {e}') from e
+        try:
+            status = client.status()
+            found = client_module.repository_of(status)
+        except client_module.DaemonUnavailable:
+            return None
+        if self.app.options.repository and found != self.repository_id():
+            return None
+        self.status = status
+        return client
+
+    def need_daemon_or_repository(self) -> client_module.Client | None:
+        """As `daemon`; None only if there is a repository given."""
+        client = self.daemon()
+        if client is None and not self.app.options.repository:
+            raise common.UsageError(
+                'there is no repository given, and no daemon answers on '
+                f'{self.app.options.socket or "any socket"}: use '
+                '--repository DIR or --socket PATH')
+        return client
+
+    def repository_id(self) -> str:
+        with self.open() as repo:
+            return repo.repository_id
+
+
+@contextlib.contextmanager
+def catalog_of(repo):
+    """The catalog, to be read, if no maintainer is at work; else None."""
+    from glance_dedup import _engine
+    from glance_dedup import catalog as catalog_module
+
+    path = os.path.join(repo.path, 'catalog')
+    with contextlib.ExitStack() as stack:
+        catalog = None
+        try:
+            # Without the lock it must not even be opened.
+            maintenance = stack.enter_context(contextlib.closing(
+                _engine.Maintenance(repo._handle())))
+            if os.path.isdir(path) and maintenance.lock():
+                catalog = stack.enter_context(contextlib.closing(
+                    catalog_module.Catalog(path, repo.repository_id)))
+        except exceptions.RepositoryError:
+            # It is for the maintainer to say what is wrong.
+            pass
+        yield catalog if catalog is not None and catalog.valid else None
+
+
+def damaged_images(repo, status: dict | None) -> set[str] | None:
+    """The images that are known to be damaged; None if nothing is known.
+
+    :param status: of the daemon, if there is one
+    """
+    if status is not None:
+        try:
+            if status['catalog']['state'] != 'ready':
+                return None
+            return {*status['damage']['images'],
+                    *status['catalog']['unreadable']}
+        except (KeyError, TypeError):
+            return None
+    with catalog_of(repo) as catalog:
+        if catalog is None:
+            return None
+        from dedupd import scrubber
+
+        return scrubber.damaged_images(catalog)

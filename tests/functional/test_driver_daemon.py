@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The store with a real dedupd, which dies when it likes."""
+
+import contextlib
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from glance_dedup import daemon as daemon_module
+from glance_dedup import store as dedup_store
+from tests import daemons
+from tests import repositories
+from tests.unit import test_store
+
+configure = test_store.configure
+add = test_store.add
+get = test_store.get
+
+PIECE = dedup_store.Download.PIECE
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store(configure, tmp_path):
+    return configure(one={
+        'dedup_store_dedupd_socket': str(tmp_path / 'd' / 'socket')})
+
+
+@pytest.fixture
+def daemon(store, tmp_path):
+    with daemons.Daemon(tmp_path / 'd', tmp_path / 'one') as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def direct(monkeypatch):
+    """The pieces that are read directly."""
+    found = []
+    read = dedup_store.Download._read_directly
+
+    def note(self, length):
+        found.append((self._offset, length))
+        return read(self, length)
+
+    monkeypatch.setattr(dedup_store.Download, '_read_directly', note)
+    return found
+
+
+def sent(daemon):
+    with daemon.client() as client:
+        return client.status()['reads']['bytes']
+
+
+def test_reads_through_it(store, daemon, direct):
+    data = repositories.mixture(9 * MIB + 17)
+    url = add(data)[0]
+    before = sent(daemon)
+    assert get(url) == data
+    assert sent(daemon) - before >= len(data)
+    rng = random.Random(3)
+    for _ in range(50):
+        offset = rng.randrange(len(data))
+        length = rng.randrange(1, 5 * MIB)
+        assert get(url, offset=offset, chunk_size=length) == (
+            data[offset:offset + length])
+    assert get(add(b'', 'empty')[0]) == b''
+    assert not direct
+
+
+def test_it_is_killed_in_the_middle(store, daemon, direct):
+    """kill -9, after each piece in turn; not a byte is wrong."""
+    data = repositories.mixture(6 * PIECE + 12345)
+    url = add(data)[0]
+    for kill_after in range(7):
+        store._daemon._retry_at = 0.0
+        direct.clear()
+        download, size = test_store.glance_store.get(url, 'one')
+        found = b''
+        for number, piece in enumerate(download):
+            found += piece
+            if number == kill_after:
+                daemon.kill()
+        assert size == len(data)
+        assert found == data
+        if kill_after < 5:
+            # What it had sent is in the socket still, and is good.
+            assert direct[0][0] >= (kill_after + 1) * PIECE
+            assert direct[0][0] % PIECE == 0
+            assert sum(length for _, length in direct) == (
+                len(data) - direct[0][0])
+        daemon.start()
+
+
+@pytest.mark.long
+def test_it_is_killed_at_any_moment(store, daemon):
+    data = repositories.mixture(8 * PIECE + 12345)
+    url = add(data)[0]
+    rng = random.Random(5)
+    for _ in range(30):
+        store._daemon._retry_at = 0.0
+        failed = []
+
+        def read():
+            if get(url) != data:
+                failed.append('wrong bytes')
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(rng.random() * 0.1)
+        daemon.kill()
+        for thread in threads:
+            thread.join(60)
+        assert not failed
+        daemon.start()
+
+
+def test_it_hangs_in_the_middle(store, daemon, direct, monkeypatch):
+    monkeypatch.setattr(daemon_module, 'PIECE_SECONDS', 0.5)
+    data = repositories.mixture(6 * PIECE)
+    url = add(data)[0]
+    download, _ = test_store.glance_store.get(url, 'one')
+    pieces = iter(download)
+    found = next(pieces)
+    with stopped(daemon):
+        found += b''.join(pieces)
+        assert found == data
+        assert direct
+        # And the next one does not even ask.
+        with monkeypatch.context() as patch:
+            patch.setattr(store._daemon._client, 'open_image',
+                          lambda *args, **kwargs: pytest.fail('it asked'))
+            assert get(url) == data
+    direct.clear()
+    store._daemon._retry_at = 0.0
+    assert get(url) == data
+    assert not direct
+
+
+@contextlib.contextmanager
+def stopped(daemon):
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_another_repository(configure, tmp_path, direct):
+    """It has an image of that id, but it is another one."""
+    path = tmp_path / 'd' / 'socket'
+    configure(one={'dedup_store_dedupd_socket': str(path)}, two={})
+    url = add(b'one' * MIB)[0]
+    add(b'two' * MIB, backend='two')
+    with daemons.Daemon(tmp_path / 'd', tmp_path / 'two'):
+        assert get(url) == b'one' * MIB
+        assert direct
+
+
+def test_deleted_and_stored_anew(store, daemon, direct):
+    """Each location leads to its own upload's bytes."""
+    data = repositories.noise(3 * PIECE)
+    url = add(data)[0]
+    download, _ = test_store.glance_store.get(url, 'one')
+    test_store.delete(url)
+    other = repositories.noise(3 * PIECE, 2)
+    second = add(other)[0]
+    assert b''.join(download) == data
+    assert get(second) == other
+    with pytest.raises(test_store.exceptions.NotFound):
+        get(url)
+    assert not direct
+
+
+def test_it_ends_in_order(store, daemon):
+    """SIGTERM: downloads that run may finish."""
+    data = repositories.mixture(5 * PIECE)
+    url = add(data)[0]
+    download, _ = test_store.glance_store.get(url, 'one')
+    pieces = iter(download)
+    found = next(pieces)
+    stopping = threading.Thread(target=daemon.stop)
+    stopping.start()
+    found += b''.join(pieces)
+    assert found == data
+    stopping.join(60)
+    assert daemon.process.returncode == 0

@@ -1,0 +1,432 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The maintainer's commands, with a daemon and without."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from dedupd import collector
+from dedupd import merger
+from dedupd import task
+from glance_dedup.cli import maintenance
+from glance_dedup.cli import progress
+from glance_dedup import maintainer as maintainer_module
+from tests import daemons
+from tests import repositories
+from tests.unit.cli import conftest
+
+# Of each content.
+LENGTH = 40 * 4096
+
+
+@pytest.fixture
+def filled(created, tmp_path):
+    """Three images; the first two have half in common."""
+    one, two, three = (repositories.noise(LENGTH, seed) for seed in range(3))
+    for name, content in (('a', one + two), ('b', two + bytes(LENGTH)),
+                          ('c', three)):
+        (tmp_path / name).write_bytes(content)
+        assert created('image', 'put', name, tmp_path / name).status == 0
+    return created
+
+
+@pytest.fixture
+def daemon(filled, tmp_path, monkeypatch):
+    """A daemon of it, where the commands look for one."""
+    with daemons.Daemon(tmp_path / 'd', filled.path) as daemon:
+        at = filled.options.index('--socket')
+        filled.options[at + 1] = str(daemon.path)
+        with daemon.client() as client:
+            # It keeps what it said last for some seconds.
+            repositories.eventually(
+                lambda: client.status()['space']['images'] is not None)
+        yield daemon
+
+
+@pytest.fixture(params=['here', 'daemon'])
+def either(request, filled):
+    """The same commands, by either."""
+    if request.param == 'daemon':
+        request.getfixturevalue('daemon')
+    return filled
+
+
+def damage(filled, image_id='c'):
+    """Spoil the last block that was stored, which is the image's own."""
+    path = filled.path / 'groups' / '00000001'
+    with open(path, 'r+b') as f:
+        f.seek(-1, os.SEEK_END)
+        last = f.read(1)
+        f.seek(-1, os.SEEK_END)
+        f.write(bytes([last[0] ^ 1]))
+
+
+def spoil_recipe(filled, image_id):
+    path = filled.path / 'images' / image_id
+    content = bytearray(path.read_bytes())
+    content[4096 + 100] ^= 1
+    path.write_bytes(content)
+
+
+def disk_bytes(filled):
+    return sum(path.stat().st_blocks * 512
+               for path in (filled.path / 'groups').iterdir())
+
+
+# -- status -------------------------------------------------------------------
+
+def test_status(either):
+    result = either('status', '-f', 'json')
+    found = result.json()
+    assert found['repository']['path'] == str(either.path)
+    assert found['repository']['block_size'] == 4096
+    space = found['space']
+    assert space['images'] == 3
+    assert space['logical_bytes'] == 5 * LENGTH
+    assert space['zero_bytes'] == LENGTH
+    assert space['nonzero_bytes'] == 4 * LENGTH
+    assert space['disk_bytes'] > 3 * LENGTH
+    assert (found['daemon'] is None) == ('no daemon' in result.err)
+    table = either('status').out
+    for name in found:
+        assert f'| {name} ' in table
+    assert 'logical_bytes: 800 KiB' in table
+
+
+def test_status_of_the_daemon(filled, daemon):
+    found = filled('status', '-f', 'json').json()
+    with daemon.client() as client:
+        status = client.status()
+    assert found.keys() == status.keys()
+    assert found['daemon'] == status['daemon']
+    assert found['space']['unique_blocks'] == 120
+    assert found['tasks'].keys() == status['tasks'].keys()
+    table = filled('status').out
+    assert 'role: maintainer' in table
+    assert 'account: idle, last' in table
+    # Without --repository, too.
+    del filled.options[:2]
+    assert filled('status', '-f', 'json').json()['daemon'] == found['daemon']
+
+
+def test_status_with_a_catalog(filled):
+    """It is read, if no maintainer has it; else, it is left alone."""
+    filled('collect')
+    found = filled('status', '-f', 'json').json()
+    assert found['space']['unique_blocks'] == 120
+    assert found['damage'] == {'blocks': 0, 'images': []}
+    with repositories.open_repository(filled.path) as repo:
+        with maintainer_module.Maintainer(repo):
+            found = filled('status', '-f', 'json').json()
+            assert found['space']['unique_blocks'] is None
+            assert found['space']['images'] == 3
+            assert found['damage'] is None
+
+
+def test_words():
+    assert maintenance.worded('x_bytes', 1536) == '1.5 KiB'
+    assert maintenance.worded('saved_percent', 12.5) == '12.5 %'
+    assert maintenance.worded('ready', True) == 'yes'
+    assert maintenance.worded('started', 0) == '1970-01-01 00:00:00 UTC'
+    assert maintenance.worded('x', None) == '-'
+    assert maintenance.worded('x', ['a', 'b']) == 'a, b'
+    assert maintenance.worded_task({
+        'state': 'running', 'what': 'counting', 'done': 3, 'total': 9,
+        'seconds_left': 61.7, 'next': None, 'last': None}) == (
+            'running, counting 3 of 9, 62 s left')
+    assert 'no room' in maintenance.worded_task({
+        'state': 'idle', 'next': 0,
+        'last': {'finished': 0, 'result': None, 'error': 'no room'}})
+    assert 'collect: no room' in maintenance.Errors([
+        {'time': 0, 'task': 'collect', 'text': 'no room'}]).human_readable()
+    assert maintenance.Errors([]).human_readable() == '-'
+
+
+# -- tasks --------------------------------------------------------------------
+
+@pytest.mark.parametrize('command', ['collect', 'repository collect'])
+def test_collect(either, command):
+    before = disk_bytes(either)
+    assert either(*command.split(), '-f', 'json').json()['freed_blocks'] == 0
+    assert either('image', 'delete', 'c').status == 0
+    plan = either(*command.split(), '--dry-run', '-f', 'json').json()
+    assert plan['blocks'] == 40
+    assert plan['bytes'] == LENGTH
+    assert plan['groups'][0]['free'] == 40
+    assert disk_bytes(either) == before
+    found = either(*command.split(), '-f', 'json').json()
+    assert found['freed_blocks'] == 40
+    assert found['freed_bytes'] == LENGTH
+    assert found['refused'] is None
+    assert before - disk_bytes(either) >= LENGTH * 0.9
+    assert either('image', 'get', 'a', '-').status == 0
+    repositories.need_clean(either.path)
+
+
+def test_merge(either):
+    found = either('merge', '--dry-run', '-f', 'json').json()
+    assert found['duplicates'] == 0
+    assert either('merge', '-f', 'json').json()['merged_blocks'] == 0
+
+
+def test_scrub(either):
+    found = either('scrub', '-f', 'json')
+    assert found.status == 0
+    assert found.json()['blocks'] == 120
+    assert found.json()['complete']
+    damage(either)
+    result = either('scrub', '--full', '-f', 'json')
+    assert result.status == 1
+    assert result.json()['damaged'] >= 1
+    assert result.json()['images'] == ['c']
+    # From then on it is known.
+    rows = either('image', 'list', '-f', 'json').json()
+    assert {row['image_id']: row['damaged'] for row in rows} == {
+        'a': False, 'b': False, 'c': True}
+    assert either('image', 'show', 'c', '-f', 'json').json()['damaged']
+    assert not either('image', 'show', 'a', '-f', 'json').json()['damaged']
+    table = either('image', 'list').out.splitlines()
+    assert [line.split('|')[-2].strip() for line in table[3:-1]] == [
+        'no', 'no', 'yes']
+    found = either('status', '-f', 'json').json()
+    assert found['damage']['images'] == ['c']
+
+
+def test_what_fails_is_told(filled, monkeypatch):
+    """And the rest of the result is shown all the same."""
+    @dataclasses.dataclass
+    class Result:
+        images: int
+        failed: dict
+
+    monkeypatch.setattr(merger, 'run_once', lambda *args: Result(
+        3, {'a': 'its recipe is damaged'}))
+    result = filled('merge', '-f', 'json')
+    assert result.status == 1
+    assert result.json()['images'] == 3
+    assert 'image a was left as it is: its recipe is damaged' in result.err
+
+
+def test_rebuild_catalog(either):
+    assert either('repository', 'rebuild-catalog', '-f', 'json').json() == {
+        'rebuilt': True}
+    assert either('collect').status == 0
+    repositories.need_clean(either.path)
+
+
+def test_what_is_not_known_of_damage(filled):
+    """No daemon, and no catalog yet."""
+    rows = filled('image', 'list', '-f', 'json').json()
+    assert [row['damaged'] for row in rows] == [None] * 3
+    assert filled('image', 'list').out.splitlines()[3].endswith(' -       |')
+    assert not (filled.path / 'locks' / 'maintainer').exists()
+
+
+def test_mark_lost(either):
+    """Until then nothing is freed, and each time it is said why."""
+    assert either('image', 'delete', 'c').status == 0
+    spoil_recipe(either, 'b')
+    either('image', 'mark-lost', 'b').refused('--yes')
+    assert (either.path / 'images' / 'b').exists()
+    either('repository', 'rebuild-catalog')
+    result = either('collect', '-f', 'json')
+    assert result.status == 1
+    assert result.json()['freed_blocks'] == 0
+    assert 'b' in result.json()['refused']
+    assert 'nothing was freed' in result.err
+    assert either('image', 'mark-lost', 'b', '--yes', '-f', 'json').json() == {
+        'image_id': 'b', 'lost': True}
+    assert not (either.path / 'images' / 'b').exists()
+    assert either('collect', '-f', 'json').json()['freed_blocks'] == 40
+    either('image', 'mark-lost', 'a', '--yes').refused('a')
+    either('image', 'mark-lost', 'nothing', '--yes').refused('nothing')
+
+
+# -- which of them ------------------------------------------------------------
+
+def test_the_daemon_is_asked(filled, daemon):
+    """For it has the lock; the task is in its status then."""
+    filled('image', 'delete', 'c')
+    assert filled('collect', '-f', 'json').json()['freed_blocks'] == 40
+    with daemon.client() as client:
+        last = client.status()['tasks']['collect']['last']
+    assert last['result']['freed_blocks'] == 40
+    del filled.options[:2]
+    assert filled('collect', '-f', 'json').json()['freed_blocks'] == 0
+    assert filled('scrub').status == 0
+
+
+def test_another_repositorys_daemon_is_not(filled, daemon, tmp_path):
+    """What is asked of one must not be done to the other."""
+    other = tmp_path / 'other'
+    filled.options[1] = str(other)
+    assert filled('repository', 'create').status == 0
+    found = filled('status', '-f', 'json').json()
+    assert found['repository']['path'] == str(other)
+    assert found['daemon'] is None
+    assert filled('collect').status == 0
+    assert (other / 'catalog').is_dir()
+    with daemon.client() as client:
+        assert client.status()['tasks']['collect']['last'] is None
+    filled('image', 'mark-lost', 'a', '--yes').refused('a')
+
+
+def test_another_maintainer(filled, daemon):
+    """Its socket is not where it is looked for."""
+    filled.options[filled.options.index('--socket') + 1] = ''
+    for command in ('collect', 'merge', 'scrub', 'repository collect',
+                    'repository rebuild-catalog', 'image mark-lost a --yes'):
+        filled(*command.split()).refused('another maintainer')
+    found = filled('status', '-f', 'json').json()
+    assert found['daemon'] is None
+
+
+def test_neither(filled):
+    del filled.options[:2]
+    for command in ('status', 'collect', 'merge', 'scrub',
+                    'repository rebuild-catalog', 'image mark-lost a --yes'):
+        filled(*command.split()).refused('--repository', '--socket')
+    filled('--socket', 'a\0b', 'status').refused('--socket')
+
+
+def test_socket_of_the_environment(filled, daemon, monkeypatch):
+    monkeypatch.setenv('GLANCE_DEDUP_SOCKET', str(daemon.path))
+    filled.options.clear()
+    assert filled('status', '-f', 'json').json()['daemon']
+
+
+def test_a_server_that_is_no_daemon(filled, tmp_path):
+    """It is told, rather than that the work is done beside it."""
+    path = tmp_path / 'socket'
+
+    def behave(connection, request):
+        connection.sendall(daemons.answer(b'[]'))
+
+    with daemons.scripted(path, behave):
+        filled('collect').refused('no object')
+        # Nobody needs it for these.
+        assert len(filled('image', 'list', '-f', 'json').json()) == 3
+        assert filled('image', 'show', 'a').status == 0
+
+
+def test_the_daemons_error(filled, daemon):
+    """Its own sentence, and the status of an error."""
+    filled('image', 'mark-lost', 'a', '--yes').refused('a')
+    daemon.kill()
+    # Nobody is there now: it is done here.
+    assert filled('collect').status == 0
+
+
+def test_the_daemon_ends_in_the_middle(filled, tmp_path):
+    def behave(connection, request):
+        if b'/v1/status' in request:
+            connection.sendall(daemons.answer(json.dumps({
+                'repository': {'id': repository_id(filled)}}).encode()))
+            request = connection.recv(65536)
+        if b'POST' in request:
+            connection.sendall(daemons.answer(
+                b'{"task": "collect", "number": 3}', 202))
+
+    with daemons.scripted(tmp_path / 'socket', behave):
+        filled('collect').refused(str(tmp_path / 'socket'))
+
+
+def repository_id(filled):
+    return filled('repository', 'show', '-f', 'json').json()['repository_id']
+
+
+# -- options ------------------------------------------------------------------
+
+def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
+    """The file of /etc, if it is for this repository, or the one given."""
+    seen = []
+
+    def run_once(maintainer, control, **options):
+        seen.append(options['live_share'])
+
+    monkeypatch.setattr(collector, 'run_once', run_once)
+    file = tmp_path / 'conf'
+    monkeypatch.setattr(maintenance, 'CONFIG_FILE', str(file))
+    result = filled('collect')
+    assert result.status == 0, result.err
+    file.write_text('[dedupd]\ncollect_live_share = 77\n'
+                    f'datadir = {filled.path}\n')
+    assert filled('collect').status == 0
+    file.write_text('[dedupd]\ncollect_live_share = 77\ndatadir = /else\n')
+    assert filled('collect').status == 0
+    assert seen == [50, 77, 50]
+    filled('collect', '--config-file', file).refused('/else')
+    file.write_text('[dedupd]\ncollect_live_share = x\n')
+    filled('collect').refused(str(file))
+    filled('collect', '--config-file', tmp_path / 'missing').refused('missing')
+
+
+# -- interrupts ---------------------------------------------------------------
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_between_steps(filled, number):
+    """What was done stands, and the next run goes on."""
+    code = """if True:
+        import os, signal, sys
+        from dedupd import scrubber
+        from glance_dedup.cli import main
+        def run_once(maintainer, control, **options):
+            control.step(1, 3, 'the first')
+            os.kill(os.getpid(), number)
+            print('in the middle', flush=True)
+            control.step(2, 3, 'the second')
+            print('not reached', flush=True)
+        scrubber.run_once = run_once
+        number = int(sys.argv.pop(1))
+        sys.exit(main.main())
+        """
+    found = subprocess.run(
+        [conftest.sys.executable, '-c', code, str(int(number)),
+         *filled.options, 'scrub'], env=filled.environment(),
+        capture_output=True, timeout=60, text=True)
+    assert found.returncode == 130, found.stderr
+    assert found.stdout == 'in the middle\n'
+    assert found.stderr == 'glance-dedup: interrupted\n'
+    # The lock is free again.
+    assert filled('scrub').status == 0
+
+
+def test_a_second_interrupt_ends_it(filled):
+    control = task.Control()
+    before = signal.getsignal(signal.SIGINT)
+    with maintenance.Interrupt(control):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert control.stopping
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_progress(filled, daemon, monkeypatch):
+    """The daemon's is shown as one's own."""
+    monkeypatch.setitem(progress.Progress.INTERVAL, False, 0)
+    statuses = iter([
+        {'state': 'running', 'done': 3, 'total': 9, 'what': 'group 5',
+         'finished': 0, 'last': None},
+        {'state': 'idle', 'finished': 1, 'last': {
+            'result': {'freed_blocks': 7}, 'error': None}}])
+    monkeypatch.setattr('dedupd.client.Client.task',
+                        lambda *args: next(statuses))
+    result = filled('collect', '-f', 'json')
+    assert result.json() == {'freed_blocks': 7}
+    assert 'group 5: 33 %, 3 of 9 steps' in result.err
