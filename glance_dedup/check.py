@@ -17,9 +17,9 @@ This is a second implementation of the format, written from
 engine, so that a mistake of the engine's is not judged by that same mistake.
 
 The order is: the listings, the recipes in ``images/``, those in ``spool/``,
-then the groups, one at a time.  What a recipe names was durable before the
-recipe got its name, so whatever is found later is at least as new as what is
-asked of it.
+the spare copies, then the groups, one at a time.  What a recipe names was
+durable before the recipe got its name, so whatever is found later is at least
+as new as what is asked of it.
 
 The repository may be in use meanwhile.  Nothing is reported at first sight:
 
@@ -27,6 +27,10 @@ The repository may be in use meanwhile.  Nothing is reported at first sight:
 * before an image is called damaged, it is asked whether its recipe is still
   the file that was read.  An image deleted meanwhile is forgotten; one that
   was replaced is read anew, in another round.
+
+The catalog is judged only if no maintainer is at work from beginning to end:
+then nothing is removed from the spool, and every recipe that is counted is
+found in ``images/`` or in the spool.  See ``check_catalog.py``.
 
 *Damage* is what should not be, whatever crashed.  A *note* is everything
 else worth telling: what a store operation that died left behind, files with
@@ -48,6 +52,7 @@ import tempfile
 import time
 import typing
 
+from glance_dedup import check_catalog
 from glance_dedup import check_format as form
 from glance_dedup import exceptions
 
@@ -64,6 +69,10 @@ PAUSE = 0.05
 ROUNDS = 4
 
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+# The maintainer's, which may be missing.
+MAINTAINERS = ('catalog', 'spares')
+# The last is the file system's own, if it has its root here.
+FILES = ('repository.json', 'key', 'fence', 'catalog-reserve', 'lost+found')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +123,9 @@ class _Owner:
     image_id: str | None        # None for a recipe in the spool
     identity: tuple = ()        # of the file that was read
     stale: bool = False         # the name has another file now, or none
+    header: form.RecipeHeader | None = None
+    blocks: int | None = None   # None: not all of it could be read
+    counted: bool = False       # by the catalog
 
 
 class _KeptExtent(typing.NamedTuple):
@@ -133,6 +145,7 @@ class _Misfit(typing.NamedTuple):
 
     extent: _KeptExtent
     sentence: str
+    severity: str = DAMAGE
 
 
 def _locked(fd: int, byte: int) -> bool:
@@ -205,6 +218,10 @@ class _Checker:
         self.extents: dict[int, bytearray] = {}
         self.again: list[str] = []
         self.duplicates = _Duplicates()
+        self.spares: set[bytes] = set()     # fingerprints of good copies
+        self.fence: tuple[bytes, int] | None = None
+        self.catalog: check_catalog.Catalog | None = None
+        self.announced: set[tuple] = set()  # files that the spool names
         self.done = self.total = 0
 
     # Findings and progress
@@ -232,6 +249,8 @@ class _Checker:
         for name in ('images', 'groups', 'logical_bytes', 'zero_bytes',
                      'referenced_bytes', 'stored_bytes', 'garbage_bytes',
                      'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
+                     'garbage_blocks', 'freed_blocks', 'damaged_blocks',
+                     'spares', 'spare_bytes', 'index_records', 'index_stale',
                      'damage', 'notes', 'findings_left_off'):
             self.figures[name] = 0
         try:
@@ -250,22 +269,30 @@ class _Checker:
                 f'{self.path} cannot be opened: {e.strerror}') from e
         try:
             self.check_root(root)
+            self.open_catalog(root)
             images = self.list_directory('images')
             groups = self.list_directory('groups')
+            spares = self.list_directory('spares')
             self.sum_sizes('images', images)
             self.sum_sizes('groups', groups)
+            self.sum_sizes('spares', spares)
             self.read_images(self.known_names(
                 'images', images, form.IMAGE_NAME))
             self.check_spool()
+            self.check_ledger()
             self.reader = form.GroupReader(
                 self.repository_id, self.parameters.get('fingerprint'),
                 self.advance)
-            self.check_groups(self.group_numbers(groups))
+            self.check_spares(self.group_numbers('spares', spares))
+            self.check_groups(self.group_numbers('groups', groups))
             self.check_again()
+            self.close_catalog(root)
             self.figures['duplicate_blocks'] = self.duplicates.count()
             self.total = self.done
             self.advance(0, 'done')
         finally:
+            if self.catalog is not None:
+                self.catalog.close()
             for fd in self.directories.values():
                 os.close(fd)
             os.close(root)
@@ -289,16 +316,14 @@ class _Checker:
         self.check_mode(os.fstat(root), '.', 0o700)
         self.check_parameters(root)
         self.check_key(root)
-        for name in DIRECTORIES:
+        for name in DIRECTORIES + MAINTAINERS:
             self.open_directory(root, name)
         for name in names:
-            # The last is the file system's own, if it has its root here.
-            if name not in DIRECTORIES + (
-                    'repository.json', 'key', 'lost+found'):
+            if name not in DIRECTORIES + MAINTAINERS + FILES:
                 self.find(NOTE, name, None, 'has an unknown name')
         for name in self.list_directory('locks'):
             file = 'locks/' + name
-            if name not in ('groups', 'images'):
+            if name not in ('groups', 'images', 'maintainer'):
                 self.find(NOTE, file, None, 'has an unknown name')
                 continue
             status = self.status_of('locks', name)
@@ -317,9 +342,10 @@ class _Checker:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
                          | os.O_CLOEXEC, dir_fd=root)
         except FileNotFoundError:
-            vital = name in ('groups', 'images', 'spool')
-            self.find(DAMAGE if vital else NOTE, name, None,
-                      'the directory is missing')
+            if name not in MAINTAINERS:
+                vital = name in ('groups', 'images', 'spool')
+                self.find(DAMAGE if vital else NOTE, name, None,
+                          'the directory is missing')
         except OSError as e:
             form.refused_by_system(e, os.path.join(self.path, name))
             self.find(DAMAGE, name, None,
@@ -369,6 +395,87 @@ class _Checker:
                 self.find(DAMAGE, 'key', None, 'is not 64 hexadecimal '
                           'digits, their checksum and a newline')
 
+    # The catalog
+
+    def read_fence(self, root) -> bytes | None:
+        try:
+            with form.File(root, 'fence', 'fence') as f:
+                self.check_mode(os.fstat(f.fd), 'fence', 0o600)
+                return f.read(0, 2 * form.SECTOR + 1)
+        except form.Gone:
+            return None
+        except form.Damage as e:
+            self.find(DAMAGE, 'fence', e.offset, e.sentence)
+            return None
+
+    def maintained(self) -> bool:
+        """Whether somebody is the maintainer now."""
+        try:
+            with form.File(self.directories['locks'], 'maintainer',
+                           'locks/maintainer') as f:
+                return _locked(f.fd, 0)
+        except (KeyError, form.Gone, form.Damage):
+            return False
+
+    def open_catalog(self, root):
+        self.fenced = self.read_fence(root)
+        if self.fenced is not None:
+            self.fence, problems = form.parse_fence(self.fenced)
+            for p in problems:
+                self.find(p.severity, 'fence', p.offset, p.sentence)
+        if 'catalog' not in self.directories:
+            if self.fenced is not None:
+                self.find(NOTE, 'catalog', None, 'is missing: the next '
+                          'maintainer makes it anew')
+            return
+        try:
+            if self.maintained():
+                raise check_catalog.InUse()
+            self.catalog = check_catalog.Catalog(
+                self.directories['catalog'], self.repository_id, self.fence)
+        except check_catalog.InUse:
+            self.catalog_in_use()
+        except form.Damage as e:
+            self.find(DAMAGE, 'catalog', None, e.sentence)
+        except OSError as e:
+            self.find(NOTE, 'catalog', None, 'was not looked at: it cannot '
+                      f'be copied: {e.strerror}')
+
+    def catalog_in_use(self):
+        self.find(NOTE, 'catalog', None,
+                  'is in use by a maintainer, and was not looked at')
+
+    def check_ledger(self):
+        if self.catalog is None:
+            return
+        unannounced = []
+        for owner in self.owners:
+            if owner.image_id is None or owner.counted or (
+                    owner.header is None
+                    or owner.identity[:2] in self.announced):
+                continue
+            status = self.status_of('images', owner.image_id)
+            if status is not None and (
+                    form.identity(status) == owner.identity):
+                unannounced.append(owner.file)
+        self.catalog.check_ledger(unannounced)
+
+    def close_catalog(self, root):
+        catalog = self.catalog
+        if catalog is None:
+            return
+        catalog.judge_others()
+        catalog.judge_index()
+        catalog.check_keys()
+        if self.maintained() or catalog.changed() or (
+                self.read_fence(root) != self.fenced):
+            self.catalog_in_use()
+            return
+        for finding in catalog.findings:
+            self.find(*finding)
+        self.figures['index_records'] = catalog.records
+        self.figures['index_stale'] = catalog.records - catalog.matched
+
     def list_directory(self, name) -> list[str]:
         if name not in self.directories:
             return []
@@ -406,13 +513,13 @@ class _Checker:
                 self.check_mode(status, file, 0o600)
         return known
 
-    def group_numbers(self, names) -> list[int]:
+    def group_numbers(self, directory, names) -> list[int]:
         numbers = []
-        for name in self.known_names('groups', names, form.GROUP_NAME):
+        for name in self.known_names(directory, names, form.GROUP_NAME):
             if 1 <= int(name, 16) < form.MAX_GROUP:
                 numbers.append(int(name, 16))
             else:
-                self.find(NOTE, f'groups/{name}', None,
+                self.find(NOTE, f'{directory}/{name}', None,
                           'has an unknown name')
         return numbers
 
@@ -428,6 +535,7 @@ class _Checker:
                 continue
             except form.Damage as e:
                 self.find(DAMAGE, owner.file, e.offset, e.sentence, [name])
+                self.counts_unknown()
             if again:
                 continue
             self.figures['images'] += 1
@@ -444,11 +552,12 @@ class _Checker:
         """
         for look in range(LOOKS):
             extents: dict[int, bytearray] = {}
+            owner.header = None
             try:
                 with form.File(self.directories[directory], name,
                                owner.file) as f:
                     owner.identity = f.identity
-                    header = self.read_recipe(f, directory, name, extents)
+                    self.read_recipe(f, directory, name, extents, owner)
                 break
             except form.Damage:
                 if look == LOOKS - 1:
@@ -456,9 +565,17 @@ class _Checker:
                     raise
                 time.sleep(PAUSE)
         self.keep(owner, extents)
-        return header
+        return owner.header
+
+    def counts_unknown(self):
+        """A recipe that may be counted names what nobody knows."""
+        if self.catalog is not None:
+            self.catalog.exact = False
 
     def keep(self, owner, extents):
+        if owner.header is not None and self.catalog is not None:
+            owner.counted = self.catalog.meet(
+                owner.header, owner.blocks, owner.file)
         number = len(self.owners)
         self.owners.append(owner)
         for group, records in extents.items():
@@ -466,15 +583,17 @@ class _Checker:
                 struct.pack_into('<I', records, i, number)
             self.extents.setdefault(group, bytearray()).extend(records)
 
-    def read_recipe(self, f, directory, name, extents) -> form.RecipeHeader:
+    def read_recipe(self, f, directory, name, extents, owner):
+        """Fill in the extents, and the owner, as far as it verifies."""
         header = form.parse_recipe_header(
             f.read(0, form.PAGE), f.size(), self.repository_id)
         if directory == 'images' and header.image_id != name:
             raise form.Damage(f'is the recipe of image {header.image_id}', 144)
-        if name.startswith('T-') and directory == 'spool' and (
+        if name[:2] in ('T-', 'M-') and directory == 'spool' and (
                 name[2:] != header.transaction.hex()):
             raise form.Damage('has the transaction id '
                               f'{header.transaction.hex()}', 48)
+        owner.header = header
         judge = form.ExtentJudge(header, extents)
         pages = -(-header.extents // form.EXTENTS_PER_PAGE)
         for page in range(1, pages + 1):
@@ -482,12 +601,12 @@ class _Checker:
             if not page % 256:
                 self.advance(256 * form.PAGE, f.file)
         judge.finish()
+        owner.blocks = judge.blocks
         if judge.fragments != header.fragments:
             # For people only: nothing depends on it.
             self.find(NOTE, f.file, 120, f'has {judge.fragments} fragments '
                       f'instead of {header.fragments}')
         self.advance((pages % 256 + 1) * form.PAGE, f.file)
-        return header
 
     # The spool
 
@@ -513,7 +632,12 @@ class _Checker:
         try:
             with form.File(self.directories['spool'], name,
                            f'spool/{name}') as f:
-                if f.identity[:2] in known or _locked(f.fd, 0):
+                self.announced.add(f.identity[:2])
+                if name[0] not in 'DO' and _locked(f.fd, 0):
+                    return False, None
+                if name[0] == 'X':
+                    return False, 'is what an exchange left'
+                if f.identity[:2] in known:
                     return False, None
                 if name[0] == 'G':
                     return False, 'is a group that was never finished'
@@ -533,9 +657,15 @@ class _Checker:
         except form.Gone:
             return None
         except form.Damage as e:
-            # Accounting needs what was an image's; nobody needs the rest.
-            self.find(DAMAGE if name[0] in 'DO' else NOTE, owner.file,
-                      e.offset, e.sentence)
+            # Accounting needs what was an image's, and what it counted;
+            # nobody needs the rest.
+            needed = name[0] in 'DO' or owner.counted or (
+                self.catalog is not None
+                and bytes.fromhex(name[2:]) in self.catalog.left)
+            self.find(DAMAGE if needed else NOTE, owner.file, e.offset,
+                      e.sentence)
+            if needed:
+                self.counts_unknown()
             return None
         finally:
             known.add(owner.identity[:2])
@@ -548,6 +678,38 @@ class _Checker:
             return 'is a recipe that no image uses'
         return None
 
+    # Spare copies
+
+    def check_spares(self, numbers):
+        for number in numbers:
+            file = f'spares/{number:08x}'
+            group, failure = None, None
+            for look in range(LOOKS):
+                failure = None
+                try:
+                    group = self.reader.look(
+                        self.directories['spares'], number, spare=True)
+                    if not group.problems:
+                        break
+                except form.Gone:
+                    break
+                except form.Damage as e:
+                    failure = e
+                if look < LOOKS - 1:
+                    time.sleep(PAUSE)
+            if failure is not None:
+                self.find(DAMAGE, file, failure.offset, failure.sentence)
+            elif group is not None:
+                self.report_problems(group, file, [], False)
+                self.add_spares(group)
+
+    def add_spares(self, group):
+        self.figures['spare_bytes'] += group.size
+        for slot, state in enumerate(group.states):
+            if state == form.GOOD:
+                self.figures['spares'] += 1
+                self.spares.add(group.fingerprint(slot))
+
     # Groups
 
     def check_groups(self, numbers):
@@ -558,14 +720,16 @@ class _Checker:
 
     def check_again(self):
         """Judge the images that were replaced while they were read."""
+        catalog, self.catalog = self.catalog, None  # it has met them before
         for _ in range(ROUNDS):
             names, self.again = sorted(set(self.again)), []
             if not names:
-                return
+                break
             self.owners, self.extents = [], {}
             self.read_images(names, again=True)
             for number in sorted(self.extents):
                 self.check_group(number, again=True)
+        self.catalog = catalog
         for name in sorted(set(self.again)):
             self.find(NOTE, f'images/{name}', None,
                       'was replaced again and again while it was read')
@@ -588,6 +752,7 @@ class _Checker:
         extents = [
             _KeptExtent._make(fields) for fields in
             form.KEPT_EXTENT.iter_unpack(self.extents.pop(number, b''))]
+        everyone = extents
         slots = None            # those to look at; None: all
         if again:
             slots = {slot for e in extents for slot in e.slots()}
@@ -606,7 +771,7 @@ class _Checker:
                 first = first or group
                 misfits = self.misfits(group, extents)
                 suspects = [m.extent for m in misfits]
-                suspects += [e for e in extents if group.hits(e)]
+                suspects += [e for e in extents if self.lost(group, e)]
                 if not misfits and not group.problems:
                     break
             stale = {owner for owner in {e.owner for e in suspects}
@@ -620,9 +785,13 @@ class _Checker:
                     slots.update(range(p.slot, p.slot + p.slots))
             elif not extents and failure[1] is None and (
                     failure[0] == 'is missing'):
-                return          # no recipe asks for it any more
+                break           # no recipe asks for it any more
             time.sleep(PAUSE)
+        if first is not None and self.catalog is not None:
+            self.judge_catalog(first, everyone)
         if failure is not None:
+            if failure[0] == 'is missing' and not extents:
+                return
             images = self.images_of(extents)
             self.find(NOTE if failure[0] == 'is missing' and not images
                       else DAMAGE, file, failure[1], failure[0], images)
@@ -631,6 +800,18 @@ class _Checker:
             self.report_misfits(misfits, file, {e.owner for e in extents})
         if first is not None and not again:
             self.add_figures(first, extents)
+
+    def judge_catalog(self, group, extents):
+        """Compare what the catalog says of a group with the recipes."""
+        changes: dict[int, int] = {}
+        named = bytearray(group.slots)
+        for e in extents:
+            end = min(e.slot + e.blocks, group.slots)
+            named[e.slot:end] = b'\1' * max(0, end - e.slot)
+            if self.owners[e.owner].counted:
+                for slot, change in ((e.slot, 1), (e.slot + e.blocks, -1)):
+                    changes[slot] = changes.get(slot, 0) + change
+        self.catalog.judge_group(group, changes, named)
 
     def look_at_group(self, number, slots) -> form.Group:
         if 'groups' not in self.directories:
@@ -643,7 +824,7 @@ class _Checker:
         return images
 
     def report_problems(self, group, file, extents, again):
-        hit = [e for e in extents if group.hits(e)]
+        hit = [e for e in extents if self.lost(group, e)]
         for p in group.problems:
             images = self.images_of(
                 e for e in hit if e.slot < p.slot + p.slots
@@ -656,26 +837,31 @@ class _Checker:
                 self.find(severity, file, p.offset, p.sentence, images)
 
     def report_misfits(self, misfits, file, owners):
-        for e, sentence in misfits:
+        for e, sentence, severity in misfits:
             if e.owner not in owners:
                 continue
             owner = self.owners[e.owner]
             page, place = divmod(e.number, form.EXTENTS_PER_PAGE)
             self.find(
-                NOTE if owner.image_id is None else DAMAGE, owner.file,
+                NOTE if owner.image_id is None else severity, owner.file,
                 (page + 1) * form.PAGE + 8 + form.EXTENT * place,
                 f'extent {e.number} names {e.blocks} blocks of {file} from '
                 f'slot {e.slot}, but {sentence}',
-                [] if owner.image_id is None else [owner.image_id])
+                [] if owner.image_id is None or severity == NOTE
+                else [owner.image_id])
 
     def add_figures(self, group, extents):
         figures = self.figures
-        named = bytearray(group.slots)
+        named, used = bytearray(group.slots), bytearray(group.slots)
         for e in extents:
+            end = min(e.slot + e.blocks, group.slots)
+            ones = b'\1' * max(0, end - e.slot)
+            named[e.slot:end] = ones
             if self.owners[e.owner].image_id is not None:
-                end = min(e.slot + e.blocks, group.slots)
-                named[e.slot:end] = b'\1' * max(0, end - e.slot)
+                used[e.slot:end] = ones
         figures['groups'] += 1
+        figures['freed_blocks'] += group.freed
+        figures['damaged_blocks'] += group.damaged
         figures['metadata_bytes'] += min(group.data, group.size)
         figures['stored_bytes'] += group.stored
         figures['garbage_bytes'] += max(
@@ -684,34 +870,50 @@ class _Checker:
             if state == form.GOOD:
                 figures['blocks_verified'] += 1
                 self.duplicates.add(group.fingerprint(slot))
-                if named[slot]:
+                figures['garbage_blocks'] += not named[slot]
+                if used[slot]:
                     figures['referenced_bytes'] += group.lengths[slot]
+
+    def lost(self, group, e) -> bool:
+        """Whether it names a bad block that no spare copy stands in for."""
+        return group.hits(e) and any(
+            group.states[slot] == form.BAD
+            and not group.has_spare(slot, self.spares)
+            for slot in range(e.slot, min(e.slot + e.blocks, group.slots)))
 
     def misfits(self, group, extents) -> list[_Misfit]:
         """The extents that name something else than the group has."""
         found = []
         for e in extents:
-            end = e.slot + e.blocks
-            states = group.states[e.slot:end]
-            if end > group.slots:
-                found.append(_Misfit(
-                    e, f'the group has only {group.slots} slots'))
-            elif states.count(form.GOOD) == e.blocks:
-                if sum(group.lengths[e.slot:end]) != e.length:
-                    found.append(_Misfit(
-                        e, 'their lengths do not add up to its own'))
-                elif form.xxh3(group.fingerprints[
-                        32 * e.slot:32 * end]) != e.digest:
-                    found.append(_Misfit(
-                        e, 'these are not the blocks that it was made of'))
-            else:
-                # A bad block is a finding of its group's.
-                for slot, state in enumerate(states, e.slot):
-                    if state not in (form.GOOD, form.BAD):
-                        found.append(_Misfit(
-                            e, f'slot {slot} is {form.STATE_NAMES[state]}'))
-                        break
+            sentence, severity = self.misfit(
+                group, e, group.states[e.slot:e.slot + e.blocks])
+            if sentence is not None:
+                found.append(_Misfit(e, sentence, severity))
         return found
+
+    def misfit(self, group, e, states) -> tuple[str | None, str]:
+        end = e.slot + e.blocks
+        if end > group.slots:
+            return f'the group has only {group.slots} slots', DAMAGE
+        marked = None
+        for slot, state in enumerate(states, e.slot) if (
+                states.count(form.GOOD) != e.blocks) else ():
+            if state == form.DAMAGED and group.has_spare(slot, self.spares):
+                marked = slot
+            elif state == form.BAD:
+                return None, NOTE   # a finding of its group's
+            elif state != form.GOOD:
+                return (f'slot {slot} is {form.STATE_NAMES[state]}', DAMAGE)
+        # A damaged entry keeps its fields.
+        if sum(group.lengths[e.slot:end]) != e.length:
+            return 'their lengths do not add up to its own', DAMAGE
+        if form.xxh3(group.fingerprints[
+                32 * e.slot:32 * end]) != e.digest:
+            return 'these are not the blocks that it was made of', DAMAGE
+        if marked is not None:
+            return (f'slot {marked} is marked as damaged; a spare copy '
+                    'stands in for it'), NOTE
+        return None, NOTE
 
 
 def check(path, progress: typing.Callable[[int, int, str], None] | None

@@ -61,6 +61,7 @@ EXTENTS_PER_PAGE = 102
 MAX_EXTENT_BLOCKS = 1024
 SEGMENT_HEADER = 32
 
+FENCE = struct.Struct('<8s16sQ')
 GROUP_HEADER = struct.Struct('<8sHHI16s16sII16s')
 RECORD = struct.Struct('<QQIIQ')
 ENTRY_FIELDS = struct.Struct('<32sQIQI')
@@ -77,6 +78,7 @@ LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4
 EMPTY, GOOD, BAD = 0, 1, 5
 STATE_NAMES = {EMPTY: 'empty', VOID: 'void', FREED: 'freed',
                DAMAGED: 'marked as damaged'}
+SPARE_SCOPE = b'\xff' * 16      # of the files in spares/
 CODEC_NONE, CODEC_LZ4, CODEC_ZSTD = 0, 1, 2
 POISONED = 1
 
@@ -104,12 +106,26 @@ class Gone(Exception):
 
 class RecipeHeader(typing.NamedTuple):
     image_id: str
+    project: str
     transaction: bytes
+    upload: bytes
     size: int
     zero_bytes: int
+    new_bytes: int
+    stored_bytes: int
     extents: int
     fragments: int
+    created: int
     file_size: int
+
+    def facts(self, blocks) -> dict:
+        """What the catalog's ledger has of a recipe with so many blocks."""
+        return {
+            'image_id': self.image_id, 'upload_id': self.upload.hex(),
+            'project': self.project, 'size': self.size,
+            'zero_bytes': self.zero_bytes, 'new_bytes': self.new_bytes,
+            'stored_bytes': self.stored_bytes, 'blocks': blocks,
+            'fragments': self.fragments, 'created': self.created}
 
 
 @dataclasses.dataclass
@@ -141,6 +157,10 @@ class Group:
     data: int = 0               # where the segments start
     stored: int = 0             # bytes of segments with live blocks
     covered: int = 0            # bytes that such segments take of the file
+    freed: int = 0              # slots
+    damaged: int = 0            # slots
+    damaged_at: set[int] = dataclasses.field(
+        default_factory=set)    # segments of damaged blocks
     told: int = 0               # bytes that progress was told of
     states: bytearray = dataclasses.field(default_factory=bytearray)
     lengths: array.array = dataclasses.field(
@@ -152,11 +172,16 @@ class Group:
         self.problems.append(Problem(*args, **kwargs))
 
     def fingerprint(self, slot) -> bytes:
-        return self.fingerprints[32 * slot:32 * slot + 32]
+        return bytes(self.fingerprints[32 * slot:32 * slot + 32])
 
     def hits(self, extent) -> bool:
         """Whether a block that the extent names is bad, or its entry."""
         return BAD in self.states[extent.slot:extent.slot + extent.blocks]
+
+    def has_spare(self, slot, spares: set[bytes]) -> bool:
+        """Whether a spare copy stands in for what the slot has lost."""
+        return bool(self.lengths[slot]) and (
+            self.fingerprint(slot) in spares)
 
 
 def xxh3(data, seed=0):
@@ -321,17 +346,20 @@ class GroupReader:
             max_window_size=MAX_WINDOW)
 
     def look(self, directory: int, number: int,
-             only: set[int] | None = None) -> Group:
+             only: set[int] | None = None, spare: bool = False) -> Group:
         """Read a group; of its segments only those with slots in `only`.
+
+        :param spare: it is a file of ``spares/``
 
         :raises Gone: if there is no such group
         :raises Damage: if nothing can be said of its slots
         """
         group = Group(number)
         name = f'{number:08x}'
-        with File(directory, name, f'groups/{name}') as f:
+        file = f'spares/{name}' if spare else f'groups/{name}'
+        with File(directory, name, file) as f:
             head = f.read(0, PAGE)
-            self.read_group_header(group, head)
+            self.read_group_header(group, head, spare)
             self.read_records(group, head)
             group.size = f.size()
             if group.end > group.size:
@@ -350,10 +378,10 @@ class GroupReader:
             self.read_segments(group, f, segments, only)
         return group
 
-    def read_group_header(self, group, head):
+    def read_group_header(self, group, head, spare):
         if len(head) < PAGE:
             raise Damage('ends inside its header', len(head))
-        (magic, major, minor, number, repository_id, _, slots, largest,
+        (magic, major, minor, number, repository_id, scope, slots, largest,
          digest) = GROUP_HEADER.unpack_from(head)
         if magic != b'GDGROUP\0':
             raise Damage('does not start with the magic of a group', 0)
@@ -368,6 +396,9 @@ class GroupReader:
         if self.repository_id not in (None, repository_id):
             raise Damage('is of the repository '
                          f'{repository_id.hex()}', 16)
+        if (scope == SPARE_SCOPE) != spare:
+            raise Damage('is not of spare copies' if spare
+                         else 'is of spare copies', 32)
         if not MIN_SLOTS <= slots <= MAX_SLOTS:
             raise Damage(f'has {slots} slots', 48)
         if not 1 <= largest <= MAX_BLOCK:
@@ -491,13 +522,11 @@ class GroupReader:
         state = place >> 61
         if state in (VOID, FREED):
             group.states[slot] = state
+            group.freed += state == FREED
             if any(raw[:44]) or place != state << 61:
                 return f'is {STATE_NAMES[state]}, but has fields'
             return None
-        if state == DAMAGED:
-            group.states[slot] = DAMAGED
-            return None
-        if state != LIVE:
+        if state not in (LIVE, DAMAGED):
             return f'has the unknown state {state}'
         at = place & 0xfffff
         length = place >> 20 & 0x1ffff
@@ -511,9 +540,14 @@ class GroupReader:
             return 'its segment is too large'
         if codec > CODEC_ZSTD:
             return f'has the unknown codec {codec}'
-        group.states[slot] = GOOD
         group.lengths[slot] = length
         group.fingerprints[32 * slot:32 * slot + 32] = fingerprint
+        if state == DAMAGED:
+            group.states[slot] = DAMAGED
+            group.damaged += 1
+            group.damaged_at.add(offset)
+            return None
+        group.states[slot] = GOOD
         segments.setdefault((offset, stored, codec), []).append(
             (slot, at, length, checksum))
         return None
@@ -556,8 +590,7 @@ class GroupReader:
             raise Damage('has not the magic of one')
         hasher = xxhash.xxh3_64(data[:24], seed=group.seed)
         hasher.update(data[SEGMENT_HEADER:])
-        if hasher.intdigest() != checksum:
-            raise Damage('its checksum does not agree')
+        intact = hasher.intdigest() == checksum
         if its_codec != codec or its_stored != stored:
             raise Damage('its entries say otherwise of its codec or its '
                          'length')
@@ -577,6 +610,15 @@ class GroupReader:
             group.states[slot] = BAD
             group.problem(offset, f'the block of slot {slot}: {sentence}',
                           slot, 1)
+        if not intact and all(
+                group.states[block[0]] == GOOD for block in blocks):
+            # Each block has been judged by its own; so nothing is lost.
+            group.problem(
+                offset, f'the segment of slots {first} to '
+                f'{first + count - 1}: its checksum does not agree',
+                severity=NOTE if (
+                    offset in group.damaged_at
+                    or blocks[0][0] >= group.published) else DAMAGE)
 
     def decode(self, codec, stored, plain_length) -> memoryview:
         try:
@@ -613,6 +655,7 @@ class ExtentJudge:
         self.number = 0
         self.position = 0
         self.zeros = 0
+        self.blocks = 0
         self.fragments = 0
         self.next = None        # the address after the last blocks
         self.seed = int.from_bytes(header.transaction[:8], 'little')
@@ -667,6 +710,7 @@ class ExtentJudge:
             return f'names {blocks} blocks from slot {slot}'
         if not blocks <= length <= blocks * MAX_BLOCK:
             return f'has {length} bytes in {blocks} blocks'
+        self.blocks += blocks
         self.fragments += (group, slot) != self.next
         self.next = (group, slot + blocks)
         self.extents.setdefault(group, bytearray()).extend(
@@ -689,9 +733,10 @@ def parse_recipe_header(data, size, repository_id) -> RecipeHeader:
         raise Damage('ends inside its header', len(data))
     if data == PAGE_ZEROS:
         raise Damage('is a recipe that was never completed', 0)
-    (magic, major, minor, flags, its_repository_id, _, transaction, _,
-     image_size, zero_bytes, _, _, extents, fragments, _, id_length,
-     project_length, _, image_id, project) = RECIPE_HEADER.unpack_from(data)
+    (magic, major, minor, flags, its_repository_id, _, transaction, upload,
+     image_size, zero_bytes, new_bytes, stored_bytes, extents, fragments,
+     created, id_length, project_length, _, image_id,
+     project) = RECIPE_HEADER.unpack_from(data)
     if magic != b'GDRECIPE':
         raise Damage('does not start with the magic of a recipe', 0)
     if xxh3(data[:4088]) != stored_checksum(data, 4088):
@@ -713,8 +758,35 @@ def parse_recipe_header(data, size, repository_id) -> RecipeHeader:
     if size != PAGE * (1 + pages):
         raise Damage(f'has {size} bytes instead of the '
                      f'{PAGE * (1 + pages)} of {extents} extents', 112)
-    return RecipeHeader(name, transaction, image_size, zero_bytes, extents,
-                        fragments, size)
+    return RecipeHeader(
+        name, project[:project_length].decode('utf-8', 'replace'),
+        transaction, upload, image_size, zero_bytes, new_bytes, stored_bytes,
+        extents, fragments, created, size)
+
+
+def parse_fence(data: bytes) -> tuple[tuple[bytes, int] | None, list[Problem]]:
+    """The newest record of the fence: catalog id and sequence."""
+    found, problems = None, []
+    if len(data) > 2 * SECTOR:
+        problems.append(Problem(2 * SECTOR, 'has more than two records',
+                                severity=NOTE))
+    for at in (0, SECTOR):
+        record = data[at:at + SECTOR]
+        if not any(record):
+            continue
+        magic, catalog, sequence = FENCE.unpack_from(record.ljust(SECTOR))
+        if len(record) < SECTOR or magic != b'GDFENCE\0' or (
+                xxh3(record[:504]) != stored_checksum(record, 504)):
+            # Torn by a crash, most likely; the other counts then.
+            problems.append(Problem(at, 'has a record that does not verify',
+                                    severity=NOTE))
+        elif sequence % 2 != at // SECTOR:
+            problems.append(Problem(
+                at, f'has the sequence {sequence} in the other\'s place',
+                severity=DAMAGE))
+        elif found is None or sequence > found[1]:
+            found = catalog, sequence
+    return found, problems
 
 
 def _load_object(text: bytes) -> dict:

@@ -24,6 +24,7 @@ import pathlib
 import struct
 
 import lz4.block
+import plyvel
 import xxhash
 import zstandard
 
@@ -52,8 +53,9 @@ class Group:
     def __init__(self, repository: 'Repository', number: int, *,
                  slots: int | None = None, fingerprint: str | None = None,
                  compute=sha256, minor: int = 0, major: int = 1,
-                 scope: bytes = bytes(16)):
+                 scope: bytes = bytes(16), directory: str = 'groups'):
         self.repository = repository
+        self.directory = directory
         self.number = number
         self.slots = slots or repository.group_slots
         self.compute = compute
@@ -76,7 +78,7 @@ class Group:
 
     @property
     def path(self) -> pathlib.Path:
-        return self.repository.path / 'groups' / f'{self.number:08x}'
+        return self.repository.path / self.directory / f'{self.number:08x}'
 
     def entry(self, slot: int, fields: bytes = b'', *, state=LIVE) -> None:
         if state in (VOID, FREED):
@@ -149,6 +151,116 @@ class Group:
     def save(self) -> pathlib.Path:
         self.repository.write(self.path, self.content())
         return self.path
+
+
+class Spares(Group):
+    """A file of spare copies."""
+
+    def __init__(self, repository: 'Repository', number: int, **arguments):
+        arguments.setdefault('scope', b'\xff' * 16)
+        super().__init__(repository, number, directory='spares', **arguments)
+        (repository.path / 'spares').mkdir(mode=0o700, exist_ok=True)
+
+
+class Catalog:
+    """A catalog as it is to be; `save` writes it, and its fence."""
+
+    def __init__(self, repository: 'Repository', name: str = 'catalog'):
+        self.repository = repository
+        self.id = some_id(name)
+        self.sequence = 7
+        self.bits = 0
+        self.fence: dict[int, bytes] = {}
+        self.counts: dict[int, list[int]] = {}
+        self.ledger: dict[bytes, dict] = {}
+        self.groups: dict[int, dict] = {}
+        self.records: list[tuple[bytes, int]] = []
+        self.more: dict[bytes, bytes | None] = {}   # None: is left out
+        self.meta: dict = {}
+
+    def count(self, image_id: str, pieces: list[tuple], **facts) -> None:
+        """Count a recipe as `Repository.recipe` writes it."""
+        size = zeros = blocks = fragments = 0
+        before = None
+        for piece in pieces:
+            if piece[0] == 'zeros':
+                size += piece[1]
+                zeros += piece[1]
+                continue
+            group, slot, some = piece
+            counts = self.counts.setdefault(group.number, [0] * 32768)
+            for s in range(slot, slot + some):
+                counts[s] += 1
+                size += len(group.blocks[s])
+            blocks += some
+            fragments += before != (group.number, slot)
+            before = group.number, slot + some
+        transaction = some_id('upload of ' + image_id)
+        self.ledger[transaction] = {
+            'image_id': image_id, 'upload_id': transaction.hex(),
+            'project': '', 'size': size, 'zero_bytes': zeros, 'new_bytes': 0,
+            'stored_bytes': 0, 'blocks': blocks, 'fragments': fragments,
+            'created': 1700000000, **facts}
+
+    def index(self, group: Group) -> None:
+        for slot in group.blocks:
+            self.records.append(
+                (group.fingerprint(slot)[:8], group.number << 15 | slot))
+
+    def items(self) -> dict[bytes, bytes]:
+        together = 0
+        items = {}
+        for transaction, facts in self.ledger.items():
+            together ^= int.from_bytes(transaction)
+            items[b'l' + transaction] = json.dumps(facts).encode()
+        for group, counts in self.counts.items():
+            for chunk in range(32):
+                some = counts[1024 * chunk:1024 * (chunk + 1)]
+                if any(some):
+                    items[struct.pack('>cIB', b'c', group, chunk)] = (
+                        struct.pack('<1024I', *some))
+            self.groups.setdefault(group, {})
+        for group, facts in self.groups.items():
+            used = sum(map(bool, self.counts.get(group, [])))
+            items[struct.pack('>cI', b'g', group)] = json.dumps({
+                'judged': 0, 'dirty': False, 'indexed': 0, 'used': used,
+                'rewritten': 0, **facts}).encode()
+        pages: dict[int, bytes] = {}
+        for fingerprint, address in sorted(self.records):
+            page = int.from_bytes(fingerprint) >> 64 - self.bits
+            pages[page] = pages.get(page, b'') + fingerprint + (
+                address.to_bytes(5, 'little'))
+        for page, records in pages.items():
+            items[struct.pack('>cI', b'f', page)] = records
+        items[b'meta'] = json.dumps({
+            'format': 1, 'repository_id': self.repository.repository_id.hex(),
+            'catalog_id': self.id.hex(), 'sequence': self.sequence,
+            'valid': True, 'index_bits': self.bits,
+            'ledger': f'{together:032x}', **self.meta}).encode()
+        items.update(self.more)
+        return {k: v for k, v in items.items() if v is not None}
+
+    def fence_record(self, sequence: int) -> bytes:
+        record = struct.pack('<8s16sQ', b'GDFENCE\0', self.id, sequence)
+        record = record.ljust(504, b'\0')
+        return record + struct.pack('<Q', xxh3(record))
+
+    def save_fence(self, *sequences: int) -> pathlib.Path:
+        places = [bytes(512), bytes(512)]
+        for sequence in sequences:
+            places[sequence % 2] = self.fence_record(sequence)
+        path = self.repository.path / 'fence'
+        self.repository.write(path, b''.join(places))
+        return path
+
+    def save(self) -> pathlib.Path:
+        path = self.repository.path / 'catalog'
+        path.mkdir(mode=0o700)
+        with plyvel.DB(str(path), create_if_missing=True) as db:
+            for key, value in self.items().items():
+                db.put(key, value)
+        self.save_fence(self.sequence - 1, self.sequence)
+        return path
 
 
 class Repository:

@@ -118,6 +118,8 @@ def test_clean(repository, group, image):
         'garbage_bytes': 7,
         'metadata_bytes': 8192 + 4096 * (2 + 1 + 2),
         'duplicate_blocks': 0, 'blocks_verified': 12,
+        'garbage_blocks': 0, 'freed_blocks': 0, 'damaged_blocks': 0,
+        'spares': 0, 'spare_bytes': 0, 'index_records': 0, 'index_stale': 0,
         'damage': 0, 'notes': 0, 'findings_left_off': 0}
 
 
@@ -219,7 +221,7 @@ def test_tail_that_does_not_verify_is_a_note(repository, group, image):
     assert report.ok
     assert [f.file for f in found] == 2 * ['groups/00000001']
     assert 'slot 12' in found[0].sentence
-    assert 'slots 13 to 13' in found[1].sentence
+    assert 'slot 13' in found[1].sentence
 
 
 def test_tail_that_a_recipe_names_is_damage(repository, group, image):

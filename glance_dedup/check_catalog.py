@@ -1,0 +1,491 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The catalog, read by ``repository check``.
+
+Written from ``doc/source/contributor/format.rst`` alone; see ``check.py``.
+
+LevelDB cannot open a database without changing it, so a private copy is made
+and opened. That is only possible while no maintainer is at work; whether one
+was is told by :meth:`Catalog.changed`.
+
+What the catalog says is compared with what the checker itself counted. The
+caller says what it found; the findings are kept here, and are to be thrown
+away if the catalog was changed meanwhile.
+"""
+
+import array
+import functools
+import itertools
+import json
+import operator
+import os
+import re
+import struct
+import sys
+import tempfile
+import typing
+
+import plyvel
+
+from glance_dedup import check_format as form
+
+DAMAGE = form.DAMAGE
+NOTE = form.NOTE
+
+# The file's names of LevelDB's that make up a database. Others are its
+# messages, its lock, and what it forgot to remove.
+NEEDED_NAME = re.compile(r'(CURRENT|MANIFEST-[0-9]+|[0-9]+\.(ldb|sst|log))\Z')
+OTHER_NAME = re.compile(r'(LOCK|LOG|LOG\.old|[0-9]+\.dbtmp)\Z')
+CURRENT = re.compile(rb'MANIFEST-[0-9]+\n\Z')
+
+CHUNK = 1024                    # slots whose counters have one key
+COUNTS = struct.Struct('>cIB')
+NUMBER = struct.Struct('>cI')
+LONG_NUMBER = struct.Struct('>cQ')
+PAIR = struct.Struct('<QQ')     # addresses of duplicates
+RECORD = 13                     # bytes, in the index
+COUNTER_MAX = (1 << 32) - 1
+MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
+PIECE = 1 << 20
+
+META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
+             'sequence': int, 'valid': bool, 'index_bits': int,
+             'ledger': str}
+GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
+               'rewritten': 0}
+GROUP_KEYS = {key: type(value) for key, value in GROUP_FACTS.items()}
+DAMAGED_KEYS = {'found': (int, float), 'fingerprint': str,
+                'quarantine': str, 'images': list}
+
+
+class InUse(Exception):
+    """A maintainer has the catalog."""
+
+
+def _words(data: bytes) -> array.array:
+    words = array.array('I', data)
+    if sys.byteorder == 'big':
+        words.byteswap()
+    return words
+
+
+def _object(value: bytes, keys: dict, defaults: dict | None = None
+            ) -> dict | None:
+    """The JSON object with exactly these keys, or None."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    found = {**(defaults or {}), **found}
+    if set(found) != set(keys):
+        return None
+    for key, kinds in keys.items():
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        if type(found[key]) not in kinds or (
+                type(found[key]) is int and found[key] < 0):
+            return None
+    return found
+
+
+def snapshot(directory: int) -> dict[str, tuple]:
+    """What tells that somebody opened the database."""
+    found = {}
+    for name in os.listdir(directory):
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        found[name] = form.identity(status)
+    return found
+
+
+class Catalog:
+    """A copy of the catalog as it is at the moment.
+
+    :ivar findings: severity, file, offset, sentence
+    :ivar valid: whether its ledger and counters are to be judged
+    :raises InUse: if it changes while it is copied
+    :raises form.Damage: if nothing can be said of it
+    :raises OSError: if there is no room for a copy
+    """
+
+    def __init__(self, directory: int, repository_id: bytes | None,
+                 fence: tuple[bytes, int] | None):
+        self.directory = directory
+        self.findings: list[tuple] = []
+        self.valid = False
+        self.bits = 0
+        self.records = self.matched = self.missing = 0
+        self.seen: set[int] = set()     # groups that were judged
+        self.left: set[bytes] = set()   # ledger keys not met with so far
+        self.met: dict[bytes, str] = {}
+        self.exact = True       # all that may have been counted was read
+        self.before = snapshot(directory)
+        self.copy = tempfile.TemporaryDirectory()
+        self.db = None
+        try:
+            self.copy_files()
+            if self.changed():
+                raise InUse()
+            self.open()
+            self.read_meta(repository_id, fence)
+            if self.valid:
+                self.read_ledger()
+        except plyvel.Error as e:
+            self.close()
+            raise form.Damage(f'cannot be read: {e}') from e
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        if self.db is not None:
+            self.db.close()
+        self.copy.cleanup()
+
+    def find(self, severity, sentence, file='catalog', offset=None):
+        self.findings.append((severity, file, offset, sentence))
+
+    # The copy
+
+    def changed(self) -> bool:
+        """Whether a maintainer opened the catalog since."""
+        return snapshot(self.directory) != self.before
+
+    def copy_files(self):
+        for name in sorted(self.before):
+            if not NEEDED_NAME.match(name):
+                if not OTHER_NAME.match(name):
+                    self.find(NOTE, 'has an unknown name', f'catalog/{name}')
+                continue
+            try:
+                with form.File(self.directory, name, f'catalog/{name}') as f:
+                    self.copy_file(f, name)
+            except form.Gone:
+                raise InUse() from None
+            except form.Damage as e:
+                raise form.Damage(f'{name} {e.sentence}') from e
+
+    def copy_file(self, f, name):
+        if name == 'CURRENT' and not CURRENT.match(f.read(0, 256)):
+            raise form.Damage('names no manifest')
+        with open(os.path.join(self.copy.name, name), 'wb') as out:
+            offset, size = 0, f.size()
+            while offset < size:
+                data = f.read(offset, min(PIECE, size - offset))
+                if not data:
+                    raise InUse()
+                # Holes stay holes: a hostile file may be one large hole.
+                if data.count(0) == len(data):
+                    out.seek(len(data), os.SEEK_CUR)
+                else:
+                    out.write(data)
+                offset += len(data)
+            out.truncate(size)
+
+    def open(self):
+        if 'CURRENT' not in self.before:
+            raise form.Damage('is not a database of LevelDB')
+        self.db = plyvel.DB(self.copy.name, create_if_missing=False,
+                            paranoid_checks=True, max_open_files=100)
+
+    # What it says of itself
+
+    def read_meta(self, repository_id, fence):
+        meta = _object(self.db.get(b'meta') or b'', META_KEYS)
+        if meta is None:
+            raise form.Damage('does not say what it is')
+        if meta['format'] != 1:
+            raise form.Damage(f'has format {meta["format"]}')
+        if repository_id is not None and (
+                meta['repository_id'] != repository_id.hex()):
+            raise form.Damage('is of the repository '
+                              + form.printable(meta['repository_id']))
+        if not form.HEX_ID.match(meta['catalog_id']) or (
+                meta['index_bits'] > 31
+                or not form.HEX_ID.match(meta['ledger'])):
+            raise form.Damage('has impossible parameters')
+        self.bits = meta['index_bits']
+        self.ledger = meta['ledger']
+        if not meta['valid']:
+            self.find(NOTE, 'was not finished: the next maintainer makes it '
+                      'anew')
+            return
+        # Of the fence a new catalog writes last.
+        if fence is None or fence[0].hex() != meta['catalog_id']:
+            self.find(NOTE, 'has no fence of its own: the next maintainer '
+                      'makes it anew')
+            return
+        if meta['sequence'] < fence[1]:
+            self.find(DAMAGE, f'has the sequence {meta["sequence"]}, and the '
+                      f'fence {fence[1]}: it lost accounting steps')
+            return
+        self.valid = True
+
+    def items(self, prefix):
+        with self.db.iterator(prefix=prefix, verify_checksums=True) as found:
+            yield from found
+
+    def check_keys(self):
+        """Everything that is neither of a recipe nor of a group."""
+        lengths = {b'c': COUNTS.size, b'l': 17, b'g': NUMBER.size,
+                   b'f': NUMBER.size, b'd': LONG_NUMBER.size, b's': 1,
+                   b'h': LONG_NUMBER.size, b'p': NUMBER.size}
+        strange = 0
+        with self.db.iterator(include_value=False,
+                              verify_checksums=True) as keys:
+            for key in keys:
+                strange += key != b'meta' and (
+                    len(key) != lengths.get(key[:1]))
+        if strange:
+            self.find(DAMAGE, f'has {strange} keys of no meaning')
+        for prefix in (b's', b'h'):
+            for key, value in self.items(prefix):
+                if not isinstance(_json(value), dict):
+                    self.find(DAMAGE, f'the value of {key!r} is not an '
+                              'object')
+        for key, value in self.items(b'p'):
+            if len(key) == NUMBER.size and not self.good_duplicates(
+                    NUMBER.unpack(key)[1], value):
+                self.find(DAMAGE, f'the duplicates of group '
+                          f'{NUMBER.unpack(key)[1]:08x} are not in order')
+
+    @staticmethod
+    def good_duplicates(group, value) -> bool:
+        if not value or len(value) % PAIR.size:
+            return False
+        pairs = list(PAIR.iter_unpack(value))
+        return pairs == sorted(set(pairs)) and all(
+            kept >> 15 == group and other < MAX_ADDRESS and other != kept
+            for kept, other in pairs)
+
+    # The ledger
+
+    def read_ledger(self):
+        with self.db.iterator(prefix=b'l', include_value=False,
+                              verify_checksums=True) as keys:
+            self.left = {key[1:] for key in keys if len(key) == 17}
+        together = functools.reduce(
+            operator.xor, (int.from_bytes(key) for key in self.left), 0)
+        if f'{together:032x}' != self.ledger:
+            self.find(DAMAGE, 'has not the ledger that it says it has')
+
+    def meet(self, header: form.RecipeHeader, blocks: int | None,
+             file: str) -> bool:
+        """Whether this recipe is counted; and whether by its own figures.
+
+        :param blocks: that it names; None if not all of it could be read
+        """
+        value = self.valid and self.db.get(b'l' + header.transaction)
+        if not value:
+            return False
+        if header.transaction in self.met:
+            self.find(DAMAGE, f'has the transaction id of '
+                      f'{self.met[header.transaction]}', file, 48)
+            return False
+        self.met[header.transaction] = file
+        self.left.discard(header.transaction)
+        found = _json(value)
+        if blocks is None and isinstance(found, dict):
+            blocks = found.get('blocks')
+        if found != header.facts(blocks):
+            self.find(DAMAGE, f'has other figures for {file} than its header')
+        return True
+
+    def check_ledger(self, unannounced):
+        """To be called when all recipes were met.
+
+        :param unannounced: files of images that no spool entry announces,
+            and that are not counted
+        """
+        if not self.valid:
+            return
+        for file in unannounced:
+            self.find(DAMAGE, 'is not counted, and nothing in the spool says '
+                      'that it is to be', file)
+        # What cannot be read may be one of these.
+        if self.left and self.exact:
+            some = min(self.left).hex()
+            self.find(NOTE, f'counts {len(self.left)} recipes that are gone, '
+                      f'as that of {some}: the next maintainer makes it anew')
+
+    # Counters, and what it says of the groups
+
+    def stored_counts(self, number) -> array.array:
+        parts = []
+        for chunk in range(form.MAX_SLOTS // CHUNK):
+            value = self.db.get(COUNTS.pack(b'c', number, chunk))
+            if value is not None and len(value) != 4 * CHUNK:
+                self.find(DAMAGE, f'the counters of group {number:08x}, chunk '
+                          f'{chunk}, have {len(value)} bytes')
+                value = None
+            parts.append(value or bytes(4 * CHUNK))
+        return _words(b''.join(parts))
+
+    def judge_counts(self, number, changes: dict[int, int]) -> array.array:
+        """Compare a group's counters with what recipes name.
+
+        :param changes: by slot, how many more extents of counted recipes
+            begin there than end there
+        """
+        stored = self.stored_counts(number)
+        self.seen.add(number)
+        names = array.array('Q', bytes(8 * form.MAX_SLOTS))
+        for slot, change in changes.items():
+            if change < 0:
+                change += 1 << 64
+            if slot < form.MAX_SLOTS:
+                names[slot] = change
+        expected = [n & ((1 << 64) - 1) for n in itertools.accumulate(names)]
+        lower, higher = [], []
+        for slot, (has, wanted) in enumerate(zip(stored, expected)):
+            if has < min(wanted, COUNTER_MAX):
+                lower.append(slot)
+            elif has > wanted and has != COUNTER_MAX:
+                higher.append(slot)
+        if lower:
+            slot = lower[0]
+            self.find(DAMAGE, f'counts {len(lower)} blocks of group '
+                      f'{number:08x} too low, as slot {slot}: {stored[slot]} '
+                      f'instead of {expected[slot]}')
+        if higher and self.exact:
+            slot = higher[0]
+            self.find(NOTE, f'counts err high for {len(higher)} blocks of '
+                      f'group {number:08x}, as slot {slot}: {stored[slot]} '
+                      f'instead of {expected[slot]}')
+        return stored
+
+    def judge_group(self, group: form.Group, changes: dict[int, int],
+                    named: bytes):
+        """Judge all that it says of a group that could be read.
+
+        :param named: by slot, whether any recipe names it, counted or not
+        """
+        if not self.valid:
+            return
+        number = group.number
+        stored = self.judge_counts(number, changes)
+        facts = _object(self.db.get(NUMBER.pack(b'g', number)) or b'{}',
+                        GROUP_KEYS, GROUP_FACTS)
+        if facts is None or group.slots < max(
+                facts['judged'], facts['indexed'], facts['rewritten']):
+            self.find(DAMAGE, f'the facts of group {number:08x} cannot be')
+            self.judge_indexed(group, 0)
+            return
+        used = len(stored) - stored.count(0)
+        if facts['used'] != used:
+            self.find(DAMAGE, f'says that {facts["used"]} slots of group '
+                      f'{number:08x} are in use, and counts {used}')
+        lost = [slot for slot in range(facts['judged'])
+                if group.states[slot] == form.GOOD and not stored[slot]
+                and not named[slot]]
+        if lost and not facts['dirty']:
+            self.find(NOTE, f'has {len(lost)} blocks of group {number:08x}, '
+                      f'as slot {lost[0]}, that nothing names and no '
+                      'collection will look for')
+        self.judge_indexed(group, facts['indexed'])
+        if form.DAMAGED in group.states:
+            self.judge_damaged(group)
+
+    def judge_damaged(self, group):
+        unknown = [
+            slot for slot in range(group.slots)
+            if group.states[slot] == form.DAMAGED and self.db.get(
+                LONG_NUMBER.pack(b'd', group.number << 15 | slot)) is None]
+        if unknown:
+            self.find(NOTE, f'does not know of {len(unknown)} damaged blocks '
+                      f'of group {group.number:08x}, as slot {unknown[0]}: '
+                      'the next scrub tells it')
+
+    def judge_others(self):
+        """What it says of groups that are not there."""
+        if not self.valid:
+            return
+        numbers = set()
+        for key, value in self.items(b'c'):
+            if len(key) == COUNTS.size and any(value):
+                numbers.add(COUNTS.unpack(key)[1])
+        for number in sorted(numbers - self.seen):
+            self.judge_counts(number, {})
+        for key, value in self.items(b'd'):
+            if len(key) == LONG_NUMBER.size and (
+                    _object(value, DAMAGED_KEYS) is None
+                    or LONG_NUMBER.unpack(key)[1] >= MAX_ADDRESS):
+                self.find(DAMAGE, f'what it says of the damaged block '
+                          f'{LONG_NUMBER.unpack(key)[1]:010x} cannot be')
+
+    # The index
+
+    def page_of(self, fingerprint: bytes) -> int:
+        return int.from_bytes(fingerprint[:4], 'big') >> 32 - self.bits
+
+    def judge_indexed(self, group, indexed):
+        """Look up all blocks of a group, page by page."""
+        wanted = sorted(
+            (group.fingerprint(slot)[:8], slot) for slot in range(group.slots)
+            if group.states[slot] == form.GOOD)
+        for page, blocks in itertools.groupby(
+                wanted, lambda block: self.page_of(block[0])):
+            value = self.db.get(NUMBER.pack(b'f', page)) or b''
+            records = {value[at:at + 8]: value[at + 8:at + RECORD]
+                       for at in range(0, len(value), RECORD)}
+            for fingerprint, slot in blocks:
+                found = records.get(fingerprint)
+                if found is None:
+                    self.missing += slot < indexed
+                else:
+                    address = group.number << 15 | slot
+                    self.matched += (
+                        int.from_bytes(found, 'little') == address)
+
+    def judge_index(self):
+        """To be called when all groups were judged."""
+        bad = 0
+        for key, value in self.items(b'f'):
+            if len(key) != NUMBER.size:
+                continue
+            page = NUMBER.unpack(key)[1]
+            bad += not value or not self.good_page(page, value)
+            self.records += len(value) // RECORD
+        if bad:
+            self.find(DAMAGE, f'has {bad} pages of the index that are not in '
+                      'order')
+        if self.missing:
+            self.find(NOTE, f'has no index record for {self.missing} blocks '
+                      'that should have one')
+        stale = self.records - self.matched
+        if stale and self.valid:
+            self.find(NOTE, f'has {stale} index records of blocks that are '
+                      'no more')
+
+    def good_page(self, page, value) -> bool:
+        if len(value) % RECORD:
+            return False
+        before = b''
+        for at in range(0, len(value), RECORD):
+            fingerprint = value[at:at + 8]
+            group = int.from_bytes(value[at + 8:at + RECORD], 'little') >> 15
+            if fingerprint <= before or not group or (
+                    self.page_of(fingerprint) != page):
+                return False
+            before = fingerprint
+        return True
+
+
+def _json(value: bytes) -> typing.Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,670 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The checker and what the maintainer keeps: catalog, fence, spare copies."""
+
+import contextlib
+import os
+import random
+import shutil
+import struct
+
+import pytest
+
+from dedupd import accounting
+from dedupd import collector
+from dedupd import merger
+from dedupd import scrubber
+from dedupd import task
+from glance_dedup import check
+from tests import maintenance
+from tests import repositories
+from tests.repositories import put
+from tests.unit import format_writer as writer
+
+DAMAGE, NOTE = check.DAMAGE, check.NOTE
+PIECES = [(0, 5), ('zeros', 1000), (3, 9)]
+
+
+def noise(number, size=512):
+    return random.Random(number).randbytes(size)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(check, 'PAUSE', 0)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return writer.Repository(tmp_path / 'repository')
+
+
+@pytest.fixture
+def group(repository):
+    group = writer.Group(repository, 1)
+    for first in (0, 4, 8):
+        group.append([noise(first + i) for i in range(4)])
+        group.publish()
+    group.save()
+    return group
+
+
+@pytest.fixture
+def pieces(group):
+    return [(group, 0, 5), ('zeros', 1000), (group, 3, 9)]
+
+
+@pytest.fixture
+def image(repository, pieces):
+    return repository.image('one', pieces)
+
+
+@pytest.fixture
+def catalog(repository, image, group, pieces):
+    """It has counted the image; not saved yet."""
+    catalog = writer.Catalog(repository)
+    catalog.count('one', pieces)
+    catalog.index(group)
+    catalog.groups[1] = {'indexed': 12, 'judged': 12}
+    return catalog
+
+
+def findings(repository, severity=DAMAGE):
+    return [f for f in check.check(repository.path).findings
+            if f.severity == severity]
+
+
+def no_findings(repository):
+    assert check.check(repository.path).findings == []
+
+
+def one(repository, severity, *words, file='catalog'):
+    """The only finding."""
+    report = check.check(repository.path)
+    assert report.ok == (severity == NOTE)
+    [found] = report.findings
+    assert (found.severity, found.file) == (severity, file), found
+    for word in words:
+        assert word in found.sentence
+    return found
+
+
+# -- what is right ------------------------------------------------------------
+
+@pytest.mark.parametrize('bits', [0, 1, 5, 31])
+def test_clean(repository, catalog, bits):
+    catalog.bits = bits
+    catalog.more = {
+        b's': b'{"group": 1}', b'h' + bytes(8): b'{}',
+        struct.pack('>cQ', b'd', 1 << 15 | 9):
+            b'{"found": 1, "fingerprint": "00", "quarantine": "", '
+            b'"images": []}'}
+    path = catalog.save()
+    before = {f.name: f.read_bytes() for f in path.iterdir()}
+    report = check.check(repository.path)
+    assert report.findings == []
+    assert report.figures['index_records'] == 12
+    assert report.figures['index_stale'] == 0
+    # It is only read.
+    assert before == {f.name: f.read_bytes() for f in path.iterdir()}
+
+
+def test_absent(repository, image):
+    no_findings(repository)
+
+
+def test_fence_without_a_catalog(repository, catalog):
+    catalog.save_fence(1, 2)
+    one(repository, NOTE, 'is missing')
+
+
+def test_in_use(repository, catalog):
+    catalog.more = {b'meta': b'nonsense'}
+    catalog.save()
+    lock = repository.path / 'locks/maintainer'
+    repository.write(lock, b'')
+    one(repository, DAMAGE)
+    with repositories.holding(lock, 0):
+        one(repository, NOTE, 'in use')
+
+
+def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
+    """What was read of the catalog may not be what it says by now."""
+    catalog.groups[1]['used'] = 3
+    catalog.save()
+    original = check._Checker.check_groups
+
+    def check_groups(self, numbers):
+        original(self, numbers)
+        change()
+
+    def touch():
+        (repository.path / 'catalog/LOG').write_text('opened')
+
+    def fence():
+        catalog.save_fence(catalog.sequence, catalog.sequence + 1)
+
+    monkeypatch.setattr(check._Checker, 'check_groups', check_groups)
+    for change in (touch, fence):
+        one(repository, NOTE, 'in use')
+    change = int
+    catalog.save_fence(catalog.sequence)
+    one(repository, DAMAGE, 'in use, and counts')
+
+
+def test_catalog_is_changed_while_it_is_copied(
+        repository, catalog, monkeypatch):
+    catalog.save()
+    original = check.check_catalog.Catalog.copy_files
+
+    def copy_files(self):
+        original(self)
+        (repository.path / 'catalog/LOG').write_text('opened')
+
+    monkeypatch.setattr(check.check_catalog.Catalog, 'copy_files',
+                        copy_files)
+    one(repository, NOTE, 'in use')
+
+
+# -- the fence ----------------------------------------------------------------
+
+def test_behind_the_fence(repository, catalog):
+    catalog.save()
+    catalog.save_fence(7, 8)
+    one(repository, DAMAGE, 'lost accounting steps')
+    catalog.save_fence(5, 6)
+    no_findings(repository)
+    catalog.save_fence(7)
+    no_findings(repository)
+
+
+def test_no_fence(repository, catalog):
+    catalog.save()
+    os.unlink(repository.path / 'fence')
+    one(repository, NOTE, 'no fence')
+
+
+def test_fence_of_another_catalog(repository, catalog):
+    """Its making was killed right before the end."""
+    catalog.save()
+    writer.Catalog(repository, 'another').save_fence(99)
+    one(repository, NOTE, 'no fence')
+
+
+def test_any_byte_of_the_fence(repository, catalog):
+    catalog.save()
+    path = repository.path / 'fence'
+    content = path.read_bytes()
+    for at in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        found = one(repository, NOTE, 'does not verify', file='fence')
+        assert found.offset == at // 512 * 512
+    path.write_bytes(content + b'x')
+    one(repository, NOTE, 'two records', file='fence')
+    path.write_bytes(content[512:] + content[:512])
+    assert len(findings(repository)) == 2
+    for size in (0, 1, 511, 512, 1000):
+        path.write_bytes(content[:size])
+        assert findings(repository) == []
+    os.unlink(path)
+    path.symlink_to('key')
+    assert 'symbolic' in findings(repository)[0].sentence
+
+
+# -- counts -------------------------------------------------------------------
+
+def test_counts_too_low(repository, catalog):
+    catalog.counts[1][4] -= 1
+    catalog.save()
+    one(repository, DAMAGE, 'too low', 'slot 4', '1 instead of 2')
+
+
+def test_counts_too_high(repository, catalog):
+    catalog.counts[1][4] += 1
+    catalog.save()
+    one(repository, NOTE, 'err high', 'slot 4', '3 instead of 2')
+
+
+def test_counts_of_what_nobody_names(repository, catalog):
+    catalog.counts[1][20] = catalog.counts.setdefault(
+        9, [0] * 32768)[31000] = 1
+    catalog.save()
+    found = findings(repository, NOTE)
+    assert len(found) == 2
+    assert all('err high' in f.sentence for f in found)
+    assert '00000009' in found[1].sentence
+
+
+def test_counter_at_its_maximum(repository, catalog):
+    catalog.counts[1][4] = (1 << 32) - 1
+    catalog.save()
+    no_findings(repository)
+
+
+def test_missing_chunk(repository, catalog):
+    catalog.more[struct.pack('>cIB', b'c', 1, 0)] = None
+    catalog.groups[1]['used'] = 0
+    catalog.save()
+    one(repository, DAMAGE, 'counts 12 blocks', 'too low')
+
+
+def test_group_is_gone_and_so_are_the_counts(repository, catalog, group):
+    catalog.save()
+    group.path.unlink()
+    assert [f.file for f in findings(repository)] == ['groups/00000001']
+
+
+@pytest.mark.parametrize('facts', [
+    {'used': 11}, {'judged': 65}, {'indexed': 65}, {'rewritten': 65},
+    {'used': -1}, {'dirty': 1}, {'used': '12'}, {'more': 1}], ids=str)
+def test_facts_of_a_group(repository, catalog, facts):
+    catalog.groups[1].update(facts)
+    catalog.save()
+    one(repository, DAMAGE)
+
+
+def test_damaged_recipe_makes_counts_unknown(repository, catalog, image):
+    catalog.save()
+    content = bytearray(image.read_bytes())
+    content[5000] ^= 1
+    image.write_bytes(content)
+    assert [f.file for f in check.check(repository.path).findings] == [
+        'images/one']
+    content[10] ^= 1
+    image.write_bytes(content)
+    assert [f.file for f in check.check(repository.path).findings] == [
+        'images/one']
+
+
+def test_blocks_that_no_collection_will_look_for(
+        repository, catalog, image):
+    """Space that would be lost for ever."""
+    image.unlink()
+    catalog.ledger.clear()
+    catalog.counts.clear()
+    catalog.save()
+    one(repository, NOTE, 'no collection', '12 blocks')
+    shutil.rmtree(repository.path / 'catalog')
+    catalog.groups[1]['dirty'] = True
+    catalog.save()
+    no_findings(repository)
+
+
+# -- the ledger, and what is in flight ----------------------------------------
+
+def spool(repository, kind, name, pieces, **arguments):
+    data = repository.recipe(name, pieces, **arguments)
+    digits = data[48:64].hex() if kind in 'TM' else os.urandom(16).hex()
+    path = repository.path / 'spool' / f'{kind}-{digits}'
+    repository.write(path, data)
+    return path
+
+
+def test_image_that_was_not_counted(repository, catalog, group):
+    image = repository.image('two', [(group, 0, 1)])
+    catalog.save()
+    one(repository, DAMAGE, 'not counted', file='images/two')
+    os.link(image, repository.path / 'spool' / (
+        'T-' + writer.some_id('upload of two').hex()))
+    no_findings(repository)
+
+
+@pytest.mark.parametrize('kind', ['D', 'O'])
+def test_image_that_is_not_uncounted_yet(repository, catalog, group, kind):
+    pieces = [(group, 2, 3)]
+    catalog.count('two', pieces)
+    path = spool(repository, kind, 'two', pieces)
+    catalog.save()
+    no_findings(repository)
+    # It is uncounted, and the entry stays for a while.
+    path.unlink()
+    one_left = findings(repository, NOTE)
+    assert {word for f in one_left for word in ('recipes that are gone',
+            'err high') if word in f.sentence} == {
+                'recipes that are gone', 'err high'}
+    assert check.check(repository.path).ok
+
+
+def test_merged_recipe_in_flight(repository, catalog, group, pieces):
+    """M is counted before it takes the image's name."""
+    catalog.count('two', [(group, 1, 2)])
+    path = spool(repository, 'M', 'two', [(group, 1, 2)])
+    catalog.save()
+    one(repository, NOTE, 'no image uses', file=f'spool/{path.name}')
+    # Its blocks are needed: to leave it out would hide what is too low.
+    shutil.rmtree(repository.path / 'catalog')
+    catalog.counts[1][1] -= 1
+    catalog.save()
+    assert 'too low' in findings(repository)[0].sentence
+
+
+def test_damaged_merged_recipe(repository, catalog, group):
+    """It matters if it is counted."""
+    catalog.save()
+    path = spool(repository, 'M', 'two', [(group, 1, 2)])
+    content = bytearray(path.read_bytes())
+    content[4200] ^= 1
+    path.write_bytes(content)
+    assert findings(repository) == []
+    catalog.count('two', [(group, 1, 2)])
+    shutil.rmtree(repository.path / 'catalog')
+    catalog.save()
+    one(repository, DAMAGE, file=f'spool/{path.name}')
+    content[100] ^= 1
+    path.write_bytes(content)
+    one(repository, DAMAGE, file=f'spool/{path.name}')
+
+
+def test_left_over_exchange(repository, image):
+    name = 'X-' + '0' * 32
+    os.link(image, repository.path / 'spool' / name)
+    one(repository, NOTE, 'exchange', file=f'spool/{name}')
+
+
+@pytest.mark.parametrize('facts', [
+    {'size': 1}, {'blocks': 13}, {'project': 'x'}, {'created': 1},
+    {'upload_id': '0' * 32}, {'more': 1}], ids=str)
+def test_other_figures_than_the_recipe(repository, catalog, facts):
+    transaction = writer.some_id('upload of one')
+    catalog.ledger[transaction].update(facts)
+    catalog.save()
+    one(repository, DAMAGE, 'figures', 'images/one')
+
+
+def test_transaction_id_used_twice(repository, catalog, group, image):
+    path = repository.image('two', [(group, 0, 5), (group, 3, 9)],
+                            transaction=writer.some_id('upload of one'))
+    catalog.save()
+    assert 'transaction id' in [
+        f.sentence for f in findings(repository) if f.file == 'images/two'
+    ][0]
+    path.unlink()
+    no_findings(repository)
+
+
+# -- the index ----------------------------------------------------------------
+
+def test_stale_records(repository, catalog, group):
+    catalog.records.append((b'\0' * 8, 1 << 15 | 40))
+    catalog.records.append((b'\1' * 8, 77 << 15))
+    catalog.save()
+    one(repository, NOTE, '2 index records')
+    assert check.check(repository.path).figures['index_stale'] == 2
+
+
+def test_missing_record(repository, catalog):
+    catalog.records.pop(5)
+    catalog.save()
+    one(repository, NOTE, 'no index record for 1 blocks')
+    shutil.rmtree(repository.path / 'catalog')
+    catalog.groups[1]['indexed'] = 0
+    catalog.save()
+    no_findings(repository)
+
+
+def test_duplicate_block(repository, catalog):
+    """Only one of two has a record."""
+    second = writer.Group(repository, 2)
+    second.append([noise(3)])
+    second.publish()
+    second.save()
+    catalog.groups[2] = {'indexed': 1}
+    catalog.save()
+    no_findings(repository)
+
+
+def test_pages_out_of_order(repository, catalog):
+    key = struct.pack('>cI', b'f', 0)
+    page = catalog.items()[key]
+    for value in (page[13:26] + page[:13] + page[26:], page[:-1], b'',
+                  page[:13] + page, page[:8] + bytes(5)):
+        catalog.more[key] = value
+        catalog.save()
+        assert 'not in order' in findings(repository)[0].sentence
+        shutil.rmtree(repository.path / 'catalog')
+
+
+def test_record_in_the_wrong_page(repository, catalog):
+    catalog.bits = 1
+    items = catalog.items()
+    catalog.more = {struct.pack('>cI', b'f', page):
+                    items[struct.pack('>cI', b'f', 1 - page)]
+                    for page in (0, 1)}
+    catalog.save()
+    one_damage = findings(repository)
+    assert ['2 pages' in f.sentence for f in one_damage] == [True]
+
+
+# -- what is hostile ----------------------------------------------------------
+
+@pytest.mark.parametrize('meta', [
+    {'format': 2}, {'repository_id': '0' * 32}, {'catalog_id': 'x' * 32},
+    {'sequence': -1}, {'sequence': True}, {'valid': 1}, {'index_bits': 32},
+    {'ledger': '0' * 32}, {'ledger': ''}, {'more': 1}], ids=str)
+def test_meta(repository, catalog, meta):
+    catalog.meta = meta
+    catalog.save()
+    one(repository, DAMAGE)
+
+
+def test_not_finished(repository, catalog):
+    catalog.counts[1][4] = 0
+    catalog.meta = {'valid': False}
+    catalog.save()
+    one(repository, NOTE, 'not finished')
+
+
+@pytest.mark.parametrize('key, value', [
+    (b'x', b''), (b'c', b''), (b'l12', b'{}'), (b'g12345', b'{}'),
+    (b'f1', b'x'), (b'd1', b'{}'), (b'h1', b'{}'), (b'', b''),
+    (b'sx', b'{}'), (b's', b'x'), (b's', b'[]'), (b'h' + bytes(8), b'1'),
+    (b'd' + bytes(8), b'{}'), (b'd' + b'\xff' * 8, b'{}'), (b'p', b''),
+    (b'p\0\0\0\1', b''), (b'p\0\0\0\1', bytes(16)),
+    (b'c\0\0\0\1\0', b'x'), (b'g\0\0\0\1', b'['), (b'g\0\0\0\1', b'9' * 5000),
+    (b'l' + writer.some_id('upload of one'), b'[' * 5000)], ids=str)
+def test_strange_keys(repository, catalog, key, value):
+    catalog.more[key] = value
+    catalog.save()
+    assert findings(repository)
+    assert {f.file for f in check.check(repository.path).findings} == {
+        'catalog'}
+
+
+def test_files_of_leveldb(repository, catalog):
+    path = catalog.save()
+    contents = {f.name: f.read_bytes() for f in path.iterdir()}
+    rnd = random.Random(1)
+    for name, content in contents.items():
+        file = path / name
+        if name in ('LOCK', 'LOG'):
+            continue
+        for _ in range(8):
+            changed = bytearray(content)
+            changed[rnd.randrange(len(content))] ^= 1 << rnd.randrange(8)
+            file.write_bytes(changed)
+            for f in check.check(repository.path).findings:
+                assert f.file == 'catalog'
+        file.unlink()
+        assert findings(repository), name
+        file.symlink_to('/etc/passwd')
+        assert 'symbolic' in findings(repository)[0].sentence
+        file.unlink()
+        os.mkfifo(file)
+        assert 'regular' in findings(repository)[0].sentence
+        file.unlink()
+        file.write_bytes(content)
+    no_findings(repository)
+    (path / 'CURRENT').write_bytes(b'../../../etc/passwd\n')
+    one(repository, DAMAGE, 'CURRENT')
+    (path / 'CURRENT').write_bytes(contents['CURRENT'])
+    (path / 'strange').write_bytes(b'')
+    one(repository, NOTE, 'unknown', file='catalog/strange')
+
+
+def test_catalog_is_no_directory(repository, catalog):
+    (repository.path / 'catalog').write_bytes(b'')
+    assert findings(repository)[0].file == 'catalog'
+    os.unlink(repository.path / 'catalog')
+    (repository.path / 'catalog').mkdir(mode=0o700)
+    one(repository, DAMAGE, 'not a database')
+
+
+# -- spare copies -------------------------------------------------------------
+
+@pytest.fixture
+def spares(repository, group):
+    spares = writer.Spares(repository, 1)
+    spares.append([group.blocks[i] for i in (4, 7)])
+    spares.publish()
+    spares.save()
+    return spares
+
+
+def test_spares(repository, image, spares):
+    report = check.check(repository.path)
+    assert report.findings == []
+    assert report.figures['spares'] == 2
+    assert report.figures['spare_bytes'] == len(spares.content())
+    assert report.figures['blocks_verified'] == 12
+    assert report.figures['groups'] == 1
+    assert report.figures['duplicate_blocks'] == 0
+
+
+def test_any_byte_of_spares(monkeypatch, repository, spares):
+    monkeypatch.setattr(check, 'LOOKS', 1)
+    content = spares.path.read_bytes()
+    changed = [*range(4096 + 112), *range(spares.data_start, len(content))]
+    for at in changed[::5]:
+        data = bytearray(content)
+        data[at] ^= 1 << at % 8
+        spares.path.write_bytes(data)
+        report = check.check(repository.path)
+        assert not report.ok, at
+        assert {f.file for f in report.findings} == {'spares/00000001'}
+        assert report.damaged_images == []
+
+
+def test_spares_and_groups_are_not_the_same(repository, group, spares):
+    first, second = group.path.read_bytes(), spares.path.read_bytes()
+    group.path.write_bytes(second)
+    spares.path.write_bytes(first)
+    assert {(f.file, f.offset) for f in findings(repository)} == {
+        ('groups/00000001', 32), ('spares/00000001', 32)}
+
+
+def damage_block(group, slot):
+    content = bytearray(group.path.read_bytes())
+    at = content.index(group.blocks[slot])
+    content[at + 9] ^= 1
+    group.path.write_bytes(content)
+
+
+def test_damaged_block_with_a_spare(repository, image, group, spares):
+    damage_block(group, 4)
+    report = check.check(repository.path)
+    assert not report.ok        # what a scrub is to repair
+    assert {f.file for f in report.findings} == {'groups/00000001'}
+    assert report.damaged_images == []
+    content = group.path.read_bytes()
+    damage_block(group, 5)
+    assert check.check(repository.path).damaged_images == ['one']
+    group.path.write_bytes(content)
+    os.unlink(spares.path)
+    assert check.check(repository.path).damaged_images == ['one']
+
+
+def mark(group, slot):
+    fields = bytearray(group.entries[slot][:52])
+    fields[51] = fields[51] & 0x1f | writer.DAMAGED << 5
+    group.entry(slot, bytes(fields), state=writer.DAMAGED)
+
+
+def test_marked_block_with_a_spare(repository, image, group, spares):
+    mark(group, 4)
+    group.save()
+    damage_block(group, 4)
+    report = check.check(repository.path)
+    assert report.ok
+    assert report.damaged_images == []
+    assert {f.file for f in report.findings} == {
+        'images/one', 'groups/00000001'}
+    assert report.figures['damaged_blocks'] == 1
+    mark(group, 5)
+    group.save()
+    report = check.check(repository.path)
+    assert not report.ok
+    assert report.damaged_images == ['one']
+
+
+def test_marked_block_of_other_content(repository, group, spares):
+    """A spare copy of what the image was not made of is no help."""
+    group.append([group.blocks[7]])
+    repository.image('two', [(group, 11, 2)])
+    fields = bytearray(group.entries[11][:52])
+    fields[:32] = group.fingerprint(7)
+    group.entry(11, bytes(fields))
+    mark(group, 11)
+    group.publish()
+    group.save()
+    assert check.check(repository.path).damaged_images == ['two']
+
+
+def test_catalog_does_not_know_a_damaged_block(
+        repository, catalog, group, spares):
+    mark(group, 4)
+    group.save()
+    catalog.records = [r for r in catalog.records if r[1] & 0x7fff != 4]
+    catalog.save()
+    found = findings(repository, NOTE)
+    assert any('does not know of 1 damaged' in f.sentence for f in found)
+
+
+# -- what the maintainer writes -----------------------------------------------
+
+def test_the_maintainer_and_the_checker_agree(tmp_path):
+    """After whatever it did, and wherever it was interrupted."""
+    path = maintenance.create(tmp_path)
+    rnd = random.Random(3)
+    tasks = [accounting.run_once, collector.run_once, merger.run_once,
+             scrubber.run_once]
+    with repositories.open_repository(path) as repo:
+        for step in range(60):
+            name = f'image-{rnd.randrange(6)}'
+            if name in repo.images():
+                repo.delete(name)
+            else:
+                put(repo, name, maintenance.content(
+                    *rnd.sample(range(12), 3), blocks=rnd.randrange(1, 30)))
+            if step % 3:
+                continue
+            maintainer = scrubber.maintainer_module.Maintainer(repo)
+            maintainer._catalog = maintenance.Watched(
+                maintainer._catalog, 'catalog',
+                maintenance.Kill(rnd.randrange(2, 300)))
+            with contextlib.suppress(maintenance.Killed):
+                for work in rnd.sample(tasks, 4):
+                    work(maintainer, task.Control())
+            maintenance.kill(maintainer)
+            report = check.check(path)
+            assert report.ok, report.findings
+            assert not any('err high' in f.sentence or 'gone' in f.sentence
+                           or 'no collection' in f.sentence
+                           for f in report.findings), report.findings
+        with maintenance.maintaining(repo) as maintainer:
+            accounting.run_once(maintainer, task.Control())
+            collector.run_once(maintainer, task.Control())
+    report = check.check(path)
+    assert report.ok
+    assert report.figures['garbage_blocks'] == 0
