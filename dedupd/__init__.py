@@ -9,10 +9,12 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""dedupd, the sidecar daemon of glance_dedup. It does not exist yet.
+"""dedupd, the sidecar daemon of glance_dedup, and the maintainer's tasks.
 
-It will serve reads, to the driver over a Unix socket and to other hosts over
-TCP, keep the accounts of a repository, collect what no image uses any more,
-merge the duplicates that the write path missed, scrub, and answer operators.
-glance_dedup never needs it to store an image or to read one.
+The daemon (``main.py``) serves reads, to the driver over a Unix socket and to
+other hosts over TLS, and answers operators by HTTP, RPC, metrics and a page.
+Its scheduler runs the tasks (``tasks.py``): accounting, collection, merging and
+scrubbing, each a module with a ``run_once``; the command line runs the same
+where no daemon does. glance_dedup never needs it to store an image or to read
+one.
 """
