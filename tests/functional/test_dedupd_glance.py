@@ -22,12 +22,15 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
-from tests.functional import dedupd_process
+from dedupd import client as client_module
+from tests import certificates
+from tests import daemons
 from tests.functional import glance_server
 from tests import repositories
 
@@ -46,7 +49,7 @@ def places(tmp_path_factory):
 @pytest.fixture(scope='module')
 def daemon(places):
     datadir = repositories.create(places / 'repository')
-    with dedupd_process.Daemon(datadir) as running:
+    with daemons.Daemon(datadir) as running:
         yield running.start().wait_for_catalog()
 
 
@@ -197,3 +200,47 @@ def test_uploads_while_the_daemon_works(places, daemon, glance):
     exact = {data[i:i + 4096] for data in images.values()
              for i in range(0, len(data), 4096)}
     assert daemon.status()['space']['unique_blocks'] == len(exact)
+
+
+def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
+    """Over TLS a user reads what Glance lets the token read, and no more."""
+    authority = certificates.Authority(tmp_path)
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    data = noise(3 * MIB + 5, 9)
+    image_id = store(glance, data)
+    with repositories.open_repository(places / 'repository') as repo:
+        repositories.put(repo, 'unknown-to-glance', data)
+    # A second daemon of one repository: it only reads.
+    with daemons.Daemon(
+            places / 'repository', listen=f'127.0.0.1:{port}',
+            tls_cert=authority.issue('server'),
+            tls_key=tmp_path / 'server.pem',
+            tls_client_ca=authority.path,
+            glance_url=f'http://{glance.address}') as second:
+        second.start()
+
+        def client(**options):
+            return client_module.Client(f'https://127.0.0.1:{port}',
+                                        ca_file=str(authority.path), **options)
+
+        def read(far, name):
+            with far, far.open_image(name) as stream:
+                return stream.read(len(data) + 1)
+
+        assert read(client(token='valid'), image_id) == data
+        with pytest.raises(client_module.Refused) as refused:
+            read(client(token='valid'), 'unknown-to-glance')
+        assert refused.value.code == 404
+        with pytest.raises(client_module.Refused) as refused:
+            read(client(), image_id)
+        assert refused.value.code == 401
+        operator = str(authority.issue('operator'))
+        assert read(client(cert=operator), 'unknown-to-glance') == data
+        # What Glance has deleted, its users cannot read any more.
+        glance.delete(image_id)
+        with pytest.raises(client_module.Refused):
+            read(client(token='valid'), image_id)
+    with repositories.open_repository(places / 'repository') as repo:
+        repo.delete('unknown-to-glance')

@@ -46,11 +46,11 @@ def filled(created, tmp_path):
 
 
 @pytest.fixture
-def daemon(filled, tmp_path, monkeypatch):
+def daemon(filled):
     """A daemon of it, where the commands look for one."""
-    with daemons.Daemon(tmp_path / 'd', filled.path) as daemon:
+    with daemons.running(filled.path) as daemon:
         at = filled.options.index('--socket')
-        filled.options[at + 1] = str(daemon.path)
+        filled.options[at + 1] = daemon.socket
         with daemon.client() as client:
             # It keeps what it said last for some seconds.
             repositories.eventually(
@@ -305,7 +305,7 @@ def test_neither(filled):
 
 
 def test_socket_of_the_environment(filled, daemon, monkeypatch):
-    monkeypatch.setenv('GLANCE_DEDUP_SOCKET', str(daemon.path))
+    monkeypatch.setenv('GLANCE_DEDUP_SOCKET', daemon.socket)
     filled.options.clear()
     assert filled('status', '-f', 'json').json()['daemon']
 
