@@ -110,7 +110,8 @@ need_packages() {
     say "missing packages: ${missing[*]}"
     step "install packages" 900 \
         "see that apt-get reaches a Debian mirror (/etc/apt), then run this again." \
-        "${AS_ROOT[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install \
+        "${AS_ROOT[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+        apt-get install \
         -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
         "${missing[@]}"
 }
