@@ -19,6 +19,7 @@ hangs costs one download a second now and then.
 
 from collections.abc import Callable
 import logging
+import os
 import time
 
 from dedupd import client
@@ -49,11 +50,13 @@ class Daemon:
 
     def __init__(self, path: str, repository_id: str,
                  clock: Callable[[], float] = time.monotonic):
+        self._path = path
         self._client = client.Client(f'unix:{path}',
                                      connect_timeout=ANSWER_SECONDS, keep=0)
         self._repository_id = repository_id
         self._clock = clock
-        self._well = True           # it answered last time, or was never asked
+        # Whether it answered last time; None: it never did, nor was missed.
+        self._well: bool | None = None
         self._retry_at = 0.0
 
     def open(self, image_id: str, upload_id: str, size: int, offset: int,
@@ -62,7 +65,7 @@ class Daemon:
 
         :param size: of the whole image
         """
-        if not self._well:
+        if self._well is False:
             now = self._clock()
             if now < self._retry_at:
                 return None
@@ -81,7 +84,7 @@ class Daemon:
             stream.close()
             self._failed(f'it has {stream.size} bytes of {size}')
             return None
-        if not self._well:
+        if self._well is False:
             LOG.info('Images are read through the daemon again')
         self._well = True
         return stream
@@ -106,7 +109,10 @@ class Daemon:
 
     def _failed(self, why: str) -> None:
         self._retry_at = self._clock() + PAUSE_SECONDS
-        if self._well:
+        if self._well is not False:
+            # That there is none is no news where there never was one.
+            level = (logging.DEBUG if self._well is None
+                     and not os.path.lexists(self._path) else logging.WARNING)
             self._well = False
-            LOG.warning('Images are read directly, without the daemon: %s',
-                        why)
+            LOG.log(level, 'Images are read directly, without the daemon: %s',
+                    why)
