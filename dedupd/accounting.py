@@ -320,11 +320,14 @@ class Accountant:
         """
         if entry.recipe.kind in 'GX':
             return True
-        if entry.has_lost_header:
-            return self._account_blindly(entry)
         txid = entry.txid
-        if txid is None or (
-                self._maintainer.catalog.counted(txid, batch) == entry.live):
+        counted = txid is not None and (
+            self._maintainer.catalog.counted(txid, batch))
+        # What is counted had a header once.
+        if entry.has_lost_header or (
+                counted and not entry.recipe.complete):
+            return self._account_blindly(entry)
+        if txid is None or counted == entry.live:
             return True
         try:
             runs = entry.recipe.runs()

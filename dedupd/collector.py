@@ -41,8 +41,8 @@ EVACUATE_SHARE = 10
 # Groups whose intent byte is held from one run to the next: as long as it is,
 # no new transaction finds duplicates in them.
 _MOST_ANNOUNCED = 8
-# Evacuated in one run, since each recipe of the repository is read for them:
-# blocks.
+# Evacuated in one run, about, since each recipe of the repository is read for
+# them: blocks.
 _MOST_EVACUATED = 32768
 
 _LIVE = 1
@@ -322,7 +322,8 @@ class _Run:
         self._sums = dict.fromkeys(
             (field.name for field in dataclasses.fields(Result)), 0)
         self._sums.update(refused=None, failed={})
-        self._sparse: list[int] = []
+        # Groups to be evacuated; and whether they are dirty otherwise, too.
+        self._sparse: dict[int, bool] = {}
         self._merge_refused = False     # an image is in use
         self._cost = 0          # bytes read and written since the last step
 
@@ -459,7 +460,9 @@ class _Run:
                                  'dirty': look.pinned > 0}
         if _is_sparse(self._maintainer.engine.group_facts(group.number),
                       look.live, self._evacuate_share):
-            self._sparse.append(group.number)
+            self._sparse[group.number] = look.pinned > 0
+            # Until it was tried: whatever ends this run before.
+            facts['dirty'] = True
         elif self._is_worn(group, look):
             if self._rewrite(group):
                 facts['rewritten'] = look.freed
@@ -517,26 +520,42 @@ class _Run:
         The images that need it are merged to the copies (N10). What they were
         is un-counted, so that the groups can be collected once more, and go.
         """
-        groups, self._sparse = self._sparse, []
+        groups = self._choose_sparse()
         try:
             self._move_blocks(groups)
         except exceptions.NoSpaceError:
-            self._sums['skipped_for_space'] += len(groups)
-            self._look_again(groups)
+            self._sums['skipped_for_space'] += len(self._sparse)
             return
+        if not self._merge_refused:
+            self._forget_sparse(groups)
         self._drain()
         for number in groups:
             if not any(self._maintainer.catalog.counts(number)):
                 self._sums['evacuated'] += 1
                 self._collect(number)
-            elif self._merge_refused:
-                self._look_again([number])
 
-    def _look_again(self, groups: list[int]) -> None:
-        """Have groups looked at by the next run, too."""
+    def _choose_sparse(self) -> list[int]:
+        """As many as are evacuated in one run; the next has the others."""
+        groups: list[int] = []
+        blocks = 0
+        for number in sorted(self._sparse):
+            counts = _words(self._maintainer.catalog.counts(number))
+            blocks += len(counts) - counts.count(0)
+            if groups and blocks > _MOST_EVACUATED:
+                break
+            groups.append(number)
+        return groups
+
+    def _forget_sparse(self, groups: list[int]) -> None:
+        """What can be moved was: whatever is left has no need of a new look.
+
+        REQUIRES: nothing was un-counted since they were found, or it would be
+        forgotten, too, that a count went to zero.
+        """
         batch = self._maintainer.catalog.batch()
         for number in groups:
-            self._maintainer.catalog.set_group(batch, number, dirty=True)
+            self._maintainer.catalog.set_group(
+                batch, number, dirty=self._sparse[number])
         with contextlib.suppress(exceptions.NoSpaceError):
             self._maintainer.write(batch)
 
@@ -545,7 +564,7 @@ class _Run:
         counted = [number << _SLOT_BITS | slot for number in sorted(groups)
                    for slot, count in enumerate(
                        _words(maintainer.catalog.counts(number))) if count]
-        images = self._images_with(_addresses(counted[:_MOST_EVACUATED]))
+        images = self._images_with(_addresses(counted))
         # Without what only images need that are deleted, and still being
         # read.
         needed = set()

@@ -64,10 +64,16 @@ class Figures:
         Those that are not known are None.
         """
         with self._mutex:
-            if time.monotonic() - self._measured > _FRESH:
+            if (time.monotonic() - self._measured > _FRESH
+                    or self._space.get('images') is None and self._counted()):
                 self._space = self._measure()
                 self._measured = time.monotonic()
             return dict(self._space)
+
+    def _counted(self) -> bool:
+        """Whether there is a catalog to ask, now."""
+        catalog = self._catalog()
+        return catalog is not None and catalog.valid
 
     def forget(self) -> None:
         """Have the sums be made anew when next asked for."""

@@ -25,6 +25,8 @@ bound:
   the last; a client that takes nothing for ``write_timeout`` is cut off.
 
 Everything runs in the event loop's thread, and handlers must not block it.
+Only a body that threads make may be sent by them, too, as far as the socket
+takes it at once (``Pour``): handing each piece over costs more than sending.
 """
 
 import asyncio
@@ -123,9 +125,10 @@ class Request:
 class Response:
     status: int = 200
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
-    body: bytes | AsyncGenerator[Any, None] = b''
+    body: bytes | AsyncGenerator[Any, 'Pour | None'] = b''
     """Bytes, or a generator of pieces; each may be changed by the generator
-    when the next one is asked for. It is closed in any case."""
+    when the next one is asked for. It is closed in any case. What it is sent
+    for each piece is by what it may send some of the next bytes itself."""
     length: int | None = None
     """Of what a generator yields, or a GET would; None: it is not known
     beforehand."""
@@ -212,6 +215,46 @@ class Router:
 
 # -- streams ------------------------------------------------------------------
 
+class Pour:
+    """Sends bytes of a body, in any thread, as many as go without waiting.
+
+    One thread at a time, and none while the body has yielded a piece.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sent = 0
+
+    def __call__(self, view: memoryview) -> int:
+        """How many of the bytes were sent; 0: the next piece is to wait.
+
+        :raises Disconnected: the peer is gone
+        """
+        try:
+            sent = self._sock.send(view)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            raise Disconnected(str(e))
+        self._sent += sent
+        return sent
+
+    def take(self) -> '_Sent':
+        """What was sent since this was asked last."""
+        sent, self._sent = self._sent, 0
+        return _Sent(sent)
+
+
+class _Sent:
+    """Stands for bytes that are sent already, where h11 counts them."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
 class SocketStream:
     """A connected socket that does not block."""
 
@@ -252,6 +295,10 @@ class SocketStream:
         finally:
             timer.cancel()
             self._loop.remove_writer(self._sock)
+
+    def pour(self) -> Pour | None:
+        """For threads to send by; None: they cannot."""
+        return Pour(self._sock)
 
     async def finish(self, timeout: float) -> None:
         """Tell the peer that nothing more comes."""
@@ -310,6 +357,9 @@ class TLSStream:
             except ssl.SSLError as e:
                 raise Disconnected(f'TLS: {e.reason or e}')
             await self._flush(timeout)
+
+    def pour(self) -> None:
+        return None
 
     async def finish(self, timeout: float) -> None:
         with contextlib.suppress(ssl.SSLError):
@@ -702,9 +752,9 @@ class _Connection:
                 if isinstance(body, bytes):
                     await self._send_piece(body)
                 else:
-                    async for piece in body:
-                        await self._send_piece(piece)
-                        self._server.sent += len(piece)
+                    # Of a body in chunks each has its own head.
+                    await self._send_pieces(
+                        body, None if length is None else self._stream.pour())
             await self._send(self._h11.send(h11.EndOfMessage()))
         except Disconnected:
             raise
@@ -715,6 +765,26 @@ class _Connection:
         finally:
             if not isinstance(body, bytes):
                 await body.aclose()
+
+    async def _send_pieces(self, body: AsyncGenerator[Any, Pour | None],
+                           pour: Pour | None) -> None:
+        """Send what a generator yields, and count what it pours."""
+        send = None
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                try:
+                    piece = await body.asend(send)
+                finally:
+                    if pour is not None:
+                        self._poured(pour.take())
+                await self._send_piece(piece)
+                self._server.sent += len(piece)
+                send = pour
+
+    def _poured(self, sent: _Sent) -> None:
+        if len(sent):
+            self._h11.send_with_data_passthrough(h11.Data(data=sent))
+            self._server.sent += len(sent)
 
     async def _send_piece(self, piece: Any) -> None:
         for part in self._h11.send_with_data_passthrough(

@@ -26,6 +26,7 @@ those that may change, and the certificates.
 """
 
 import asyncio
+from collections.abc import Callable
 import contextlib
 import logging
 import os
@@ -137,6 +138,18 @@ def tls_context(conf: cfg.ConfigOpts) -> ssl.SSLContext:
     return context
 
 
+def _listening(where: str, listen: Callable[[str], socket.socket]
+               ) -> socket.socket:
+    """What `listen` makes of an address.
+
+    :raises OSError: says in a sentence where, and why not
+    """
+    try:
+        return listen(where)
+    except OSError as e:
+        raise OSError(f'cannot listen on {where}: {e.strerror}') from e
+
+
 class Daemon:
     """Everything, from the repository's opening to the process' end."""
 
@@ -199,16 +212,18 @@ class Daemon:
         self._control.reads = lambda: {
             'connections': server.connections, 'requests': server.requests,
             'bytes': server.sent}
-        sock = http.listen_unix(options.socket, self._socket_mode())
+        sock = _listening(options.socket, lambda where: http.listen_unix(
+            where, self._socket_mode()))
         self._socket_inode = os.stat(options.socket).st_ino
         server.add(http.Listener('unix', sock, endpoints.unix,
                                  allowed=lambda uid: uid in self._users))
         if options.listen:
-            server.add(http.Listener('tls', http.listen_tcp(options.listen),
-                                     endpoints.tls, tls=lambda: self._tls))
+            server.add(http.Listener(
+                'tls', _listening(options.listen, http.listen_tcp),
+                endpoints.tls, tls=lambda: self._tls))
         if options.status_listen:
             server.add(http.Listener(
-                'status', http.listen_tcp(options.status_listen),
+                'status', _listening(options.status_listen, http.listen_tcp),
                 endpoints.status))
 
     def _socket_mode(self) -> int:

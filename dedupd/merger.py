@@ -43,6 +43,7 @@ one may be missed.
 """
 
 import array
+import bisect
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -68,7 +69,7 @@ LOT_RECORDS = 4 << 20
 
 #: Pairs that are looked at together, and blocks that are merged in one round,
 #: in which each recipe is read once.
-LOT_PAIRS = 1 << 16
+LOT_PAIRS = 1 << 17
 ROUND_BLOCKS = 1 << 19
 
 #: The index is made anew with more pages when they could have more records
@@ -81,11 +82,16 @@ PAGE_RECORDS = 256
 ACCOUNT_EVERY = 64
 
 _SLOT_BITS = 15
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+_ADDRESS_BYTES = 8
+_COUNT_BYTES = 4
 _ENTRY_BYTES = 48
+_REPLACEMENT_BYTES = 32
+_REPLACEMENT_WORDS = 4
 _ENTRIES_AT_ONCE = 32768
 _COARSE_BITS = 8
 _CACHED_COUNTS = 256    # groups; 128 KiB each
-_EMPTY, _LIVE, _DAMAGED = 0, 1, 4
+_DAMAGED = 4
 
 _PAIR = struct.Struct('<QQ')
 _ENTRY = struct.Struct('<32s4xI4xB3x')
@@ -205,27 +211,35 @@ class _Block(NamedTuple):
     state: int
 
 
-_GONE = _Block(bytes(32), 0, _EMPTY)
+class _Blocks(NamedTuple):
+    """What the entries of some blocks say; packed, as the engine wants it."""
+
+    addresses: bytes
+    """Sorted, each once."""
+    entries: bytes
+    """Of those that cannot be had: empty ones."""
+
+    def __getitem__(self, address: int) -> _Block:
+        at = bisect.bisect_left(_unpack(self.addresses), address)
+        return _Block._make(_ENTRY.unpack_from(self.entries,
+                                               _ENTRY_BYTES * at))
 
 
-def _look(maintainer: maintainer_module.Maintainer,
-          addresses: Iterable[int]) -> dict[int, _Block]:
-    """What the entries say now; those that cannot be had are empty."""
-    blocks = {}
-    for number, some in itertools.groupby(
-            sorted(addresses), lambda address: address >> _SLOT_BITS):
-        slots = [address & ((1 << _SLOT_BITS) - 1) for address in some]
+def _look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> _Blocks:
+    """What the entries of all blocks in pairs say now."""
+    addresses = _engine.pair_addresses(pairs)
+    entries = []
+    for number, some in _by_group(addresses, _ADDRESS_BYTES):
+        slots = _unpack(some[:_ADDRESS_BYTES] + some[-_ADDRESS_BYTES:])
+        first, last = (slot & _SLOT_MASK for slot in slots)
         try:
-            entries = maintainer.engine.entries(
-                number, slots[0], slots[-1] - slots[0] + 1)
+            listing = maintainer.engine.entries(number, first,
+                                                last - first + 1)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter,
                 *maintainer_module.UNREADABLE):
-            entries = bytes(_ENTRY_BYTES * (slots[-1] - slots[0] + 1))
-        for slot in slots:
-            blocks[number << _SLOT_BITS | slot] = _Block._make(
-                _ENTRY.unpack_from(entries, _ENTRY_BYTES
-                                   * (slot - slots[0])))
-    return blocks
+            listing = bytes(_ENTRY_BYTES * (last - first + 1))
+        entries.append(_engine.pick(listing, _ENTRY_BYTES, first, some))
+    return _Blocks(addresses, b''.join(entries))
 
 
 def _record(fingerprint: bytes, address: int) -> bytes:
@@ -239,23 +253,33 @@ def _pack(numbers: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def _unpack(data: bytes) -> array.array:
-    numbers = array.array('Q', data)
+def _unpack(data: bytes, code: str = 'Q') -> array.array:
+    numbers = array.array(code, data)
     if sys.byteorder == 'big':
         numbers.byteswap()
     return numbers
 
 
-def _lots(pairs: bytes) -> Iterator[list[tuple[int, int]]]:
+def _by_group(data: bytes, size: int) -> Iterator[tuple[int, bytes]]:
+    """Sorted items that begin with an address, group by group."""
+    firsts = _unpack(data)[::size // _ADDRESS_BYTES]
+    begin = 0
+    while begin < len(firsts):
+        group = firsts[begin] >> _SLOT_BITS
+        end = bisect.bisect_left(firsts, group + 1 << _SLOT_BITS, begin)
+        yield group, data[begin * size:end * size]
+        begin = end
+
+
+def _lots(pairs: bytes) -> Iterator[bytes]:
     """Sorted pairs, in lots that do not tear apart those of one address."""
-    lot: list[tuple[int, int]] = []
-    for pair in _PAIR.iter_unpack(pairs):
-        if len(lot) >= LOT_PAIRS and pair[0] != lot[-1][0]:
-            yield lot
-            lot = []
-        lot.append(pair)
-    if lot:
-        yield lot
+    firsts = _unpack(pairs)[::2]
+    begin = 0
+    while begin < len(firsts):
+        last = min(begin + LOT_PAIRS, len(firsts)) - 1
+        end = bisect.bisect_right(firsts, firsts[last], last)
+        yield pairs[begin * _PAIR.size:end * _PAIR.size]
+        begin = end
 
 
 # -- the exact index ----------------------------------------------------------
@@ -405,87 +429,85 @@ class _Index:
 
     def _write(self, pages: list[_Page]) -> None:
         """Write pages, and the duplicates found in them, at once."""
-        found: set[tuple[int, int]] = set()
-        heirs: dict[int, int] = {}
-        blocks = _look(self._maintainer, {
-            address for page in pages for address in _unpack(page.pairs)})
+        pairs = b''.join([page.pairs for page in pages])
+        blocks = _look(self._maintainer, pairs)
+        found, stale = _engine.pairs_judge(pairs, *blocks)
+        damaged: list[tuple[int, int]] = []
+        if stale:
+            pages = [self._without_stale(page, blocks, damaged)
+                     for page in pages]
+            found, _ = _engine.pairs_judge(
+                b''.join([page.pairs for page in pages]), *blocks)
         batch = self._maintainer.catalog.batch()
         for page in pages:
-            page = self._without_stale(page, blocks, found)
-            for other, kept in _PAIR.iter_unpack(page.pairs):
-                a, b = blocks[kept], blocks[other]
-                if a.fingerprint == b.fingerprint and a.length == b.length:
-                    found.add((kept, other))
-                    if _record(b.fingerprint, other) in page.old:
-                        heirs[other] = kept
             self._maintainer.catalog.set_index_page(
                 batch, page.number, page.new)
-        self._bequeath(batch, heirs, found)
-        self._remember(batch, found)
+        heirs = {other: kept for kept, other in _PAIR.iter_unpack(
+            _engine.pairs_named(found, b''.join([p.old for p in pages])))}
+        found += _pack(itertools.chain.from_iterable(damaged))
+        self._remember(batch, found + self._bequeath(batch, heirs))
         if len(batch):
             self._maintainer.write(batch)
 
-    def _without_stale(self, page: _Page, blocks: dict[int, _Block],
-                       found: set[tuple[int, int]]) -> _Page:
+    def _without_stale(self, page: _Page, blocks: _Blocks,
+                       damaged: list[tuple[int, int]]) -> _Page:
         """The page without records of blocks that do not live.
 
         Their places go to the live blocks that were to be added; a damaged
         one is noted as a duplicate of the live one, which can heal it.
         """
+        _, stale = _engine.pairs_judge(page.pairs, *blocks)
         heirs: dict[int, int] = {}
-        for other, kept in _PAIR.iter_unpack(page.pairs):
-            if blocks[kept].state != _LIVE:
-                heirs[kept] = min(other, heirs.get(kept, other))
+        for other, kept in _PAIR.iter_unpack(stale):
+            heirs[kept] = min(other, heirs.get(kept, other))
         if not heirs:
             return page
-        removed = sorted(
-            (blocks[heir].fingerprint[:8], kept)
-            for kept, heir in heirs.items())
+        removed = []
         for kept, heir in heirs.items():
-            if (blocks[kept].state == _DAMAGED and blocks[kept].fingerprint
-                    == blocks[heir].fingerprint):
-                found.add((heir, kept))
+            gone, fingerprint = blocks[kept], blocks[heir].fingerprint
+            removed.append((fingerprint[:8], kept))
+            if gone.state == _DAMAGED and gone.fingerprint == fingerprint:
+                damaged.append((heir, kept))
         return self._update(page.number, page.old, page.added, b''.join(
-            itertools.starmap(_record, removed)))
+            itertools.starmap(_record, sorted(removed))))
 
     # -- known duplicates -------------------------------------------------
 
-    def _bequeath(self, batch: catalog_module.Batch, heirs: dict[int, int],
-                  found: set[tuple[int, int]]) -> None:
-        """Give what was known of blocks to those that the index has now.
+    def _bequeath(self, batch: catalog_module.Batch, heirs: dict[int, int]
+                  ) -> bytes:
+        """Take what was known of blocks that the index has no more.
 
         So blocks with one fingerprint remain one class.
+
+        :param heirs: to each such block the one that the index has now
+        :returns: the same of these
         """
         catalog = self._maintainer.catalog
+        taken: list[int] = []
         for group in {address >> _SLOT_BITS for address in heirs}:
             known = list(_PAIR.iter_unpack(catalog.duplicates(group, batch)))
-            found.update((heirs[kept], other) for kept, other in known
-                         if kept in heirs)
+            for kept, other in known:
+                if kept in heirs:
+                    taken += (heirs[kept], other)
             catalog.set_duplicates(batch, group, _pack(
                 itertools.chain.from_iterable(
                     pair for pair in known if pair[0] not in heirs)))
+        return _pack(taken)
 
-    def _remember(self, batch: catalog_module.Batch,
-                  found: set[tuple[int, int]]) -> None:
+    def _remember(self, batch: catalog_module.Batch, found: bytes) -> None:
         catalog = self._maintainer.catalog
-        by_group = itertools.groupby(
-            sorted(found), lambda pair: pair[0] >> _SLOT_BITS)
-        for group, some in by_group:
-            known = set(_PAIR.iter_unpack(catalog.duplicates(group, batch)))
-            catalog.set_duplicates(batch, group, _pack(
-                itertools.chain.from_iterable(sorted(known.union(some)))))
+        for group, some in _by_group(_engine.pairs_sort(found), _PAIR.size):
+            known = catalog.duplicates(group, batch)
+            catalog.set_duplicates(
+                batch, group, _engine.pairs_sort(known + some))
 
-    def forget(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def forget(self, pairs: bytes) -> None:
         """Forget known duplicates."""
         catalog = self._maintainer.catalog
         batch = catalog.batch()
-        by_group = itertools.groupby(
-            sorted(pairs), lambda pair: pair[0] >> _SLOT_BITS)
-        for group, some in by_group:
-            known = set(_PAIR.iter_unpack(catalog.duplicates(group)))
-            catalog.set_duplicates(batch, group, _pack(
-                itertools.chain.from_iterable(
-                    sorted(known.difference(some)))))
+        for group, some in _by_group(_engine.pairs_sort(pairs), _PAIR.size):
+            catalog.set_duplicates(batch, group, _engine.pairs_without(
+                catalog.duplicates(group), some))
         if len(batch):
             self._maintainer.write(batch)
 
@@ -497,19 +519,10 @@ class _Index:
         """
         for group in self._maintainer.catalog.groups_with_duplicates():
             for lot in _lots(self._maintainer.catalog.duplicates(group)):
-                blocks = _look(self._maintainer,
-                               set(itertools.chain.from_iterable(lot)))
-                gone, again = [], []
-                for kept, other in lot:
-                    if blocks[kept].state != _LIVE:
-                        gone.append((kept, other))
-                        if blocks[other].state == _LIVE:
-                            again.append(_record(blocks[other].fingerprint,
-                                                 other))
-                    elif blocks[other].state not in (_LIVE, _DAMAGED):
-                        gone.append((kept, other))
+                gone, again = _engine.pairs_revise(
+                    lot, *_look(self._maintainer, lot))
                 if again:
-                    self._add(_engine.index_sort(b''.join(again)))
+                    self._add(_engine.index_sort(again))
                 if gone:
                     self.forget(gone)
                 self._control.check()
@@ -517,12 +530,32 @@ class _Index:
 
 # -- choosing -----------------------------------------------------------------
 
-class _Replacement(NamedTuple):
-    old: int
-    new: int
-    length: int
-    kept: int
-    """The address by which the pair is known."""
+class _Replacements:
+    """Blocks that are to be replaced, sorted.
+
+    Each is there once, and none is replaced by one that is replaced itself:
+    what is left out, if two classes have a block in common, is for the next
+    run.
+
+    :ivar old: their addresses
+    :ivar new: those of the blocks that replace them
+    :ivar lengths: of the blocks
+    :ivar kept: by which addresses the pairs are known
+    """
+
+    def __init__(self, chosen: bytes) -> None:
+        words = _unpack(_engine.replacements_sort(chosen))
+        self.old, self.new, self.lengths, self.kept = (
+            words[i::_REPLACEMENT_WORDS] for i in range(_REPLACEMENT_WORDS))
+
+    def __len__(self) -> int:
+        return len(self.old)
+
+    def mapping(self) -> bytes:
+        """Pairs of old and new addresses."""
+        pairs = array.array('Q', bytes(_PAIR.size * len(self)))
+        pairs[::2], pairs[1::2] = self.old, self.new
+        return _pack(pairs)
 
 
 class _Counts:
@@ -532,47 +565,23 @@ class _Counts:
                  batch: catalog_module.Batch | None = None) -> None:
         self._catalog = catalog
         self._batch = batch
-        self._groups: collections.OrderedDict[int, memoryview] = (
+        self._groups: collections.OrderedDict[int, bytes] = (
             collections.OrderedDict())
 
-    def __getitem__(self, address: int) -> int:
-        group = address >> _SLOT_BITS
+    def of(self, addresses: bytes) -> bytes:
+        """Of sorted addresses, 32 bits each."""
+        return b''.join([
+            _engine.pick(self._group(group), _COUNT_BYTES, 0, some)
+            for group, some in _by_group(addresses, _ADDRESS_BYTES)])
+
+    def _group(self, group: int) -> bytes:
         if group not in self._groups:
             if len(self._groups) >= _CACHED_COUNTS:
                 self._groups.popitem(last=False)
-            self._groups[group] = memoryview(self._catalog.counts(
-                group, batch=self._batch))
+            self._groups[group] = self._catalog.counts(
+                group, batch=self._batch)
         self._groups.move_to_end(group)
-        at = 4 * (address & ((1 << _SLOT_BITS) - 1))
-        return int.from_bytes(self._groups[group][at:at + 4], 'little')
-
-
-def _choose(members: list[int], blocks: dict[int, _Block], counts: _Counts
-            ) -> tuple[int | None, list[int]]:
-    """Of blocks with one fingerprint: which is to stay, and which to go.
-
-    Those that nobody uses do neither.
-    """
-    used = [address for address in sorted(members) if counts[address]]
-    live = [address for address in used if blocks[address].state == _LIVE]
-    if not live and used:
-        # All that is used is damaged: what is unused, but lives, heals it.
-        live = [address for address in sorted(members)
-                if blocks[address].state == _LIVE]
-    if not live:
-        return None, []
-    return live[0], [address for address in used if address != live[0]]
-
-
-def _without_chains(chosen: list[_Replacement]) -> list[_Replacement]:
-    """Sorted; each block once, and none replaced by one that is replaced.
-
-    What is left out, if two classes have a block in common, is for the next
-    run.
-    """
-    by_old = {block.old: block for block in chosen}
-    return sorted(block for block in by_old.values()
-                  if block.new not in by_old)
+        return self._groups[group]
 
 
 # -- a run --------------------------------------------------------------------
@@ -596,9 +605,8 @@ class _Run:
         images: set[str] = set()
         for chosen in self._rounds(batch):
             duplicates += len(chosen)
-            total += sum(block.length for block in chosen)
-            addresses = _pack(block.old for block in chosen)
-            images.update(self._images_with(addresses))
+            total += sum(chosen.lengths)
+            images.update(self._images_with(_pack(chosen.old)))
         return Plan(self._index.scanned, duplicates, total, len(images))
 
     def run(self) -> Result:
@@ -611,31 +619,24 @@ class _Run:
         return Result(**{**self._sums, 'failed': self._failed})
 
     def _rounds(self, batch: catalog_module.Batch | None = None
-                ) -> Iterator[list[_Replacement]]:
-        """The blocks to be replaced, sorted, a bounded number at a time."""
-        chosen: list[_Replacement] = []
+                ) -> Iterator[_Replacements]:
+        """The blocks to be replaced, a bounded number at a time."""
+        chosen: list[bytes] = []
+        size = 0
         for group in self._maintainer.catalog.groups_with_duplicates():
             # A round before this one may have changed the counts.
             counts = _Counts(self._maintainer.catalog, batch)
             for lot in _lots(self._maintainer.catalog.duplicates(group)):
-                chosen += self._choose_in(lot, counts)
+                blocks = _look(self._maintainer, lot)
+                chosen.append(_engine.pairs_choose(
+                    lot, *blocks, counts.of(blocks.addresses)))
+                size += len(chosen[-1])
                 self._control.check()
-            if len(chosen) >= ROUND_BLOCKS:
-                yield _without_chains(chosen)
-                chosen = []
-        if chosen:
-            yield _without_chains(chosen)
-
-    def _choose_in(self, lot: list[tuple[int, int]], counts: _Counts
-                   ) -> Iterator[_Replacement]:
-        blocks = _look(self._maintainer,
-                       set(itertools.chain.from_iterable(lot)))
-        for kept, pairs in itertools.groupby(lot, operator.itemgetter(0)):
-            stays, goes = _choose(
-                [kept, *(other for _, other in pairs)], blocks, counts)
-            for address in goes:
-                yield _Replacement(address, stays, blocks[address].length,
-                                   kept)
+            if size >= ROUND_BLOCKS * _REPLACEMENT_BYTES:
+                yield _Replacements(b''.join(chosen))
+                chosen, size = [], 0
+        if size:
+            yield _Replacements(b''.join(chosen))
 
     def _images_with(self, addresses: bytes) -> Iterator[str]:
         """The images to be merged that name any of the sorted addresses."""
@@ -657,28 +658,26 @@ class _Run:
 
     # -- merging ----------------------------------------------------------
 
-    def _merge(self, chosen: list[_Replacement]) -> None:
-        mapping = _pack(itertools.chain.from_iterable(
-            (block.old, block.new) for block in chosen))
+    def _merge(self, chosen: _Replacements) -> None:
+        mapping, olds = chosen.mapping(), _pack(chosen.old)
         collisions: set[int] = set()
         merged = 0
-        for image_id in self._images_with(
-                _pack(block.old for block in chosen)):
+        for image_id in self._images_with(olds):
             merged += self._merge_one(image_id, mapping, collisions)
             if merged >= ACCOUNT_EVERY:
                 accounting.run_once(self._maintainer, self._control)
                 merged = 0
         accounting.run_once(self._maintainer, self._control)
-        self._index.forget(
-            (block.kept,
-             block.old if block.old != block.kept else block.new)
-            for block in chosen if block.old in collisions)
+        if collisions:
+            self._index.forget(_pack(itertools.chain.from_iterable(
+                (kept, old if old != kept else new)
+                for old, new, kept in zip(chosen.old, chosen.new, chosen.kept)
+                if old in collisions)))
         self._sums['duplicates'] += len(chosen)
-        counts = _Counts(self._maintainer.catalog)
-        for block in chosen:
-            if not counts[block.old]:
-                self._sums['merged_blocks'] += 1
-                self._sums['merged_bytes'] += block.length
+        counts = _unpack(_Counts(self._maintainer.catalog).of(olds), 'I')
+        self._sums['merged_blocks'] += counts.count(0)
+        self._sums['merged_bytes'] += sum(itertools.compress(
+            chosen.lengths, map(operator.not_, counts)))
 
     def _merge_one(self, image_id: str, mapping: bytes,
                    collisions: set[int]) -> bool:

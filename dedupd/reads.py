@@ -12,10 +12,12 @@
 
 """Reading images over HTTP: bytes, recipes, and blocks as they are stored.
 
-The engine reads in a bounded set of threads, without the GIL. While one piece
-of a response is sent the next ones are read, and the segments of those that
-follow are fetched from the disk. The pieces grow as long as the client takes
-them fast: one that takes nothing holds four of 64 KiB and no thread.
+The engine reads in a bounded set of threads, without the GIL, and the segments
+of what follows are fetched from the disk meanwhile. A thread that has read a
+piece sends it, and goes on until the client takes nothing more at once. Over
+TLS the next pieces are read while one is sent. The pieces grow as long as the
+client takes them fast: one that takes nothing holds four of 64 KiB and no
+thread.
 """
 
 import asyncio
@@ -24,9 +26,11 @@ from collections.abc import AsyncGenerator
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
+import contextlib
 import re
 import struct
 from typing import Any
+from typing import NamedTuple
 
 from oslo_log import log
 import xxhash
@@ -46,6 +50,8 @@ LARGEST = 512 * 1024
 #: between them. With the one that is being sent they are what a response
 #: holds: 2 MiB.
 DEPTH = 3
+#: So many bytes a thread sends before others get their turn.
+TURN = 8 * 1024 * 1024
 #: How far ahead segments are fetched from the disk, bytes of the image.
 AHEAD = 8 * 1024 * 1024
 #: Plain bytes of the frames that are made at once.
@@ -269,43 +275,27 @@ class Reads:
         return asyncio.wrap_future(self._workers.submit(function, *args))
 
     async def _pieces(self, image: repository_module.Image, begin: int,
-                      end: int) -> AsyncGenerator[Any, None]:
-        """The bytes of a range, read one piece ahead."""
+                      end: int) -> AsyncGenerator[Any, http.Pour | None]:
+        """The bytes of a range."""
         loop = asyncio.get_running_loop()
-        size, limit, offset, fetched = SMALLEST, LARGEST, begin, begin
+        course = _Course(image, begin, end)
         reading: collections.deque[asyncio.Future] = collections.deque()
-        spare: list[bytearray] = []
-        taken = 0
+        pour = None
         try:
-            while offset < end or reading:
-                while offset < end and len(reading) <= DEPTH:
-                    ahead = None
-                    if offset + AHEAD // 2 > fetched < end:
-                        ahead = (AHEAD, max(offset, fetched))
-                        fetched = sum(ahead)
-                    length = min(size, end - offset)
-                    buffer = spare.pop() if spare else bytearray(size)
-                    reading.append(self._run(
-                        _read, image, memoryview(buffer)[:length], offset,
-                        ahead))
-                    offset += length
-                view = await reading[0]
-                reading.popleft()
+            while course.left or reading:
+                # What is read is sent, before a thread sends any.
+                if pour is not None and not reading:
+                    reading.append(self._run(course.pour, pour))
+                while pour is None and course.left and len(reading) <= DEPTH:
+                    reading.append(self._run(course.read, course.next()))
+                # Not cancelled with this task: a thread has the socket.
+                await asyncio.wait([reading[0]])
+                view = reading.popleft().result()
+                if not view:
+                    continue
                 since = loop.time()
-                yield view
-                took = loop.time() - since
-                if took < _FAST:
-                    limit = min(LARGEST, 2 * limit)
-                elif took > _SLOW:
-                    limit = max(SMALLEST, limit // 2)
-                # The first bytes are in the kernel's buffers, and tell
-                # nothing of the client.
-                taken += len(view)
-                while 2 * size <= min(limit, taken // 8):
-                    size *= 2
-                size = min(size, limit)
-                spare.append(view.obj)
-                spare = [b for b in spare if len(b) == size]
+                pour = yield view
+                course.taken(view, loop.time() - since)
         finally:
             await self._finish(image, reading)
 
@@ -357,34 +347,105 @@ class Reads:
         await self._run(image.close)
 
 
-def _read(image: repository_module.Image, view: memoryview, offset: int,
-          ahead: tuple[int, int] | None) -> memoryview:
-    """Fill a buffer from `offset`, and return it.
+class _Step(NamedTuple):
+    """A piece that is to be read.
 
-    :param ahead: (length, offset) to fetch from the disk meanwhile
+    :ivar ahead: (length, offset) to fetch from the disk meanwhile
     """
-    if ahead is not None:
-        image.prefetch(*ahead)
-    if image.readinto(view, offset) != len(view):
-        raise exceptions.DamagedError(
-            f'image {image.stat.image_id} ended before its end')
-    return view
+
+    view: memoryview
+    offset: int
+    ahead: tuple[int, int] | None
 
 
-async def _primed(generator: AsyncGenerator[Any, None]
-                  ) -> AsyncGenerator[Any, None]:
+class _Course:
+    """Goes through a range of an image, in pieces that fit the client.
+
+    One thread at a time, but for `read`.
+    """
+
+    def __init__(self, image: repository_module.Image, begin: int,
+                 end: int) -> None:
+        self._image = image
+        self._offset = self._fetched = begin
+        self._end = end
+        self._size, self._limit = SMALLEST, LARGEST
+        self._sent = 0
+        self._spare: list[bytearray] = []
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not to be read yet."""
+        return self._end - self._offset
+
+    def next(self) -> _Step:
+        """The next piece. REQUIRES: something is left."""
+        offset, ahead = self._offset, None
+        if offset + AHEAD // 2 > self._fetched < self._end:
+            ahead = (AHEAD, max(offset, self._fetched))
+            self._fetched = sum(ahead)
+        buffer = self._spare.pop() if self._spare else bytearray(self._size)
+        view = memoryview(buffer)[:min(self._size, self.left)]
+        self._offset += len(view)
+        return _Step(view, offset, ahead)
+
+    def read(self, step: _Step) -> memoryview:
+        """Fill the buffer of a piece, and return it."""
+        if step.ahead is not None:
+            self._image.prefetch(*step.ahead)
+        if self._image.readinto(step.view, step.offset) != len(step.view):
+            raise exceptions.DamagedError(
+                f'image {self._image.stat.image_id} ended before its end')
+        return step.view
+
+    def pour(self, send: http.Pour) -> memoryview:
+        """Read and send pieces; returns what has to wait, or nothing."""
+        stop = self._sent + TURN
+        while self.left and self._sent < stop:
+            view = self.read(self.next())
+            piece = view
+            while sent := send(view):
+                view = view[sent:]
+                if not view:
+                    break
+            if view:
+                return view
+            self._reuse(piece)
+        return memoryview(b'')
+
+    def taken(self, view: memoryview, seconds: float) -> None:
+        """A piece was sent, which took the client so long."""
+        if seconds < _FAST:
+            self._limit = min(LARGEST, 2 * self._limit)
+        elif seconds > _SLOW:
+            self._limit = max(SMALLEST, self._limit // 2)
+        self._reuse(view)
+
+    def _reuse(self, view: memoryview) -> None:
+        # The first bytes are in the kernel's buffers, and tell nothing of the
+        # client.
+        self._sent += len(view)
+        while 2 * self._size <= min(self._limit, self._sent // 8):
+            self._size *= 2
+        self._size = min(self._size, self._limit)
+        self._spare.append(view.obj)
+        self._spare = [b for b in self._spare if len(b) == self._size]
+
+
+async def _primed(generator: AsyncGenerator[Any, http.Pour | None]
+                  ) -> AsyncGenerator[Any, http.Pour | None]:
     """The same generator, of which the first piece is there already.
 
     So that an error in it can still become the response's status.
     """
     first = await anext(generator, None)
 
-    async def all_of_it() -> AsyncGenerator[Any, None]:
+    async def all_of_it() -> AsyncGenerator[Any, http.Pour | None]:
+        piece = first
         try:
-            if first is not None:
-                yield first
-                async for piece in generator:
-                    yield piece
+            with contextlib.suppress(StopAsyncIteration):
+                while piece is not None:
+                    piece = await generator.asend((yield piece))
         finally:
             await generator.aclose()
 

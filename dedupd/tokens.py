@@ -33,6 +33,8 @@ from glance_dedup import workers
 REMEMBERED = 60.0
 #: How many are.
 MOST = 10000
+#: How many may wait for Glance's answer.
+MOST_ASKED = 1000
 
 _TIMEOUT = 10.0
 _THREADS = 4
@@ -70,6 +72,9 @@ class Tokens:
             return
         future = self._asking.get(key)
         if future is None:
+            if len(self._asking) >= MOST_ASKED:
+                raise http_server.HTTPError(
+                    503, 'Too many tokens are being checked.')
             began = time.monotonic()
             future = asyncio.wrap_future(
                 self._workers.submit(self._ask, token, image_id))

@@ -1,8 +1,20 @@
 /*
  * _engine.h - what the files of the binding to Python share.
  *
- * _enginemodule.c has the module, its errors, Repository and Transaction; each
- * other _engine*.c adds types or functions of its own to it.
+ * Each type, and each group of functions, has a file of its own.  Arrows only
+ * downwards; what a file offers stands here under its name, lowest first:
+ *
+ *     _enginemodule                            the module: registers all
+ *     _enginerepository     _enginemaintenance what all begins with
+ *     _enginetransaction    _enginerecipe      what these open
+ *     _engineimage          _enginegroup
+ *                           _enginemerge       Merge, Relocation, the index
+ *     _enginescrub          _enginespare       functions
+ *     _enginefingerprint    _engineruns
+ *     _engineduplicates
+ *                           _enginepart        calls of the maintainer
+ *     _enginecommon                            what all stand on
+ *
  * _engine.pyi says what all of them offer to Python.  Only files named
  * _engine* know Python.
  */
@@ -29,33 +41,39 @@ typedef struct module_state {
 typedef struct repository_object {
     PyObject_HEAD
     gd_repo *repo;
-    Py_ssize_t users; /* calls under way, open transactions and images */
+    Py_ssize_t users; /* calls under way; transactions, images, maintenances */
     int closed;
     pid_t owner; /* this and the next stay when the handle is gone */
     unsigned long forks;
     const module_state *state;
 } repository_object;
 
+/* ---- _enginecommon.c: errors ---- */
+
 /* The exception of err's status; returns NULL. */
 PyObject *gd_py_raise_in(const module_state *state, const gd_error *err);
 /* The same in a method of an object of one of the module's types. */
 PyObject *gd_py_raise(PyObject *self, const gd_error *err);
+/* What a method returns that only succeeds or fails: None, or the exception
+ * of err. */
+PyObject *gd_py_none(PyObject *self, gd_status s, const gd_error *err);
+/* Whether it was done: False for GD_BUSY, an exception for other failures. */
+PyObject *gd_py_not_busy(PyObject *self, gd_status s, const gd_error *err);
 
-/* GD_CLOSED in a forked child.  The count is there because a process id is
- * used again; the id, because a fork by C code is not counted. */
-gd_status gd_py_check_process(const repository_object *self, gd_error *err);
-/* Every use of the handle stands between enter and leave.  Enter returns 0
- * with an exception set when the handle is closed, or of another process. */
-int gd_py_enter_repository(repository_object *self);
-void gd_py_leave_repository(repository_object *self);
+/* ---- _enginecommon.c: types and objects ---- */
 
-/* Whether this process may touch what the handle has open.  In a forked child
- * everything is left as it is, not even closed. */
-int gd_py_is_owner(const repository_object *self);
+/* Makes the type and adds it to the module; a new reference, NULL on error. */
+PyTypeObject *gd_py_add_type(PyObject *module, PyType_Spec *spec);
+/* A new object of a heap type, zeros behind its head; NULL with an exception
+ * set. */
+void *gd_py_new_object(PyTypeObject *type);
+/* Frees an object of a heap type, and its reference to the type. */
+void gd_py_free_object(PyObject *self);
 
-/* What a recipe's header says, as a dict. */
-PyObject *gd_py_header_dict(const gd_recipe_header *header);
+/* ---- _enginecommon.c: arguments and results ---- */
 
+/* For PyArg_ParseTuple's O&, whose I would take any number modulo 2^32. */
+int gd_py_to_u32(PyObject *object, void *out);
 /* Copies an id's GD_ID_SIZE bytes; 0 with an exception set for another
  * length. */
 int gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
@@ -63,12 +81,30 @@ int gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
 /* (image id[, upload id or None]): *upload is room, or NULL. */
 int gd_py_parse_image(PyObject *args, const char **image_id,
                       uint8_t room[GD_ID_SIZE], const uint8_t **upload);
-/* Frees an object of a heap type, and its reference to the type. */
-void gd_py_free_object(PyObject *self);
-/* Makes the type and adds it to the module; a new reference, NULL on error. */
-PyTypeObject *gd_py_add_type(PyObject *module, PyType_Spec *spec);
+/* (a group's number), which is one that a group can have. */
+int gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number);
 
-/* ---- the maintainer's (_enginemaintenance.c) ---- */
+/* What a recipe's header says of the image, as a dict. */
+PyObject *gd_py_header_dict(const gd_recipe_header *header);
+/* The same with the transaction's id, for the maintainer. */
+PyObject *gd_py_whole_header_dict(const gd_recipe_header *header);
+
+/* ---- _enginecommon.c: the use of a repository handle ---- */
+
+/* GD_CLOSED in a forked child.  The count is there because a process id is
+ * used again; the id, because a fork by C code is not counted. */
+gd_status gd_py_check_process(const repository_object *self, gd_error *err);
+/* Whether this process may touch what the handle has open.  In a forked child
+ * everything is left as it is, not even closed. */
+int gd_py_is_owner(const repository_object *self);
+/* Every use of the handle stands between enter and leave.  Enter returns 0
+ * with an exception set when the handle is closed, or of another process. */
+int gd_py_enter_repository(repository_object *self);
+void gd_py_leave_repository(repository_object *self);
+/* Refuses further uses; the handle goes with the last.  Idempotent. */
+void gd_py_close_repository(repository_object *self);
+
+/* ---- _enginepart.c ---- */
 
 typedef struct part_object part_object;
 
@@ -112,20 +148,35 @@ void gd_py_close_part(part_object *self);
 PyObject *gd_py_part_close(PyObject *object, PyObject *unused);
 void gd_py_part_dealloc(PyObject *object);
 
-/* Adds Maintenance, Recipe and Group, and the functions of runs; -1 on
- * error. */
-int gd_py_add_maintenance(PyObject *module, module_state *state);
+/* ---- functions of the module ---- */
 
-/* Adds Merge, Relocation and the functions of the exact index
- * (_enginemerge.c); -1 on error. */
-int gd_py_add_merging(PyObject *module);
-/* Adds verify_slots (_enginescrub.c); -1 on error. */
-int gd_py_add_scrubbing(PyObject *module);
-/* Adds write_spares (_enginespare.c); -1 on error. */
-int gd_py_add_spares(PyObject *module);
+extern PyMethodDef gd_py_fingerprint_functions[]; /* _enginefingerprint.c */
+extern PyMethodDef gd_py_run_functions[];         /* _engineruns.c */
+extern PyMethodDef gd_py_index_functions[];       /* _enginemerge.c */
+extern PyMethodDef gd_py_duplicates_functions[];  /* _engineduplicates.c */
+extern PyMethodDef gd_py_scrub_functions[];       /* _enginescrub.c */
+extern PyMethodDef gd_py_spare_functions[];       /* _enginespare.c */
 
-/* In _engineimage.c: Repository.open_image, and its type. */
+/* ---- types, and the methods of a higher type that open them ---- */
+
+extern PyType_Spec gd_py_transaction_spec; /* _enginetransaction.c */
+PyObject *gd_py_begin(PyObject *repository, PyObject *args);
+
+extern PyType_Spec gd_py_image_spec; /* _engineimage.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
-extern PyType_Spec gd_py_image_spec;
+
+extern PyType_Spec gd_py_recipe_spec; /* _enginerecipe.c */
+PyObject *gd_py_open_entry(PyObject *maintenance, PyObject *args);
+PyObject *gd_py_open_recipe(PyObject *maintenance, PyObject *args);
+
+extern PyType_Spec gd_py_group_spec; /* _enginegroup.c */
+PyObject *gd_py_enter_group(PyObject *maintenance, PyObject *args);
+
+extern PyType_Spec gd_py_merge_spec; /* _enginemerge.c */
+extern PyType_Spec gd_py_relocation_spec;
+
+extern PyType_Spec gd_py_repository_spec; /* _enginerepository.c */
+
+extern PyType_Spec gd_py_maintenance_spec; /* _enginemaintenance.c */
 
 #endif

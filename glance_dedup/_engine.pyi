@@ -170,8 +170,8 @@ class Recipe:
     """It has a valid header page. False for kind G."""
     error: str | None
     """Why the header page is not valid; None also where it was never written
-    (all zeros, or a shorter file), unless in images/, where one must be. An
-    entry T or M of another transaction than its name says is not valid."""
+    (all zeros, or a shorter file), unless in images/, and of kinds D and O,
+    where one must be. An entry T or M of another transaction than its name says is not valid."""
     links: int
     """Names of the inode when it was opened."""
     inode: int
@@ -331,3 +331,37 @@ def index_sort(records: bytes) -> bytes:
 def index_split(records: bytes, bits: int) -> list[tuple[int, bytes]]:
     """Sorted records, page by page, where there are 2 to the power of `bits`
     pages: the number of each page that has some, and these."""
+
+# Pairs of addresses (2 x 64 bits each), for merging. The index finds them as
+# (other, kept); what is kept of them is (kept, other), sorted: the block that
+# the index has, and one with its fingerprint. `addresses` are sorted, each
+# once; `entries` are theirs as Maintenance.entries lists them, `counts` have 32
+# bits each. ValueError for what is no whole number of items, or if a pair names
+# an address that is not among `addresses`.
+def pair_addresses(pairs: bytes) -> bytes:
+    """The addresses of pairs, sorted, each once."""
+def pick(items: bytes, size: int, first: int, addresses: bytes) -> bytes:
+    """Of a group's items of `size` bytes, from slot `first` on, those of some
+    of its addresses."""
+def pairs_sort(pairs: bytes) -> bytes:
+    """Pairs in order, each once."""
+def pairs_without(a: bytes, b: bytes) -> bytes:
+    """Those of a that b has not; both are sorted."""
+def pairs_named(pairs: bytes, records: bytes) -> bytes:
+    """Of pairs (kept, other): those of which the other one is in a record of
+    the index."""
+def pairs_judge(pairs: bytes, addresses: bytes,
+                entries: bytes) -> tuple[bytes, bytes]:
+    """Of pairs (other, kept): those of equal blocks, as (kept, other), and
+    those whose kept one does not live, as they are."""
+def pairs_revise(pairs: bytes, addresses: bytes,
+                 entries: bytes) -> tuple[bytes, bytes]:
+    """Of pairs (kept, other): those of which a block is gone, and index
+    records, not sorted, of the other blocks, if it was the kept one."""
+def pairs_choose(pairs: bytes, addresses: bytes, entries: bytes,
+                 counts: bytes) -> bytes:
+    """Of sorted pairs (kept, other): replacements (old, new, length, kept; 64
+    bits each) of all blocks in use but one of each class."""
+def replacements_sort(replacements: bytes) -> bytes:
+    """Replacements in order, each old address once, and none whose new address
+    is the old one of another."""

@@ -30,9 +30,7 @@ gd_py_open_image(PyObject *object, PyObject *args)
         return NULL;
     }
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    allocfunc allocate =
-        (allocfunc)PyType_GetSlot(state->image_type, Py_tp_alloc);
-    image_object *result = (image_object *)allocate(state->image_type, 0);
+    image_object *result = gd_py_new_object(state->image_type);
     if (result == NULL) {
         gd_py_leave_repository(self);
         return NULL;
@@ -200,10 +198,7 @@ image_prefetch(PyObject *object, PyObject *args)
     s = gd_image_prefetch(self->image, length, offset, &err);
     Py_END_ALLOW_THREADS
     leave_image(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
-    }
-    Py_RETURN_NONE;
+    return gd_py_none(object, s, &err);
 }
 
 /* describe(page): from 0; b'' behind the last. */

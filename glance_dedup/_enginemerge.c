@@ -92,15 +92,8 @@ merge_header(PyObject *object, PyObject *unused)
     if (!enter_merged(self)) {
         return NULL;
     }
-    const gd_recipe_header *header = &gd_merge_recipe(self->merge)->header;
-    PyObject *result = gd_py_header_dict(header);
-    PyObject *id = PyBytes_FromStringAndSize(
-        (const char *)header->transaction_id, GD_ID_SIZE);
-    if (result == NULL || id == NULL ||
-        PyDict_SetItemString(result, "transaction_id", id) < 0) {
-        Py_CLEAR(result);
-    }
-    Py_XDECREF(id);
+    PyObject *result =
+        gd_py_whole_header_dict(&gd_merge_recipe(self->merge)->header);
     gd_py_leave_maintenance(self->part.maintenance);
     return result;
 }
@@ -275,7 +268,7 @@ static PyType_Slot merge_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec merge_spec = {
+PyType_Spec gd_py_merge_spec = {
     .name = "glance_dedup._engine.Merge",
     .basicsize = sizeof(merge_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
@@ -401,7 +394,7 @@ static PyType_Slot relocation_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec relocation_spec = {
+PyType_Spec gd_py_relocation_spec = {
     .name = "glance_dedup._engine.Relocation",
     .basicsize = sizeof(relocation_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
@@ -585,28 +578,10 @@ engine_index_split(PyObject *module, PyObject *args)
     return list;
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef gd_py_index_functions[] = {
     {"index_update", engine_index_update, METH_VARARGS, NULL},
     {"index_records", engine_index_records, METH_VARARGS, NULL},
     {"index_sort", engine_index_sort, METH_VARARGS, NULL},
     {"index_split", engine_index_split, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-
-static int
-add_type(PyObject *module, PyType_Spec *spec)
-{
-    PyObject *type = (PyObject *)gd_py_add_type(module, spec);
-    Py_XDECREF(type); /* the module has its own */
-    return type == NULL ? -1 : 0;
-}
-
-int
-gd_py_add_merging(PyObject *module)
-{
-    return add_type(module, &merge_spec) < 0 ||
-                   add_type(module, &relocation_spec) < 0 ||
-                   PyModule_AddFunctions(module, functions) < 0
-               ? -1
-               : 0;
-}

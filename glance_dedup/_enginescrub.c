@@ -62,13 +62,7 @@ engine_verify_slots(PyObject *module, PyObject *args)
     return result;
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef gd_py_scrub_functions[] = {
     {"verify_slots", engine_verify_slots, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-
-int
-gd_py_add_scrubbing(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions);
-}

@@ -69,13 +69,7 @@ engine_write_spares(PyObject *module, PyObject *args)
                       : gd_py_raise_in(state, &err);
 }
 
-static PyMethodDef functions[] = {
+PyMethodDef gd_py_spare_functions[] = {
     {"write_spares", engine_write_spares, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-
-int
-gd_py_add_spares(PyObject *module)
-{
-    return PyModule_AddFunctions(module, functions);
-}

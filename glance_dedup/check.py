@@ -282,7 +282,7 @@ class _Checker:
             self.check_ledger()
             self.reader = form.GroupReader(
                 self.repository_id, self.parameters.get('fingerprint'),
-                self.advance)
+                self.parameters.get('block_size'), self.advance)
             self.check_spares(self.group_numbers('spares', spares))
             self.check_groups(self.group_numbers('groups', groups))
             self.check_again()

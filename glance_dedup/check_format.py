@@ -335,12 +335,14 @@ class GroupReader:
 
     :param repository_id: that of all groups; None if it is not known
     :param fingerprint: the digest's name; None if it is not known
+    :param block_size: the largest block's bytes; None if it is not known
     :param advance: told the bytes read and the file's name
     """
 
-    def __init__(self, repository_id, fingerprint, advance):
+    def __init__(self, repository_id, fingerprint, block_size, advance):
         self.repository_id = repository_id
         self.fingerprint = fingerprint
+        self.block_size = block_size or MAX_BLOCK
         self.advance = advance
         self.decompressor = zstandard.ZstdDecompressor(
             max_window_size=MAX_WINDOW)
@@ -401,7 +403,7 @@ class GroupReader:
                          else 'is of spare copies', 32)
         if not MIN_SLOTS <= slots <= MAX_SLOTS:
             raise Damage(f'has {slots} slots', 48)
-        if not 1 <= largest <= MAX_BLOCK:
+        if not 1 <= largest <= self.block_size:
             raise Damage(f'has blocks of up to {largest} bytes', 52)
         name = digest.rstrip(b'\0').decode('ascii', 'replace')
         group.digest = digest_of(name)

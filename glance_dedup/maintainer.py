@@ -49,7 +49,6 @@ _CATALOG = 'catalog'
 _SET_ASIDE = 'quarantine/catalog-'
 _FENCE = struct.Struct('<16sQ')
 _FLOCK = struct.Struct('@hhqqi4x')
-_IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _NAMED = re.compile('[TM]-([0-9a-f]{32})')
 
 #: What says that a recipe's blocks cannot be known, for now or for ever.
@@ -186,7 +185,7 @@ class Maintainer:
         """
         left = set(self.catalog.txids())
         unannounced: dict[bytes, str] = {}
-        for image_id, recipe in self._recipes(self.repository.images()):
+        for image_id, recipe in self._recipes(self._images()):
             with contextlib.closing(recipe):
                 if not recipe.complete:
                     self.note_unreadable(recipe.name, recipe.error)
@@ -223,6 +222,18 @@ class Maintainer:
             pass
         return txid_of_name(name)
 
+    def _images(self) -> list[str]:
+        """All images; and a warning of each other file in images/."""
+        images = self.repository.images()
+        with _os_errors('cannot list images'):
+            names = sorted(os.listdir(self._path('images')))
+        for name in names:
+            text = f'images/{name!r} is not an image'
+            if (not repository_module.IMAGE_ID.fullmatch(name)
+                    and text not in self.warnings):
+                self.warnings.append(text)
+        return images
+
     def _recipes(self, image_ids: list[str]
                  ) -> Iterator[tuple[str, _engine.Recipe]]:
         """The recipes of those images that are still there in their turn.
@@ -230,9 +241,6 @@ class Maintainer:
         The caller closes them. One that cannot even be opened is noted.
         """
         for image_id in image_ids:
-            if not _IMAGE_ID.fullmatch(image_id):
-                self._warn_once(f'images/{image_id!r} is not an image')
-                continue
             try:
                 recipe = self.engine.open_recipe(image_id)
             except exceptions.ImageNotFound:
@@ -241,10 +249,6 @@ class Maintainer:
                 self.note_unreadable(f'images/{image_id}', str(e))
                 continue
             yield image_id, recipe
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
 
     # -- making the catalog anew (N2.3) -----------------------------------
 
@@ -273,7 +277,7 @@ class Maintainer:
             self._path(_CATALOG), self.repository.repository_id, create=True)
         self._catalog = catalog
         catalog.write(kept)
-        self._count(self.repository.images(), progress, unfinished=True)
+        self._count(self._images(), progress, unfinished=True)
         # N2.3. An image that was counted and whose link is lost in a crash
         # has an entry in the spool, and one that was not counted since its
         # unlinking was seen does not come back.
@@ -396,9 +400,10 @@ class Maintainer:
             batch is in it or not, nothing may be unlinked on its account
         """
         if len(batch):
+            # First: it may be written though that fails.
+            self._fence_good = False
             self.write(batch, sync=True, sequence=self._next_sequence(
                 self.catalog.sequence))
-            self._fence_good = False
         if not self._fence_good:
             self._write_fence()
 

@@ -55,6 +55,7 @@ _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 _LOCK_FILES = ('locks/groups', 'locks/images')
 _CODECS = ('none', 'lz4', 'zstd')
+IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 _MAX_THREADS = 64
@@ -549,11 +550,15 @@ class Repository:
             return image.stat
 
     def images(self) -> list[str]:
-        """The ids of all committed images, sorted."""
+        """The ids of all committed images, sorted.
+
+        Other names are left out: a network file system gives one to a file
+        that is removed while it is open.
+        """
         self._handle()
         path = os.path.join(self.path, 'images')
         with _os_errors(f'cannot list {path}'):
-            return sorted(os.listdir(path))
+            return sorted(filter(IMAGE_ID.fullmatch, os.listdir(path)))
 
     # -- statistics and the filter ----------------------------------------
 

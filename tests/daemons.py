@@ -13,85 +13,239 @@
 """Daemons for tests: the real one as a process, and servers that misbehave."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 from dedupd import client as client_module
 
-TOP = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
+#: Seconds that anything may take.
+LIMIT = 30
+
+
+# -- raw requests -------------------------------------------------------------
+
+class Response:
+    """Status, headers by name in lower case, and body."""
+
+    def __init__(self, status, headers, body):
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    def json(self):
+        return json.loads(self.body)
+
+
+def read_response(stream, head=False):
+    """Parse a response from a file; None if there is none."""
+    line = stream.readline()
+    if not line:
+        return None
+    status = int(line.split()[1])
+    headers = {}
+    while (line := stream.readline()) not in (b'\r\n', b''):
+        name, _, value = line.decode('latin-1').partition(':')
+        headers[name.lower()] = value.strip()
+    body = b''
+    if head or status == 100:
+        pass
+    elif headers.get('transfer-encoding') == 'chunked':
+        while size := int(stream.readline(), 16):
+            body += stream.read(size)
+            stream.readline()
+        stream.readline()
+    elif 'content-length' in headers:
+        body = stream.read(int(headers['content-length']))
+    else:
+        body = stream.read()
+    return Response(status, headers, body)
+
+
+def raw(method, path, body=None, **headers):
+    """The bytes of a request; underscores in names become hyphens."""
+    lines = [f'{method} {path} HTTP/1.1', 'Host: x']
+    if body is not None:
+        headers['Content-Length'] = len(body)
+    lines += [f'{name.replace("_", "-")}: {value}'
+              for name, value in headers.items()]
+    return '\r\n'.join(lines).encode() + b'\r\n\r\n' + (body or b'')
+
+
+# -- the real one -------------------------------------------------------------
 
 class Daemon:
-    """A dedupd of a repository, as a process of its own.
+    """One that runs from ``start`` to ``stop``, and may be started again.
 
-    :param directory: where its socket, options and log are to lie
-    :param options: of [dedupd], beyond those that it needs
+    :param repository: path of the repository
+    :param directory: where its socket, options and log are to lie; one of its
+        own if there is none
+    :param options: of ``[dedupd]``
     """
 
-    def __init__(self, directory, repository, **options):
+    def __init__(self, repository, directory=None, **options):
+        self._place = None
+        if directory is None:
+            # In a place of its own, since a socket's path must be short, and
+            # that every user may enter.
+            self._place = tempfile.TemporaryDirectory(prefix='dedupd-')
+            directory = self._place.name
         self.directory = pathlib.Path(directory)
         self.directory.mkdir(exist_ok=True)
-        self.path = self.directory / 'socket'
+        self.directory.chmod(0o755)
+        self.socket = str(self.directory / 'socket')
+        self.config = self.directory / 'dedupd.conf'
         self.log = self.directory / 'log'
-        options = {'datadir': repository, 'socket': self.path,
-                   'filter_dir': self.directory / 'filter', 'filter_mib': 1,
-                   **options}
-        self.options = self.directory / 'conf'
-        self.options.write_text('[dedupd]\n' + ''.join(
-            f'{name} = {value}\n' for name, value in options.items()))
+        self.environment = {}
+        self.program = ['-m', 'dedupd.main']
+        self.options = {
+            'datadir': repository, 'socket': self.socket, 'filter_mib': 1,
+            'filter_dir': self.directory / 'filter', 'collect_interval': 0,
+            'merge_interval': 0, 'scrub_interval': 0, **options}
         self.process = None
+        self.write_config()
 
-    @property
-    def address(self):
-        return f'unix:{self.path}'
+    def write_config(self, **options):
+        self.options.update(options)
+        self.config.write_text(
+            '[DEFAULT]\ndebug = true\n[dedupd]\n' + ''.join(
+                f'{name} = {value}\n'
+                for name, value in self.options.items()
+                if value is not None))
 
-    def client(self, **options):
-        return client_module.Client(self.address, **options)
-
-    def start(self):
+    def start(self, wait=True):
         with open(self.log, 'ab') as log:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'dedupd.main',
-                 '--config-file', str(self.options)], stdout=log, stderr=log,
-                env={**os.environ, 'PYTHONPATH': str(TOP)})
-        end = time.monotonic() + 60
+                [sys.executable, *self.program, '--config-file',
+                 str(self.config)], cwd=ROOT, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, env={
+                    **os.environ, 'PYTHONPATH': str(ROOT),
+                    **self.environment})
+        if wait:
+            self.wait_for(lambda: self.request(
+                'GET', '/healthcheck/ready').status == 200)
+        return self
+
+    def wait_for(self, condition, limit=LIMIT):
+        """Until a condition is true; errors of sockets are not yet."""
+        deadline = time.monotonic() + limit
         while True:
-            try:
-                with self.client() as client:
-                    status = client.status()
-                if status['catalog']['state'] == 'ready':
-                    return self
-            except client_module.DaemonUnavailable:
-                pass
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, self.log.read_text()
+            assert self.process.poll() is None, self.text()
+            with contextlib.suppress(OSError, AttributeError):
+                if condition():
+                    return
+            assert time.monotonic() < deadline, self.text()
             time.sleep(0.02)
+
+    def wait_for_catalog(self, role='maintainer'):
+        """Until it maintains the repository, or does not."""
+        self.wait_for(lambda: (
+            self.status()['daemon']['role'] == role and (
+                role != 'maintainer'
+                or self.status()['catalog']['state'] == 'ready')))
+        return self
+
+    def text(self):
+        return self.log.read_text()
+
+    def stop(self, number=signal.SIGTERM, limit=LIMIT):
+        """End it; returns the exit status, which has to come in time."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(limit)
 
     def kill(self):
         """As kill -9."""
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(LIMIT)
 
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
+    def close(self):
+        if self.process is not None:
+            self.kill()
+        if self._place is not None:
+            self._place.cleanup()
 
     def __enter__(self):
-        return self.start()
+        return self
 
     def __exit__(self, *exc_info):
-        self.stop()
+        self.close()
 
+    # -- requests ----------------------------------------------------------
+
+    @property
+    def address(self):
+        return f'unix:{self.socket}'
+
+    def client(self, **options):
+        return client_module.Client(self.address, **options)
+
+    def connect(self):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(LIMIT)
+        sock.connect(self.socket)
+        return sock
+
+    def send(self, data, head=False):
+        """Send bytes on a connection of their own; the first response."""
+        with self.connect() as sock, sock.makefile('rb') as stream:
+            sock.sendall(data)
+            return read_response(stream, head)
+
+    def request(self, method, path, body=None, **headers):
+        return self.send(raw(method, path, body, **headers),
+                         head=method == 'HEAD')
+
+    def status(self):
+        return self.request('GET', '/v1/status').json()
+
+    def memory(self, name='VmRSS'):
+        """Bytes of the process."""
+        for line in open(f'/proc/{self.process.pid}/status'):
+            if line.startswith(f'{name}:'):
+                return int(line.split()[1]) * 1024
+
+    def run(self, task, **arguments):
+        """Have a task run, and wait for its end; its status."""
+        number = self.request(
+            'POST', f'/v1/tasks/{task}',
+            json.dumps(arguments).encode()).json()['number']
+        return self.request(
+            'GET', f'/v1/tasks/{task}?after={number}&wait=60').json()
+
+
+def impatient(**intervals):
+    """A program that is the daemon, with other intervals of the scheduler.
+
+    :param intervals: seconds, by the names of scheduler's constants; ACCOUNT
+        is that of the task `account`
+    """
+    account = intervals.pop('ACCOUNT', 60)
+    return ['-c', 'import sys; from dedupd import main, scheduler; '
+            f'scheduler.TASKS["account"] = {account}; '
+            f'vars(scheduler).update({intervals}); sys.exit(main.main())']
+
+
+@contextlib.contextmanager
+def running(repository, directory=None, **options):
+    """A daemon that serves, and has its catalog."""
+    with Daemon(repository, directory, **options) as daemon:
+        daemon.start().wait_for_catalog()
+        yield daemon
+        if daemon.process.poll() is None:
+            assert daemon.stop() == 0, daemon.text()
+
+
+# -- servers that misbehave ---------------------------------------------------
 
 @contextlib.contextmanager
 def scripted(path, behave):

@@ -23,6 +23,8 @@ import contextlib
 import os
 import pathlib
 
+from dedupd import accounting
+from dedupd import task
 from glance_dedup import _engine
 from glance_dedup import maintainer as maintainer_module
 from tests import repositories
@@ -115,6 +117,10 @@ def disk(path):
     return sum(entry.stat().st_blocks * 512
                for name in ('groups', 'images', 'spool')
                for entry in os.scandir(os.path.join(path, name)))
+
+
+def account(maintainer):
+    return accounting.run_once(maintainer, task.Control())
 
 
 # -- watching -----------------------------------------------------------------

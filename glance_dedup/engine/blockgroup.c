@@ -74,7 +74,7 @@ decode_header(gd_group *group, const gd_params *params,
     group->bounds.max_block = gd_get32(in + 52);
     if (group->bounds.slots < GD_SLOTS_MIN ||
         group->bounds.slots > GD_MAX_SLOTS || group->bounds.max_block == 0 ||
-        group->bounds.max_block > 65536) {
+        group->bounds.max_block > params->block_size) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible bounds in the header (offset 48)", name);
     }

@@ -267,10 +267,10 @@ posix_sleep_ms(const gd_env *env, unsigned ms)
 }
 
 static void *
-posix_alloc(const gd_env *env, size_t size)
+posix_alloc(const gd_env *env, size_t size, bool zeroed)
 {
     (void)env;
-    return calloc(1, size);
+    return zeroed ? calloc(1, size) : malloc(size);
 }
 
 static void
@@ -429,11 +429,21 @@ gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err)
     size_t total;
     void *memory = NULL;
     if (!__builtin_mul_overflow(count, size, &total)) {
-        memory = env->alloc(env, total == 0 ? 1 : total);
+        memory = env->alloc(env, total == 0 ? 1 : total, true);
     }
     if (memory == NULL) {
         gd_fail(err, GD_NOMEM, "out of memory: %zu times %zu bytes", count,
                 size);
+    }
+    return memory;
+}
+
+void *
+gd_alloc(const gd_env *env, size_t size, gd_error *err)
+{
+    void *memory = env->alloc(env, size, false);
+    if (memory == NULL) {
+        gd_fail(err, GD_NOMEM, "out of memory: %zu bytes", size);
     }
     return memory;
 }

@@ -71,7 +71,8 @@ struct gd_env {
     uid_t (*geteuid)(const gd_env *env);
     int64_t (*now)(const gd_env *env); /* seconds since the epoch */
     void (*sleep_ms)(const gd_env *env, unsigned ms);
-    void *(*alloc)(const gd_env *env, size_t size); /* NULL when out of it */
+    /* NULL when out of it. */
+    void *(*alloc)(const gd_env *env, size_t size, bool zeroed);
     void (*release)(const gd_env *env, void *memory);
 };
 
@@ -99,6 +100,9 @@ gd_status gd_sync_dir(const gd_env *env, int dir, const char *path,
 /* Zeroed memory for count * size bytes, checked for overflow; NULL on
  * failure with GD_NOMEM in err. */
 void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
+/* The same without the zeros, which cost as much as filling a large buffer
+ * does: for what is filled before it is looked at. */
+void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
 /* Whether the name still leads to the open file (I4). */
 bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
 

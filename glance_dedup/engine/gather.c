@@ -40,11 +40,11 @@ need_buffers(gd_gather *gather, gd_error *err)
         return GD_OK;
     }
     if (gather->in == NULL) {
-        gather->in = gd_calloc(
-            env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
+        gather->in = gd_alloc(
+            env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
     }
     if (gather->plain == NULL) {
-        gather->plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
+        gather->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
     }
     if (gather->in == NULL || gather->plain == NULL) {
         return GD_NOMEM;

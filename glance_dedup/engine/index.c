@@ -14,8 +14,8 @@ enum {
     DIGITS = 256,
 };
 
-static void
-put_record(uint8_t *out, uint64_t key, uint64_t address)
+void
+gd_index_put_record(uint8_t *out, uint64_t key, uint64_t address)
 {
     uint64_t bytes = htobe64(key);
     memcpy(out, &bytes, sizeof bytes);
@@ -33,8 +33,8 @@ gd_index_records(const uint8_t *entries, size_t count, uint32_t group,
         if (entry[LISTED_STATE] == GD_ENTRY_LIVE) {
             uint64_t address =
                 (uint64_t)group << GD_SLOT_BITS | (first + i);
-            put_record(out + used * GD_INDEX_RECORD, gd_index_key(entry),
-                       address);
+            gd_index_put_record(out + used * GD_INDEX_RECORD,
+                                gd_index_key(entry), address);
             used++;
         }
     }
@@ -43,15 +43,10 @@ gd_index_records(const uint8_t *entries, size_t count, uint32_t group,
 
 /* ---- sorting ---- */
 
-typedef struct item {
-    uint64_t key;
-    uint64_t address;
-} item;
-
 /* One pass of a radix sort, stable, by one byte of the address (0 to 4) or of
  * the key (5 to 12).  False, and nothing is moved, if all have the same. */
 static bool
-sort_by_byte(const item *from, item *to, size_t count, unsigned byte)
+sort_by_byte(const gd_item *from, gd_item *to, size_t count, unsigned byte)
 {
     size_t starts[DIGITS] = {0};
     bool of_key = byte >= ADDRESS_BYTES;
@@ -76,28 +71,35 @@ sort_by_byte(const item *from, item *to, size_t count, unsigned byte)
     return true;
 }
 
-gd_status
-gd_index_sort(const gd_env *env, uint8_t *records, size_t count, gd_error *err)
+gd_item *
+gd_sort_items(gd_item *items, gd_item *room, size_t count)
 {
-    item *items = gd_calloc(env, count, 2 * sizeof *items, err);
-    if (items == NULL) {
-        return GD_NOMEM;
-    }
-    item *from = items, *to = items + count;
-    for (size_t i = 0; i < count; i++) {
-        const uint8_t *record = records + i * GD_INDEX_RECORD;
-        from[i] = (item){gd_index_key(record), gd_index_address(record)};
-    }
+    gd_item *from = items, *to = room;
     for (unsigned byte = 0; byte < ADDRESS_BYTES + KEY_BYTES; byte++) {
         if (count > 1 && sort_by_byte(from, to, count, byte)) {
-            item *sorted = to;
+            gd_item *sorted = to;
             to = from;
             from = sorted;
         }
     }
+    return from;
+}
+
+gd_status
+gd_index_sort(const gd_env *env, uint8_t *records, size_t count, gd_error *err)
+{
+    gd_item *items = gd_calloc(env, count, 2 * sizeof *items, err);
+    if (items == NULL) {
+        return GD_NOMEM;
+    }
     for (size_t i = 0; i < count; i++) {
-        put_record(records + i * GD_INDEX_RECORD, from[i].key,
-                   from[i].address);
+        const uint8_t *record = records + i * GD_INDEX_RECORD;
+        items[i] = (gd_item){gd_index_key(record), gd_index_address(record)};
+    }
+    const gd_item *sorted = gd_sort_items(items, items + count, count);
+    for (size_t i = 0; i < count; i++) {
+        gd_index_put_record(records + i * GD_INDEX_RECORD, sorted[i].key,
+                            sorted[i].address);
     }
     env->release(env, items);
     return GD_OK;
@@ -108,7 +110,7 @@ gd_index_sort(const gd_env *env, uint8_t *records, size_t count, gd_error *err)
 /* Walks through sorted records. */
 typedef struct cursor {
     const uint8_t *at, *end;
-    item now; /* valid while at < end */
+    gd_item now; /* valid while at < end */
     bool sorted;
 } cursor;
 
@@ -116,7 +118,7 @@ static void
 load(cursor *c)
 {
     if (c->at < c->end) {
-        c->now = (item){gd_index_key(c->at), gd_index_address(c->at)};
+        c->now = (gd_item){gd_index_key(c->at), gd_index_address(c->at)};
     }
 }
 
@@ -133,7 +135,7 @@ start(gd_records records)
 }
 
 static bool
-less(const item *a, const item *b)
+less(const gd_item *a, const gd_item *b)
 {
     return a->key != b->key ? a->key < b->key : a->address < b->address;
 }
@@ -141,7 +143,7 @@ less(const item *a, const item *b)
 static void
 step(cursor *c)
 {
-    item before = c->now;
+    gd_item before = c->now;
     c->at += GD_INDEX_RECORD;
     load(c);
     if (c->at < c->end && less(&c->now, &before)) {
@@ -151,7 +153,7 @@ step(cursor *c)
 
 /* Whether this record is one to remove; the cursor keeps up. */
 static bool
-is_removed(cursor *remove, const item *record)
+is_removed(cursor *remove, const gd_item *record)
 {
     while (remove->at < remove->end && less(&remove->now, record)) {
         step(remove);
@@ -162,18 +164,19 @@ is_removed(cursor *remove, const item *record)
 /* What came out of the merging last. */
 typedef struct output {
     gd_index_result *result;
-    item kept;     /* the last record of the page */
+    gd_item kept;  /* the last record of the page */
     uint64_t seen; /* the last address of its fingerprint */
 } output;
 
 /* Records come in order: the first of a fingerprint is kept. */
 static void
-put(output *out, const item *record)
+put(output *out, const gd_item *record)
 {
     gd_index_result *result = out->result;
     if (result->page_count == 0 || record->key != out->kept.key) {
-        put_record(result->page + result->page_count * GD_INDEX_RECORD,
-                   record->key, record->address);
+        gd_index_put_record(
+            result->page + result->page_count * GD_INDEX_RECORD, record->key,
+            record->address);
         result->page_count++;
         out->kept = *record;
     } else if (record->address != out->seen) {

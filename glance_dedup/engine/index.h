@@ -46,10 +46,22 @@ gd_index_page(const uint8_t *record, unsigned bits)
     return bits == 0 ? 0 : (uint32_t)(gd_index_key(record) >> (64 - bits));
 }
 
+void gd_index_put_record(uint8_t *out, uint64_t key, uint64_t address);
+
 /* Writes the records, in the order of slots, of the live ones among listed
  * entries of slots from `first`; out has room for count.  Returns how many. */
 size_t gd_index_records(const uint8_t *entries, size_t count, uint32_t group,
                         uint32_t first, uint8_t *out);
+
+/* A record in memory, or any two numbers, of which the second has 40 bits. */
+typedef struct gd_item {
+    uint64_t key;
+    uint64_t address;
+} gd_item;
+
+/* Sorts items by key, then by address; room is for as many.  Returns where they
+ * are then: items or room. */
+gd_item *gd_sort_items(gd_item *items, gd_item *room, size_t count);
 
 gd_status gd_index_sort(const gd_env *env, uint8_t *records, size_t count,
                         gd_error *err);

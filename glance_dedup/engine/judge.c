@@ -77,13 +77,15 @@ gd_judged_list(const gd_env *env, int root, gd_spool_base **entries,
 
 /* ---- opening ---- */
 
-/* Whether a header page was ever written.  In images/ one was. */
+/* Whether a header page was ever written.  In images/ one was, and so of what a
+ * delete or a merge took out of it. */
 static gd_status
 has_header(const gd_judged *judged, uint64_t size, bool *has, gd_error *err)
 {
     static const uint8_t zeros[GD_RECIPE_PAGE];
     uint8_t page[GD_RECIPE_PAGE];
-    *has = judged->kind == 0;
+    *has = judged->kind == 0 || judged->kind == GD_SPOOL_DELETED ||
+           judged->kind == GD_SPOOL_REPLACED;
     if (*has || judged->kind == GD_SPOOL_GROUP || size < sizeof page) {
         return GD_OK;
     }

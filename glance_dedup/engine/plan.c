@@ -72,10 +72,13 @@ static gd_status
 lend_group(gd_plan *plan, uint32_t number, gd_group **group, gd_error *err)
 {
     gd_repo *repo = plan->repo;
-    if (plan->group_count > 0 &&
-        plan->groups[plan->group_count - 1]->number == number) {
-        *group = plan->groups[plan->group_count - 1];
-        return GD_OK;
+    /* Each once: of groups that the cache has no place for, each time would
+     * take a descriptor. */
+    for (size_t i = plan->group_count; i > 0; i--) {
+        if (plan->groups[i - 1]->number == number) {
+            *group = plan->groups[i - 1];
+            return GD_OK;
+        }
     }
     gd_status s = grow(repo->env, (void **)&plan->groups, &plan->group_room,
                        plan->group_count, sizeof *plan->groups, err);

@@ -225,8 +225,8 @@ gd_cached_segment *
 gd_segcache_new(gd_segcache *cache, const gd_segment_header *header)
 {
     /* Not zeroed: the decoder fills all of it. */
-    gd_cached_segment *segment = cache->env->alloc(
-        cache->env, sizeof *segment + header->plain_length);
+    gd_cached_segment *segment = gd_alloc(
+        cache->env, sizeof *segment + header->plain_length, NULL);
     if (segment != NULL) {
         memset(segment, 0, sizeof *segment);
         segment->header = *header;

@@ -76,12 +76,15 @@ link_image(const gd_env *env, int root, const gd_spool_file *file,
     if (ours) {
         return GD_OK;
     }
-    if (rc == -EEXIST) {
-        return gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
-    }
     int found = env->fstatat(env, root, image_name, &named);
     *linked = found < 0 && found != -ENOENT;
-    return gd_fail_errno(err, -rc, "cannot commit image %s", image_id);
+    if (rc != -EEXIST) {
+        return gd_fail_errno(err, -rc, "cannot commit image %s", image_id);
+    }
+    return *linked ? gd_fail_errno(err, -found, "cannot find out whether image "
+                                   "%s was committed", image_id)
+                   : gd_fail(err, GD_EXISTS, "image %s exists already",
+                             image_id);
 }
 
 gd_status

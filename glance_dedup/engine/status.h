@@ -11,7 +11,7 @@
 
 #include <stddef.h>
 
-/* The binding's table in _enginemodule.c maps each of these to an exception;
+/* The binding's table in _enginecommon.c maps each of these to an exception;
  * a value is never reused for another meaning. */
 typedef enum gd_status {
     GD_OK = 0,

@@ -362,13 +362,13 @@ fault_sleep_ms(const gd_env *env, unsigned ms)
 }
 
 static void *
-fault_alloc(const gd_env *env, size_t size)
+fault_alloc(const gd_env *env, size_t size, bool zeroed)
 {
     fault_env *f = self(env);
     if (enter(f, FAULT_ALLOC) != 0) {
         return NULL;
     }
-    void *memory = f->real->alloc(f->real, size);
+    void *memory = f->real->alloc(f->real, size, zeroed);
     if (memory != NULL) {
         add(f, &f->allocations, 1);
     }

@@ -209,6 +209,42 @@ test_entering(void)
     teardown(&t);
 }
 
+static int replaced_root; /* of the group that is to be replaced; -1: none */
+
+static int
+replace_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    if (replaced_root >= 0 && type == F_WRLCK && byte > UINT32_MAX) {
+        CHECK_INT(renameat(replaced_root, "spool/copy", replaced_root, GROUP_1),
+                  0);
+        replaced_root = -1;
+    }
+    return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
+}
+
+/* What was read before the locks were held may be of a file that is gone, and
+ * what was published since would be lost (I4). */
+static void
+test_replaced_before_the_lock(void)
+{
+    fixture t;
+    struct stat st;
+    setup(&t);
+    int fd = openat(t.x.root, "spool/copy", O_WRONLY | O_CREAT, 0600);
+    REQUIRE(fd >= 0 &&
+            pwrite(fd, t.before, t.size, 0) == (ssize_t)t.size);
+    close(fd);
+    replaced_root = t.x.root;
+    t.x.f.env.lock = replace_and_lock;
+    CHECK_INT(enter(&t, 1), GD_OK);
+    CHECK_INT(replaced_root, -1);
+    CHECK_INT(fstatat(t.x.root, GROUP_1, &st, 0), 0);
+    CHECK_INT(t.held->group->inode, st.st_ino);
+    gd_held_close(t.held);
+    teardown(&t);
+}
+
 /* Every call of it fails once: nothing stays locked, nor open. */
 static void
 test_entering_fails(void)
@@ -842,6 +878,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_entering);
+    RUN(test_replaced_before_the_lock);
     RUN(test_entering_fails);
     RUN(test_free);
     RUN(test_only_published_slots);

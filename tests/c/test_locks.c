@@ -5,7 +5,9 @@
  */
 #include "locks.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "scratch.h"
@@ -273,6 +275,36 @@ test_announce(void)
     teardown(&t);
 }
 
+static int
+lock_and_replace(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    char name[4096];
+    ssize_t length = readlink(path, name, sizeof name - 1);
+    if (CHECK(length > 0)) {
+        name[length] = '\0';
+        CHECK_INT(unlink(name), 0);
+        close(open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    }
+    return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
+}
+
+/* I4: who comes later would lock the other file. */
+static void
+test_maintainer_lock_of_a_file_that_was_replaced(void)
+{
+    fixture t;
+    gd_error err;
+    int fd;
+    setup(&t);
+    t.x.f.env.lock = lock_and_replace;
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &fd, &err), GD_BUSY);
+    CHECK_INT(fd, -1);
+    teardown(&t);
+}
+
 static void
 test_maintainer_lock(void)
 {
@@ -472,6 +504,7 @@ main(int argc, char **argv)
     RUN(test_exclude_is_refused);
     RUN(test_announce);
     RUN(test_maintainer_lock);
+    RUN(test_maintainer_lock_of_a_file_that_was_replaced);
     RUN(test_image_lock);
     RUN(test_image_lock_is_waited_for);
     RUN(test_failures);

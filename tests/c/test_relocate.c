@@ -83,8 +83,9 @@ is_block(uint64_t number, size_t block)
     return equal;
 }
 
+/* Changes an entry's state, and a byte of its fingerprint. */
 static void
-set_state(uint64_t number, uint8_t state)
+change_entry(uint64_t number, uint8_t state, uint8_t flip)
 {
     gd_group *group;
     gd_entry entry;
@@ -94,8 +95,15 @@ set_state(uint64_t number, uint8_t state)
               GD_OK);
     CHECK_INT(gd_group_read_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
     entry.state = state;
+    entry.fingerprint.bytes[31] ^= flip;
     CHECK_INT(gd_group_write_entries(group, a.slot, 1, &entry, &x.err), GD_OK);
     gd_group_close(group);
+}
+
+static void
+set_state(uint64_t number, uint8_t state)
+{
+    change_entry(number, state, 0);
 }
 
 static gd_relocation *
@@ -183,11 +191,12 @@ test_blocks_that_do_not_verify(void)
     setup();
     const uint8_t *pairs;
     size_t count;
-    uint8_t given[8 * 5];
+    uint8_t given[8 * 6];
     gd_group *group;
     gd_entry entry;
     set_state(address(0), GD_ENTRY_FREED);
     set_state(address(1), GD_ENTRY_DAMAGED);
+    change_entry(address(2), GD_ENTRY_LIVE, 1); /* another block's name */
     REQUIRE(gd_group_open(x.env, x.root, &x.params, 1, O_RDWR, &group,
                           &x.err) == GD_OK);
     CHECK_INT(gd_group_read_entries(group, 20, 1, &entry, &x.err), GD_OK);
@@ -199,8 +208,9 @@ test_blocks_that_do_not_verify(void)
     gd_put64(given + 16, address(1));
     gd_put64(given + 24, address(30));
     gd_put64(given + 32, address(0));
+    gd_put64(given + 40, address(2));
     gd_relocation *relocation = open_relocation();
-    CHECK_INT(gd_relocation_add(relocation, given, 5, &x.err), GD_OK);
+    CHECK_INT(gd_relocation_add(relocation, given, 6, &x.err), GD_OK);
     CHECK_INT(gd_relocation_finish(relocation, &pairs, &count, &x.err), GD_OK);
     REQUIRE(count == 1);
     CHECK_INT(gd_get64(pairs), address(30));

@@ -125,7 +125,8 @@ FORWARDED(int, fstat, (const gd_env *env, int fd, struct stat *st),
           (w.below, fd, st))
 FORWARDED(int, random, (const gd_env *env, void *buf, size_t len),
           (w.below, buf, len))
-FORWARDED(void *, alloc, (const gd_env *env, size_t size), (w.below, size))
+FORWARDED(void *, alloc, (const gd_env *env, size_t size, bool zeroed),
+          (w.below, size, zeroed))
 FORWARDED(void, release, (const gd_env *env, void *memory), (w.below, memory))
 static void
 through_sleep_ms(const gd_env *env, unsigned ms)
@@ -460,6 +461,16 @@ test_commit_of_uncertain_outcome(void)
     CHECK_INT(commit(&file, "a", &linked), GD_IO);
     CHECK(linked);
     fault_env_heal(&x.f);
+    gd_spool_discard(&w.env, x.root, &file);
+    /* The answer to a request that was repeated says nothing either. */
+    linked = false;
+    file = make_recipe("a", 4096);
+    w.link_lies_with_eexist = true;
+    fault_env_fail(&x.f, FAULT_FSTATAT, 1, EIO, true);
+    CHECK_INT(commit(&file, "a", &linked), GD_IO);
+    CHECK(linked);
+    fault_env_heal(&x.f);
+    CHECK_INT(scratch_exists(&x, "images/a"), true);
     gd_spool_discard(&w.env, x.root, &file);
     teardown();
 }

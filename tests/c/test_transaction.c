@@ -5,6 +5,7 @@
  */
 #include "transaction.h"
 
+#include <poll.h>
 #include <signal.h>
 
 #include "blockgroup.h"
@@ -508,8 +509,18 @@ test_failure_after_the_link(void)
 
 /* ---- killed ---- */
 
-/* A child that stores images without end is killed at any moment; what it
- * acknowledged is there, and the repository goes on. */
+/* Wait until a child has acknowledged an image. */
+static void
+await_acknowledgement(int fd)
+{
+    struct pollfd pipe = {.fd = fd, .events = POLLIN};
+    CHECK_INT(poll(&pipe, 1, 60000), 1);
+    CHECK((pipe.revents & POLLIN) != 0);
+}
+
+/* A child that stores images without end is killed at any moment, every other
+ * one not before it has acknowledged one; what it acknowledged is there, and
+ * the repository goes on. */
 static void
 test_killed_writers(void)
 {
@@ -541,6 +552,9 @@ test_killed_writers(void)
             }
         }
         close(pipes[1]);
+        if (i % 2 == 0) {
+            await_acknowledgement(pipes[0]);
+        }
         usleep((useconds_t)(next_random(&seed) % 20000));
         kill(child, SIGKILL);
         int status = 0;
@@ -558,7 +572,7 @@ test_killed_writers(void)
         gd_repo_close(repo);
         close(pipes[0]);
     }
-    CHECK(acknowledged > 0);
+    CHECK(acknowledged > KILLS / 2);
     repo = scratch_repo_filter(&x);
     fill_image(data, LENGTH, 512, 2000, 77777777);
     put("last", data, LENGTH, LENGTH, NULL);

@@ -15,10 +15,10 @@
 import contextlib
 import socket
 
-from tests.functional import dedupd_process
+from tests import daemons
 
 
-class Daemon(dedupd_process.Daemon):
+class Daemon(daemons.Daemon):
     """One with a status listener.
 
     :param default: lines for ``[DEFAULT]``

@@ -29,9 +29,9 @@ import lz4.block
 import pytest
 import xxhash
 
-from tests.functional import dedupd_process
-from tests.functional.dedupd_process import raw
-from tests.functional.dedupd_process import read_response
+from tests import daemons
+from tests.daemons import raw
+from tests.daemons import read_response
 from tests import repositories
 
 BLOCK = 4096
@@ -59,7 +59,7 @@ def repository(tmp_path_factory, content):
 @pytest.fixture(scope='module')
 def daemon(repository):
     """One whose patience is short."""
-    with dedupd_process.Daemon(
+    with daemons.Daemon(
             repository, header_timeout=2, idle_timeout=3, write_timeout=3,
             max_connections=1200) as process:
         yield process.start().wait_for_catalog()
@@ -416,7 +416,7 @@ def test_a_thousand_idle_connections(daemon, content):
 
 
 def test_too_many_connections(repository, content):
-    with dedupd_process.Daemon(repository, max_connections=3) as daemon:
+    with daemons.Daemon(repository, max_connections=3) as daemon:
         daemon.start()
         with contextlib.ExitStack() as stack:
             for _ in range(3):
@@ -506,7 +506,7 @@ def test_wrong_user(daemon, repository):
         assert 'User 65534 was refused' in daemon.text()
     finally:
         os.chmod(daemon.socket, 0o600)
-    with dedupd_process.Daemon(repository, socket_users='65534') as other:
+    with daemons.Daemon(repository, socket_users='65534') as other:
         other.start()
         assert connect_as(other, 65534, request) == b'HTTP/1.1 '
         assert connect_as(other, 65533, request) == b''
@@ -587,7 +587,7 @@ def test_damaged_image(tmp_path):
                               else data[2_996_224 - 4096 * 2:][:64])
         group.data[at] ^= 1
         group.save()
-    with dedupd_process.Daemon(path) as daemon:
+    with daemons.Daemon(path) as daemon:
         daemon.start()
         response = daemon.request('GET', '/v1/images/early')
         assert response.status == 500

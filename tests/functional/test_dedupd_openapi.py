@@ -13,7 +13,6 @@
 """The daemon answers as ``openapi.yaml`` says, whatever it is asked."""
 
 import contextlib
-import pathlib
 import socket
 import threading
 
@@ -23,10 +22,10 @@ import schemathesis
 from schemathesis import checks
 import yaml
 
-from tests.functional import dedupd_process
+from tests import daemons
 from tests import repositories
 
-PATH = pathlib.Path(dedupd_process.ROOT) / 'doc/source/reference/openapi.yaml'
+PATH = daemons.ROOT / 'doc/source/reference/openapi.yaml'
 DOCUMENT = yaml.safe_load(PATH.read_text())
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 CHECKS = [
@@ -70,7 +69,7 @@ def url(tmp_path_factory):
     path = repositories.create(tmp_path_factory.mktemp('r') / 'repository')
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', repositories.mixture(300_000))
-    with dedupd_process.Daemon(path, header_timeout=5) as daemon:
+    with daemons.Daemon(path, header_timeout=5) as daemon:
         daemon.start().wait_for_catalog()
         with contextlib.closing(Relay(daemon.socket)) as relay:
             yield relay.url

@@ -20,17 +20,15 @@ import pathlib
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
 from tests import certificates
-from tests.functional import dedupd_process
-from tests.functional.dedupd_process import raw
-from tests.functional.dedupd_process import read_response
+from tests import daemons
+from tests.daemons import raw
+from tests.daemons import read_response
 from tests import repositories
 
 IMAGE = '/v1/images/image'
@@ -59,7 +57,7 @@ def free_port():
 
 def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
     """Start to serving does not wait for a catalog that is made anew."""
-    with dedupd_process.Daemon(repository) as daemon:
+    with daemons.Daemon(repository) as daemon:
         # Whoever opens the recipes one by one would hang on the FIFO; the
         # daemon opens what it serves, and no more.
         daemon.start()
@@ -72,7 +70,7 @@ def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
 def test_start_takes_less_than_a_second(repository):
     """Most of which is Python's; measured from exec to the answer."""
     taken = []
-    with dedupd_process.Daemon(repository) as daemon:
+    with daemons.Daemon(repository) as daemon:
         for _ in range(3):
             since = time.monotonic()
             daemon.start()
@@ -85,7 +83,8 @@ def test_start_takes_less_than_a_second(repository):
 
 @pytest.mark.parametrize('options,words', [
     ({'datadir': '/nonexistent'}, 'no directory /nonexistent'),
-    ({'socket': '/nonexistent/socket'}, 'No such file'),
+    ({'socket': '/nonexistent/socket'},
+     'cannot listen on /nonexistent/socket: No such file'),
     ({'listen': '127.0.0.1:1'}, 'listen needs tls_cert'),
     ({'listen': '127.0.0.1:1', 'tls_cert': '/nonexistent'}, 'No such file'),
     ({'socket_users': 'no-such-user'}, "no user 'no-such-user'"),
@@ -93,7 +92,7 @@ def test_start_takes_less_than_a_second(repository):
     ({'read_threads': 0}, 'read_threads'),
     ({'merge_exclude': '../x'}, 'merge_exclude')])
 def test_bad_options_end_it_with_a_sentence(repository, options, words):
-    with dedupd_process.Daemon(repository, **options) as daemon:
+    with daemons.Daemon(repository, **options) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(20) == 1
         assert words in daemon.text()
@@ -101,13 +100,15 @@ def test_bad_options_end_it_with_a_sentence(repository, options, words):
 
 
 def test_socket_of_the_living_and_of_the_dead(repository):
-    with dedupd_process.Daemon(repository) as daemon:
+    with daemons.Daemon(repository) as daemon:
         daemon.start()
-        second = dedupd_process.Daemon(repository, socket=daemon.socket)
+        second = daemons.Daemon(repository, socket=daemon.socket)
         with second:
             second.start(wait=False)
             assert second.process.wait(20) == 1
-            assert 'Address already in use' in second.text()
+            assert (f'cannot listen on {daemon.socket}: Address already in '
+                    'use' in second.text())
+            assert 'Traceback' not in second.text()
         assert daemon.request('GET', '/healthcheck').status == 200
         daemon.stop(signal.SIGKILL)
         assert os.path.exists(daemon.socket)
@@ -116,10 +117,27 @@ def test_socket_of_the_living_and_of_the_dead(repository):
         assert not os.path.exists(daemon.socket)
 
 
+@pytest.mark.parametrize('option', ['listen', 'status_listen'])
+def test_an_address_that_is_taken(tmp_path, repository, option):
+    certificate = certificates.Authority(tmp_path).issue('server')
+    with socket.socket() as sock:
+        sock.bind(('127.0.0.1', 0))
+        sock.listen()
+        taken = f'127.0.0.1:{sock.getsockname()[1]}'
+        with daemons.Daemon(repository, tls_cert=certificate,
+                            tls_key=certificate, **{option: taken}) as daemon:
+            daemon.start(wait=False)
+            assert daemon.process.wait(20) == 1
+            assert (f'dedupd: cannot listen on {taken}: Address already in '
+                    'use' in daemon.text())
+            assert 'Traceback' not in daemon.text()
+            assert not os.path.exists(daemon.socket)
+
+
 # -- end ----------------------------------------------------------------------
 
 def test_sigterm_lets_downloads_finish(repository, content):
-    with dedupd_process.Daemon(repository) as daemon:
+    with daemons.Daemon(repository) as daemon:
         daemon.start()
         with daemon.connect() as sock, daemon.connect() as idle:
             sock.sendall(raw('GET', IMAGE))
@@ -137,7 +155,7 @@ def test_sigterm_lets_downloads_finish(repository, content):
 
 def test_sigterm_ends_in_time_whatever_hangs(repository):
     """A client that takes nothing, a half request, a long poll."""
-    with dedupd_process.Daemon(repository) as daemon:
+    with daemons.Daemon(repository) as daemon:
         daemon.start()
         with contextlib.ExitStack() as stack:
             socks = [stack.enter_context(daemon.connect()) for _ in range(3)]
@@ -161,7 +179,7 @@ def test_sigterm_while_a_task_runs(tmp_path):
                                segment_size=4096)
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', repositories.noise(8_000_000))
-    with dedupd_process.Daemon(path, scrub_rate_mib=0.5) as daemon:
+    with daemons.Daemon(path, scrub_rate_mib=0.5) as daemon:
         daemon.start().wait_for_catalog()
         daemon.request('POST', '/v1/tasks/scrub')
         daemon.wait_for(lambda: daemon.status()['tasks']['scrub'][
@@ -179,7 +197,7 @@ def test_space_of_a_deleted_image_comes_back(tmp_path):
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     data = repositories.noise(4_000_000)
     with repositories.open_repository(path) as opened, (
-            dedupd_process.Daemon(path)) as daemon:
+            daemons.Daemon(path)) as daemon:
         daemon.start().wait_for_catalog()
         for image_id in ('keep', 'drop', 'later'):
             repositories.put(opened, image_id, data[:1_000_000]
@@ -212,7 +230,7 @@ def test_space_of_a_deleted_image_comes_back(tmp_path):
 # -- SIGHUP -------------------------------------------------------------------
 
 def test_sighup(repository):
-    with dedupd_process.Daemon(repository, idle_timeout=60) as daemon:
+    with daemons.Daemon(repository, idle_timeout=60) as daemon:
         daemon.start().wait_for_catalog()
         daemon.write_config(idle_timeout=1, collect_interval=77,
                             socket_users='daemon')
@@ -241,7 +259,7 @@ def test_sighup_changes_the_pace_of_the_task_that_runs(tmp_path):
                                segment_size=4096)
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', repositories.noise(8_000_000))
-    with dedupd_process.Daemon(path, scrub_rate_mib=0.01) as daemon:
+    with daemons.Daemon(path, scrub_rate_mib=0.01) as daemon:
         daemon.start().wait_for_catalog()
         number = daemon.request('POST', '/v1/tasks/scrub').json()['number']
         daemon.wait_for(lambda: daemon.status()['tasks']['scrub'][
@@ -260,16 +278,11 @@ def test_sighup_changes_the_pace_of_the_task_that_runs(tmp_path):
 
 def test_two_daemons(repository, content):
     """One is the maintainer; the other serves reads, and takes over."""
-    code = ('import sys; from dedupd import main, scheduler; '
-            'scheduler.TRIAL_INTERVAL = 0.3; sys.exit(main.main())')
-    with dedupd_process.Daemon(repository) as first, (
-            dedupd_process.Daemon(repository)) as second:
+    with daemons.Daemon(repository) as first, (
+            daemons.Daemon(repository)) as second:
         first.start().wait_for_catalog()
-        with open(second.log, 'ab') as log:
-            second.process = subprocess.Popen(
-                [sys.executable, '-c', code, '--config-file',
-                 str(second.config)], cwd=dedupd_process.ROOT, stdout=log,
-                stderr=log)
+        second.program = daemons.impatient(TRIAL_INTERVAL=0.3)
+        second.start(wait=False)
         second.wait_for(lambda: 'Only reads are served' in second.text())
         assert second.request('GET', IMAGE).body == content
         status = second.status()
@@ -289,7 +302,7 @@ def test_two_daemons(repository, content):
 # -- systemd ------------------------------------------------------------------
 
 def test_systemd_is_told(repository):
-    with dedupd_process.Daemon(repository) as daemon, socket.socket(
+    with daemons.Daemon(repository) as daemon, socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         path = str(daemon.directory / 'notify')
         sock.bind(path)
@@ -311,7 +324,7 @@ def test_systemd_is_told(repository):
 
 
 def test_the_unit_is_valid():
-    unit = pathlib.Path(dedupd_process.ROOT) / 'etc' / 'dedupd.service'
+    unit = daemons.ROOT / 'etc' / 'dedupd.service'
     text = unit.read_text()
     assert 'Type=notify' in text and 'ProtectSystem=strict' in text
 
@@ -364,7 +377,7 @@ def remote(tmp_path, repository, glance):
     authority = certificates.Authority(tmp_path)
     operators = certificates.Authority(tmp_path, 'operators')
     port = free_port()
-    with dedupd_process.Daemon(
+    with daemons.Daemon(
             repository, listen=f'127.0.0.1:{port}', header_timeout=2,
             tls_cert=authority.issue('server'), tls_client_ca=operators.path,
             glance_url=glance.url) as daemon:
@@ -485,7 +498,7 @@ def test_what_is_no_tls(remote):
 
 def test_status_listener_only_shows(repository):
     port = free_port()
-    with dedupd_process.Daemon(
+    with daemons.Daemon(
             repository, status_listen=f'127.0.0.1:{port}') as daemon:
         daemon.start()
 
@@ -515,6 +528,6 @@ def test_status_listener_only_shows(repository):
 
 
 def test_memory_of_an_idle_daemon(repository):
-    with dedupd_process.Daemon(repository) as daemon:
+    with daemons.Daemon(repository) as daemon:
         daemon.start().wait_for_catalog()
         assert daemon.memory() < 100 << 20

@@ -42,7 +42,7 @@ def store(configure, tmp_path):
 
 @pytest.fixture
 def daemon(store, tmp_path):
-    with daemons.Daemon(tmp_path / 'd', tmp_path / 'one') as daemon:
+    with daemons.running(tmp_path / 'one', tmp_path / 'd') as daemon:
         yield daemon
 
 
@@ -166,7 +166,7 @@ def test_another_repository(configure, tmp_path, direct):
     configure(one={'dedup_store_dedupd_socket': str(path)}, two={})
     url = add(b'one' * MIB)[0]
     add(b'two' * MIB, backend='two')
-    with daemons.Daemon(tmp_path / 'd', tmp_path / 'two'):
+    with daemons.running(tmp_path / 'two', tmp_path / 'd'):
         assert get(url) == b'one' * MIB
         assert direct
 

@@ -22,7 +22,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import threading
 import time
 import zlib
@@ -49,12 +48,8 @@ SIZE = 10 * BLOCK
 
 @pytest.fixture(scope='module')
 def witness(tmp_path_factory):
-    library = tmp_path_factory.mktemp('witness') / 'witness.so'
-    subprocess.run(
-        ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
-         '-shared', '-fPIC', str(witness_module.HERE / 'witness.c'), '-o',
-         str(library)], check=True, timeout=60)
-    witness = witness_module.Witness(library)
+    witness = witness_module.Witness(
+        witness_module.build(tmp_path_factory.mktemp('witness')))
     yield witness
     witness.close()
 

@@ -261,6 +261,57 @@ pwritev(int fd, const struct iovec *iov, int count, off_t offset)
 }
 
 int
+fallocate(int fd, int mode, off_t offset, off_t length)
+{
+    REAL(fallocate)
+    char out[PATH_MAX];
+    const char *name = is_active() ? path_of(fd, out) : NULL;
+    if (name == NULL) {
+        return real(fd, mode, offset, length);
+    }
+    WITNESS(int, real(fd, mode, offset, length), -1, "fallocate\t%s\t%lld",
+            name, (long long)offset);
+}
+
+/* These three are LevelDB's. */
+
+ssize_t
+write(int fd, const void *buffer, size_t length)
+{
+    REAL(write)
+    char out[PATH_MAX];
+    const char *name = is_active() ? path_of(fd, out) : NULL;
+    if (name == NULL) {
+        return real(fd, buffer, length);
+    }
+    WITNESS(ssize_t, real(fd, buffer, length), -1, "write\t%s\t%zu", name,
+            length);
+}
+
+int
+rename(const char *from, const char *to)
+{
+    REAL(rename)
+    const char *name = is_active() ? below(from) : NULL;
+    const char *target = name != NULL ? below(to) : NULL;
+    if (target == NULL) {
+        return real(from, to);
+    }
+    WITNESS(int, real(from, to), -1, "rename\t%s\t%s", name, target);
+}
+
+int
+unlink(const char *path)
+{
+    REAL(unlink)
+    const char *name = is_active() ? below(path) : NULL;
+    if (name == NULL) {
+        return real(path);
+    }
+    WITNESS(int, real(path), -1, "unlink\t%s", name);
+}
+
+int
 linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
 {
     REAL(linkat)

@@ -36,6 +36,11 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT = 60
 
+#: The calls that change something.
+MUTATING = frozenset((
+    'pwritev', 'write', 'ftruncate', 'posix_fallocate', 'fallocate', 'linkat',
+    'renameat', 'rename', 'unlinkat', 'unlink', 'fsync', 'fdatasync'))
+
 KILL = object()  #: what a hook answers to kill the process
 
 
@@ -91,6 +96,16 @@ class Run:
             for i, c in enumerate(self.made(step)))
 
 
+def build(directory):
+    """The library, from its source."""
+    library = directory / 'witness.so'
+    subprocess.run(
+        ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
+         '-shared', '-fPIC', str(HERE / 'witness.c'), '-o', str(library)],
+        check=True, timeout=60)
+    return library
+
+
 class Witness:
     """Runs steps in processes under watch.
 
@@ -98,7 +113,9 @@ class Witness:
     without commit), ``['delete', id]``, ``['read', id]``, ``['images']``,
     ``['hold', id, seed, size]`` (a transaction that stays open) and
     ``['end', 'commit' or 'abort']`` of the one held longest,
-    ``['open', id]`` (an image that stays open), ``['statistics']``.
+    ``['open', id]`` (an image that stays open), ``['statistics']``, and
+    ``['maintain', live_share, evacuate_share]``: accounting, merging and
+    collection, with these shares.
     """
 
     def __init__(self, library):
@@ -251,6 +268,21 @@ class _Worker:
     def statistics(self):
         return self.repo.statistics()
 
+    def maintain(self, live_share, evacuate_share):
+        from dedupd import accounting
+        from dedupd import collector
+        from dedupd import merger
+        from dedupd import task
+        from glance_dedup import maintainer as maintainer_module
+        control = task.Control()
+        with maintainer_module.Maintainer(self.repo) as maintainer:
+            return {name: dataclasses.asdict(result) for name, result in (
+                ('account', accounting.run_once(maintainer, control)),
+                ('merge', merger.run_once(maintainer, control)),
+                ('collect', collector.run_once(
+                    maintainer, control, live_share=live_share,
+                    evacuate_share=evacuate_share)))}
+
 
 def _work(job, outcomes):
     library = ctypes.CDLL(None)
@@ -275,8 +307,10 @@ def _work(job, outcomes):
 
 
 def _serve():
+    from dedupd import collector
+    from dedupd import merger
     from tests import repositories
-    assert repositories
+    assert repositories and collector and merger    # imported once for all
     for line in sys.stdin:
         job = json.loads(line)
         with tempfile.TemporaryFile('w+') as outcomes:

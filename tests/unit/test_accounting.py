@@ -14,6 +14,7 @@
 
 import os
 import shutil
+import struct
 
 import pytest
 import xxhash
@@ -22,38 +23,13 @@ from dedupd import accounting
 from dedupd import task
 from glance_dedup import exceptions
 from tests import maintenance
+from tests.maintenance import account
 from tests.maintenance import content
 from tests.maintenance import maintaining
 from tests import repositories
 from tests.repositories import put
 
-
-@pytest.fixture
-def path(tmp_path):
-    return maintenance.create(tmp_path)
-
-
-@pytest.fixture
-def repo(path):
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def other(path):
-    """Another process's handle."""
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def maintainer(repo):
-    with maintaining(repo) as maintainer:
-        yield maintainer
-
-
-def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
+pytest_plugins = ['tests.maintainer_fixtures']
 
 
 def figures(result):
@@ -520,6 +496,26 @@ def test_n5_3_fence_that_failed_is_written_before_the_unlinking(
     assert not log.where('catalog.write')
 
 
+def test_n5_3_batch_that_failed_and_was_written(
+        maintainer, path, other, monkeypatch):
+    """As by an fsync that failed; the fence is due before the unlinking."""
+    put(other, 'image', content(1))
+    write = maintainer.catalog.write
+
+    def fail(batch, **options):
+        write(batch, **options)
+        monkeypatch.undo()
+        raise exceptions.StorageError('the catalog: Input/output error')
+    monkeypatch.setattr(maintainer.catalog, 'write', fail)
+    with pytest.raises(exceptions.StorageError):
+        account(maintainer)
+    assert len(spool(path, 'T')) == 1
+    assert account(maintainer).removed == 1
+    assert maintainer.engine.read_fence() == (
+        maintainer.catalog.id
+        + maintainer.catalog.sequence.to_bytes(8, 'little'))
+
+
 def test_n5_fences_take_turns(maintainer, path, other):
     """The newest record is never written over, whatever failed before."""
     def newest():
@@ -637,6 +633,52 @@ def test_zeroed_header_of_an_image_is_no_dead_upload(maintainer, path, other):
     result = account(maintainer)
     assert list(result.unreadable) == ['bad']
     assert len(spool(path, 'T')) == 1
+
+
+def zero_header(file):
+    with open(file, 'r+b') as f:
+        f.write(bytes(4096))
+
+
+def test_zeroed_header_of_what_was_deleted(maintainer, path, other):
+    """What was in images/ had a header once: it is to be un-counted."""
+    put(other, 'bad', content(1, 2))
+    put(other, 'good', content(2))
+    account(maintainer)
+    other.delete('bad')
+    zero_header(path / 'spool' / spool(path, 'D')[0])
+    assert account(maintainer).unreadable == {}
+    assert len(quarantined(path)) == 1
+    maintenance.need_counted(maintainer)
+
+
+def test_zeroed_header_of_what_was_counted(maintainer, path, other):
+    """So had what is counted, though its entry was not removed in time."""
+    put(other, 'bad', content(1, 2))
+    with pytest.raises(maintenance.Killed):
+        account(maintenance.watch(maintainer, maintenance.Once(
+            '.unlink', kill_it)))
+    maintenance.kill(maintainer)
+    zero_header(path / 'images' / 'bad')
+    with maintaining(other) as maintainer:
+        other.delete('bad')
+        os.unlink(path / 'spool' / spool(path, 'D')[0])
+        assert account(maintainer).unreadable == {}
+        maintenance.need_counted(maintainer)
+
+
+def test_project_that_is_not_utf_8(maintainer, path, other):
+    put(other, 'image', content(1))
+    with open(path / 'images' / 'image', 'r+b') as f:
+        page = bytearray(f.read(4088))
+        struct.pack_into('<H', page, 138, 3)
+        page[272:275] = b'a\xff\xfe'
+        page += struct.pack('<Q', xxhash.xxh3_64_intdigest(bytes(page)))
+        f.seek(0)
+        f.write(page)
+    assert figures(account(maintainer)) == (1, 0, 1, 0)
+    (_, facts), = maintainer.catalog.ledger()
+    assert facts['project'] == 'a\ufffd\ufffd'
 
 
 @pytest.mark.parametrize('at', [BODY, HEADER])

@@ -19,12 +19,12 @@ import signal
 
 import pytest
 
-from dedupd import accounting
 from dedupd import collector
 from dedupd import task
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
 from tests import maintenance
+from tests.maintenance import account
 from tests.maintenance import BLOCK
 from tests.maintenance import content
 from tests.maintenance import maintaining
@@ -33,36 +33,10 @@ from tests import repositories
 from tests.repositories import noise
 from tests.repositories import put
 
+pytest_plugins = ['tests.maintainer_fixtures']
+
 SHARE = repositories.SHARE_BYTE
 INTENT = repositories.INTENT_BYTE
-
-
-@pytest.fixture
-def path(tmp_path):
-    return maintenance.create(tmp_path)
-
-
-@pytest.fixture
-def repo(path):
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def other(path):
-    """Another process's handle."""
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def maintainer(repo):
-    with maintaining(repo) as maintainer:
-        yield maintainer
-
-
-def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
 
 
 def collect(maintainer, **options):
@@ -734,6 +708,45 @@ def test_evacuation_that_was_not_possible_is_tried_again(
     maintenance.need_collected(maintainer)
     assert 1 not in maintenance.groups(path)
     assert repositories.read_all(other, 'small') == data[:BLOCK]
+
+
+def make_sparse(other, count):
+    """Full groups in each of which one block lives; and another one."""
+    for number in range(count):
+        data = noise(SLOTS * BLOCK, number)
+        put(other, f'big-{number}', data)
+        put(other, f'small-{number}', data[:BLOCK])
+    put(other, 'last', content(99))
+    for number in range(count):
+        other.delete(f'big-{number}')
+
+
+def test_what_is_too_much_is_evacuated_by_later_runs(
+        maintainer, path, other, monkeypatch):
+    monkeypatch.setattr(collector, '_MOST_EVACUATED', 2)
+    make_sparse(other, 6)
+    assert [collect(maintainer, evacuate_share=10).evacuated
+            for _ in range(4)] == [2, 2, 2, 0]
+    collect(maintainer)
+    maintenance.need_collected(maintainer)
+    assert len(maintenance.groups(path)) == 1
+    assert collect(maintainer).groups == 0
+
+
+def test_evacuation_that_was_stopped_is_not_forgotten(
+        maintainer, path, other):
+    make_sparse(other, 2)
+
+    def stop(done, total, what):
+        if what in ('looking for images', 'evacuating groups'):
+            control.stop()
+    control = task.Control(progress=stop)
+    with pytest.raises(task.Stopped):
+        collector.run_once(maintainer, control, evacuate_share=10)
+    assert collect(maintainer, evacuate_share=10).evacuated == 2
+    collect(maintainer)
+    maintenance.need_collected(maintainer)
+    assert collect(maintainer).groups == 0
 
 
 def test_group_that_is_not_full_is_not_evacuated(maintainer, path, other):

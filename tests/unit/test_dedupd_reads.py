@@ -125,6 +125,21 @@ def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
     asyncio.run(run())
 
 
+def test_no_more_than_so_many_are_asked(glance, monkeypatch):
+    """Whoever sends made-up tokens must not fill the memory."""
+    monkeypatch.setattr(tokens, 'MOST_ASKED', 3)
+
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        found = await asyncio.gather(
+            *(checker.check(str(number), 'a') for number in range(6)),
+            return_exceptions=True)
+        assert [e and e.status for e in found] == [None] * 3 + [503] * 3
+        await checker.check('5', 'a')
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize('status,wanted', [
     (401, 401), (403, 403), (404, 404), (204, 503), (302, 503), (500, 503),
     (413, 503)])

@@ -20,39 +20,21 @@ import threading
 
 import pytest
 
-from dedupd import accounting
 from dedupd import collector
+from dedupd import merger
+from dedupd import scrubber
 from dedupd import task
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
 from tests import maintenance
+from tests.maintenance import account
 from tests.maintenance import content
 from tests.maintenance import maintaining
 from tests import repositories
 from tests.repositories import put
 
-
-@pytest.fixture
-def path(tmp_path):
-    return maintenance.create(tmp_path)
-
-
-@pytest.fixture
-def repo(path):
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def other(path):
-    """Another process's handle."""
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
+pytest_plugins = ['tests.maintainer_fixtures']
 
 
 def collect(maintainer):
@@ -543,12 +525,21 @@ def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
 
 def test_strange_files_in_images(path, repo, other):
     some(path, other)
+    images = repo.images()
     (path / 'images' / 'x.bak').write_bytes(b'x')
+    (path / 'images' / '.nfs0123456789').write_bytes(b'')
+    (path / 'images' / os.fsdecode(b'\xff\xfe')).write_bytes(b'x')
     with maintaining(repo) as maintainer:
-        assert ['x.bak' in w for w in maintainer.warnings] == [True]
+        assert len(maintainer.warnings) == 3
+        assert ['x.bak' in w for w in maintainer.warnings].count(True) == 1
         assert maintainer.unreadable() == {}
         maintainer.rebuild()
-        assert len(maintainer.warnings) == 1
+        assert len(maintainer.warnings) == 3
+        # They are no images to anybody.
+        assert repo.images() == images
+        merger.run_once(maintainer, task.Control())
+        result = scrubber.run_once(maintainer, task.Control())
+        assert result.complete and result.unreadable == {}
 
 
 # -- recipes that cannot be read ----------------------------------------------

@@ -28,7 +28,6 @@ import sys
 
 import pytest
 
-from dedupd import accounting
 from dedupd import collector
 from dedupd import merger
 from dedupd import task
@@ -36,7 +35,10 @@ from glance_dedup import _engine
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+from tests.maintenance import account
 from tests import repositories
+
+pytest_plugins = ['tests.maintainer_fixtures']
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -61,12 +63,6 @@ def repo(path):
         yield repo
 
 
-@pytest.fixture
-def maintainer(repo):
-    with maintainer_module.Maintainer(repo) as maintainer:
-        yield maintainer
-
-
 def put_at_once(repo, **images):
     """Uploads that cannot find one another's blocks.
 
@@ -86,10 +82,6 @@ def put_at_once(repo, **images):
 
 def merge(maintainer, **options):
     return merger.run_once(maintainer, task.Control(), **options)
-
-
-def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
 
 
 def collect(maintainer):
@@ -364,6 +356,27 @@ def test_index_grows(repo, maintainer, monkeypatch):
         assert _engine.index_split(page, catalog.index_bits) == (
             [(number, page)] if page else [])
     need_settled(maintainer)
+
+
+def test_index_that_is_begun_anew(repo, maintainer, monkeypatch):
+    """Cursors go before pages: what a page lacks must be found again."""
+    data = repositories.noise(MIB)
+    put_at_once(repo, a=data, b=data[::-1])
+    merge(maintainer)
+    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 1)
+    catalog, write = maintainer.catalog, maintainer.write
+    pages = []
+
+    def watch(batch, **options):
+        if any(key.startswith(b'f') and value is None
+               for key, value in batch.items()):
+            pages.append(len(batch))
+            assert not any(f['indexed'] for _, f in catalog.groups())
+        write(batch, **options)
+    monkeypatch.setattr(maintainer, 'write', watch)
+    merge(maintainer)
+    assert pages
+    need_exact(maintainer, {'a': data, 'b': data[::-1]})
 
 
 def test_small_lots(repo, maintainer, monkeypatch):

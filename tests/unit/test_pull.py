@@ -72,8 +72,8 @@ def here(tmp_path):
 
 
 @pytest.fixture
-def daemon(there, tmp_path):
-    with daemons.Daemon(tmp_path / 'd', there.path) as daemon:
+def daemon(there):
+    with daemons.running(there.path) as daemon:
         yield daemon
 
 
@@ -177,7 +177,7 @@ def test_other_sizes(tmp_path, block_size):
                         segment_size=max(block_size, 65536))
                    for name in ('there', 'here'))
     there.put('one', data)
-    with daemons.Daemon(tmp_path / 'd', there.path) as daemon:
+    with daemons.running(there.path) as daemon:
         with daemon.client() as client:
             assert pull.pull(here.repo, 'one', client).whole is None
     assert here.read('one') == data
@@ -420,8 +420,8 @@ class TLS:
         self.operator = self.authority.issue('operator')
         self.port = free_port()
         self.address = f'https://127.0.0.1:{self.port}'
-        self.daemon = daemons.Daemon(
-            directory / 'd', repository, listen=f'127.0.0.1:{self.port}',
+        self.daemon = daemons.running(
+            repository, listen=f'127.0.0.1:{self.port}',
             tls_cert=server, tls_key=server,
             tls_client_ca=self.authority.path)
 

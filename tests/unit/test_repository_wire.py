@@ -19,6 +19,7 @@ and an image goes from one repository to another by nothing but them.
 import array
 import hashlib
 import os
+import resource
 import struct
 import threading
 
@@ -29,6 +30,7 @@ import xxhash
 from glance_dedup import _engine
 from glance_dedup import check
 from glance_dedup import exceptions
+from tests import repositories
 from tests.repositories import create
 from tests.repositories import mixture
 from tests.repositories import noise
@@ -457,3 +459,28 @@ def test_write_spares_needs_the_lock(path):
                 maintenance, 1, array.array('Q', [1 << 15 | 9]).tobytes())
         maintenance.close()
         assert not (path / 'spares').exists()
+
+
+def test_image_scattered_over_many_groups(path):
+    """Each is opened once for a read, and not for each of its blocks."""
+    groups, rounds = 80, 20     # more groups than are kept open
+    length = struct.pack('<I', BLOCK)
+    with open_repository(path) as repo:
+        sources = [noise(64 * BLOCK, seed) for seed in range(groups)]
+        for number, data in enumerate(sources):
+            put(repo, f'image-{number}', data)
+        blocks = [data[at * BLOCK:(at + 1) * BLOCK]
+                  for at in range(rounds) for data in sources]
+        names = [_engine.fingerprint(repo.parameters.fingerprint, block)
+                 for block in blocks]
+        with repo.begin('scattered') as transaction:
+            for name in names:
+                transaction.add(name, length, transaction.find(name, length))
+            transaction.commit()
+
+    def read():
+        with open_repository(path) as repo:
+            most = len(os.listdir('/proc/self/fd')) + groups + 20
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            return read_all(repo, 'scattered') == b''.join(blocks)
+    assert repositories.in_child(read)

@@ -19,7 +19,6 @@ import time
 
 import pytest
 
-from dedupd import accounting
 from dedupd import collector
 from dedupd import merger
 from dedupd import scrubber
@@ -27,6 +26,7 @@ from dedupd import task
 from glance_dedup import check
 from glance_dedup import exceptions
 from tests import maintenance
+from tests.maintenance import account
 from tests.maintenance import BLOCK
 from tests.maintenance import content
 from tests.maintenance import maintaining
@@ -35,42 +35,16 @@ from tests.repositories import DAMAGED
 from tests.repositories import put
 from tests.repositories import read_all
 
+pytest_plugins = ['tests.maintainer_fixtures']
+
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     monkeypatch.setattr(check, 'PAUSE', 0)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return maintenance.create(tmp_path)
-
-
-@pytest.fixture
-def repo(path):
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def other(path):
-    """Another process's handle."""
-    with repositories.open_repository(path, codec='none') as repo:
-        yield repo
-
-
-@pytest.fixture
-def maintainer(repo):
-    with maintaining(repo) as maintainer:
-        yield maintainer
-
-
 def scrub(maintainer, full=True, **options):
     return scrubber.run_once(maintainer, task.Control(), full=full, **options)
-
-
-def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
 
 
 def collect(maintainer):
@@ -411,6 +385,21 @@ def test_busy_group_waits(maintainer, path, repo, other):
     assert (result.busy, len(result.quarantined)) == (0, 1)
     assert state_of(path, bad) == DAMAGED
     assert result.images == ['one']
+
+
+def test_waiting_block_that_is_good_again(maintainer, path, repo, other):
+    """It is read once more before it is given up."""
+    put(other, 'one', content(1))
+    account(maintainer)
+    bad = maintenance.blocks_of(repo, 'one')[3]
+    damage(path, bad)
+    with in_use(path, bad):
+        assert scrub(maintainer).busy == 1
+    damage(path, bad)   # the bit flips back
+    result = scrub(maintainer, full=False, budget_bytes=0)
+    assert (result.busy, result.quarantined, result.images) == (0, [], [])
+    assert state_of(path, bad) == repositories.LIVE
+    assert maintainer.catalog.damaged() == {}
 
 
 def test_waiting_block_that_was_freed_meanwhile(

@@ -1,0 +1,356 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Processes that use one repository at random, and an oracle of them.
+
+Each stores, reads, aborts and deletes, and logs the begin and the end of each
+operation; any of them may be killed at any moment. The content of an image
+follows from its id and from a tag in its first bytes, so every byte that
+anyone reads is verified. Deletes name the upload they mean, so that for each
+upload it is known whether it must exist, must not, or may.
+"""
+
+import bisect
+import collections
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+
+from dedupd import client as client_module
+from glance_dedup import exceptions
+from tests.repositories import noise
+from tests.repositories import open_repository
+
+BLOCK = 512
+TAG = 24
+
+
+def content(image_id, tag):
+    """Much of it is in other images, too; some of it is its own."""
+    rng = random.Random(f'{image_id} {tag}')
+    data = bytearray(tag.encode().ljust(TAG))
+    data += noise(BLOCK - TAG, rng.random())
+    for _ in range(rng.randrange(12)):
+        kind = rng.randrange(4)
+        blocks = rng.randrange(1, 20)
+        if kind == 0:
+            data += noise(blocks * BLOCK, rng.random())
+        elif kind == 1:
+            data += bytes(blocks * BLOCK)
+        elif kind == 2:
+            data += (b'text of %d ' % rng.randrange(5) * BLOCK
+                     )[:blocks * BLOCK]
+        else:
+            data += noise(20 * BLOCK, f'common {rng.randrange(6)}'
+                          )[:blocks * BLOCK]
+    return bytes(data + noise(rng.randrange(BLOCK), 1))
+
+
+def need_right(image_id, data):
+    """The tag of what was read, if it is right in every byte."""
+    tag = data[:TAG].decode().rstrip()
+    assert data == content(image_id, tag), f'{image_id} {tag} is wrong'
+    return tag
+
+
+#: What each kind of worker does, and how often.
+MIXED = {'put': 9, 'read': 8, 'delete': 4, 'hold': 1, 'read_held': 1,
+         'abort': 1}
+UPLOADER = {'put': 9, 'abort': 1}
+DELETER = {'delete': 1, 'pause': 9}
+READER = {'read': 4, 'read_served': 4, 'hold': 1, 'read_held': 1, 'pause': 2}
+
+
+class Worker:
+    """One process's work.
+
+    :param deadline: when it is to end, by time.monotonic()
+    :param steps: what it does
+    :param ids: how many image ids there are
+    :param socket: the daemon's, for `read_served`
+    :param options: of the repository
+    """
+
+    def __init__(self, path, log, name, deadline, steps=MIXED, ids=12,
+                 socket=None, **options):
+        self.log = open(log, 'a')
+        self.name = name
+        self.deadline = deadline
+        self.steps = steps
+        self.ids = ids
+        self.client = (None if socket is None
+                       else client_module.Client(f'unix:{socket}'))
+        self.rng = random.Random(name)
+        self.repo = open_repository(
+            path, codec=self.rng.choice(['none', 'lz4', 'zstd']),
+            threads=self.rng.choice([0, 1]), **options)
+        self.numbers = itertools.count()
+        self.held = collections.deque()
+
+    def tell(self, **fields):
+        self.log.write(json.dumps({'time': time.monotonic(), **fields}) + '\n')
+        self.log.flush()
+
+    def work(self):
+        steps = [getattr(self, name) for name, often in self.steps.items()
+                 for _ in range(often)]
+        while time.monotonic() < self.deadline:
+            image_id = f'image-{self.rng.randrange(self.ids)}'
+            number = f'{self.name}/{next(self.numbers)}'
+            with contextlib.suppress(exceptions.ImageNotFound,
+                                     exceptions.ImageExists):
+                self.rng.choice(steps)(image_id, number)
+        for image_id, image in self.held:
+            need_right(image_id, image.read())
+            image.close()
+        self.repo.close()
+
+    def pause(self, image_id, number):
+        time.sleep(self.rng.random() / 50)
+
+    def write(self, transaction, data):
+        at = 0
+        while at < len(data):
+            length = self.rng.choice([100, BLOCK, 5000, len(data)])
+            transaction.write(data[at:at + length])
+            at += length
+
+    def put(self, image_id, number):
+        with self.repo.begin(image_id) as transaction:
+            self.tell(op='put', phase='begin', image=image_id, number=number,
+                      upload=transaction.upload_id)
+            self.write(transaction, content(image_id, number))
+            try:
+                transaction.commit()
+            except exceptions.ImageExists:
+                self.tell(op='put', phase='refused', number=number)
+                raise
+            self.tell(op='put', phase='end', number=number)
+
+    def abort(self, image_id, number):
+        with self.repo.begin(image_id) as transaction:
+            self.write(transaction, content(image_id, number))
+
+    def read(self, image_id, number):
+        self.tell(op='read', phase='begin', image=image_id, number=number)
+        try:
+            with self.repo.open_image(image_id) as image:
+                upload = image.stat.upload_id
+                data = image.read()
+                need_right(image_id, data)
+                for _ in range(3):
+                    start = self.rng.randrange(len(data))
+                    length = self.rng.randrange(3000)
+                    assert (image.read(length, start)
+                            == data[start:start + length])
+        except exceptions.ImageNotFound:
+            upload = None
+        self.tell(op='read', phase='end', number=number, upload=upload)
+
+    def read_served(self, image_id, number):
+        """Through the daemon, if there is one just now."""
+        self.tell(op='read', phase='begin', image=image_id, number=number)
+        tag = None
+        try:
+            with self.client.open_image(image_id) as stream:
+                data = stream.read(stream.size)
+            assert len(data) == stream.size
+            tag = need_right(image_id, data)
+        except client_module.DaemonUnavailable:
+            return
+        except client_module.Refused as e:
+            if e.code != 404:
+                raise
+        self.tell(op='read', phase='end', number=number, tag=tag)
+
+    def hold(self, image_id, number):
+        self.held.append((image_id, self.repo.open_image(image_id)))
+
+    def read_held(self, image_id, number):
+        if self.held:
+            image_id, image = self.held.popleft()
+            need_right(image_id, image.read())
+            image.close()
+
+    def delete(self, image_id, number):
+        upload = self.repo.stat(image_id).upload_id
+        self.tell(op='delete', phase='begin', image=image_id, number=number,
+                  upload=upload)
+        try:
+            self.repo.delete(image_id, upload_id=upload)
+        except exceptions.ImageNotFound:
+            self.tell(op='delete', phase='refused', number=number)
+            raise
+        self.tell(op='delete', phase='end', number=number)
+
+
+def run_worker(log, **arguments):
+    """A process's whole life; the exit status."""
+    try:
+        Worker(log=log, **arguments).work()
+    except BaseException:
+        with open(log, 'a') as f:
+            f.write(json.dumps({'failure': traceback.format_exc()}) + '\n')
+        return 1
+    return 0
+
+
+def start_worker(*arguments):
+    """Fork one."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        path, log, name, deadline = arguments
+        status = run_worker(path=path, log=log, name=name, deadline=deadline)
+    finally:
+        os._exit(status)
+
+
+# -- the oracle ---------------------------------------------------------------
+
+class Upload:
+    """What is known about one store operation, and the delete of it."""
+
+    def __init__(self, image_id, tag):
+        self.image_id = image_id
+        self.tag = tag
+        self.begun = self.put = None     # times; put: acknowledged
+        self.refused = False
+        self.delete_begun = None         # the first attempt
+        self.deleted = None              # acknowledged
+
+
+def read_logs(logs, uploads=None):
+    """Uploads by their id, and the reads.
+
+    :param uploads: what was known before
+    """
+    uploads = {} if uploads is None else dict(uploads)
+    reads, unfinished = [], []
+    for log in logs:
+        begun = {}
+        # One that was killed may not have come to make its log.
+        lines = log.read_text().splitlines() if log.exists() else []
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # the last line of one that was killed
+            assert 'failure' not in event, event['failure']
+            if event['phase'] == 'begin':
+                begun[event['number']] = event
+                if event['op'] == 'put':
+                    upload = Upload(event['image'], event['number'])
+                    upload.begun = event['time']
+                    uploads[event['upload']] = upload
+                continue
+            first = begun.pop(event['number'])
+            if event['op'] == 'read':
+                reads.append((first, event))
+                continue
+            upload = first['upload'], event['phase'], first, event
+            unfinished.append(upload)
+        unfinished.extend((event['upload'], 'killed', event, None)
+                          for event in begun.values()
+                          if event['op'] != 'read')
+    # Deletes may be in the log of another than the one who stored.
+    for upload_id, phase, first, last in unfinished:
+        upload = uploads[upload_id]
+        if first['op'] == 'put':
+            upload.refused |= phase == 'refused'
+            if phase == 'end':
+                upload.put = last['time']
+        elif phase != 'refused':
+            upload.delete_begun = min(upload.delete_begun or first['time'],
+                                      first['time'])
+            if phase == 'end':
+                assert upload.deleted is None, 'it was deleted twice'
+                upload.deleted = last['time']
+    tags = {upload.tag: upload_id for upload_id, upload in uploads.items()}
+    for _, event in reads:
+        if 'tag' in event:
+            event['upload'] = tags.get(event['tag'])
+            assert event['tag'] is None or event['upload'], event
+    return uploads, reads
+
+
+def judge_reads(uploads, reads):
+    stored = collections.defaultdict(list)
+    for upload in uploads.values():
+        if upload.put is not None:
+            stored[upload.image_id].append(upload)
+    for several in stored.values():
+        several.sort(key=lambda upload: upload.put)
+    for first, last in reads:
+        start, end = first['time'], last['time']
+        if last['upload'] is not None:
+            upload = uploads[last['upload']]
+            assert upload.image_id == first['image']
+            assert not upload.refused
+            assert upload.begun < end
+            assert upload.deleted is None or upload.deleted > start, (
+                'it was read after it was deleted', first, last)
+            continue
+        # Of those stored by then only the last can be there still.
+        several = stored[first['image']]
+        after = bisect.bisect(several, start, key=lambda upload: upload.put)
+        for upload in several[max(0, after - 1):after]:
+            assert (upload.delete_begun is not None
+                    and upload.delete_begun <= end), (
+                'it was there and was not found', first, last)
+
+
+def judge_end(repo, uploads):
+    """Returns the content of the images that are there, by their ids."""
+    contents, present = {}, {}
+    for image_id in repo.images():
+        with repo.open_image(image_id) as image:
+            contents[image_id] = image.read()
+            tag = need_right(image_id, contents[image_id])
+            present[image_id] = image.stat.upload_id
+            assert uploads[image.stat.upload_id].tag == tag
+    for upload_id, upload in uploads.items():
+        is_there = present.get(upload.image_id) == upload_id
+        if upload.refused or upload.deleted is not None:
+            assert not is_there, vars(upload)
+        elif upload.put is not None and upload.delete_begun is None:
+            assert is_there, vars(upload)
+    return contents
+
+
+def survivors(uploads, repo):
+    """The uploads that are there, now that nobody works on any.
+
+    What was unfinished of them will never be finished, so from now on each
+    has to be there until somebody deletes it anew.
+    """
+    now = time.monotonic()
+    found = {}
+    for image_id in repo.images():
+        upload_id = repo.stat(image_id).upload_id
+        upload = found[upload_id] = uploads[upload_id]
+        upload.put = upload.put or now
+        upload.delete_begun = None
+    return found
+
+
+if __name__ == '__main__':
+    sys.exit(run_worker(**json.loads(sys.argv[1])))

@@ -1,0 +1,41 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the repository holds, in figures."""
+
+import contextlib
+
+from dedupd import figures
+from tests import maintenance
+from tests import repositories
+
+
+def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
+    """Not only when those of the directories are too old."""
+    path = maintenance.create(tmp_path)
+    catalogs = []
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', maintenance.content(1))
+        found = figures.Figures(
+            repo, lambda: catalogs[-1] if catalogs else None)
+        with contextlib.closing(found), maintenance.maintaining(
+                repo) as maintainer:
+            assert found.space()['images'] is None
+            catalogs.append(maintainer.catalog)
+            assert found.space()['images'] == 1
+            # They are kept for a while.
+            repositories.put(repo, 'b', maintenance.content(2))
+            maintainer.rebuild()
+            catalogs.append(maintainer.catalog)
+            assert found.space()['images'] == 1
+            found.forget()
+            assert found.space()['images'] == 2
