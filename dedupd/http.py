@@ -38,6 +38,7 @@ import dataclasses
 import email.utils
 import errno
 import http
+import ipaddress
 import json
 import os
 import socket
@@ -400,6 +401,34 @@ class Listener:
     tls: Callable[[], ssl.SSLContext] | None = None
     connections: int = 0
 
+    def is_meant(self, host: str) -> bool:
+        """Whether a request with this Host is for us, by its looks.
+
+        A page of elsewhere can have its own name lead to the loopback
+        interface of whoever reads it, and then ask us as if we were it. We
+        have no name of our own to compare with where others reach us.
+        """
+        if self.tls is not None or self.sock.family == socket.AF_UNIX or (
+                not _is_loopback(self.sock.getsockname()[0])):
+            return True
+        try:
+            name = urllib.parse.urlsplit(f'//{host}').hostname or ''
+        except ValueError:
+            return False
+        return name in ('', 'localhost') or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
 
 def listen_unix(path: str, mode: int) -> socket.socket:
     """A listening socket at a path, in the place of one that nobody serves.
@@ -667,6 +696,9 @@ class _Connection:
 
     async def _answer(self, event: h11.Request) -> Response:
         request, path = self._parse(event)
+        if not self._listener.is_meant(request.headers.get('host', '')):
+            raise HTTPError(421, 'The request is for another host. Ask by an '
+                            'address, or as localhost.')
         route, arguments = self._listener.router.find(request.method, path)
         request.body = await self._receive_body(event, route.body_limit)
         return await route.handler(request, **arguments)

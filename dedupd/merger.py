@@ -77,6 +77,11 @@ ROUND_BLOCKS = 1 << 19
 PAGE_RECORDS_MOST = 512
 PAGE_RECORDS = 256
 
+#: The index is made anew when it has this many records more than twice what
+#: the groups can have; so many pages are looked at to find out.
+WORN_RECORDS = 1 << 16
+PAGES_LOOKED_AT = 64
+
 #: Images after which the spool is settled, since each leaves two recipes in
 #: it.
 ACCOUNT_EVERY = 64
@@ -86,6 +91,7 @@ _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _ADDRESS_BYTES = 8
 _COUNT_BYTES = 4
 _ENTRY_BYTES = 48
+_RECORD_BYTES = 13
 _REPLACEMENT_BYTES = 32
 _REPLACEMENT_WORDS = 4
 _ENTRIES_AT_ONCE = 32768
@@ -324,14 +330,20 @@ class _Index:
     # -- its size ---------------------------------------------------------
 
     def _make_room(self, records: int) -> None:
-        """Begin the index anew, with more pages, if they get too large.
+        """Begin the index anew, if its pages get too large, or it is worn.
+
+        It is worn if most of its records are of groups that are no more: they
+        make way only for blocks with their fingerprints.
 
         Before the first page goes, all cursors do: at any moment what a page
         lacks is yet to be found, and all duplicates are found again.
+
+        :param records: that it can have of the groups that are there
         """
         catalog = self._maintainer.catalog
         old_bits = catalog.index_bits
-        if records <= PAGE_RECORDS_MOST << old_bits:
+        if (records <= PAGE_RECORDS_MOST << old_bits
+                and self._estimate() <= 2 * records + WORN_RECORDS):
             return
         bits = old_bits
         while records > PAGE_RECORDS << bits:
@@ -351,6 +363,18 @@ class _Index:
                 batch = catalog.batch()
                 self._control.check()
         self._maintainer.write(batch, index_bits=bits)
+
+    def _estimate(self) -> float:
+        """How many records the index has, judged by some of its pages.
+
+        Fingerprints are evenly spread, and so are records over pages.
+        """
+        catalog = self._maintainer.catalog
+        pages = 1 << catalog.index_bits
+        looked_at = range(0, pages, max(1, pages // PAGES_LOOKED_AT))
+        return pages / len(looked_at) * sum(
+            len(catalog.index_page(number)) for number in looked_at) / (
+                _RECORD_BYTES)
 
     # -- adding records ---------------------------------------------------
 

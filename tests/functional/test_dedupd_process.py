@@ -502,9 +502,10 @@ def test_status_listener_only_shows(repository):
             repository, status_listen=f'127.0.0.1:{port}') as daemon:
         daemon.start()
 
-        def get(method, path):
+        def get(method, path, host=f'127.0.0.1:{port}'):
             with socket.create_connection(('127.0.0.1', port), 20) as sock:
-                sock.sendall(raw(method, path))
+                sock.sendall(raw(method, path).replace(
+                    b'Host: x', f'Host: {host}'.encode()))
                 return read_response(sock.makefile('rb'), method == 'HEAD')
 
         for path in ('/', '/metrics', '/healthcheck', '/healthcheck/ready',
@@ -518,12 +519,18 @@ def test_status_listener_only_shows(repository):
                              ('POST', f'{IMAGE}/mark-lost')):
             assert get(method, path).status == 404
         assert json.loads(get('GET', '/v1/status').body)['daemon']['ready']
+        # A name that leads here without being ours.
+        for host, status in (('localhost', 200), (f'[::1]:{port}', 200),
+                             ('', 200), (f'evil.example:{port}', 421),
+                             ('localhost.evil.example', 421), ('[', 421)):
+            assert get('GET', '/v1/images', host).status == status, host
         # A refusal reaches also who sends on without looking.
         with socket.socket() as sock:
             sock.settimeout(20)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
             sock.connect(('127.0.0.1', port))
-            sock.sendall(raw('GET', '/v1/status', bytes(3 << 20)))
+            sock.sendall(raw('GET', '/v1/status', bytes(3 << 20)).replace(
+                b'Host: x', b'Host: localhost'))
             assert read_response(sock.makefile('rb')).status == 413
 
 

@@ -379,6 +379,34 @@ def test_index_that_is_begun_anew(repo, maintainer, monkeypatch):
     need_exact(maintainer, {'a': data, 'b': data[::-1]})
 
 
+def test_index_that_is_worn(repo, maintainer, monkeypatch):
+    """It does not grow with all that was ever stored."""
+    monkeypatch.setattr(merger, 'WORN_RECORDS', 100)
+
+    def records():
+        catalog = maintainer.catalog
+        return sum(len(catalog.index_page(number))
+                   for number in range(1 << catalog.index_bits)) // 13
+
+    kept = repositories.noise(BLOCK * 20, 99)
+    images = {'kept': kept}
+    repositories.put(repo, 'kept', kept)
+    most = 0
+    for i in range(25):
+        repositories.put(repo, 'a', repositories.noise(BLOCK * 200, i))
+        merge(maintainer)
+        most = max(most, records())
+        repo.delete('a')
+        collect(maintainer)
+    merge(maintainer)
+    assert most < 2500
+    repositories.put(repo, 'b', kept + repositories.noise(BLOCK * 9, 98))
+    images['b'] = kept + repositories.noise(BLOCK * 9, 98)
+    merge(maintainer)
+    need_exact(maintainer, images)
+    need_settled(maintainer)
+
+
 def test_small_lots(repo, maintainer, monkeypatch):
     """Whatever is bounded, at its bound."""
     monkeypatch.setattr(merger, 'LOT_RECORDS', 100)
