@@ -9,7 +9,9 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Options and time limits that all tests share."""
+"""Options, time limits and the log's level, which all tests share."""
+
+import logging
 
 import pytest
 
@@ -33,3 +35,12 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker('timeout') is None:
             item.add_marker(pytest.mark.timeout(
                 LONG_TIMEOUT if is_long else TIMEOUT))
+
+
+@pytest.fixture(autouse=True)
+def log_level():
+    """The commands quieten the log of their whole process."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)

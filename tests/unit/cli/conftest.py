@@ -14,7 +14,6 @@
 
 import ctypes
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -27,15 +26,6 @@ from glance_dedup.cli import main
 
 LIBC = ctypes.CDLL(None)
 TOP = pathlib.Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(autouse=True)
-def log_level():
-    """The commands quieten the log of their whole process."""
-    root = logging.getLogger()
-    level = root.level
-    yield
-    root.setLevel(level)
 
 
 def become_ordinary():
