@@ -84,9 +84,11 @@ class Table:
         for name, found in self.figures.items():
             of = ''.join(f'  {statistics.median(r):.2f} of {other}'
                          for other, r in self.ratios.get(name, {}).items())
-            print(f'{name:42}{statistics.median(found):9.4g}'
-                  f'{min(found):9.4g}{max(found):9.4g} '
-                  f'{self.units[name]}{of}')
+            figures = ''.join(
+                f'{figure:9.0f}' if figure >= 1000 else f'{figure:9.3g}'
+                for figure in (statistics.median(found), min(found),
+                               max(found)))
+            print(f'{name:42}{figures} {self.units[name]}{of}')
 
 
 def timed(function, *args):
