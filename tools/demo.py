@@ -195,9 +195,8 @@ def collect(server, daemon, image_id, name):
     before = run('account')
     glance_server.Client(server.url).delete(image_id)
     after = run('collect')
-    say(f'{name} deleted and collected: {(before - after) / MIB:.1f} of '
-        f'{before / MIB:.1f} MiB on the disk came back; the other images '
-        'need the rest.')
+    say(f'{name} deleted and collected: {(before - after) / MIB:.1f} MiB came '
+        f'back, {after / MIB:.1f} MiB are left on the disk.')
 
 
 def print_usage(server, daemon, work, filter_dir):
@@ -300,19 +299,19 @@ def run(paths, keep):
         say(f'start Glance: {server.url}, {server.processes} processes of '
             f'{server.threads} threads')
         image_ids, result = store_all(server, paths, filter_dir)
-        if not keep:
-            collect(server, daemon, image_ids[0], paths[0].name)
-        say(f"dedupd's status page: {daemon.page}")
         if keep:
             undo.pop_all()
             print_usage(server, daemon, work, filter_dir)
             server.detach()
-        elif sys.stdin.isatty() and sys.stdout.isatty():
-            say('It is there until you press Enter.')
+            return result
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            say(f"dedupd's status page is at {daemon.page} until you press "
+                'Enter.')
             sys.stdin.readline()
-        else:
-            say('It was stopped with the rest; tools/demo --keep leaves all '
-                'running.')
+        for path, image_id in zip(paths, image_ids):
+            collect(server, daemon, image_id, path.name)
+        say(f"dedupd's status page was at {daemon.page}; tools/demo --keep "
+            'leaves all running.')
         return result
 
 
