@@ -64,7 +64,6 @@ RANGES = 16384
 RECIPE_TYPE = 'application/vnd.glance-dedup.recipe'
 FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
-_IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
 _RECIPE_HEADER = struct.Struct('<8sIIQQQ16s8x')
@@ -250,7 +249,7 @@ class Reads:
         if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
             raise http.HTTPError(
                 400, 'upload: an upload id has 32 hexadecimal digits.')
-        if not _IMAGE_ID.fullmatch(image_id):
+        if not repository_module.IMAGE_ID.fullmatch(image_id):
             # Nothing is called that.
             raise http.HTTPError(404, 'There is no such image.')
         await self._authorize(request, image_id)
