@@ -147,11 +147,34 @@ def _is_live(maintainer: maintainer_module.Maintainer, entry: Entry) -> bool:
     # First, since it reads again a header that was not there.
     if entry.recipe.live():
         return True
+    if entry.recipe.complete:
+        return _has_copy(maintainer, entry)
     # An image may have lost its header. To look for it is not worth while for
     # each upload under way, which has no other name.
     return (not entry.recipe.complete
             and (entry.writer_gone or entry.recipe.links > 1)
             and maintainer.image_of(entry.recipe.inode) is not None)
+
+
+def _has_copy(maintainer: maintainer_module.Maintainer,
+              entry: Entry) -> bool:
+    """Whether ``images/<id>`` is the same recipe in another file.
+
+    Where a repository was copied, the names of one file may be those of two.
+    A transaction id is never used again, so it tells.
+
+    :raises DamagedError: if it cannot be told
+    """
+    try:
+        with contextlib.closing(maintainer.engine.open_recipe(
+                entry.recipe.header()['image_id'])) as image:
+            if not image.complete:
+                raise exceptions.DamagedError(
+                    f'whether spool/{entry.name} is an image is not known: '
+                    f'{image.error}')
+            return image.header()['transaction_id'] == entry.txid
+    except exceptions.ImageNotFound:
+        return False
 
 
 def _is_given_up(maintainer: maintainer_module.Maintainer,
@@ -212,7 +235,11 @@ class Accountant:
         self._pins = []
         batch = self._maintainer.catalog.batch()
         for name in self._maintainer.engine.spool():
-            entry = judge(self._maintainer, name)
+            try:
+                entry = judge(self._maintainer, name)
+            except maintainer_module.UNREADABLE as e:
+                self._note(name, str(e))
+                continue
             if entry is not None:
                 with contextlib.closing(entry):
                     if entry.left:

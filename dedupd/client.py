@@ -58,7 +58,7 @@ _MARKING = 120.0
 
 _FRAME = struct.Struct('<4sBBHIIQ')
 _PLACE = struct.Struct('<QII')
-_RECIPE = struct.Struct('<8sI4xQQQ16s8x')
+_RECIPE = struct.Struct('<8sI4xQQQ16s16s8x')
 _EXTENT = struct.Struct('<QQI4x')
 _FRAME_MAGIC = b'GDFR'
 _RECIPE_MAGIC = b'GDWIRE\0\1'
@@ -304,6 +304,8 @@ class RecipeHeader:
     zero_bytes: int
     extents: int
     fingerprint: str
+    scope: bytes
+    """the id of that of the fingerprints"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,8 +335,8 @@ class Recipe:
         upload_id = answer.header('ETag').strip('"')
         if not re.fullmatch('[0-9a-f]{32}', upload_id):
             raise self._bad('the answer does not say of which upload it is')
-        magic, block_size, size, zero_bytes, extents, name = _RECIPE.unpack(
-            answer.read_exactly(_RECIPE.size, timeout))
+        (magic, block_size, size, zero_bytes, extents, name,
+         scope) = _RECIPE.unpack(answer.read_exactly(_RECIPE.size, timeout))
         if magic != _RECIPE_MAGIC:
             raise self._bad('the answer is not a recipe')
         if not 512 <= block_size <= 65536 or block_size & (block_size - 1):
@@ -344,7 +346,7 @@ class Recipe:
                             f'zeros and {extents} extents')
         self.header = RecipeHeader(
             block_size, size, zero_bytes, extents,
-            name.rstrip(b'\0').decode('ascii', 'replace'))
+            name.rstrip(b'\0').decode('ascii', 'replace'), scope)
         self.upload_id = upload_id
 
     def __iter__(self) -> Iterator[RecipeExtent]:

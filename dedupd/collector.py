@@ -176,14 +176,25 @@ def _candidates(maintainer: maintainer_module.Maintainer,
     for number in maintainer.engine.groups():
         facts = maintainer.catalog.group(number, batch)
         try:
-            if (facts['dirty'] or facts['judged']
-                    < maintainer.engine.group_facts(number)['published']):
+            found = maintainer.engine.group_facts(number)
+            if (facts['dirty'] or facts['judged'] < found['published']
+                    or _has_tail(maintainer, number, found)):
                 wanted.append(number)
         except exceptions.ImageNotFound:
             pass
         except maintainer_module.UNREADABLE as e:
             damaged[number] = str(e)
     return wanted, damaged
+
+
+def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
+              facts: dict[str, Any]) -> bool:
+    """Whether a failed sync has left blocks, to which no writer will come."""
+    return (facts['flags'] & _POISONED != 0
+            and facts['published'] < facts['slots']
+            and any(_words(maintainer.engine.entries(
+                number, facts['published'],
+                facts['slots'] - facts['published']))[11::_ENTRY_WORDS]))
 
 
 class _Look:
@@ -322,13 +333,15 @@ class _Run:
         self._sums = dict.fromkeys(
             (field.name for field in dataclasses.fields(Result)), 0)
         self._sums.update(refused=None, failed={})
-        # Groups to be evacuated; and whether they are dirty otherwise, too.
-        self._sparse: dict[int, bool] = {}
+        self._sparse: set[int] = set()  # groups to be evacuated
         self._merge_refused = False     # an image is in use
         self._cost = 0          # bytes read and written since the last step
 
     def run(self) -> Result:
         try:
+            # An entry of the spool may have been lost before it was settled,
+            # or a recipe that is counted.
+            self._maintainer.reconcile()
             self._drain()
             self._forget_unlinked()
             wanted, self._sums['failed'] = _candidates(self._maintainer)
@@ -460,7 +473,7 @@ class _Run:
                                  'dirty': look.pinned > 0}
         if _is_sparse(self._maintainer.engine.group_facts(group.number),
                       look.live, self._evacuate_share):
-            self._sparse[group.number] = look.pinned > 0
+            self._sparse.add(group.number)
             # Until it was tried: whatever ends this run before.
             facts['dirty'] = True
         elif self._is_worn(group, look):
@@ -549,13 +562,20 @@ class _Run:
     def _forget_sparse(self, groups: list[int]) -> None:
         """What can be moved was: whatever is left has no need of a new look.
 
-        REQUIRES: nothing was un-counted since they were found, or it would be
-        forgotten, too, that a count went to zero.
+        But for what is pinned, or went out of use since they were found: that
+        a group is dirty says nothing of that, since it was made so then.
         """
-        batch = self._maintainer.catalog.batch()
+        maintainer = self._maintainer
+        batch = maintainer.catalog.batch()
         for number in groups:
-            self._maintainer.catalog.set_group(
-                batch, number, dirty=self._sparse[number])
+            facts = maintainer.engine.group_facts(number)
+            look = _Look(
+                maintainer.engine.entries(number, 0, facts['slots']),
+                maintainer.catalog.counts(number, facts['slots']),
+                facts['published'], (), number)
+            self._cost += _ENTRY_BYTES * facts['slots']
+            maintainer.catalog.set_group(batch, number,
+                                         dirty=bool(look.free))
         with contextlib.suppress(exceptions.NoSpaceError):
             self._maintainer.write(batch)
 

@@ -105,6 +105,7 @@ class Figures:
                                + self._store_bytes()),
             'filesystem_free_bytes': system.f_bavail * system.f_frsize,
             'filesystem_bytes': system.f_blocks * system.f_frsize,
+            'reserve_bytes': self._repository.room()[1],
             'saved_percent': round(100 * (1 - total / logical), 2) if logical
             else None}
         return fields

@@ -43,6 +43,7 @@ import json
 import os
 import socket
 import ssl
+import stat
 import struct
 from typing import Any
 from typing import Protocol
@@ -433,8 +434,15 @@ def _is_loopback(name: str) -> bool:
 def listen_unix(path: str, mode: int) -> socket.socket:
     """A listening socket at a path, in the place of one that nobody serves.
 
-    :raises OSError: EADDRINUSE if somebody does
+    :raises OSError: EADDRINUSE if somebody does; EEXIST if there is something
+        else than a socket, which is left alone
     """
+    temporary = f'{path}.{os.getpid()}'
+    for place in (path, temporary):
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(place).st_mode):
+                raise OSError(errno.EEXIST,
+                              f'{place} is there, and not a socket')
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -443,7 +451,6 @@ def listen_unix(path: str, mode: int) -> socket.socket:
         else:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     sock = socket.socket(socket.AF_UNIX)
-    temporary = f'{path}.{os.getpid()}'
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

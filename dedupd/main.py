@@ -163,7 +163,8 @@ class Daemon:
         self._repository = repository_module.Repository(
             options.datadir, filter_dir=options.filter_dir,
             filter_mib=options.filter_mib,
-            segment_cache_mib=options.cache_mib)
+            segment_cache_mib=options.cache_mib,
+            reserve_mib=options.reserve_mib)
         self._scheduler = scheduler_module.Scheduler(self._repository, conf)
         self._figures = figures_module.Figures(
             self._repository, self._scheduler.catalog)

@@ -36,10 +36,11 @@ The index only points out pairs. It may have records of blocks that were freed,
 damaged, or lost with their group: such a record makes way for a live block as
 soon as one with its fingerprint is met. It knows 8 bytes of a fingerprint; if
 two different blocks have these in common, only the older is in it, and
-duplicates of the other are missed. Whether two blocks are equal is decided by
-:class:`_engine.Merge` alone. Where that compares bytes, blocks with equal
-fingerprints may differ: their pair is forgotten, and duplicates of the newer
-one may be missed.
+duplicates of the other are missed. The same holds for blocks of two scopes,
+which no pair joins: only where bytes are compared can their fingerprints be
+alike. Whether two blocks are equal is decided by :class:`_engine.Merge` alone.
+Where that compares bytes, blocks with equal fingerprints may differ: their
+pair is forgotten, and duplicates of the newer one may be missed.
 """
 
 import array
@@ -57,12 +58,16 @@ import sys
 from typing import Any
 from typing import NamedTuple
 
+from oslo_log import log
+
 from dedupd import accounting
 from dedupd import task
 from glance_dedup import _engine
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+
+LOG = log.getLogger(__name__)
 
 #: Records of the index that are sorted at once; each takes 45 bytes meanwhile.
 LOT_RECORDS = 4 << 20
@@ -96,6 +101,10 @@ _REPLACEMENT_BYTES = 32
 _REPLACEMENT_WORDS = 4
 _ENTRIES_AT_ONCE = 32768
 _COARSE_BITS = 8
+# Blocks that are to stay are read in one go with those between them, if there
+# are no more than so many; and no more than so many at once.
+_NEAR = 64
+_VERIFIED_AT_ONCE = 4096
 _CACHED_COUNTS = 256    # groups; 128 KiB each
 _DAMAGED = 4
 
@@ -308,6 +317,7 @@ class _Index:
                  control: task.Control) -> None:
         self._maintainer = maintainer
         self._control = control
+        self._scopes: dict[int, bytes] = {}     # of the groups
         self.scanned = 0
 
     def catch_up(self) -> None:
@@ -323,8 +333,9 @@ class _Index:
             # One that cannot be read is found when it can be.
             with contextlib.suppress(exceptions.ImageNotFound,
                                      *maintainer_module.UNREADABLE):
-                published[number] = self._maintainer.engine.group_facts(
-                    number)['published']
+                facts = self._maintainer.engine.group_facts(number)
+                published[number] = facts['published']
+                self._scopes[number] = facts['scope']
         return published
 
     # -- its size ---------------------------------------------------------
@@ -336,7 +347,8 @@ class _Index:
         make way only for blocks with their fingerprints.
 
         Before the first page goes, all cursors do: at any moment what a page
-        lacks is yet to be found, and all duplicates are found again.
+        lacks is yet to be found, and all duplicates are found again. Each step
+        is synced, since a crash may lose what is not and keep what follows.
 
         :param records: that it can have of the groups that are there
         """
@@ -354,15 +366,15 @@ class _Index:
                 catalog.set_group(batch, number, indexed=0)
         for number in catalog.groups_with_duplicates():
             catalog.set_duplicates(batch, number, b'')
-        self._maintainer.write(batch)
+        self._maintainer.write(batch, sync=True)
         batch = catalog.batch()
         for number in range(1 << old_bits):
             catalog.set_index_page(batch, number, b'')
             if len(batch) >= 1 << 16:
-                self._maintainer.write(batch)
+                self._maintainer.write(batch, sync=True)
                 batch = catalog.batch()
                 self._control.check()
-        self._maintainer.write(batch, index_bits=bits)
+        self._maintainer.write(batch, sync=True, index_bits=bits)
 
     def _estimate(self) -> float:
         """How many records the index has, judged by some of its pages.
@@ -456,22 +468,42 @@ class _Index:
         pairs = b''.join([page.pairs for page in pages])
         blocks = _look(self._maintainer, pairs)
         found, stale = _engine.pairs_judge(pairs, *blocks)
+        found = self._within_scopes(found)
         damaged: list[tuple[int, int]] = []
         if stale:
             pages = [self._without_stale(page, blocks, damaged)
                      for page in pages]
             found, _ = _engine.pairs_judge(
                 b''.join([page.pairs for page in pages]), *blocks)
+            found = self._within_scopes(found)
         batch = self._maintainer.catalog.batch()
         for page in pages:
             self._maintainer.catalog.set_index_page(
                 batch, page.number, page.new)
         heirs = {other: kept for kept, other in _PAIR.iter_unpack(
             _engine.pairs_named(found, b''.join([p.old for p in pages])))}
-        found += _pack(itertools.chain.from_iterable(damaged))
+        found += self._within_scopes(
+            _pack(itertools.chain.from_iterable(damaged)))
         self._remember(batch, found + self._bequeath(batch, heirs))
         if len(batch):
-            self._maintainer.write(batch)
+            # Synced: a crash may lose what is not, and keep the cursors, which
+            # each accounting step writes, too.
+            self._maintainer.write(batch, sync=True)
+
+    def _within_scopes(self, pairs: bytes) -> bytes:
+        """The pairs without those of blocks of two scopes."""
+        if len(set(self._scopes.values())) < 2:
+            return pairs
+        firsts, seconds = _unpack(pairs)[::2], _unpack(pairs)[1::2]
+        good = [self._scopes.get(a >> _SLOT_BITS)
+                == self._scopes.get(b >> _SLOT_BITS)
+                for a, b in zip(firsts, seconds)]
+        if all(good):
+            return pairs
+        LOG.warning('%d pairs of blocks of different scopes have the same '
+                    'fingerprints: they stay apart', good.count(False))
+        return _pack(itertools.chain.from_iterable(itertools.compress(
+            zip(firsts, seconds), good)))
 
     def _without_stale(self, page: _Page, blocks: _Blocks,
                        damaged: list[tuple[int, int]]) -> _Page:
@@ -565,12 +597,14 @@ class _Replacements:
     :ivar new: those of the blocks that replace them
     :ivar lengths: of the blocks
     :ivar kept: by which addresses the pairs are known
+    :ivar words: all of these, one replacement after the other
     """
 
     def __init__(self, chosen: bytes) -> None:
-        words = _unpack(_engine.replacements_sort(chosen))
+        self.words = _unpack(_engine.replacements_sort(chosen))
         self.old, self.new, self.lengths, self.kept = (
-            words[i::_REPLACEMENT_WORDS] for i in range(_REPLACEMENT_WORDS))
+            self.words[i::_REPLACEMENT_WORDS]
+            for i in range(_REPLACEMENT_WORDS))
 
     def __len__(self) -> int:
         return len(self.old)
@@ -638,7 +672,7 @@ class _Run:
         accounting.run_once(self._maintainer, self._control)
         self._index.catch_up()
         for chosen in self._rounds():
-            self._merge(chosen)
+            self._merge(_Replacements(self._without_damaged(chosen.words)))
         self._sums['scanned'] = self._index.scanned
         return Result(**{**self._sums, 'failed': self._failed})
 
@@ -679,6 +713,47 @@ class _Run:
                 yield image_id
             self._control.step(done + 1, len(images), 'merging images',
                                cost=len(runs))
+
+    def _without_damaged(self, words: array.array) -> bytes:
+        """Replacements, but for those by a block that cannot be read.
+
+        A merge makes one block out of several, each of which would do if the
+        others went bad. So the one that is to stay must be good. The scrub
+        finds those that are not; then another one is taken.
+        """
+        news = sorted(set(words[1::_REPLACEMENT_WORDS]))
+        bad: set[int] = set()
+        begin = 0
+        for end in range(1, len(news) + 1):
+            if end < len(news) and self._are_near(news, begin, end):
+                continue
+            bad.update(self._damaged_of(news[begin], news[end - 1]))
+            begin = end
+        good = array.array('Q')
+        for at in range(0, len(words), _REPLACEMENT_WORDS):
+            if words[at + 1] not in bad:
+                good.extend(words[at:at + _REPLACEMENT_WORDS])
+        return _pack(good)
+
+    def _are_near(self, news: list[int], begin: int, end: int) -> bool:
+        """Whether a block is to be read in one go with those before it."""
+        return (news[end] - news[end - 1] <= _NEAR
+                and news[end] - news[begin] < _VERIFIED_AT_ONCE
+                and news[end] >> _SLOT_BITS == news[begin] >> _SLOT_BITS)
+
+    def _damaged_of(self, first: int, last: int) -> set[int]:
+        """The addresses between these, of one group, that do not verify."""
+        number = first >> _SLOT_BITS
+        try:
+            cost, damaged, invalid, _ = _engine.verify_slots(
+                self._maintainer.handle, number, first & _SLOT_MASK,
+                last - first + 1)
+        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+            return set(range(first, last + 1))
+        self._control.step(self._control.done, self._control.total,
+                           'reading blocks that are to stay', cost=cost)
+        return {number << _SLOT_BITS | slot
+                for slot in (*_unpack(damaged, 'I'), *_unpack(invalid, 'I'))}
 
     # -- merging ----------------------------------------------------------
 

@@ -65,6 +65,10 @@ _GAUGES = (
     ('dedupd_filesystem_size_bytes',
      'Size of the file system that holds the repository.',
      ('space', 'filesystem_bytes')),
+    ('dedupd_reserve_bytes',
+     'Free space below which storing is refused, for deleting and '
+     'collecting.',
+     ('space', 'reserve_bytes')),
     ('dedupd_catalog_bytes', 'Disk space of the catalog.',
      ('catalog', 'disk_bytes')),
     ('dedupd_damaged_blocks',

@@ -160,7 +160,9 @@ Address on which the status page, ``/metrics`` and ``/healthcheck``
 are served to everyone, without TLS.
 
 It shows names of images and projects, and figures; neither content
-nor control.
+nor control. But where projects share blocks (``dedup_store_scope =
+global``), whoever uploads an image sees there how much of it was
+stored before: let only operators reach it.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -391,6 +393,15 @@ Possible values:
 Related options:
     * ``[DEFAULT] transport_url``
 
+"""),
+    cfg.IntOpt('reserve_mib',
+               default=64,
+               min=0,
+               max=1048576,
+               help="""
+Room that rewriting, evacuating and merging leave free on the
+repository's file system, in MiB, as uploads do; see
+``dedup_store_reserve_mib``. Give it the value that glance-api has.
 """),
     cfg.StrOpt('filter_dir',
                sample_default='/dev/shm/glance-dedup-<uid>',

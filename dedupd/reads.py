@@ -66,7 +66,7 @@ FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
 _UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
-_RECIPE_HEADER = struct.Struct('<8sIIQQQ16s8x')
+_RECIPE_HEADER = struct.Struct('<8sIIQQQ16s16s8x')
 _FRAME_HEADER = struct.pack('<4sBBHII', b'GDFR', 0, 0, 0, 0, 0)
 #: The frame that says that all came.
 END_FRAME = _FRAME_HEADER + struct.pack('<Q', xxhash.xxh3_64_intdigest(
@@ -306,7 +306,7 @@ class Reads:
             yield _RECIPE_HEADER.pack(
                 b'GDWIRE\0\1', parameters.block_size, 0, stat.size,
                 stat.zero_bytes, stat.extents,
-                parameters.fingerprint.encode())
+                parameters.fingerprint.encode(), bytes.fromhex(stat.scope))
             page = 0
             while data := await self._run(image.describe, page):
                 yield data

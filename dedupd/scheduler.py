@@ -78,6 +78,9 @@ class _Job:
     name: str
     arguments: Fields
     began: float | None = None
+    """By the time of day, which may be set back meanwhile."""
+    started: float = 0.0
+    """The same moment, by time.monotonic()."""
 
 
 @dataclasses.dataclass
@@ -408,7 +411,7 @@ class Scheduler:
         first = job.began is None
         with self._changed:
             if first:
-                job.began = time.time()
+                job.began, job.started = time.time(), time.monotonic()
             state.job = job
             control = task_module.Control(self._progress, self._rate(job.name))
             state.control = self._current = control
@@ -444,7 +447,7 @@ class Scheduler:
             state.last = {
                 'number': job.number, 'started': job.began,
                 'finished': finished,
-                'seconds': round(finished - job.began, 3),
+                'seconds': round(time.monotonic() - job.started, 3),
                 'arguments': job.arguments, 'result': result, 'error': error}
             state.finished = max(state.finished, job.number)
             state.runs += 1

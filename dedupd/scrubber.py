@@ -225,13 +225,15 @@ class _Run:
         self._read = 0          # bytes, in this run
         self._copies: dict[bytes, int] = {}     # of damaged blocks, as met
         state = maintainer.catalog.scrub_state()
-        if full or state.get('complete', True):
-            state = {
-                'started': time.time(), 'complete': False,
-                'image': '', 'group': 0, 'slot': 0,
-                'blocks': 0, 'bytes': 0, 'damaged': 0, 'worn': 0,
-                'waiting': state.get('waiting', []), 'unreadable': {},
-                'spares': state.get('spares', {})}
+        begun = {
+            'started': time.time(), 'complete': False,
+            'image': '', 'group': 0, 'slot': 0,
+            'blocks': 0, 'bytes': 0, 'damaged': 0, 'worn': 0,
+            'waiting': state.get('waiting', []), 'unreadable': {},
+            'spares': state.get('spares', {})}
+        # One that lacks something would not end as it should.
+        if full or state.get('complete', True) or begun.keys() - state.keys():
+            state = begun
         self._state = state
 
     def run(self) -> Result:
@@ -293,6 +295,7 @@ class _Run:
                     error = _error_of(recipe)
                     if error is None:
                         cost = 4096 + 40 * recipe.header()['extents']
+                        self._compare_digests(image_id)
             except exceptions.ImageNotFound:
                 error = None
             except (exceptions.InvalidParameter,
@@ -304,6 +307,19 @@ class _Run:
             self._state['bytes'] += cost
             self._step(done + 1, len(images), 'reading recipes', cost)
         self._state['image'] = None
+
+    def _compare_digests(self, image_id: str) -> None:
+        """See that the entries are of the blocks that the recipe means (I7).
+
+        Each is whole in itself where an older copy of a group was put back.
+
+        :raises DamagedError: if they are not
+        """
+        with contextlib.closing(
+                self._maintainer.handle.open_image(image_id)) as image:
+            page = 0
+            while image.describe(page):
+                page += 1
 
     def _note(self, name: str, error: str, images: list[str]) -> None:
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
@@ -526,7 +542,8 @@ class _Run:
             fingerprint = bytes.fromhex(self._known[address]['fingerprint'])
             for copy in (self._copies.get(fingerprint),
                          self._indexed(fingerprint)):
-                if copy is not None and self._is_good(copy, fingerprint):
+                if (copy is not None and self._is_good(copy, fingerprint)
+                        and self._same_scope(copy, address)):
                     mapping[address] = copy
                     break
             else:
@@ -561,6 +578,14 @@ class _Run:
                 *maintainer_module.UNREADABLE):
             return False
         return not damaged and not invalid
+
+    def _same_scope(self, *addresses: int) -> bool:
+        """Whether images may be merged from one to the other."""
+        try:
+            return len({self._maintainer.engine.group_facts(
+                address >> _SLOT_BITS)['scope'] for address in addresses}) == 1
+        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+            return False
 
     def _merge(self, images: dict[str, set[int]],
                mapping: dict[int, int]) -> None:

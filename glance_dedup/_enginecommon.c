@@ -177,8 +177,9 @@ gd_py_header_dict(const gd_recipe_header *h)
     PyObject *project = PyUnicode_DecodeUTF8(
         h->project, (Py_ssize_t)strlen(h->project), "replace");
     return Py_BuildValue(
-        "{sssNsy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
-        project, "upload_id", h->upload_id, (Py_ssize_t)GD_ID_SIZE, "size",
+        "{sssNsy#sy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
+        project, "scope", h->scope.id, (Py_ssize_t)GD_SCOPE_SIZE,
+        "upload_id", h->upload_id, (Py_ssize_t)GD_ID_SIZE, "size",
         (unsigned long long)h->size, "zero_bytes",
         (unsigned long long)h->zero_bytes, "new_bytes",
         (unsigned long long)h->new_bytes, "stored_bytes",

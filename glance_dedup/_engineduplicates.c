@@ -182,9 +182,10 @@ engine_pick(PyObject *module, PyObject *args)
 {
     (void)module;
     Py_buffer items, addresses;
-    unsigned size, first;
+    uint32_t size, first;
     PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*IIy*", &items, &size, &first, &addresses)) {
+    if (!PyArg_ParseTuple(args, "y*O&O&y*", &items, gd_py_to_u32, &size,
+                          gd_py_to_u32, &first, &addresses)) {
         return NULL;
     }
     size_t count = (size_t)addresses.len / GD_ADDRESS_SIZE;

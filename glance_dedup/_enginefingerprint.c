@@ -6,19 +6,25 @@
 
 #include "engine/fingerprint.h"
 
-/* fingerprint(name, data): what the engine would compute, for tests and
- * benchmarks. */
+/* fingerprint(name, data, scope): what the engine would compute for a block of
+ * this scope. */
 static PyObject *
 engine_fingerprint(PyObject *module, PyObject *args)
 {
-    const char *name;
+    const char *name, *id = (const char *)gd_global_scope.id;
+    Py_ssize_t id_length = GD_SCOPE_SIZE;
+    gd_scope scope;
     Py_buffer view;
     gd_error err;
     gd_digest *digest = NULL;
     gd_hasher *hasher = NULL;
     gd_fingerprint fp;
     const gd_env *env = gd_env_posix();
-    if (!PyArg_ParseTuple(args, "sy*", &name, &view)) {
+    if (!PyArg_ParseTuple(args, "sy*|y#", &name, &view, &id, &id_length)) {
+        return NULL;
+    }
+    if (!gd_py_copy_id("scope", id, id_length, scope.id)) {
+        PyBuffer_Release(&view);
         return NULL;
     }
     gd_status s;
@@ -28,7 +34,8 @@ engine_fingerprint(PyObject *module, PyObject *args)
         s = gd_hasher_open(env, digest, &hasher, &err);
     }
     if (s == GD_OK) {
-        s = gd_hasher_compute(hasher, view.buf, (size_t)view.len, &fp, &err);
+        s = gd_hasher_compute(hasher, &scope, view.buf, (size_t)view.len, &fp,
+                              &err);
         gd_hasher_close(env, hasher);
     }
     if (digest != NULL) {

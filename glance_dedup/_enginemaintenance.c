@@ -265,7 +265,7 @@ maintenance_groups(PyObject *object, PyObject *unused)
 }
 
 static gd_status
-read_facts(gd_repo *repo, uint32_t number, uint32_t *slots,
+read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
            gd_published *record, struct stat *st, gd_error *err)
 {
     gd_group *group;
@@ -275,6 +275,7 @@ read_facts(gd_repo *repo, uint32_t number, uint32_t *slots,
         return s;
     }
     *slots = group->bounds.slots;
+    *scope = group->scope;
     s = gd_group_read_published(group, record, err);
     if (s == GD_OK) {
         int rc = repo->env->fstat(repo->env, group->fd, st);
@@ -291,6 +292,7 @@ maintenance_group_facts(PyObject *object, PyObject *args)
     maintenance_object *self = (maintenance_object *)object;
     uint32_t number;
     uint32_t slots = 0;
+    gd_scope scope;
     gd_published record;
     struct stat st;
     gd_error err;
@@ -301,14 +303,15 @@ maintenance_group_facts(PyObject *object, PyObject *args)
     }
     gd_repo *repo = self->owner->repo;
     Py_BEGIN_ALLOW_THREADS
-    s = read_facts(repo, number, &slots, &record, &st, &err);
+    s = read_facts(repo, number, &slots, &scope, &record, &st, &err);
     Py_END_ALLOW_THREADS
     gd_py_leave_maintenance(self);
     if (s != GD_OK) {
         return gd_py_raise(object, &err);
     }
     return Py_BuildValue(
-        "{sIsIsKsIsKsKsKsK}", "slots", slots, "published", record.count,
+        "{sIsy#sIsKsIsKsKsKsK}", "slots", slots, "scope", scope.id,
+        (Py_ssize_t)GD_SCOPE_SIZE, "published", record.count,
         "generation", (unsigned long long)record.generation, "flags",
         record.flags, "sequence", (unsigned long long)record.sequence, "end",
         (unsigned long long)record.end, "size",

@@ -486,8 +486,9 @@ static PyObject *
 engine_index_records(PyObject *module, PyObject *args)
 {
     Py_buffer entries;
-    unsigned number, first;
-    if (!PyArg_ParseTuple(args, "y*II", &entries, &number, &first)) {
+    uint32_t number, first;
+    if (!PyArg_ParseTuple(args, "y*O&O&", &entries, gd_py_to_u32, &number,
+                          gd_py_to_u32, &first)) {
         return NULL;
     }
     size_t count = (size_t)entries.len / GD_LISTED_ENTRY;
@@ -562,10 +563,10 @@ engine_index_split(PyObject *module, PyObject *args)
 {
     (void)module;
     Py_buffer view;
-    unsigned bits;
+    uint32_t bits;
     gd_records records;
     PyObject *list = NULL;
-    if (!PyArg_ParseTuple(args, "y*I", &view, &bits)) {
+    if (!PyArg_ParseTuple(args, "y*O&", &view, gd_py_to_u32, &bits)) {
         return NULL;
     }
     if (bits > GD_INDEX_BITS_MAX) {

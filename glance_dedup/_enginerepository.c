@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "engine/room.h"
 #include "engine/segcache.h"
 #include "engine/spool.h"
 
@@ -21,19 +22,20 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         "path",         "repository_id",   "block_size", "group_slots",
         "segment_size", "fingerprint",     "by_value",   "codec",
         "codec_level",  "threads",         "lock_timeout_ms",
-        "allow_weak",   NULL};
+        "allow_weak",   "reserve",         NULL};
     PyObject *path = NULL;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
     int by_value, allow_weak = 0;
+    unsigned long long reserve = 0;
     gd_params params;
     memset(&params, 0, sizeof params);
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#IIIspsiII|p", names, PyUnicode_FSConverter,
+            args, keywords, "O&y#IIIspsiII|pK", names, PyUnicode_FSConverter,
             &path, &id, &id_length, &params.block_size, &params.group_slots,
             &params.segment_size, &fingerprint, &by_value, &codec,
             &params.codec_level, &params.threads, &params.lock_timeout_ms,
-            &allow_weak)) {
+            &allow_weak, &reserve)) {
         Py_XDECREF(path);
         return NULL;
     }
@@ -42,6 +44,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     gd_error err;
     gd_status s = GD_OK;
     params.by_value = by_value != 0;
+    params.reserve = reserve;
     if (!gd_py_copy_id("repository_id", id, id_length, params.repository_id)) {
         goto done;
     }
@@ -189,6 +192,51 @@ repository_set_segment_cache(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* room() -> (free bytes, bytes that storing leaves free) */
+static PyObject *
+repository_room(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    repository_object *self = (repository_object *)object;
+    if (!gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    const gd_repo *repo = self->repo;
+    gd_space space;
+    gd_error err;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = repo->env->free_space(repo->env, repo->root, &space);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    if (rc < 0) {
+        gd_fail_errno(&err, -rc, "cannot ask for the room on the disk");
+        return gd_py_raise(object, &err);
+    }
+    return Py_BuildValue(
+        "(KK)", (unsigned long long)space.free,
+        (unsigned long long)gd_room_kept(repo->params.reserve, space.total));
+}
+
+/* check_room(bytes) */
+static PyObject *
+repository_check_room(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    unsigned long long bytes;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "K", &bytes) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_check_room(self->repo, bytes, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    return gd_py_none(object, s, &err);
+}
+
 static PyObject *
 repository_statistics(PyObject *object, PyObject *unused)
 {
@@ -241,6 +289,8 @@ static PyMethodDef repository_methods[] = {
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
     {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},
+    {"room", repository_room, METH_NOARGS, NULL},
+    {"check_room", repository_check_room, METH_VARARGS, NULL},
     {"statistics", repository_statistics, METH_NOARGS, NULL},
     {"close", repository_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

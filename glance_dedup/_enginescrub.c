@@ -34,12 +34,13 @@ engine_verify_slots(PyObject *module, PyObject *args)
 {
     const module_state *state = PyModule_GetState(module);
     repository_object *repository;
-    unsigned number, first, count;
+    uint32_t number, first, count;
     gd_scrub_result found;
     gd_error err;
     gd_status s;
-    if (!PyArg_ParseTuple(args, "O!III", state->repository_type, &repository,
-                          &number, &first, &count) ||
+    if (!PyArg_ParseTuple(args, "O!O&O&O&", state->repository_type, &repository,
+                          gd_py_to_u32, &number, gd_py_to_u32, &first,
+                          gd_py_to_u32, &count) ||
         !gd_py_enter_repository(repository)) {
         return NULL;
     }

@@ -40,14 +40,14 @@ engine_write_spares(PyObject *module, PyObject *args)
 {
     const module_state *state = PyModule_GetState(module);
     maintenance_object *maintenance;
-    unsigned number;
+    uint32_t number;
     Py_buffer view;
     size_t count = 0;
     uint64_t bytes = 0;
     gd_error err;
     gd_status s;
-    if (!PyArg_ParseTuple(args, "O!Iy*", state->maintenance_type,
-                          &maintenance, &number, &view)) {
+    if (!PyArg_ParseTuple(args, "O!O&y*", state->maintenance_type,
+                          &maintenance, gd_py_to_u32, &number, &view)) {
         return NULL;
     }
     gd_address *addresses = copy_addresses(&view, &count);

@@ -26,9 +26,14 @@ gd_py_begin(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
     const char *image_id, *project;
+    const char *id = (const char *)gd_global_scope.id;
+    Py_ssize_t id_length = GD_SCOPE_SIZE;
+    gd_scope scope;
     gd_error err;
     gd_status s;
-    if (!PyArg_ParseTuple(args, "ss", &image_id, &project) ||
+    if (!PyArg_ParseTuple(args, "ss|y#", &image_id, &project, &id,
+                          &id_length) ||
+        !gd_py_copy_id("scope", id, id_length, scope.id) ||
         !gd_py_enter_repository(self)) {
         return NULL;
     }
@@ -45,7 +50,7 @@ gd_py_begin(PyObject *object, PyObject *args)
         s = gd_fail(&err, GD_NOMEM, "no memory for a lock");
     } else {
         Py_BEGIN_ALLOW_THREADS
-        s = gd_transaction_begin(self->repo, image_id, project,
+        s = gd_transaction_begin(self->repo, image_id, project, &scope,
                                  &result->transaction, &err);
         Py_END_ALLOW_THREADS
     }

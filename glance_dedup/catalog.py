@@ -23,13 +23,16 @@ time changes the catalog; any thread may read it meanwhile.
 """
 
 import array
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import itertools
 import json
+import operator
 import os
 import re
 import secrets
+import stat
 import struct
 import sys
 import threading
@@ -38,6 +41,7 @@ from typing import Any
 import plyvel
 
 from glance_dedup import _engine
+from glance_dedup import access
 from glance_dedup import exceptions
 
 FORMAT = 1
@@ -47,6 +51,10 @@ _CHUNK_BITS = 10
 _CHUNK_BYTES = 4 * CHUNK_SLOTS
 _ZEROS = bytes(_CHUNK_BYTES)
 _GROUP_SLOTS = 32768
+_SLOT_BITS = 15
+_ADDRESS_BITS = 40
+_PAIR_BYTES = 16
+_RECORD_BYTES = 13
 
 _PAGE = 256      # items read at a time
 
@@ -71,6 +79,63 @@ _META = {
                          and re.fullmatch('[0-9a-f]{32}', v)),
 }
 _LEDGER_SUMS = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes', 'blocks')
+
+_Good = dict[str, Callable[[Any], bool]]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1 << 63
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_addresses(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(v) is int and _is_address(v) for v in value)
+
+
+def _are_hits(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(hit, dict) and _is_text(hit.get('error'))
+        and _are_texts(hit.get('images')) for hit in value.values())
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_address(number: int) -> bool:
+    return 1 << _SLOT_BITS <= number < 1 << _ADDRESS_BITS
+
+
+_LEDGER: _Good = {
+    'image_id': _is_text, 'upload_id': _is_text, 'project': _is_text,
+    'size': _is_count, 'zero_bytes': _is_count, 'new_bytes': _is_count,
+    'stored_bytes': _is_count, 'blocks': _is_count, 'fragments': _is_count,
+    'created': _is_number,
+}
+_NEEDED = ('image_id',)
+_DAMAGED: _Good = {
+    'found': _is_number,
+    'fingerprint': lambda v: (isinstance(v, str) and re.fullmatch(
+        '[0-9a-f]{64}', v) is not None),
+    'quarantine': _is_text, 'images': _are_texts,
+}
+_SCRUB_STATE: _Good = {
+    'started': _is_number, 'complete': lambda v: type(v) is bool,
+    'image': lambda v: v is None or _is_text(v),
+    'group': _is_count, 'slot': _is_count, 'blocks': _is_count,
+    'bytes': _is_count, 'damaged': _is_count, 'worn': _is_count,
+    'waiting': _are_addresses, 'unreadable': _are_hits,
+    'spares': lambda v: (isinstance(v, dict)
+                         and all(map(_is_count, v.values()))),
+}
 
 # Samples older than a day are thinned out to one an hour, those older than
 # 90 days to one a day. Seconds.
@@ -218,6 +283,24 @@ class Catalog:
             raise kind(f'the catalog {self.path}: cannot {what}: '
                        f'{words}') from e
 
+    def _check_files(self) -> None:
+        """LevelDB follows links, and writes to whatever it finds."""
+        try:
+            with os.scandir(self.path) as entries:
+                found = [(entry.path, entry.stat(follow_symlinks=False))
+                         for entry in entries]
+        except OSError as e:
+            kind = (exceptions.AccessDenied if isinstance(e, PermissionError)
+                    else exceptions.StorageError)
+            raise kind(f'the catalog {self.path}: cannot list it: '
+                       f'{e.strerror}')
+        for path, status in found:
+            if (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1
+                    or status.st_uid != os.geteuid()):
+                raise CatalogError(
+                    f'{path} is not an ordinary file of '
+                    f'{access.user_name(os.geteuid())} with one name')
+
     def _load(self, create: bool) -> None:
         with self._errors('open it'):
             # Without paranoid checks LevelDB leaves out what it finds damaged
@@ -229,9 +312,8 @@ class Catalog:
 
     def _create(self) -> None:
         try:
-            os.mkdir(self.path, 0o700)
-        except FileExistsError:
-            pass
+            access.make_directory(self.path, access.directory_mode(
+                os.path.dirname(os.path.abspath(self.path))))
         except OSError as e:
             kind = (exceptions.NoSpaceError if e.errno in (28, 122)
                     else exceptions.StorageError)
@@ -247,6 +329,7 @@ class Catalog:
         if not os.path.isdir(self.path) or os.path.islink(self.path):
             raise CatalogError(f'the catalog {self.path} is not there, or '
                                'not a directory')
+        self._check_files()
         known = self._meta.get('sequence', 0)
         self._load(create=False)
         try:
@@ -264,13 +347,15 @@ class Catalog:
         if meta is None:
             raise CatalogError(f'the catalog {self.path} says nothing of '
                                'itself')
+        # First: another format may have other keys.
+        if type(meta.get('format')) is int and meta['format'] != FORMAT:
+            raise CatalogError(f'the catalog {self.path} has format '
+                               f'{meta["format"]}; this program knows '
+                               f'{FORMAT}')
         for name, good in _META.items():
             if not good(meta.get(name)):
                 raise CatalogError(f'the catalog {self.path} is damaged: '
                                    f'{name} is {meta.get(name)!r}')
-        if meta['format'] != FORMAT:
-            raise CatalogError(f'the catalog {self.path} has format '
-                               f'{meta["format"]}')
         if meta['repository_id'] != self._repository_id:
             raise CatalogError(f'the catalog {self.path} is of repository '
                                f'{meta["repository_id"]}')
@@ -379,19 +464,33 @@ class Catalog:
         with self._errors('read it'):
             return self._open_db.get(key, verify_checksums=True)
 
-    def _read_json(self, key: bytes, batch: Batch | None = None) -> Any:
-        value = self._get(key, batch)
-        return None if value is None else self._parse(key, value)
+    def _read_json(self, key: bytes, good: _Good | None = None,
+                   need: tuple[str, ...] = ()) -> Any:
+        value = self._get(key)
+        return None if value is None else self._parse(key, value, good, need)
 
-    def _parse(self, key: bytes, value: bytes) -> dict[str, Any]:
+    def _parse(self, key: bytes, value: bytes, good: _Good | None = None,
+               need: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The fields of a JSON object.
+
+        :param good: what known fields must be like; others may be there, too
+        :param need: those of them that must be there
+        """
         try:
             fields = json.loads(value)
-            if isinstance(fields, dict):
-                return fields
         except (ValueError, RecursionError):
-            pass
-        raise CatalogError(f'the catalog {self.path} is damaged: the value of '
-                           f'{key!r} is not a JSON object')
+            fields = None
+        if not isinstance(fields, dict):
+            raise self._damaged(f'the value of {key!r} is not a JSON object')
+        for name, is_good in (good or {}).items():
+            if (name in fields or name in need) and not is_good(
+                    fields.get(name)):
+                raise self._damaged(
+                    f'{name} of {key!r} is {fields.get(name)!r}')
+        return fields
+
+    def _damaged(self, how: str) -> CatalogError:
+        return CatalogError(f'the catalog {self.path} is damaged: {how}')
 
     def _number(self, form: struct.Struct, key: bytes) -> int:
         """The number that ends a key."""
@@ -428,7 +527,7 @@ class Catalog:
 
     def facts(self, txid: bytes) -> dict[str, Any] | None:
         """What the ledger keeps of a counted recipe."""
-        return self._read_json(b'l' + txid)
+        return self._read_json(b'l' + txid, _LEDGER, _NEEDED)
 
     def txids(self) -> Iterator[bytes]:
         """The transaction ids of all counted recipes.
@@ -439,10 +538,11 @@ class Catalog:
             nothing is counted meanwhile
         """
         ledger = 0
-        for key in self._items(b'l', values=False):
+        for key, value in self._items(b'l'):
             if len(key) != 17:
                 raise CatalogError(f'the catalog {self.path} has the strange '
                                    f'key {key!r}')
+            self._parse(key, value, _LEDGER, _NEEDED)
             ledger ^= int.from_bytes(key[1:], 'big')
             yield key[1:]
         if ledger != int(self._meta['ledger'], 16):
@@ -452,7 +552,7 @@ class Catalog:
     def ledger(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Transaction id and facts of each counted recipe."""
         for key, value in self._items(b'l'):
-            yield key[1:], self._parse(key, value)
+            yield key[1:], self._parse(key, value, _LEDGER, _NEEDED)
 
     def count(self, batch: Batch, txid: bytes, runs: bytes,
               facts: dict[str, Any]) -> None:
@@ -531,7 +631,8 @@ class Catalog:
     def _group_facts(self, key: bytes, value: bytes) -> dict[str, Any]:
         facts = {**_GROUP_FACTS, **self._parse(key, value)}
         for name, default in _GROUP_FACTS.items():
-            if type(facts[name]) is not type(default) or facts[name] < 0:
+            if (type(facts[name]) is not type(default)
+                    or not 0 <= facts[name] <= _GROUP_SLOTS):
                 raise CatalogError(f'the catalog {self.path} is damaged: '
                                    f'{name} of {key!r} is {facts[name]!r}')
         return facts
@@ -594,8 +695,15 @@ class Catalog:
 
     def damaged(self) -> dict[int, dict[str, Any]]:
         """The damaged blocks: address and facts."""
-        return {self._number(_NUMBER, key): self._parse(key, value)
-                for key, value in self._items(b'd')}
+        return dict(self._damaged_block(key, value)
+                    for key, value in self._items(b'd'))
+
+    def _damaged_block(self, key: bytes, value: bytes
+                       ) -> tuple[int, dict[str, Any]]:
+        address = self._number(_NUMBER, key)
+        if not _is_address(address):
+            raise self._damaged(f'{key!r} is not the address of a block')
+        return address, self._parse(key, value, _DAMAGED, tuple(_DAMAGED))
 
     def set_damaged(self, batch: Batch, address: int,
                     facts: dict[str, Any] | None) -> None:
@@ -608,7 +716,7 @@ class Catalog:
 
     def scrub_state(self) -> dict[str, Any]:
         """What was last set; at first nothing."""
-        return self._read_json(_SCRUB) or {}
+        return self._read_json(_SCRUB, _SCRUB_STATE) or {}
 
     def set_scrub_state(self, state: dict[str, Any]) -> None:
         batch = Batch()
@@ -623,6 +731,9 @@ class Catalog:
         batch = Batch()
         seen = set()
         for key in self._items(b'h', values=False):
+            if len(key) != _NUMBER.size:
+                batch.delete(key)
+                continue
             then = self._number(_NUMBER, key)
             for age, every in _HISTORY:
                 if then < time - age:
@@ -634,25 +745,60 @@ class Catalog:
         self.write(batch)
 
     def history(self, since: float = 0) -> list[dict[str, Any]]:
-        """The samples from `since` on, each with its ``time``."""
-        start = _NUMBER.pack(b'h', max(0, int(since)))
-        return [{'time': self._number(_NUMBER, key), **self._parse(key, value)}
-                for key, value in self._items(b'h', start)]
+        """The samples from `since` on, each with its ``time``.
 
-    def salvage(self) -> Batch:
-        """What cannot be made anew: history, scrub state, damaged blocks."""
+        One that is no sample is left out: no decision depends on it.
+        """
+        samples = []
+        for key, value in self._items(
+                b'h', _NUMBER.pack(b'h', max(0, int(since)))):
+            with contextlib.suppress(CatalogError):
+                samples.append({'time': self._number(_NUMBER, key),
+                                **self._parse(key, value)})
+        return samples
+
+    def salvage(self) -> tuple[Batch, int]:
+        """What cannot be made anew: history, scrub state, damaged blocks.
+
+        Each item as far as it can be read and is well-formed; and how many are
+        not, or, of those that cannot be read, that there are some.
+        """
         batch = Batch()
-        for prefix in (b'h', b'd', _SCRUB):
-            for key, value in self._items(prefix):
-                self._parse(key, value)
-                batch.put(key, value)
-        return batch
+        lost = 0
+        for prefix, parse in ((b'h', self._sample), (_SCRUB, self._state),
+                              (b'd', self._damaged_block)):
+            try:
+                for key, value in self._items(prefix):
+                    try:
+                        parse(key, value)
+                    except CatalogError:
+                        lost += 1
+                    else:
+                        batch.put(key, value)
+            except CatalogError:
+                lost += 1
+        return batch, lost
+
+    def _sample(self, key: bytes, value: bytes) -> None:
+        self._number(_NUMBER, key)
+        self._parse(key, value)
+
+    def _state(self, key: bytes, value: bytes) -> None:
+        if key != _SCRUB:
+            raise self._damaged(f'the key {key!r} is strange')
+        self._parse(key, value, _SCRUB_STATE)
 
     # -- pages of the exact index -----------------------------------------
 
     def index_page(self, number: int) -> bytes:
-        """Its records; b'' if there are none."""
-        return self._get(_GROUP.pack(b'f', number)) or b''
+        """Its records, sorted; b'' if there are none."""
+        page = self._get(_GROUP.pack(b'f', number)) or b''
+        records = [page[at:at + _RECORD_BYTES]
+                   for at in range(0, len(page), _RECORD_BYTES)]
+        if len(page) % _RECORD_BYTES or any(map(
+                operator.ge, records, records[1:])):
+            raise self._damaged(f'page {number} of the index is not in order')
+        return page
 
     def set_index_page(self, batch: Batch, number: int, page: bytes) -> None:
         key = _GROUP.pack(b'f', number)
@@ -669,7 +815,11 @@ class Catalog:
         Pairs of addresses (2 x 64 bits), sorted: the block in this group that
         the index has, and another one with its fingerprint.
         """
-        return self._get(_GROUP.pack(b'p', group), batch) or b''
+        pairs = self._get(_GROUP.pack(b'p', group), batch) or b''
+        if len(pairs) % _PAIR_BYTES or not _are_pairs(pairs, group):
+            raise self._damaged(f'the duplicates of group {group} are not '
+                                'pairs of addresses in order')
+        return pairs
 
     def set_duplicates(self, batch: Batch, group: int, pairs: bytes) -> None:
         key = _GROUP.pack(b'p', group)
@@ -686,6 +836,18 @@ class Catalog:
 
 def _to_json(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(',', ':')).encode()
+
+
+def _are_pairs(pairs: bytes, group: int) -> bool:
+    numbers = array.array('Q', pairs)
+    if sys.byteorder == 'big':
+        numbers.byteswap()
+    first, second = numbers[::2], numbers[1::2]
+    both = list(zip(first, second))
+    return not pairs or (
+        min(first) >> _SLOT_BITS == max(first) >> _SLOT_BITS == group
+        and _is_address(min(second)) and _is_address(max(second))
+        and not any(map(operator.ge, both, both[1:])))
 
 
 def _zeros(counts: bytearray) -> int:

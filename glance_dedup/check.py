@@ -41,6 +41,8 @@ fingerprint store.  How a file is read is in ``check_format.py``.
 """
 
 import array
+import collections
+import contextlib
 import dataclasses
 import fcntl
 import heapq
@@ -72,7 +74,8 @@ DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 # The maintainer's, which may be missing.
 MAINTAINERS = ('catalog', 'spares')
 # The last is the file system's own, if it has its root here.
-FILES = ('repository.json', 'key', 'fence', 'catalog-reserve', 'lost+found')
+FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
+         *(f'catalog-reserve-{i}' for i in range(1, 9)), 'lost+found')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,7 @@ class _Owner:
     identity: tuple = ()        # of the file that was read
     stale: bool = False         # the name has another file now, or none
     header: form.RecipeHeader | None = None
+    scope: bytes = form.GLOBAL_SCOPE
     blocks: int | None = None   # None: not all of it could be read
     counted: bool = False       # by the catalog
 
@@ -218,7 +222,8 @@ class _Checker:
         self.extents: dict[int, bytearray] = {}
         self.again: list[str] = []
         self.duplicates = _Duplicates()
-        self.spares: set[bytes] = set()     # fingerprints of good copies
+        # Of good copies, the scope ids and fingerprints.
+        self.spares: set[bytes] = set()
         self.fence: tuple[bytes, int] | None = None
         self.catalog: check_catalog.Catalog | None = None
         self.announced: set[tuple] = set()  # files that the spool names
@@ -283,8 +288,9 @@ class _Checker:
             self.reader = form.GroupReader(
                 self.repository_id, self.parameters.get('fingerprint'),
                 self.parameters.get('block_size'), self.advance)
-            self.check_spares(self.group_numbers('spares', spares))
-            self.check_groups(self.group_numbers('groups', groups))
+            groups = self.group_numbers('groups', groups)
+            self.check_spares(self.group_numbers('spares', spares), groups)
+            self.check_groups(groups)
             self.check_again()
             self.close_catalog(root)
             self.figures['duplicate_blocks'] = self.duplicates.count()
@@ -313,7 +319,8 @@ class _Checker:
             raise exceptions.InvalidParameter(
                 f'{self.path} is not a repository: it has no '
                 'repository.json')
-        self.check_mode(os.fstat(root), '.', 0o700)
+        self.root = os.fstat(root)
+        self.check_mode(self.root, '.', 0o700)
         self.check_parameters(root)
         self.check_key(root)
         for name in DIRECTORIES + MAINTAINERS:
@@ -355,6 +362,11 @@ class _Checker:
             self.check_mode(os.fstat(fd), name, 0o700)
 
     def check_mode(self, status, file, mode):
+        if self.root.st_mode & stat.S_IWGRP:
+            mode = 0o2770 if mode == 0o700 else 0o660
+        elif status.st_uid != self.root.st_uid:
+            self.find(NOTE, file, None, f'belongs to uid {status.st_uid} '
+                      f'instead of uid {self.root.st_uid}')
         if stat.S_IMODE(status.st_mode) != mode:
             self.find(NOTE, file, None,
                       f'has mode {stat.S_IMODE(status.st_mode):04o} instead '
@@ -593,7 +605,7 @@ class _Checker:
                 name[2:] != header.transaction.hex()):
             raise form.Damage('has the transaction id '
                               f'{header.transaction.hex()}', 48)
-        owner.header = header
+        owner.header, owner.scope = header, header.scope
         judge = form.ExtentJudge(header, extents)
         pages = -(-header.extents // form.EXTENTS_PER_PAGE)
         for page in range(1, pages + 1):
@@ -680,7 +692,9 @@ class _Checker:
 
     # Spare copies
 
-    def check_spares(self, numbers):
+    def check_spares(self, numbers, groups):
+        if numbers:
+            self.reader.scopes = self.known_scopes(groups)
         for number in numbers:
             file = f'spares/{number:08x}'
             group, failure = None, None
@@ -703,12 +717,25 @@ class _Checker:
                 self.report_problems(group, file, [], False)
                 self.add_spares(group)
 
+    def known_scopes(self, groups) -> list[bytes]:
+        """All that recipes and groups are of, the commonest first."""
+        found = collections.Counter({form.GLOBAL_SCOPE: 1})
+        found.update(owner.header.scope for owner in self.owners
+                     if owner.header is not None)
+        for number in groups:
+            # What is wrong with the group is found when it is its turn.
+            with contextlib.suppress(form.Gone, form.Damage):
+                found[self.reader.scope_of_group(
+                    self.directories['groups'], number)] += 1
+        return [scope for scope, _ in found.most_common()]
+
     def add_spares(self, group):
         self.figures['spare_bytes'] += group.size
         for slot, state in enumerate(group.states):
             if state == form.GOOD:
                 self.figures['spares'] += 1
-                self.spares.add(group.fingerprint(slot))
+                self.spares.add(
+                    group.scopes[slot] + group.fingerprint(slot))
 
     # Groups
 
@@ -895,6 +922,8 @@ class _Checker:
         end = e.slot + e.blocks
         if end > group.slots:
             return f'the group has only {group.slots} slots', DAMAGE
+        if group.scope != self.owners[e.owner].scope:
+            return 'the group has blocks of another scope', DAMAGE
         marked = None
         for slot, state in enumerate(states, e.slot) if (
                 states.count(form.GOOD) != e.blocks) else ():

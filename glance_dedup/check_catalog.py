@@ -208,7 +208,8 @@ class Catalog:
         if meta is None:
             raise form.Damage('does not say what it is')
         if meta['format'] != 1:
-            raise form.Damage(f'has format {meta["format"]}')
+            raise form.Damage(f'has format {meta["format"]}; this program '
+                              'reads 1')
         if repository_id is not None and (
                 meta['repository_id'] != repository_id.hex()):
             raise form.Damage('is of the repository '
@@ -342,11 +343,14 @@ class Catalog:
         """
         stored = self.stored_counts(number)
         self.seen.add(number)
-        names = array.array('Q', bytes(8 * form.MAX_SLOTS))
+        # Behind these nothing is counted, nor named.
+        counted = -(-len(stored.tobytes().rstrip(b'\0')) // 4)
+        slots = min(form.MAX_SLOTS, max([counted, *changes]))
+        names = array.array('Q', bytes(8 * slots))
         for slot, change in changes.items():
             if change < 0:
                 change += 1 << 64
-            if slot < form.MAX_SLOTS:
+            if slot < slots:
                 names[slot] = change
         expected = [n & ((1 << 64) - 1) for n in itertools.accumulate(names)]
         lower, higher = [], []

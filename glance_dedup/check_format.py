@@ -78,9 +78,10 @@ LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4
 EMPTY, GOOD, BAD = 0, 1, 5
 STATE_NAMES = {EMPTY: 'empty', VOID: 'void', FREED: 'freed',
                DAMAGED: 'marked as damaged'}
+GLOBAL_SCOPE = bytes(16)
 SPARE_SCOPE = b'\xff' * 16      # of the files in spares/
 CODEC_NONE, CODEC_LZ4, CODEC_ZSTD = 0, 1, 2
-POISONED = 1
+POISONED, UNSETTLED = 1, 2
 
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')
@@ -107,6 +108,7 @@ class Gone(Exception):
 class RecipeHeader(typing.NamedTuple):
     image_id: str
     project: str
+    scope: bytes
     transaction: bytes
     upload: bytes
     size: int
@@ -148,7 +150,10 @@ class Group:
     seed: int = 0
     slots: int = 0
     largest: int = 0
-    digest: typing.Callable[[bytes], bytes] | None = None
+    digest: typing.Callable[[bytes, bytes], bytes] | None = None
+    scope: bytes = GLOBAL_SCOPE
+    scopes: dict[int, bytes] = dataclasses.field(
+        default_factory=dict)   # of spare copies, by slot
     exact: bool = True          # its minor version is the one known here
     sequence: int = 0
     published: int = 0
@@ -181,7 +186,7 @@ class Group:
     def has_spare(self, slot, spares: set[bytes]) -> bool:
         """Whether a spare copy stands in for what the slot has lost."""
         return bool(self.lengths[slot]) and (
-            self.fingerprint(slot) in spares)
+            self.scope + self.fingerprint(slot) in spares)
 
 
 def xxh3(data, seed=0):
@@ -203,10 +208,24 @@ def is_power_of_two(value):
     return value > 0 and not value & (value - 1)
 
 
-def digest_of(name: str) -> typing.Callable[[bytes], bytes] | None:
-    """The function from a block to its fingerprint; None: unknown digest."""
+def scope_of(project: bytes) -> bytes:
+    """The scope id of a project."""
+    return hashlib.sha256(b'glance-dedup scope\0' + project).digest()[:16]
+
+
+def _xxh3_128(scope, data):
+    hasher = xxhash.xxh3_128(b'' if scope == GLOBAL_SCOPE else scope)
+    hasher.update(data)
+    return hasher.digest() + bytes(16)
+
+
+def digest_of(name: str) -> typing.Callable[[bytes, bytes], bytes] | None:
+    """The function from a scope id and a block to the fingerprint.
+
+    :returns: None for an unknown digest
+    """
     if name == 'xxh3-128':
-        return lambda data: xxhash.xxh3_128_digest(data) + bytes(16)
+        return _xxh3_128
     try:
         size = hashlib.new(name, usedforsecurity=False).digest_size
     except (ValueError, TypeError):
@@ -218,12 +237,15 @@ def digest_of(name: str) -> typing.Callable[[bytes], bytes] | None:
         name in hashlib.algorithms_guaranteed) else None
     padding = bytes(max(0, 32 - size))
 
-    def compute(data):
+    def compute(scope, data):
+        first = data if scope == GLOBAL_SCOPE else scope
         if make is not None:
-            digest = make(data, usedforsecurity=False).digest()
+            hasher = make(first, usedforsecurity=False)
         else:
-            digest = hashlib.new(name, data, usedforsecurity=False).digest()
-        return digest[:32] + padding
+            hasher = hashlib.new(name, first, usedforsecurity=False)
+        if first is scope:
+            hasher.update(data)
+        return hasher.digest()[:32] + padding
     return compute
 
 
@@ -337,6 +359,8 @@ class GroupReader:
     :param fingerprint: the digest's name; None if it is not known
     :param block_size: the largest block's bytes; None if it is not known
     :param advance: told the bytes read and the file's name
+    :ivar scopes: those that a spare copy may be of, the likeliest first;
+        nothing in its file says which
     """
 
     def __init__(self, repository_id, fingerprint, block_size, advance):
@@ -344,6 +368,7 @@ class GroupReader:
         self.fingerprint = fingerprint
         self.block_size = block_size or MAX_BLOCK
         self.advance = advance
+        self.scopes = [GLOBAL_SCOPE]
         self.decompressor = zstandard.ZstdDecompressor(
             max_window_size=MAX_WINDOW)
 
@@ -380,6 +405,16 @@ class GroupReader:
             self.read_segments(group, f, segments, only)
         return group
 
+    def scope_of_group(self, directory: int, number: int) -> bytes:
+        """The scope of a group, by its header alone.
+
+        :raises Gone, Damage: as for look
+        """
+        group = Group(number)
+        with File(directory, f'{number:08x}', f'groups/{number:08x}') as f:
+            self.read_group_header(group, f.read(0, PAGE), False)
+        return group.scope
+
     def read_group_header(self, group, head, spare):
         if len(head) < PAGE:
             raise Damage('ends inside its header', len(head))
@@ -401,6 +436,7 @@ class GroupReader:
         if (scope == SPARE_SCOPE) != spare:
             raise Damage('is not of spare copies' if spare
                          else 'is of spare copies', 32)
+        group.scope = scope
         if not MIN_SLOTS <= slots <= MAX_SLOTS:
             raise Damage(f'has {slots} slots', 48)
         if not 1 <= largest <= self.block_size:
@@ -427,6 +463,12 @@ class GroupReader:
                 zeros.add(i)
             elif xxh3(record[:504], group.seed) == stored_checksum(
                     record, 504):
+                if record[7] >> 7:
+                    group.problem(
+                        offset, f'published record {i} has the impossible '
+                        f'sequence {RECORD.unpack_from(record)[0]}',
+                        severity=DAMAGE)
+                    continue
                 valid[i] = RECORD.unpack_from(record)
                 if valid[i][0] % 2 != i:
                     group.problem(
@@ -454,7 +496,7 @@ class GroupReader:
             group.problem(
                 offset + 20, 'is poisoned: writing to it failed once, and '
                 'nothing is appended to it any more', severity=NOTE)
-        if flags & ~POISONED and group.exact:
+        if flags & ~(POISONED | UNSETTLED) and group.exact:
             group.problem(offset + 20, f'has unknown flags: {flags:#x}',
                           severity=NOTE)
 
@@ -603,15 +645,21 @@ class GroupReader:
         plain = self.decode(codec, data[SEGMENT_HEADER:], plain_length)
         for slot, at, length, checksum in blocks:
             block = plain[at:at + length]
+            severity = None
             if xxh3(block) != checksum:
                 sentence = 'its bytes do not have its checksum'
-            elif group.digest(block) != group.fingerprint(slot):
-                sentence = 'its bytes do not have its fingerprint'
-            else:
+            elif self.has_fingerprint(group, slot, block):
                 continue
+            elif group.scope == SPARE_SCOPE:
+                # Of images, and groups, that are gone; or it is bad.
+                sentence = ('its bytes have its fingerprint in no scope that '
+                            'is known here')
+                severity = NOTE
+            else:
+                sentence = 'its bytes do not have its fingerprint'
             group.states[slot] = BAD
             group.problem(offset, f'the block of slot {slot}: {sentence}',
-                          slot, 1)
+                          slot, 1, severity)
         if not intact and all(
                 group.states[block[0]] == GOOD for block in blocks):
             # Each block has been judged by its own; so nothing is lost.
@@ -621,6 +669,18 @@ class GroupReader:
                 severity=NOTE if (
                     offset in group.damaged_at
                     or blocks[0][0] >= group.published) else DAMAGE)
+
+    def has_fingerprint(self, group, slot, block) -> bool:
+        wanted = group.fingerprint(slot)
+        if group.scope != SPARE_SCOPE:
+            return group.digest(group.scope, block) == wanted
+        for number, scope in enumerate(self.scopes):
+            if group.digest(scope, block) == wanted:
+                group.scopes[slot] = scope
+                # The next copy is of the same, most likely.
+                self.scopes.insert(0, self.scopes.pop(number))
+                return True
+        return False
 
     def decode(self, codec, stored, plain_length) -> memoryview:
         try:
@@ -735,7 +795,7 @@ def parse_recipe_header(data, size, repository_id) -> RecipeHeader:
         raise Damage('ends inside its header', len(data))
     if data == PAGE_ZEROS:
         raise Damage('is a recipe that was never completed', 0)
-    (magic, major, minor, flags, its_repository_id, _, transaction, upload,
+    (magic, major, minor, flags, its_repository_id, scope, transaction, upload,
      image_size, zero_bytes, new_bytes, stored_bytes, extents, fragments,
      created, id_length, project_length, _, image_id,
      project) = RECIPE_HEADER.unpack_from(data)
@@ -756,12 +816,15 @@ def parse_recipe_header(data, size, repository_id) -> RecipeHeader:
         raise Damage('has not an image id', 144)
     if project_length > 128 or any(project[project_length:]):
         raise Damage("has not a project's name", 272)
+    if scope not in (GLOBAL_SCOPE, scope_of(project[:project_length])):
+        raise Damage('is of a scope that is neither that of all nor its '
+                     "project's", 32)
     pages = -(-extents // EXTENTS_PER_PAGE)
     if size != PAGE * (1 + pages):
         raise Damage(f'has {size} bytes instead of the '
                      f'{PAGE * (1 + pages)} of {extents} extents', 112)
     return RecipeHeader(
-        name, project[:project_length].decode('utf-8', 'replace'),
+        name, project[:project_length].decode('utf-8', 'replace'), scope,
         transaction, upload, image_size, zero_bytes, new_bytes, stored_bytes,
         extents, fragments, created, size)
 
@@ -811,16 +874,17 @@ def parse_parameters(text: bytes) -> dict:
     if len(text) > MAX_JSON:
         raise Damage(f'is longer than {MAX_JSON} bytes')
     found = _load_object(text)
+    # First: a newer version may have another checksum.
+    major = found.get('major')
+    if type(major) is int and major > MAJOR:
+        raise exceptions.VersionError(
+            f'repository.json has format {major}.{found.get("minor")}; this '
+            f'program reads {MAJOR}.x')
     canonical = json.dumps(
         {k: v for k, v in found.items() if k != 'checksum'},
         sort_keys=True, separators=(',', ':'))
     if found.get('checksum') != f'{xxh3(canonical.encode()):016x}':
         raise Damage('its checksum does not agree')
-    major = found.get('major')
-    if type(major) is int and major > MAJOR:
-        raise exceptions.VersionError(
-            f'the repository has format {major}.{found.get("minor")}; this '
-            f'program reads {MAJOR}.x')
     texts = ('kind', 'repository_id', 'cutting', 'fingerprint', 'compare',
              'checksum')
     numbers = ('major', 'minor', 'block_size', 'group_slots',

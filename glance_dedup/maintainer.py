@@ -25,13 +25,16 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import struct
+import time
 from typing import Any
 from typing import TypeVar
 
 import xxhash
 
 from glance_dedup import _engine
+from glance_dedup import access
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
@@ -44,7 +47,12 @@ BATCH_BYTES = 4 << 20
 _RESERVE = 'catalog-reserve'
 _RESERVE_BYTES = 32 << 20
 _RESERVE_SHARE = 32     # of the file system's bytes at most one in so many
+# And inodes, for its files: so many empty ones beside it.
+_RESERVE_INODES = [f'{_RESERVE}-{i}' for i in range(1, 9)]
+# XFS hands out anew what was unlinked only some time later. Seconds.
+_ROOM_PAUSES = (0.01, 0.1, 1)
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CATALOG = 'catalog'
 _SET_ASIDE = 'quarantine/catalog-'
 _FENCE = struct.Struct('<16sQ')
@@ -79,6 +87,8 @@ class Maintainer:
 
     def __init__(self, repository: repository_module.Repository,
                  progress: Progress | None = None) -> None:
+        with _os_errors(f'cannot look at {repository.path}'):
+            access.check_maintainer(repository.path)
         self.repository = repository
         self.handle = repository._handle()
         self.engine = _engine.Maintenance(self.handle)
@@ -87,6 +97,8 @@ class Maintainer:
         """Groups whose intent byte is held, to be collected next time."""
         self._catalog: catalog_module.Catalog | None = None
         self._unreadable: dict[str, tuple[str, int, str]] = {}
+        # Counted images whose recipes are gone: transaction ids, image ids.
+        self._vanished: dict[bytes, str] = {}
         self._fenced = -1       # the newest record of the fence, if known
         self._fence_good = False    # it is of this catalog
         try:
@@ -140,7 +152,7 @@ class Maintainer:
             # N2.2, even if they look equal: what was read of the fence may
             # not be on the disk.
             self._write_fence()
-            self._reconcile()
+            self.reconcile()
         except catalog_module.CatalogError as e:
             self.rebuild(progress, str(e))
         self.keep_reserve()
@@ -174,17 +186,22 @@ class Maintainer:
             _FENCE.pack(self.catalog.id, self.catalog.sequence))
         self._fenced, self._fence_good = self.catalog.sequence, True
 
-    def _reconcile(self) -> None:
+    def reconcile(self) -> None:
         """Compare images/ with the ledger.
 
         Others go on meanwhile. Since images/ is listed before the spool, and
         only the maintainer removes entries, whatever was committed or deleted
         before the listing, and is not settled, has its entry in the spool.
 
-        :raises CatalogError: if the catalog counts what is not there
+        An image without a key is counted. A key without an image or entry is
+        of a recipe that was not deleted, but lost: nothing is freed until it
+        is back, or given up.
+
+        :raises CatalogError: if the ledger is not complete
         """
         left = set(self.catalog.txids())
         unannounced: dict[bytes, str] = {}
+        doubtful: set[str] = set()
         for image_id, recipe in self._recipes(self._images()):
             with contextlib.closing(recipe):
                 if not recipe.complete:
@@ -195,32 +212,37 @@ class Maintainer:
                     unannounced[txid] = image_id
                 left.discard(txid)
         for name in self.engine.spool():
-            txid = self._entry_txid(name)
+            txid, live = self._entry_facts(name)
             left.discard(txid)
-            unannounced.pop(txid, None)
+            image_id = unannounced.pop(txid, None)
+            if image_id is not None and not live:
+                # Deleted just now, or the entry is not what it was.
+                doubtful.add(image_id)
+        self._vanished = {}
         for txid in left:
             # Counted while its header could still be read.
             image_id = (self.catalog.facts(txid) or {}).get('image_id')
-            if image_id not in self._unreadable:
-                raise catalog_module.CatalogError(
-                    f'the catalog {self.catalog.path} counts image '
-                    f'{image_id}, which is neither in images/ nor in the '
-                    'spool')
-            self.note_counted(image_id)
+            if image_id in self._unreadable:
+                self.note_counted(image_id)
+            else:
+                self._vanished[txid] = str(image_id)
         if unannounced:
             self.warnings.append(
                 f'{len(unannounced)} images were neither counted nor in the '
                 f'spool, as {min(unannounced.values())}')
-            self._count(sorted(unannounced.values()))
+        doubtful.update(unannounced.values())
+        if doubtful:
+            self._count(sorted(doubtful))
 
-    def _entry_txid(self, name: str) -> bytes | None:
+    def _entry_facts(self, name: str) -> tuple[bytes | None, bool]:
+        """The transaction id of an entry, and whether it is an image now."""
         try:
             with contextlib.closing(self.engine.open_entry(name)) as entry:
                 if entry.complete:
-                    return entry.header()['transaction_id']
-        except exceptions.ImageNotFound:
+                    return entry.header()['transaction_id'], entry.live()
+        except (exceptions.ImageNotFound, *UNREADABLE):
             pass
-        return txid_of_name(name)
+        return txid_of_name(name), False
 
     def _images(self) -> list[str]:
         """All images; and a warning of each other file in images/."""
@@ -272,6 +294,7 @@ class Maintainer:
     def _rebuild(self, progress: Progress | None, set_aside: bool) -> None:
         sequence, kept = self._clear_away(set_aside)
         self._unreadable.clear()
+        self._vanished.clear()
         self._fence_good = False
         catalog = catalog_module.Catalog(
             self._path(_CATALOG), self.repository.repository_id, create=True)
@@ -307,7 +330,11 @@ class Maintainer:
                     self._catalog = catalog_module.Catalog(
                         path, self.repository.repository_id)
                 known = self._catalog.sequence
-                kept = self._catalog.salvage()
+                kept, lost = self._catalog.salvage()
+                if lost:
+                    self.warnings.append(
+                        f'the catalog {path}: {lost} items of its history, '
+                        'and of what the scrub found, are damaged, and lost')
             self._close_catalog()
             with _os_errors(f'cannot set {path} aside'):
                 self._remove_set_aside()
@@ -428,24 +455,36 @@ class Maintainer:
 
         Called again when there may be room.
         """
-        path = self._path(_RESERVE)
         with contextlib.suppress(OSError):
             disk = os.statvfs(self.repository.path)
             size = min(_RESERVE_BYTES,
                        disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
-            if os.path.lexists(path) and os.stat(path).st_size >= size:
+            if (not disk.f_files
+                    or disk.f_favail > 2 * len(_RESERVE_INODES)):
+                for name in _RESERVE_INODES:
+                    self._reserve(name, 0)
+            if disk.f_bavail * disk.f_frsize >= 2 * size:
+                self._reserve(_RESERVE, size)
+
+    def _reserve(self, name: str, size: int) -> None:
+        """Have a file of so many bytes, at least, and of nobody else's."""
+        path = self._path(name)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if (stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+                    and status.st_size >= size):
                 return
-            if disk.f_bavail * disk.f_frsize < 2 * size:
-                return
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
-                         | os.O_CLOEXEC, 0o600)
-            try:
+            # A name that leads elsewhere goes; not what it leads to.
+            os.unlink(path)
+        fd = access.make_file(path, access.file_mode(self.repository.path))
+        try:
+            if size:
                 os.posix_fallocate(fd, 0, size)
-            except OSError:
-                os.unlink(path)
-                raise
-            finally:
-                os.close(fd)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
 
     def _with_room(self, work: Callable[[], _Result]) -> _Result:
         """Do something with the catalog, and again if it lacked room."""
@@ -454,13 +493,18 @@ class Maintainer:
         except exceptions.NoSpaceError:
             if not self._make_room():
                 raise
-            return work()
+        for pause in _ROOM_PAUSES:
+            with contextlib.suppress(exceptions.NoSpaceError):
+                return work()
+            time.sleep(pause)
+        return work()
 
     def _make_room(self) -> bool:
         made = False
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(_RESERVE))
-            made = True
+        for name in (_RESERVE, *_RESERVE_INODES):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(name))
+                made = True
         return made
 
     # -- recipes that cannot be read --------------------------------------
@@ -470,10 +514,19 @@ class Maintainer:
 
         :param name: of the file, relative to the repository
         """
-        with contextlib.suppress(FileNotFoundError):
-            inode = os.lstat(self._path(name)).st_ino
+        inode = self._inode(name)
+        if inode is not None:
             self._unreadable[name.removeprefix('images/')] = (
                 name, inode, error or f'{name} has no header')
+
+    def _inode(self, name: str) -> int | None:
+        """None: there is no such file; 0: that cannot be told."""
+        try:
+            return os.lstat(self._path(name)).st_ino
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return 0
 
     def note_counted(self, image_id: str) -> None:
         """What an image needs is counted, whether it can be read or not."""
@@ -487,19 +540,34 @@ class Maintainer:
         """
         result = {}
         for key, (name, inode, error) in list(self._unreadable.items()):
-            try:
-                there = os.lstat(self._path(name)).st_ino == inode
-            except FileNotFoundError:
-                there = False
-            if there:
+            now = self._inode(name)
+            # What cannot be told does not let anything be freed.
+            if now is not None and (now == inode or 0 in (now, inode)):
                 result[key] = error
             else:
                 self._unreadable.pop(key, None)
+        for txid, image_id in self._vanished.items():
+            if self._has_vanished(txid, image_id):
+                result.setdefault(image_id, (
+                    f'the recipe {txid.hex()} of image {image_id} is counted, '
+                    'and is neither in images/ nor in the spool, though it '
+                    'was not deleted: put it back, or make the catalog anew '
+                    'to give up all that is lost like this'))
         return result
+
+    def _has_vanished(self, txid: bytes, image_id: str) -> bool:
+        try:
+            with contextlib.closing(
+                    self.engine.open_recipe(image_id)) as recipe:
+                return (not recipe.complete
+                        or recipe.header()['transaction_id'] != txid)
+        except exceptions.RepositoryError:
+            return True
 
     def retry_unreadable(self) -> None:
         """Count those images that can be read by now."""
-        images = [key for key in self.unreadable() if '/' not in key]
+        images = [key for key, (name, _, _) in list(self._unreadable.items())
+                  if name.startswith('images/')]
         if images:
             self._count(images)
 
@@ -507,7 +575,8 @@ class Maintainer:
 
     def image_of(self, inode: int) -> str | None:
         """The image whose recipe is this inode; for one without a header."""
-        with os.scandir(self._path('images')) as entries:
+        with (_os_errors('cannot list images'),
+              os.scandir(self._path('images')) as entries):
             for entry in entries:
                 if entry.inode() == inode:
                     return entry.name
@@ -517,8 +586,9 @@ class Maintainer:
     def image_lock(self, image_id: str) -> Iterator[bool]:
         """Try the lock that deletes and merges of an image take (N9.1)."""
         byte = xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
-        fd = os.open(self._path('locks/images'),
-                     os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with _os_errors('cannot open locks/images'):
+            fd = os.open(self._path('locks/images'),
+                         os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(
@@ -539,7 +609,9 @@ def _os_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise exceptions.StorageError(f'{what}: {e.strerror}') from e
+        kind = (exceptions.NoSpaceError if e.errno in _NO_SPACE
+                else exceptions.StorageError)
+        raise kind(f'{what}: {e.strerror}') from e
 
 
 def _remove(path: str) -> None:

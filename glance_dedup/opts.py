@@ -166,6 +166,32 @@ Related options:
     * ``dedup_store_fingerprint``
 
 """),
+    cfg.StrOpt('dedup_store_scope',
+               default='global',
+               choices=[('global', 'All projects share equal blocks.'),
+                        ('project', 'Only images of one project share '
+                                    'equal blocks.')],
+               help="""
+Which images a new image may share blocks with.
+
+With ``global``, every distinct block is stored once. What that tells:
+an upload of data that is stored already is quicker and takes less
+space than one that is not. So who uploads a file, and watches the
+time, can find out whether some project has an image with these very
+blocks; and by trying variants of a file of which only a few bytes are
+unknown to him, which of them is there. It does not tell whose it is,
+and gives nobody a byte that he did not have.
+
+With ``project``, images share blocks with images of the project that
+stored them, and with no others. An upload takes the same steps
+whatever other projects have stored, and equal images of two projects
+take up space twice.
+
+The option may be changed at any time, and holds for what is stored
+from then on. What was stored before stays where it is, and shares
+with what is stored under the same setting.
+
+"""),
     cfg.IntOpt('dedup_store_filter_mib',
                default=64,
                min=1,
@@ -215,6 +241,72 @@ compresses.
 Possible values:
     * 0: one per processor, at most 4
     * The number of threads
+
+"""),
+    cfg.BoolOpt('dedup_store_group_access',
+                sample_default=False,
+                help="""
+Whether all members of a group may use the repository.
+
+If so, the repository's directory gets the mode 2770, and everything
+below it 2770 or 0660, whatever the umask of who makes it; the group
+is that of the directory. Else all is the owner's alone: 0700 and
+0600. A process of another user is refused, root too.
+
+This is chosen once, when the repository is created. For one that
+exists, leave the option unset; a value that disagrees with it
+disables adding images to the store.
+
+Only the user to whom the directory belongs may collect and merge;
+run dedupd as that user, and with the umask 0007.
+"""),
+    cfg.IntOpt('dedup_store_reserve_mib',
+               default=64,
+               min=0,
+               max=1048576,
+               help="""
+Room that storing leaves free on the repository's file system, in
+MiB.
+
+It is what deleting images and collecting their space need, so that
+a disk that has become full can be emptied. When less is free,
+images are refused with 413, before anything is written. Deleting,
+collecting and reading are not held to it.
+
+Of a small file system less is kept: a hundredth at most. Several
+uploads at once may take up to 5 MiB each of what is kept, since
+each asks before it writes.
+
+Possible values:
+    * 0: store until the disk is full
+    * MiB. More than the default is of use where many uploads run at
+      once, or other programs write to the same file system
+
+"""),
+    cfg.IntOpt('dedup_store_required_percent',
+               default=0,
+               min=0,
+               max=100,
+               help="""
+How much of an image's size must be free before it is stored, in
+percent, where its size is known.
+
+An image whose size is known, as in most uploads, is refused with
+413 before anything is written if less than this share of it is free
+above ``dedup_store_reserve_mib``. How much of an image is new here,
+and how well that compresses, nobody knows before it is stored: with
+100 images are refused that would have had room; with 0 some that
+lack room are refused only when the disk is full, after some of
+their blocks were stored, which the next collection frees.
+
+Possible values:
+    * 0: do not ask
+    * 1 to 99: for example 100 less the percentage that ``glance-dedup
+      status`` says is saved
+    * 100: as the file driver would
+
+Related options:
+    * ``dedup_store_reserve_mib``
 
 """),
     cfg.IntOpt('dedup_store_timeout',

@@ -33,6 +33,7 @@ from dedupd import client as client_module
 from glance_dedup import _engine
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
+from glance_dedup import scopes
 from glance_dedup import workers as workers_module
 
 #: The image is worked through in lots of at most so many blocks and bytes.
@@ -67,11 +68,13 @@ class Result:
 
 def pull(repository: repository_module.Repository, image_id: str,
          client: client_module.Client, *, project: str = '',
+         scope: str = 'global',
          progress: Progress | None = None) -> Result:
     """Copy an image from the repository that the client's daemon serves.
 
     :param client: not used for anything else meanwhile
     :param project: that the image is to belong to
+    :param scope: as for Repository.begin
     :param progress: called with the image's bytes done, and its size
     :raises ImageExists: at once, if the image is here
     :raises dedupd.client.ClientError: the peer refuses, fails, or sends what
@@ -80,14 +83,18 @@ def pull(repository: repository_module.Repository, image_id: str,
     before = client.received
     with contextlib.ExitStack() as stack:
         transaction = stack.enter_context(
-            repository.begin(image_id, project))
+            repository.begin(image_id, project, scope))
         recipe = stack.enter_context(client.recipe(image_id))
         whole = _why_whole(repository.parameters, recipe.header)
-        if whole is None:
-            puller: Any = _Puller(repository, transaction, client, image_id,
-                                  recipe)
+        if whole is not None:
+            puller: Any = _WholePuller(transaction, client, image_id, recipe)
+        elif recipe.header.scope != scopes.choose(scope, project):
+            whole = 'its blocks are of another scope there'
+            puller = _Puller(repository, transaction, client, image_id,
+                             recipe, find=False)
         else:
-            puller = _WholePuller(transaction, client, image_id, recipe)
+            puller = _Puller(repository, transaction, client, image_id,
+                             recipe)
         try:
             puller.run(progress or (lambda done, size: None))
         except BaseException:
@@ -217,13 +224,18 @@ def _lots(file: Any, block_size: int) -> Iterator[_Lot]:
 
 
 class _Puller:
-    """Pulls what is missing, some lots ahead of what is stored."""
+    """Pulls what is missing, some lots ahead of what is stored.
+
+    :param find: look for blocks by their fingerprints there; if these are of
+        another scope, they say what a block has to be, and nothing more
+    """
 
     def __init__(self, repository: repository_module.Repository,
                  transaction: repository_module.Transaction,
                  client: client_module.Client, image_id: str,
-                 recipe: client_module.Recipe) -> None:
+                 recipe: client_module.Recipe, find: bool = True) -> None:
         self._parameters = repository.parameters
+        self._find = find
         self._transaction = transaction
         self._client = client
         self._image_id = image_id
@@ -285,7 +297,8 @@ class _Puller:
 
     def _look_up(self, lot: _Lot, part: _Blocks) -> None:
         part.addresses = array.array('Q', self._transaction.find(
-            b''.join(part.names), part.lengths))
+            b''.join(part.names), part.lengths) if self._find else bytes(
+                8 * len(part.names)))
         lengths = array.array('I', part.lengths)
         first = part.offset // self._parameters.block_size
         for number, address in enumerate(part.addresses):
@@ -319,8 +332,8 @@ class _Puller:
                 self._bad('what came is not the block', number)
             name, length = wanted.pop(number)
             block = plain[:length]
-            if _engine.fingerprint(
-                    self._parameters.fingerprint, block) != name:
+            if _engine.fingerprint(self._parameters.fingerprint, block,
+                                   self._recipe.header.scope) != name:
                 self._bad('a block came that has not its fingerprint', number)
             # A copy: what else came in the frame is not kept.
             lot.received[name] = bytes(block)

@@ -43,9 +43,14 @@ import weakref
 import xxhash
 
 from glance_dedup import _engine
+from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import scopes
 
 PIECE = 4 * 1024 * 1024
+
+#: What storing leaves free on the file system, MiB.
+RESERVE_MIB = 64
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 0
@@ -150,6 +155,9 @@ class ImageStat:
     image_id: str
     upload_id: str
     project: str
+    scope: str
+    """Whose blocks it shares: 32 hexadecimal digits, zeros for those of
+    all."""
     size: int
     zero_bytes: int
     new_bytes: int
@@ -226,11 +234,11 @@ def _sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def _write_file(path: str, content: bytes) -> None:
+def _write_file(path: str, content: bytes, mode: int) -> None:
     """Create a file whole and durable, or not at all."""
     temporary = os.path.join(os.path.dirname(path),
                              f'.{secrets.token_hex(8)}.new')
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fd = access.make_file(temporary, mode)
     try:
         with os.fdopen(fd, 'wb') as f:
             f.write(content)
@@ -246,8 +254,12 @@ def _read_file(path: str, limit: int) -> bytes:
     # Without waiting for the other end of a FIFO.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                  | os.O_CLOEXEC)
-    with os.fdopen(fd, 'rb') as f:
-        return f.read(limit)
+    try:
+        if not stat_module.S_ISREG(os.fstat(fd).st_mode):
+            raise exceptions.DamagedError(f'{path} is not an ordinary file')
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)
 
 
 def _filter_directory(path: str | None) -> str:
@@ -282,10 +294,13 @@ class Repository:
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
         images read through this object share; 0: none are kept
+    :param reserve_mib: room, MiB, that storing leaves free on the file system,
+        for deleting and collecting; but never more than a hundredth of it
     :raises InvalidParameter: for a value out of bounds
     :raises ImageNotFound: if there is no repository
     :raises DamagedError, VersionError, AccessDenied, StorageError:
-        as their names say
+        as their names say. AccessDenied also for the superuser, if it is
+        somebody else's
 
     The first store operation opens this host's filter. One that cannot be had
     (no room on the tmpfs) is a RuntimeWarning: images are stored without it,
@@ -296,6 +311,7 @@ class Repository:
                  codec_level: int = 0, threads: int | None = None,
                  filter_dir: str | None = None, filter_mib: int = 64,
                  lock_timeout: float = 30.0, segment_cache_mib: int = 0,
+                 reserve_mib: int = RESERVE_MIB,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
@@ -303,6 +319,7 @@ class Repository:
         _need_range('threads', threads, 0, _MAX_THREADS)
         _need_range('filter_mib', filter_mib, 1, 1 << 20)
         _need_range('segment_cache_mib', segment_cache_mib, 0, 1 << 20)
+        _need_range('reserve_mib', reserve_mib, 0, 1 << 20)
         if codec not in _CODECS:
             raise exceptions.InvalidParameter(
                 f"there is no codec '{codec}': choose none, lz4 or zstd")
@@ -327,6 +344,7 @@ class Repository:
             'threads': threads,
             'lock_timeout_ms': int(lock_timeout * 1000),
             'allow_weak': _allow_weak,
+            'reserve': reserve_mib << 20,
         }
         self._segment_cache_bytes = segment_cache_mib << 20
         self._filter_dir = filter_dir
@@ -341,9 +359,12 @@ class Repository:
     @staticmethod
     def create(path: str | os.PathLike, *, block_size: int = 4096,
                group_slots: int = 32768, segment_size: int = 65536,
-               fingerprint: str = 'sha256', compare: str = 'hash') -> None:
+               fingerprint: str = 'sha256', compare: str = 'hash',
+               group_access: bool = False) -> None:
         """Make a repository in a directory that is missing or empty.
 
+        :param group_access: all members of the directory's group may use it;
+            else it is this user's alone
         :raises InvalidParameter: for a value out of bounds, or a directory
             that holds something else
         :raises ImageExists: if the directory holds a repository already
@@ -359,21 +380,23 @@ class Repository:
         with _os_errors(f'cannot create the repository {path}'):
             os.makedirs(path, mode=0o700, exist_ok=True)
             Repository._need_fresh(path)
+            access.settle(path, group_access)
+            mode = access.file_mode(path)
             for name in _DIRECTORIES:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(os.path.join(path, name), 0o700)
+                access.make_directory(os.path.join(path, name),
+                                      access.directory_mode(path))
             for name in _LOCK_FILES:
-                os.close(os.open(os.path.join(path, name),
-                                 os.O_WRONLY | os.O_CREAT, 0o600))
+                with contextlib.suppress(FileExistsError):
+                    os.close(access.make_file(os.path.join(path, name), mode))
             with contextlib.suppress(FileExistsError):
                 _write_file(os.path.join(path, _KEY_FILE),
-                            _key_file(secrets.token_hex(32).encode()))
+                            _key_file(secrets.token_hex(32).encode()), mode)
             for name in ('locks', ''):
                 _sync_directory(os.path.join(path, name))
             # Last: with it the directory is a repository.
             try:
                 _write_file(os.path.join(path, _PARAMETERS_FILE),
-                            parameters.to_json())
+                            parameters.to_json(), mode)
             except FileExistsError:
                 raise exceptions.ImageExists(
                     f'{path} is a repository already')
@@ -402,6 +425,7 @@ class Repository:
         if not os.path.isdir(self.path):
             raise exceptions.ImageNotFound(
                 f'there is no directory {self.path}')
+        access.check_user(self.path)
         if not os.path.lexists(path):
             try:
                 os.listdir(self.path)
@@ -473,28 +497,56 @@ class Repository:
         """32 hexadecimal digits, drawn when the repository was created."""
         return self.parameters.repository_id
 
+    @property
+    def group_access(self) -> bool:
+        """Whether all members of a group may use it."""
+        with _os_errors(f'cannot look at {self.path}'):
+            return access.is_shared(os.stat(self.path))
+
+    def room(self) -> tuple[int, int]:
+        """Bytes free on the file system, and those that storing leaves free.
+
+        Storing is refused while there are fewer than that.
+        """
+        return self._handle().room()
+
+    def need_room(self, size: int) -> None:
+        """See whether `size` bytes can be stored now.
+
+        :raises NoSpaceError: less than what is to be kept would be left
+        """
+        self._handle().check_room(size)
+
     # -- storing ----------------------------------------------------------
 
-    def begin(self, image_id: str, project: str = '') -> 'Transaction':
+    def begin(self, image_id: str, project: str = '',
+              scope: str = 'global') -> 'Transaction':
         """Start to store an image.
 
+        :param scope: whose blocks it shares: ``'global'``, those of all that
+            say so; or ``'project'``, those that this project stored so
         :raises ImageExists: at once, if the image is committed already
+        :raises NoSpaceError: at once, if no more is free than is to be kept
         :raises InvalidParameter: for an id other than 1 to 128 characters of
             ``A-Z a-z 0-9 _ -``
         """
         for name, value in (('image id', image_id), ('project', project)):
             _need_text(name, value)
+        scope_id = scopes.choose(scope, project)
         handle = self._handle()
         self._complete_filter(handle)
-        return Transaction(image_id, handle.begin(image_id, project), self)
+        return Transaction(
+            image_id, handle.begin(image_id, project, scope_id), self)
 
     def put(self, image_id: str, source: str | os.PathLike | BinaryIO,
             size: int | None = None, project: str = '',
-            progress: Callable[[int], None] | None = None) -> ImageStat:
+            progress: Callable[[int], None] | None = None,
+            scope: str = 'global') -> ImageStat:
         """Store an image from a file's path or an object with ``read()``.
 
         :param size: bytes that must come; None: as many as come
         :param progress: called with the bytes read so far
+        :param scope: as for begin
         :raises InvalidParameter: if fewer or more than `size` bytes come.
             After any error nothing of the image is left.
         """
@@ -504,7 +556,8 @@ class Repository:
                     # Unbuffered, or a pipe would be read PIECE by PIECE.
                     source = stack.enter_context(
                         open(source, 'rb', buffering=0))
-            transaction = stack.enter_context(self.begin(image_id, project))
+            transaction = stack.enter_context(
+                self.begin(image_id, project, scope))
             done = 0
             while piece := source.read(PIECE):
                 done += len(piece)
@@ -681,7 +734,8 @@ def _upload_bytes(upload_id: str | None) -> bytes | None:
 
 
 def _image_stat(header: dict[str, Any]) -> ImageStat:
-    return ImageStat(**{**header, 'upload_id': header['upload_id'].hex()})
+    return ImageStat(**{**header, 'scope': header['scope'].hex(),
+                        'upload_id': header['upload_id'].hex()})
 
 
 class Transaction:

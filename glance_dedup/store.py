@@ -250,6 +250,7 @@ def _upload_errors(image_id: str) -> Iterator[None]:
     except dedup_exceptions.ImageExists as exc:
         raise exceptions.Duplicate(image=image_id) from exc
     except dedup_exceptions.NoSpaceError as exc:
+        LOG.error('Image %s cannot be stored: %s', image_id, exc)
         raise exceptions.StorageFull(message=str(exc)) from exc
     except (dedup_exceptions.BusyError, workers.Expired) as exc:
         raise exceptions.TimeoutError(message=str(exc)) from exc
@@ -361,7 +362,8 @@ class Store(driver.Store):
             'codec_level': self._option('codec_level'),
             'threads': self._option('threads') or None,
             'filter_dir': self._option('filter_dir') or None,
-            'filter_mib': self._option('filter_mib')}
+            'filter_mib': self._option('filter_mib'),
+            'reserve_mib': self._option('reserve_mib')}
         try:
             return repository.Repository(path, **settings)
         except dedup_exceptions.ImageNotFound:
@@ -371,7 +373,9 @@ class Store(driver.Store):
                   if self._option(name) is not None}
         with contextlib.suppress(dedup_exceptions.ImageExists):
             # If it exists after all, another process was faster.
-            repository.Repository.create(path, **chosen)
+            repository.Repository.create(
+                path, group_access=bool(self._option('group_access')),
+                **chosen)
             LOG.info('Created a repository in %s', path)
         return repository.Repository(path, **settings)
 
@@ -384,6 +388,12 @@ class Store(driver.Store):
                     f'dedup_store_{name} is {chosen}, but the repository in '
                     f'{opened.path} was created with {found}. Unset the '
                     'option, or use another directory.')
+        shared = self._option('group_access')
+        if shared is not None and shared != opened.group_access:
+            raise self._bad(
+                f'dedup_store_group_access is {shared}, but the directory '
+                f'{opened.path} says {opened.group_access}. Unset the option, '
+                'or use another directory.')
         path = self._option('dedupd_socket')
         if path and not os.path.isabs(path):
             raise self._bad('dedup_store_dedupd_socket must be an absolute '
@@ -486,8 +496,13 @@ class Store(driver.Store):
 
         with _upload_errors(image_id):
             opened = self._opened()
+            percent = self._option('required_percent')
+            if percent and image_size:
+                self._limit.call(opened.need_room,
+                                 -(-image_size * percent // 100))
             transaction = self._limit.call(
                 opened.begin, image_id, _project(context),
+                self._option('scope'),
                 late=lambda late: late.abort())
             size = upload.store(opened, image_id, transaction, image_file,
                                 image_size or 0, watchers, self._storage,

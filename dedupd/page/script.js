@@ -291,6 +291,11 @@
       }
     }
     if (space.filesystem_bytes > 0
+        && space.filesystem_free_bytes < space.reserve_bytes) {
+      found.push(['bad', 'Storing is refused, the reserve is reached: '
+        + `${bytes(space.filesystem_free_bytes)} free, and `
+        + `${bytes(space.reserve_bytes)} kept for deleting and collecting.`]);
+    } else if (space.filesystem_bytes > 0
         && space.filesystem_free_bytes < 0.05 * space.filesystem_bytes) {
       found.push(['warn', 'The file system is nearly full: '
         + `${bytes(space.filesystem_free_bytes)} free.`]);

@@ -18,6 +18,7 @@ from cliff import columns
 
 from glance_dedup.cli import progress as progress_module
 from glance_dedup import exceptions
+from glance_dedup import scopes
 
 
 class UsageError(Exception):
@@ -77,6 +78,15 @@ def saved(data: int, stored: int) -> Percent:
     return Percent(round(100 * (1 - stored / data), 1) + 0.0)
 
 
+def add_scope(parser):
+    """The option that says whose blocks a new image shares."""
+    parser.add_argument(
+        '--scope', choices=scopes.CHOICES, default='global',
+        help='Share equal blocks with all images that were stored so '
+        '(global), or only with those of this project (project). Default: '
+        '%(default)s.')
+
+
 def shown(fields: dict) -> tuple[tuple, tuple]:
     """What a ShowOne command returns."""
     return tuple(fields), tuple(fields.values())
@@ -96,6 +106,7 @@ def add_stat(fields: dict, stat) -> dict:
         'fragments': stat.fragments,
         'created': Time(stat.created),
         'project': stat.project,
+        'scope': scopes.describe(bytes.fromhex(stat.scope)),
         'upload_id': stat.upload_id,
     })
     return fields
@@ -134,7 +145,7 @@ class RepositoryCommand:
 
         return repository.Repository(
             self.path, filter_dir=self.app.options.filter_dir or None,
-            **options)
+            reserve_mib=self.app.options.reserve_mib, **options)
 
     def progress(self, what, total=None, **options):
         return progress_module.Progress(

@@ -47,6 +47,7 @@ class Put(common.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--project', default='', metavar='NAME',
             help='The project that the image belongs to.')
+        common.add_scope(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -57,7 +58,8 @@ class Put(common.RepositoryCommand, show.ShowOne):
                 self.progress(f'storing {parsed_args.id}', size))
             found = repo.put(parsed_args.id, source,
                              project=parsed_args.project,
-                             progress=progress.update)
+                             progress=progress.update,
+                             scope=parsed_args.scope)
         return common.shown(common.add_stat({}, found))
 
 
@@ -340,6 +342,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--project', default='', metavar='NAME',
             help='The project that the image is to belong to.')
+        common.add_scope(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -352,6 +355,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
                 self.progress(f'pulling {parsed_args.id}'))
             result = pull.pull(repo, parsed_args.id, client,
                                project=parsed_args.project,
+                               scope=parsed_args.scope,
                                progress=progress.update)
         if result.whole is not None:
             self.app.tell(f'all of the image was sent, since {result.whole}')

@@ -44,6 +44,7 @@ COMMANDS = {
     'repository collect': 'glance_dedup.cli.maintenance:Collect',
     'repository rebuild-catalog':
     'glance_dedup.cli.maintenance:RebuildCatalog',
+    'repository upgrade': 'glance_dedup.cli.repository:Upgrade',
     'image put': 'glance_dedup.cli.image:Put',
     'image get': 'glance_dedup.cli.image:Get',
     'image delete': 'glance_dedup.cli.image:Delete',
@@ -103,6 +104,12 @@ class App(app.App):
             "Glance's dedup_store_filter_dir, if that is set. The default "
             'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
             'directory of the user in /dev/shm.')
+        parser.add_argument(
+            '--reserve-mib', type=int, metavar='MIB',
+            default=os.environ.get('GLANCE_DEDUP_RESERVE_MIB', '64'),
+            help='Room that storing leaves free on the file system, in MiB: '
+            "the value of Glance's dedup_store_reserve_mib. The default is "
+            'the environment variable GLANCE_DEDUP_RESERVE_MIB, or 64.')
         parser.add_argument(
             '--socket', metavar='PATH',
             default=os.environ.get('GLANCE_DEDUP_SOCKET',

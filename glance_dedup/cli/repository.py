@@ -18,6 +18,8 @@ from cliff import show
 
 from glance_dedup import check
 from glance_dedup.cli import common
+from glance_dedup.cli import daemon as daemon_module
+from glance_dedup import exceptions
 
 
 class Create(common.RepositoryCommand, show.ShowOne):
@@ -45,6 +47,10 @@ class Create(common.RepositoryCommand, show.ShowOne):
             '--compare', choices=('hash', 'value'), default='hash',
             help='What makes blocks equal: their fingerprints, or their '
             'bytes. xxh3-128 needs value. Default: %(default)s.')
+        parser.add_argument(
+            '--group-access', action='store_true',
+            help="All members of the directory's group may use the "
+            'repository; else it is yours alone.')
         return parser
 
     def take_action(self, parsed_args):
@@ -55,7 +61,8 @@ class Create(common.RepositoryCommand, show.ShowOne):
             group_slots=parsed_args.group_slots,
             segment_size=parsed_args.segment_size,
             fingerprint=parsed_args.fingerprint,
-            compare=parsed_args.compare)
+            compare=parsed_args.compare,
+            group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
             parameters = repository.Parameters.from_json(f.read(), file)
@@ -173,3 +180,54 @@ class RebuildFilter(common.RepositoryCommand, show.ShowOne):
                 name: common.Size(value) if name == 'filter_bytes' else value
                 for name, value in repo.statistics().items()
                 if name.startswith('filter_')})
+
+
+class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
+    """Bring a repository to this program's version of the format.
+
+    A repository of a newer major version is refused. If there is something to
+    do, nobody may maintain the repository meanwhile: stop its daemon. An
+    upgrade that was interrupted goes on when it is begun again.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='Only tell what would be done.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import upgrade
+
+        with self.open() as repo:
+            before = upgrade.version_of(repo)
+            steps = upgrade.plan(repo)
+            done = bool(steps) and not parsed_args.dry_run
+            if done:
+                steps = self.upgrade(repo)
+            return common.shown({
+                'path': os.path.abspath(self.path),
+                'format': upgrade.words(upgrade.version_of(repo)),
+                'format_before': upgrade.words(before),
+                'format_of_program': upgrade.words(upgrade.CURRENT),
+                'steps': common.Words([step.what for step in steps]),
+                'result': 'done' if done else 'to be done' if steps
+                else 'nothing to do'})
+
+    def upgrade(self, repo):
+        from glance_dedup import upgrade
+
+        with self.progress('upgrading', unit='steps') as progress:
+            def update(done, total, what):
+                progress.what = what
+                progress.update(done, total)
+            try:
+                return upgrade.upgrade(repo, update)
+            except exceptions.BusyError as e:
+                if self.daemon() is None:
+                    raise
+                daemon = self.status['daemon']
+                raise exceptions.BusyError(
+                    f'{e}: dedupd, process {daemon["pid"]} on '
+                    f'{daemon["host"]}; stop it first') from e

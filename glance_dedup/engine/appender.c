@@ -8,8 +8,10 @@
 
 #include "coding.h"
 
-/* Groups looked at when choosing one to lease.  Older ones that are not full
- * are the collector's business. */
+/* Groups looked at when choosing one to lease: the newest of those that are not
+ * known to be full, or of another scope.  So a handle learns about all of them
+ * in time, and a project's group is found again behind any number of others'.
+ * Older ones are the collector's business. */
 enum { LOOK_BACK = 256 };
 
 struct gd_appender {
@@ -23,23 +25,41 @@ struct gd_appender {
     bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
 };
 
+/* A handle forgets nothing of what it learns here: a group's number is never
+ * used again. */
+static void
+remember(gd_repo *repo, gd_groupmap *map, uint32_t number, uint32_t what)
+{
+    pthread_mutex_lock(&repo->mutex);
+    uint32_t *item = gd_groupmap_at(map, number, NULL);
+    if (item != NULL) {
+        *item = what; /* else it will be looked at again: no harm */
+    }
+    pthread_mutex_unlock(&repo->mutex);
+}
+
 static void
 remember_full(gd_repo *repo, uint32_t number)
 {
-    pthread_mutex_lock(&repo->mutex);
-    uint32_t *full = gd_groupmap_at(&repo->full, number, NULL);
-    if (full != NULL) {
-        *full = 1; /* else it will be looked at again: no harm */
-    }
-    pthread_mutex_unlock(&repo->mutex);
+    remember(repo, &repo->full, number, 1);
+}
+
+/* Tells most scopes from one another; not 0.  Two that share a tag only have
+ * their groups looked at more often. */
+static uint32_t
+scope_tag(const gd_scope *scope)
+{
+    uint32_t tag = gd_get32(scope->id);
+    return tag == 0 ? 1 : tag;
 }
 
 /* ---- treating what a dead writer left (N7.3) ---- */
 
 /* An error says that it could not be found out. */
 static gd_status
-verify_block(const gd_entry *entry, const uint8_t *plain, gd_hasher *hasher,
-             bool *good, gd_error *err)
+verify_block(const gd_group *group, const gd_entry *entry,
+             const uint8_t *plain, gd_hasher *hasher, bool *good,
+             gd_error *err)
 {
     gd_fingerprint fp;
     const uint8_t *block = plain + entry->plain_offset;
@@ -47,8 +67,8 @@ verify_block(const gd_entry *entry, const uint8_t *plain, gd_hasher *hasher,
     if (!*good) {
         return GD_OK;
     }
-    gd_status s =
-        gd_hasher_compute(hasher, block, entry->plain_length, &fp, err);
+    gd_status s = gd_hasher_compute(hasher, &group->scope, block,
+                                    entry->plain_length, &fp, err);
     *good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
     return s;
 }
@@ -59,66 +79,92 @@ typedef struct tail_scratch {
     uint8_t *in, *plain;
 } tail_scratch;
 
-/* Whether the entries, which name one segment, verify with it; if so the same
- * bytes are written again, so that the coming fdatasync makes them durable,
- * whatever became of the dead writer's own. */
+/* Of entries that name one segment: the same bytes are written again, so that
+ * the coming fdatasync makes them durable, whatever became of the dead writer's
+ * own.  A block that does not verify becomes damaged, which no look-up returns:
+ * its neighbours need not go with it, nor what its entry says, since a recipe
+ * may name it, and what hinders the reading may pass. */
 static gd_status
-renew_segment(gd_appender *appender, const gd_entry *entries, uint32_t count,
-              uint32_t first_slot, tail_scratch *scratch, bool *good,
-              gd_error *err)
+renew_segment(gd_appender *appender, gd_entry *entries, uint32_t count,
+              uint32_t first_slot, tail_scratch *scratch, gd_error *err)
 {
     const gd_group *group = appender->group;
     gd_segment_header header;
     gd_status s = gd_group_read_segment(group, entries, first_slot,
                                         scratch->coder, scratch->in,
                                         scratch->plain, &header, err);
-    *good = s == GD_OK &&
-            gd_segment_intact(scratch->in, &header, group->bounds.seed);
-    for (uint32_t i = 0; *good && i < count; i++) {
-        *good = gd_group_match_segment(group, &entries[i], first_slot + i,
-                                       &header, NULL) == GD_OK;
-        if (*good) {
-            s = verify_block(&entries[i], scratch->plain, scratch->hasher,
-                             good, err);
+    if (s != GD_OK && s != GD_CORRUPT) {
+        return s;
+    }
+    bool decodes = s == GD_OK, any = false;
+    for (uint32_t i = 0; i < count; i++) {
+        bool good = decodes &&
+                    gd_group_match_segment(group, &entries[i], first_slot + i,
+                                           &header, NULL) == GD_OK;
+        if (good) {
+            s = verify_block(group, &entries[i], scratch->plain,
+                             scratch->hasher, &good, err);
+            if (s != GD_OK) {
+                return s;
+            }
         }
+        entries[i].state = good ? GD_ENTRY_LIVE : GD_ENTRY_DAMAGED;
+        any |= good;
     }
-    if (s == GD_CORRUPT || !*good) {
-        return s == GD_CORRUPT ? GD_OK : s;
-    }
-    return gd_write_full(group->env, group->fd, scratch->in,
-                         GD_SEGMENT_HEADER + (size_t)header.stored_length,
-                         entries->segment, group->name, err);
+    return any ? gd_write_full(group->env, group->fd, scratch->in,
+                               GD_SEGMENT_HEADER +
+                                   (size_t)header.stored_length,
+                               entries->segment, group->name, err)
+               : GD_OK;
 }
 
-/* Makes each of the tail's entries durable anew, or void. */
+/* All but those that are not valid: they stay as they are found, so that
+ * nothing is lost if that was but a passing fault. */
+static gd_status
+write_tail(const gd_appender *appender, const gd_entry *entries,
+           uint32_t count, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (uint32_t i = 0; s == GD_OK && i < count;) {
+        uint32_t n = 0;
+        while (i + n < count && entries[i + n].state != GD_ENTRY_INVALID) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(appender->group,
+                                       appender->published.count + i, n,
+                                       entries + i, err);
+        }
+        i += n + 1;
+    }
+    return s;
+}
+
+/* Makes each of the tail's entries durable anew; gaps become void. */
 static gd_status
 renew_entries(gd_appender *appender, gd_entry *entries, uint32_t count,
               tail_scratch *scratch, gd_error *err)
 {
-    static const gd_entry void_entry = {.state = GD_ENTRY_VOID};
-    uint32_t base = appender->published.count;
     for (uint32_t i = 0; i < count;) {
         uint32_t n = 1;
-        bool good = entries[i].state == GD_ENTRY_VOID ||
-                    entries[i].state == GD_ENTRY_FREED ||
-                    entries[i].state == GD_ENTRY_DAMAGED;
+        if (entries[i].state == GD_ENTRY_EMPTY) {
+            entries[i].state = GD_ENTRY_VOID;
+        }
         if (entries[i].state == GD_ENTRY_LIVE) {
             while (i + n < count && entries[i + n].state == GD_ENTRY_LIVE &&
                    entries[i + n].segment == entries[i].segment) {
                 n++;
             }
-            gd_status s = renew_segment(appender, entries + i, n, base + i,
-                                        scratch, &good, err);
+            gd_status s = renew_segment(appender, entries + i, n,
+                                        appender->published.count + i, scratch,
+                                        err);
             if (s != GD_OK) {
                 return s;
             }
         }
-        for (uint32_t k = 0; !good && k < n; k++) {
-            entries[i + k] = void_entry;
-        }
         i += n;
     }
-    return gd_group_write_entries(appender->group, base, count, entries, err);
+    return write_tail(appender, entries, count, err);
 }
 
 static gd_status
@@ -206,6 +252,26 @@ treat_tail(gd_appender *appender, gd_error *err)
     return s;
 }
 
+gd_status
+gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
+                           gd_published *published, gd_error *err)
+{
+    gd_appender appender = {
+        .repo = repo, .group = group, .published = *published};
+    struct stat st;
+    if ((published->flags & GD_GROUP_POISONED) == 0) {
+        return GD_OK;
+    }
+    int rc = group->env->fstat(group->env, group->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
+    }
+    appender.end = (uint64_t)st.st_size;
+    gd_status s = treat_tail(&appender, err);
+    *published = appender.published;
+    return s;
+}
+
 /* ---- leasing ---- */
 
 /* Reads what the group is, with the lease and the shared lock held. */
@@ -228,13 +294,10 @@ settle_in(gd_appender *appender, gd_error *err)
                        (unsigned long long)st.st_size,
                        (unsigned long long)appender->published.end);
     }
-    if (appender->published.sequence == 0) {
-        /* Nobody has had a sync point here: its maker may have died, or
-         * failed, before the group's name was durable (I1). */
-        s = gd_sync_dir(group->env, appender->repo->root, GD_DIR_GROUPS, err);
-        if (s != GD_OK) {
-            return s;
-        }
+    s = gd_group_settle_name(group, appender->repo->root,
+                             &appender->published, err);
+    if (s != GD_OK) {
+        return s;
     }
     uint64_t start = gd_data_start(group->bounds.slots);
     appender->end = (uint64_t)st.st_size < start ? start
@@ -260,7 +323,8 @@ has_space(const gd_appender *appender)
 /* REQUIRES: the lease; it is given back unless the group can be used.
  * GD_BUSY: the collector is at work in it, or it is full. */
 static gd_status
-enter_group(gd_repo *repo, uint32_t number, gd_appender **out, gd_error *err)
+enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
+            gd_appender **out, gd_error *err)
 {
     gd_appender *appender = gd_calloc(repo->env, 1, sizeof *appender, err);
     if (appender == NULL) {
@@ -273,6 +337,11 @@ enter_group(gd_repo *repo, uint32_t number, gd_appender **out, gd_error *err)
     if (s == GD_OK) {
         s = gd_group_open(repo->env, repo->root, &repo->params, number, O_RDWR,
                           &appender->group, err);
+    }
+    /* Ask the file that will be written to, not what was looked at before. */
+    if (s == GD_OK && !gd_scope_equal(&appender->group->scope, scope)) {
+        s = gd_fail(err, GD_CORRUPT, "%s has become another scope's",
+                    appender->group->name);
     }
     /* I4: locked, but is it still this file?  Opened after locking, so only a
      * rewriting before the lock could have replaced it: then we have the new
@@ -305,10 +374,18 @@ typedef struct choice {
 
 typedef struct choices {
     gd_repo *repo;
+    const gd_scope *scope;
     const gd_groupmap *avoided;
     size_t used;
     choice newest[LOOK_BACK]; /* sorted by number, highest first */
 } choices;
+
+static bool
+may_be_ours(const choices *list, uint32_t number)
+{
+    uint32_t tag = gd_groupmap_get(&list->repo->scopes, number);
+    return tag == 0 || tag == scope_tag(list->scope);
+}
 
 static void
 note_choice(void *arg, const char *name)
@@ -317,6 +394,7 @@ note_choice(void *arg, const char *name)
     uint32_t number;
     if (!gd_group_name_parse(name, &number) ||
         gd_groupmap_get(&list->repo->full, number) != 0 ||
+        !may_be_ours(list, number) ||
         (list->avoided != NULL &&
          gd_groupmap_get(list->avoided, number) != 0)) {
         return;
@@ -342,27 +420,42 @@ fullest_first(const void *a, const void *b)
     return x->count < y->count ? 1 : x->count > y->count ? -1 : 0;
 }
 
-/* Learns how full the groups are, and forgets those that are. */
+/* How full the group is; false if it is not one to be leased, which is
+ * remembered. */
+static bool
+weigh_choice(choices *list, choice *one)
+{
+    gd_repo *repo = list->repo;
+    gd_group *group;
+    gd_published record;
+    if (gd_fpcache_group(repo->cache, one->number, true, &group, NULL) !=
+        GD_OK) {
+        return false;
+    }
+    remember(repo, &repo->scopes, one->number, scope_tag(&group->scope));
+    bool good = gd_scope_equal(&group->scope, list->scope) &&
+                gd_group_read_published(group, &record, NULL) == GD_OK;
+    if (good && (record.count == group->bounds.slots ||
+                 (record.flags & GD_GROUP_POISONED) != 0)) {
+        remember_full(repo, one->number);
+        good = false;
+    }
+    gd_fpcache_return_group(repo->cache, group);
+    if (good) {
+        one->count = record.count;
+    }
+    return good;
+}
+
+/* Leaves those that can be leased, the fullest first. */
 static void
-weigh_choices(gd_repo *repo, choices *list)
+weigh_choices(choices *list)
 {
     size_t kept = 0;
     for (size_t i = 0; i < list->used; i++) {
-        gd_group *group;
-        gd_published record;
-        uint32_t number = list->newest[i].number;
-        if (gd_fpcache_group(repo->cache, number, true, &group, NULL) !=
-            GD_OK) {
-            continue;
-        }
-        gd_status s = gd_group_read_published(group, &record, NULL);
-        bool full = s == GD_OK && (record.count == group->bounds.slots ||
-                                   (record.flags & GD_GROUP_POISONED) != 0);
-        gd_fpcache_return_group(repo->cache, group);
-        if (full) {
-            remember_full(repo, number);
-        } else if (s == GD_OK) {
-            list->newest[kept++] = (choice){number, record.count};
+        choice one = list->newest[i];
+        if (weigh_choice(list, &one)) {
+            list->newest[kept++] = one;
         }
     }
     list->used = kept;
@@ -370,14 +463,16 @@ weigh_choices(gd_repo *repo, choices *list)
 }
 
 static gd_status
-lease_existing(gd_repo *repo, const gd_groupmap *avoided,
-               gd_appender **appender, gd_error *err)
+lease_existing(gd_repo *repo, const gd_scope *scope,
+               const gd_groupmap *avoided, gd_appender **appender,
+               gd_error *err)
 {
     choices *list = gd_calloc(repo->env, 1, sizeof *list, err);
     if (list == NULL) {
         return GD_NOMEM;
     }
     list->repo = repo;
+    list->scope = scope;
     list->avoided = avoided;
     pthread_mutex_lock(&repo->mutex);
     int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_choice,
@@ -388,11 +483,12 @@ lease_existing(gd_repo *repo, const gd_groupmap *avoided,
         s = gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
         list->used = 0;
     }
-    weigh_choices(repo, list);
+    weigh_choices(list);
     for (size_t i = 0; s == GD_BUSY && i < list->used; i++) {
         s = gd_locks_lease(repo->locks, list->newest[i].number, err);
         if (s == GD_OK) {
-            s = enter_group(repo, list->newest[i].number, appender, err);
+            s = enter_group(repo, scope, list->newest[i].number, appender,
+                            err);
         }
         if (s != GD_OK && s != GD_NOMEM) {
             s = GD_BUSY; /* whatever is wrong with this one: take another */
@@ -403,17 +499,23 @@ lease_existing(gd_repo *repo, const gd_groupmap *avoided,
 }
 
 gd_status
-gd_appender_open(gd_repo *repo, const gd_groupmap *avoided,
-                 gd_appender **appender, gd_error *err)
+gd_appender_open(gd_repo *repo, const gd_scope *scope,
+                 const gd_groupmap *avoided, gd_appender **appender,
+                 gd_error *err)
 {
     enum { NEW_GROUPS = 10 };
-    gd_status s = lease_existing(repo, avoided, appender, err);
+    gd_status s = lease_existing(repo, scope, avoided, appender, err);
     for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
         uint32_t number;
-        s = gd_group_create(repo->env, repo->root, &repo->params, repo->locks,
-                            &number, err);
+        s = gd_repo_check_room(repo, gd_data_start(repo->params.group_slots),
+                               err);
+        if (s != GD_OK) {
+            return s;
+        }
+        s = gd_group_create(repo->env, repo->root, &repo->params, scope,
+                            repo->locks, &number, err);
         if (s == GD_OK) {
-            s = enter_group(repo, number, appender, err);
+            s = enter_group(repo, scope, number, appender, err);
         }
     }
     if (s == GD_BUSY) {
@@ -543,6 +645,9 @@ gd_appender_append(gd_appender *appender, gd_new_segment *segments,
         offset += GD_SEGMENT_HEADER + segment->header.stored_length;
     }
     if (s == GD_OK) {
+        s = gd_repo_check_room(appender->repo, offset - appender->end, err);
+    }
+    if (s == GD_OK) {
         s = gd_writev_full(env, group->fd, iov, (int)n, appender->end,
                            group->name, err);
     }
@@ -571,9 +676,8 @@ poison(gd_appender *appender)
     remember_full(appender->repo, appender->group->number);
 }
 
-/* N7.4: our own fdatasync, then the record that lets others see. */
 static gd_status
-publish(gd_appender *appender, uint32_t count, gd_error *err)
+sync_group(gd_appender *appender, gd_error *err)
 {
     gd_group *group = appender->group;
     int rc = group->env->fdatasync(group->env, group->fd);
@@ -581,17 +685,34 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
         poison(appender);
         return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
     }
+    return GD_OK;
+}
+
+/* N7.4: our own fdatasync, then the record that lets others see. */
+static gd_status
+publish(gd_appender *appender, uint32_t count, gd_error *err)
+{
+    gd_group *group = appender->group;
+    gd_status s = sync_group(appender, err);
+    if (s != GD_OK) {
+        return s;
+    }
     gd_published record = appender->published;
     record.sequence++;
     record.count = count;
     record.end = appender->end;
-    gd_status s = gd_group_write_published(group, &record, err);
+    s = gd_group_write_published(group, &record, err);
     if (s == GD_OK) {
         appender->published = record;
         appender->synced_end = appender->end;
         atomic_fetch_add(&appender->repo->counters.sync_points, 1);
     }
-    return s;
+    /* Of a full group the record is made durable, too: else, after a crash of
+     * the machine, the next writer would read and renew every group that was
+     * filled shortly before (I8). */
+    return s == GD_OK && count == group->bounds.slots
+               ? sync_group(appender, err)
+               : s;
 }
 
 gd_status

@@ -28,11 +28,13 @@ typedef struct gd_new_segment {
     int piece_count;
 } gd_new_segment;
 
-/* Leases the fullest group that is free and not in `avoided` (or NULL), after
- * treating what a dead writer left there, or makes a new one.  The lease is
- * held until gd_appender_close; the shared lock, taken too, is the caller's to
- * release: it must be kept until the recipe is committed or given up (I6). */
-gd_status gd_appender_open(gd_repo *repo, const gd_groupmap *avoided,
+/* Leases the fullest group of this scope that is free and not in `avoided` (or
+ * NULL), after treating what a dead writer left there, or makes a new one.  The
+ * lease is held until gd_appender_close; the shared lock, taken too, is the
+ * caller's to release: it must be kept until the recipe is committed or given
+ * up (I6). */
+gd_status gd_appender_open(gd_repo *repo, const gd_scope *scope,
+                           const gd_groupmap *avoided,
                            gd_appender **appender, gd_error *err);
 /* Ends the lease.  What is not synced is cut off. */
 void gd_appender_close(gd_appender *appender);
@@ -60,5 +62,11 @@ gd_status gd_appender_append(gd_appender *appender, gd_new_segment *segments,
  * only be closed: a second fdatasync could succeed after the first reported
  * the loss, so it is never tried (I1). */
 gd_status gd_appender_sync(gd_appender *appender, gd_error *err);
+
+/* Does with what lies behind the last sync point of a poisoned group, to which no
+ * lessee will come, what the next one would have done (N7.3), and publishes it:
+ * so that the collector can judge it.  Stays poisoned.  REQUIRES: the lease. */
+gd_status gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
+                                     gd_published *published, gd_error *err);
 
 #endif

@@ -17,6 +17,7 @@ enum {
     HEADER_SIZE = 512,
     RECORD_SIZE = 512,
     CHECKED = 504, /* bytes under the checksum of either */
+    MAKING_TRIES = 1000,
 };
 
 static uint64_t
@@ -26,7 +27,7 @@ record_offset(uint64_t sequence)
 }
 
 static void
-encode_header(const gd_params *params, uint32_t number,
+encode_header(const gd_params *params, const gd_scope *scope, uint32_t number,
               uint8_t out[HEADER_SIZE])
 {
     memset(out, 0, HEADER_SIZE);
@@ -35,7 +36,7 @@ encode_header(const gd_params *params, uint32_t number,
     gd_put16(out + 10, GD_FORMAT_MINOR);
     gd_put32(out + 12, number);
     memcpy(out + 16, params->repository_id, GD_ID_SIZE);
-    memcpy(out + 32, params->scope_id, GD_ID_SIZE);
+    memcpy(out + 32, scope->id, GD_SCOPE_SIZE);
     gd_put32(out + 48, params->group_slots);
     gd_put32(out + 52, params->block_size);
     memcpy(out + 56, params->digest, GD_DIGEST_NAME);
@@ -69,6 +70,7 @@ decode_header(gd_group *group, const gd_params *params,
                        "%s holds group %08x (offset 12): it was put under "
                        "another's name", name, gd_get32(in + 12));
     }
+    memcpy(group->scope.id, in + 32, GD_SCOPE_SIZE);
     group->bounds.seed = gd_get64(in + CHECKED);
     group->bounds.slots = gd_get32(in + 48);
     group->bounds.max_block = gd_get32(in + 52);
@@ -103,6 +105,9 @@ gd_group_open_as(const gd_env *env, int root, const gd_params *params,
     int rc = env->fstat(env, group->fd, &st);
     if (rc < 0) {
         s = gd_fail_errno(err, -rc, "cannot look at %s", group->name);
+    } else if (!S_ISREG(st.st_mode)) {
+        s = gd_fail(err, GD_CORRUPT, "%s is not an ordinary file",
+                    group->name);
     } else {
         group->inode = st.st_ino;
         s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name,
@@ -125,8 +130,19 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
 {
     char name[GD_NAME_SIZE];
     gd_group_name(number, name);
-    return gd_group_open_as(env, root, params, number, name, flags, group,
-                            err);
+    gd_group *opened;
+    gd_status s = gd_group_open_as(env, root, params, number, name, flags,
+                                   &opened, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (gd_scope_equal(&opened->scope, &gd_spares_scope)) {
+        gd_group_close(opened);
+        return gd_fail(err, GD_CORRUPT, "%s has spare copies (offset 32): it "
+                       "was put under a group's name", name);
+    }
+    *group = opened;
+    return GD_OK;
 }
 
 void
@@ -150,10 +166,11 @@ note_highest(void *arg, const char *name)
 
 gd_status
 gd_group_write_new(const gd_env *env, int fd, const char *name,
-                   const gd_params *params, uint32_t number, gd_error *err)
+                   const gd_params *params, const gd_scope *scope,
+                   uint32_t number, gd_error *err)
 {
     uint8_t header[HEADER_SIZE];
-    encode_header(params, number, header);
+    encode_header(params, scope, number, header);
     gd_status s = gd_write_full(env, fd, header, sizeof header, 0, name, err);
     if (s != GD_OK) {
         return s;
@@ -197,14 +214,14 @@ name_new_group(const gd_env *env, int root, const char *spool_name,
 
 static gd_status
 create_under_lease(const gd_env *env, int root, const gd_params *params,
-                   uint32_t number, gd_error *err)
+                   const gd_scope *scope, uint32_t number, gd_error *err)
 {
     gd_spool_file file;
     gd_status s = gd_spool_create(env, root, GD_SPOOL_GROUP, &file, err);
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_write_new(env, file.fd, file.name, params, number,
+    s = gd_group_write_new(env, file.fd, file.name, params, scope, number,
                            err);
     if (s == GD_OK) {
         s = name_new_group(env, root, file.name, number, err);
@@ -215,16 +232,23 @@ create_under_lease(const gd_env *env, int root, const gd_params *params,
 
 gd_status
 gd_group_create(const gd_env *env, int root, const gd_params *params,
-                gd_locks *locks, uint32_t *number, gd_error *err)
+                const gd_scope *scope, gd_locks *locks, uint32_t *number,
+                gd_error *err)
 {
     uint32_t highest;
     gd_status s = find_highest(env, root, &highest, err);
     if (s != GD_OK) {
         return s;
     }
+    uint32_t tries = 0; /* else a lock server that always refuses would have us
+                         * ask for each number that there is */
     /* The lease comes first, so that nobody else takes the group between its
      * naming and our first block. */
     for (uint32_t n = highest + 1; n <= GD_MAX_GROUP; n++) {
+        if (++tries > MAKING_TRIES) {
+            return gd_fail(err, GD_BUSY, "no new group could be had in %d "
+                           "tries", MAKING_TRIES);
+        }
         s = gd_locks_lease(locks, n, err);
         if (s == GD_BUSY) {
             continue;
@@ -242,7 +266,7 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
             continue;
         }
         if (s == GD_OK) {
-            s = create_under_lease(env, root, params, n, err);
+            s = create_under_lease(env, root, params, scope, n, err);
         }
         if (s == GD_OK) {
             *number = n;
@@ -268,8 +292,10 @@ decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
     record->count = gd_get32(in + 16);
     record->flags = gd_get32(in + 20);
     record->end = gd_get64(in + 24);
+    /* One of the highest sequences could not be superseded; none gets there by
+     * counting. */
     return gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, bounds->seed) &&
-           record->count <= bounds->slots;
+           record->count <= bounds->slots && record->sequence >> 63 == 0;
 }
 
 gd_status
@@ -306,6 +332,32 @@ gd_group_write_published(const gd_group *group, const gd_published *record,
     gd_put64(raw + CHECKED, gd_checksum(raw, CHECKED, group->bounds.seed));
     return gd_write_full(group->env, group->fd, raw, sizeof raw,
                          record_offset(record->sequence), group->name, err);
+}
+
+gd_status
+gd_group_settle_name(const gd_group *group, int root, gd_published *record,
+                     gd_error *err)
+{
+    /* Without a sync point: its maker may have died, or failed, before the
+     * name was durable. */
+    if (record->sequence != 0 && (record->flags & GD_GROUP_UNSETTLED) == 0) {
+        return GD_OK;
+    }
+    record->flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
+    return gd_sync_dir(group->env, root, GD_DIR_GROUPS, err);
+}
+
+gd_status
+gd_group_next_generation(const gd_env *env, gd_published *record,
+                         gd_error *err)
+{
+    uint8_t bytes[8];
+    int rc = env->random(env, bytes, sizeof bytes);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
+    record->generation = gd_get64(bytes);
+    return GD_OK;
 }
 
 /* ---- entries ---- */

@@ -17,7 +17,14 @@
 #include "segment.h"
 #include "status.h"
 
-enum { GD_GROUP_POISONED = 1 };
+enum {
+    GD_GROUP_POISONED = 1,
+    /* The file was put in another's place by a rename that may not be durable:
+     * a crash may bring the other back.  Both have the same blocks at the same
+     * addresses; so nothing is appended, freed or marked before groups/ was
+     * fsynced (gd_group_settle_name). */
+    GD_GROUP_UNSETTLED = 2,
+};
 
 typedef struct gd_group {
     const gd_env *env;
@@ -25,6 +32,7 @@ typedef struct gd_group {
     uint32_t number;
     char name[GD_NAME_SIZE];
     uint64_t inode; /* tells a rewritten group's file from the one before */
+    gd_scope scope; /* of all its fingerprints */
     gd_entry_bounds bounds;
     unsigned users;   /* guarded by the cache's mutex */
     uint64_t used_at; /* likewise: for the LRU order */
@@ -33,14 +41,14 @@ typedef struct gd_group {
 /* The record that says what is visible to others. */
 typedef struct gd_published {
     uint64_t sequence;
-    uint64_t generation;
+    uint64_t generation; /* random: no two states of the entries share one */
     uint32_t count; /* entries below it are durable */
     uint32_t flags;
     uint64_t end; /* the file's length at the sync point */
 } gd_published;
 
-/* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION or GD_CORRUPT name the
- * file. */
+/* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION or GD_CORRUPT (also for a
+ * file of spare copies) name the file. */
 gd_status gd_group_open(const gd_env *env, int root, const gd_params *params,
                         uint32_t number, int flags, gd_group **group,
                         gd_error *err);
@@ -51,17 +59,18 @@ gd_status gd_group_open_as(const gd_env *env, int root,
                            gd_error *err);
 void gd_group_close(gd_group *group);
 
-/* Makes the next group, durable under its name before it is returned (so that
- * no block in it can count as durable while its directory entry is not), and
- * takes its lease. */
+/* Makes the next group, for blocks of this scope, durable under its name before
+ * it is returned (so that no block in it can count as durable while its
+ * directory entry is not), and takes its lease. */
 gd_status gd_group_create(const gd_env *env, int root, const gd_params *params,
-                          gd_locks *locks, uint32_t *number, gd_error *err);
+                          const gd_scope *scope, gd_locks *locks,
+                          uint32_t *number, gd_error *err);
 
 /* Writes the start of a group with params->group_slots slots, header and room
  * for the fingerprint store, into fd, called name, and fsyncs it. */
 gd_status gd_group_write_new(const gd_env *env, int fd, const char *name,
-                             const gd_params *params, uint32_t number,
-                             gd_error *err);
+                             const gd_params *params, const gd_scope *scope,
+                             uint32_t number, gd_error *err);
 
 /* The valid record with the highest sequence; all zeros if neither is. */
 gd_status gd_group_read_published(const gd_group *group, gd_published *record,
@@ -69,6 +78,19 @@ gd_status gd_group_read_published(const gd_group *group, gd_published *record,
 /* REQUIRES: the lease. */
 gd_status gd_group_write_published(const gd_group *group,
                                    const gd_published *record, gd_error *err);
+
+/* To be called by who has just read the record under the lease, before anything
+ * in the group changes: makes the file's name durable, if it may not be (I1),
+ * and clears the flag in *record, with which it goes at the next writing.  An
+ * fsync that failed before does not matter: see design.rst, "What a failed sync
+ * means". */
+gd_status gd_group_settle_name(const gd_group *group, int root,
+                               gd_published *record, gd_error *err);
+/* Draws *record's next generation.  A counter would not do: a record that was
+ * seen and cached, and then lost by a crash or a failed fdatasync, would be
+ * followed by another with the same number (N7.2). */
+gd_status gd_group_next_generation(const gd_env *env, gd_published *record,
+                                   gd_error *err);
 
 /* Decodes entries [first, first + count) without judging them: each has its
  * state.  Entries behind the end of the file are GD_CORRUPT. */

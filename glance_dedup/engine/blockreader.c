@@ -109,8 +109,8 @@ verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
 {
     gd_fingerprint fp;
     const uint8_t *block = reader->plain + entry->plain_offset;
-    gd_status s = gd_hasher_compute(reader->hasher, block, entry->plain_length,
-                                    &fp, err);
+    gd_status s = gd_hasher_compute(reader->hasher, &reader->group->scope,
+                                    block, entry->plain_length, &fp, err);
     if (s == GD_OK &&
         (gd_checksum(block, entry->plain_length, 0) != entry->checksum ||
          !gd_fingerprint_equal(&fp, &entry->fingerprint))) {
@@ -122,6 +122,12 @@ verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
     return s;
 }
 
+const gd_group *
+gd_block_reader_group(const gd_block_reader *reader)
+{
+    return reader->group;
+}
+
 gd_status
 gd_block_reader_read(gd_block_reader *reader, gd_address address,
                      gd_entry *entry, const uint8_t **data, gd_error *err)
@@ -131,7 +137,10 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
     if (s == GD_OK) {
         s = gd_group_read_entries(reader->group, address.slot, 1, entry, err);
     }
-    if (s == GD_OK && entry->state != GD_ENTRY_LIVE) {
+    /* A block that was found damaged is verified as any other: what hindered
+     * its reading then may have passed. */
+    if (s == GD_OK && entry->state != GD_ENTRY_LIVE &&
+        entry->state != GD_ENTRY_DAMAGED) {
         s = gd_fail(err, GD_CORRUPT, "%s: slot %u (entry at offset %llu) "
                     "holds no live block", reader->group->name, address.slot,
                     (unsigned long long)gd_entry_offset(address.slot));

@@ -24,4 +24,8 @@ gd_status gd_block_reader_read(gd_block_reader *reader, gd_address address,
                                gd_entry *entry, const uint8_t **data,
                                gd_error *err);
 
+/* The group that was read from last; NULL if it could not be opened.  Valid
+ * until the next read. */
+const gd_group *gd_block_reader_group(const gd_block_reader *reader);
+
 #endif

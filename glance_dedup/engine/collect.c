@@ -8,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "appender.h"
 #include "coding.h"
+#include "files.h"
 #include "filter.h"
 
 /* ---- entering and leaving ---- */
@@ -64,9 +66,13 @@ read_group(gd_held *held, uint32_t number, gd_error *err)
         return s;
     }
     gd_group *group = held->group;
-    if (!gd_same_file(repo->env, group->fd, repo->root, group->name)) {
-        return gd_fail(err, GD_BUSY, "%s was replaced while it was being "
-                       "opened", group->name); /* I4 */
+    bool same;
+    s = gd_find_same(repo->env, group->fd, repo->root, group->name, &same,
+                     err);
+    if (s != GD_OK || !same) {
+        return s != GD_OK ? s
+                          : gd_fail(err, GD_BUSY, "%s was replaced while it "
+                                    "was being opened", group->name); /* I4 */
     }
     held->entries = gd_calloc(repo->env, group->bounds.slots,
                               sizeof *held->entries, err);
@@ -74,6 +80,12 @@ read_group(gd_held *held, uint32_t number, gd_error *err)
         return GD_NOMEM;
     }
     s = gd_group_read_published(group, &held->published, err);
+    if (s == GD_OK) {
+        s = gd_group_settle_name(group, repo->root, &held->published, err);
+    }
+    if (s == GD_OK) {
+        s = gd_appender_treat_poisoned(repo, group, &held->published, err);
+    }
     if (s == GD_OK) {
         s = gd_group_read_entries(group, 0, group->bounds.slots, held->entries,
                                   err);
@@ -104,7 +116,10 @@ gd_held_open(gd_repo *repo, uint32_t number, gd_held **out, gd_error *err)
         return GD_NOMEM;
     }
     held->repo = repo;
-    gd_status s = lock_group(repo, number, err);
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = lock_group(repo, number, err);
+    }
     if (s == GD_OK) {
         /* Opened after locking: nobody may replace it any more. */
         s = read_group(held, number, err);
@@ -155,8 +170,10 @@ next_generation(gd_held *held, gd_error *err)
 {
     gd_published record = held->published;
     record.sequence++;
-    record.generation++;
-    gd_status s = sync_group(held->group, err);
+    gd_status s = gd_group_next_generation(held->repo->env, &record, err);
+    if (s == GD_OK) {
+        s = sync_group(held->group, err);
+    }
     if (s == GD_OK) {
         s = gd_group_write_published(held->group, &record, err);
     }
@@ -525,8 +542,8 @@ write_quarantine(const gd_held *held, const char *name, const uint8_t *data,
 {
     const gd_env *env = held->repo->env;
     int fd;
-    gd_status s = gd_open(env, held->repo->root, name,
-                          O_WRONLY | O_CREAT | O_EXCL, 0600, &fd, err);
+    gd_status s = gd_file_create(env, held->repo->root, name, O_WRONLY, &fd,
+                                 err);
     if (s != GD_OK) {
         return s;
     }
@@ -681,5 +698,13 @@ gd_held_unlink(gd_held *held, bool *removed, gd_error *err)
     }
     held->failed = true; /* it is gone */
     *removed = true;
-    return gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
+    s = gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
+    gd_fpcache_drop_removed(repo->cache);
+    if (s == GD_OK) {
+        /* Other processes may have it open, for who knows how long. */
+        uint64_t start = gd_data_start(held->group->bounds.slots);
+        (void)repo->env->punch(repo->env, held->group->fd, start,
+                               UINT32_MAX - start);
+    }
+    return s;
 }

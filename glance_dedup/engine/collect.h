@@ -4,17 +4,18 @@
  *
  * The order in which a change of published entries reaches the disk:
  *
- *     fdatasync | next generation, fdatasync | entries, fdatasync | holes
+ *     fdatasync | new generation, fdatasync | entries, fdatasync | holes
  *
  * The generation goes first.  A process may have the group's fingerprint store
  * cached, and believes it as long as the generation is the same (N7.2).  Were an
  * entry freed first, a crash before the generation would leave stale stores that
  * are believed: the next upload would name a freed block.  This way round, a
  * crash leaves a generation that changed for nothing.  It is durable before an
- * entry changes, since a cached store of another host outlives our crash.  The
- * first fdatasync makes the record before it durable, whoever wrote it: so that
- * a torn write of the next falls back to a generation that is the last, not to
- * an older one.
+ * entry changes, since a cached store of another host outlives our crash; and it
+ * is a random number, since one that others saw may yet be lost, and must not be
+ * given to other entries then.  The first fdatasync makes the record before it
+ * durable, whoever wrote it: so that a torn write of the next falls back to a
+ * generation that is the last, not to an older one.
  *
  * Belongs to one thread.  After an error only gd_held_close is of use: what is
  * on the disk is then for the next holder to read.
@@ -34,7 +35,8 @@ typedef struct gd_held {
     bool failed;
 } gd_held;
 
-/* Takes lease and exclusive lock (N6.1), then opens the file.  GD_BUSY, with
+/* Takes lease and exclusive lock (N6.1), then opens the file, and publishes what
+ * a sync that failed has left in it (N7.3).  GD_BUSY, with
  * words, if either is refused; GD_NOTFOUND if there is no such group. */
 gd_status gd_held_open(gd_repo *repo, uint32_t number, gd_held **held,
                        gd_error *err);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -119,6 +120,13 @@ posix_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
 }
 
 static int
+posix_fchmod(const gd_env *env, int fd, mode_t mode)
+{
+    (void)env;
+    return result(fchmod(fd, mode));
+}
+
+static int
 posix_fstat(const gd_env *env, int fd, struct stat *st)
 {
     (void)env;
@@ -130,6 +138,23 @@ posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
 {
     (void)env;
     return result(fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW));
+}
+
+static int
+posix_free_space(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    struct statvfs found;
+    int rc = result(fstatvfs(fd, &found));
+    if (rc == 0) {
+        *space = (gd_space){
+            .free = (uint64_t)found.f_bavail * found.f_frsize,
+            .total = (uint64_t)found.f_blocks * found.f_frsize,
+            .free_files = found.f_favail,
+            .total_files = found.f_files,
+        };
+    }
+    return rc;
 }
 
 static int
@@ -297,8 +322,10 @@ gd_env_posix(void)
         .renameat = posix_renameat,
         .unlinkat = posix_unlinkat,
         .mkdirat = posix_mkdirat,
+        .fchmod = posix_fchmod,
         .fstat = posix_fstat,
         .fstatat = posix_fstatat,
+        .free_space = posix_free_space,
         .lock = posix_lock,
         .list = posix_list,
         .start_writeback = posix_start_writeback,
@@ -389,6 +416,13 @@ gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
     return gd_writev_full(env, fd, &iov, 1, offset, file, err);
 }
 
+/* For messages. */
+static const char *
+shown(const char *path)
+{
+    return strcmp(path, ".") == 0 ? "of the repository" : path;
+}
+
 gd_status
 gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
         int *fd, gd_error *err)
@@ -401,7 +435,7 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
     } while (rc == -EINTR);
     if (rc < 0) {
         *fd = -1;
-        return gd_fail_errno(err, -rc, "cannot open %s", path);
+        return gd_fail_errno(err, -rc, "cannot open %s", shown(path));
     }
     *fd = rc;
     return GD_OK;
@@ -418,7 +452,8 @@ gd_sync_dir(const gd_env *env, int dir, const char *path, gd_error *err)
     int rc = env->fsync(env, fd);
     env->close(env, fd);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot fsync the directory %s", path);
+        return gd_fail_errno(err, -rc, "cannot fsync the directory %s",
+                             shown(path));
     }
     return GD_OK;
 }
@@ -446,6 +481,26 @@ gd_alloc(const gd_env *env, size_t size, gd_error *err)
         gd_fail(err, GD_NOMEM, "out of memory: %zu bytes", size);
     }
     return memory;
+}
+
+gd_status
+gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
+             gd_error *err)
+{
+    struct stat own, named;
+    *same = false;
+    int rc = env->fstat(env, fd, &own);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat the open file of %s",
+                             path);
+    }
+    rc = env->fstatat(env, dir, path, &named);
+    if (rc < 0 && rc != -ENOENT) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", path);
+    }
+    *same = rc >= 0 && own.st_ino == named.st_ino &&
+            own.st_dev == named.st_dev;
+    return GD_OK;
 }
 
 bool

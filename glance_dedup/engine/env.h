@@ -23,6 +23,12 @@
 
 typedef struct gd_env gd_env;
 
+typedef struct gd_space {
+    uint64_t free, total;               /* bytes */
+    uint64_t free_files, total_files;   /* inodes; 0 in all: they are made at
+                                         * need */
+} gd_space;
+
 struct gd_env {
     int (*openat)(const gd_env *env, int dir, const char *path, int flags,
                   mode_t mode);
@@ -44,10 +50,13 @@ struct gd_env {
                     const char *to);
     int (*unlinkat)(const gd_env *env, int dir, const char *path);
     int (*mkdirat)(const gd_env *env, int dir, const char *path, mode_t mode);
+    int (*fchmod)(const gd_env *env, int fd, mode_t mode);
     int (*fstat)(const gd_env *env, int fd, struct stat *st);
     /* Does not follow a symbolic link at the end of path. */
     int (*fstatat)(const gd_env *env, int dir, const char *path,
                    struct stat *st);
+    /* What this user may still take of the file system, and its size. */
+    int (*free_space)(const gd_env *env, int fd, gd_space *space);
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
      * -EAGAIN when another open file description holds it. */
     int (*lock)(const gd_env *env, int fd, uint64_t byte, short type);
@@ -105,5 +114,8 @@ void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
 void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
 /* Whether the name still leads to the open file (I4). */
 bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
+/* The same for who must tell "no" from "cannot say". */
+gd_status gd_find_same(const gd_env *env, int fd, int dir, const char *path,
+                       bool *same, gd_error *err);
 
 #endif

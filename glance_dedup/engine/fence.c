@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "coding.h"
+#include "files.h"
 
 #define FENCE_MAGIC "GDFENCE" /* with its final zero: 8 bytes */
 
@@ -73,7 +74,8 @@ gd_fence_read(const gd_env *env, int root, gd_fence *fence, bool *found,
 {
     fence_file file;
     *found = false;
-    gd_status s = gd_open(env, root, GD_FILE_FENCE, O_RDONLY, 0, &file.fd, err);
+    gd_status s = gd_file_open(env, root, GD_FILE_FENCE, O_RDONLY, &file.fd,
+                               err);
     if (s != GD_OK) {
         return s == GD_NOTFOUND ? GD_OK : s;
     }
@@ -168,8 +170,8 @@ gd_fence_write(const gd_env *env, int root, const gd_fence *fence,
                gd_error *err)
 {
     fence_file file;
-    gd_status s = gd_open(env, root, GD_FILE_FENCE, O_RDWR | O_CREAT, 0600,
-                          &file.fd, err);
+    gd_status s = gd_file_open_or_create(env, root, GD_FILE_FENCE, &file.fd,
+                                         err);
     if (s != GD_OK) {
         return s;
     }

@@ -16,6 +16,11 @@
 
 #include "coding.h"
 
+const gd_scope gd_global_scope = {{0}};
+const gd_scope gd_spares_scope = {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+                                   0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+                                   0xff, 0xff}};
+
 enum {
     MIN_DIGEST = 20, /* bytes: 160 bits */
     XXH3_DIGEST = sizeof(XXH128_canonical_t),
@@ -164,15 +169,18 @@ gd_hasher_close(const gd_env *env, gd_hasher *hasher)
     }
 }
 
-/* The bytes of out beyond *len are left as they were. */
+/* scope: what precedes the data, or NULL.  The bytes of out beyond *len are
+ * left as they were. */
 static gd_status
-compute_openssl(gd_hasher *hasher, const void *data, size_t len,
-                uint8_t out[EVP_MAX_MD_SIZE], unsigned *out_len,
+compute_openssl(gd_hasher *hasher, const gd_scope *scope, const void *data,
+                size_t len, uint8_t out[EVP_MAX_MD_SIZE], unsigned *out_len,
                 gd_error *err)
 {
     EVP_MD_CTX *context = hasher->context;
     ERR_set_mark();
     bool good = EVP_DigestInit_ex2(context, hasher->digest->md, NULL) &&
+                (scope == NULL ||
+                 EVP_DigestUpdate(context, scope->id, GD_SCOPE_SIZE)) &&
                 EVP_DigestUpdate(context, data, len) &&
                 EVP_DigestFinal_ex(context, out, out_len);
     ERR_pop_to_mark();
@@ -186,24 +194,41 @@ compute_openssl(gd_hasher *hasher, const void *data, size_t len,
     return GD_OK;
 }
 
+/* Without a scope in one call, which is quicker than a stream. */
 static void
-compute_xxh3(const void *data, size_t len, uint8_t out[XXH3_DIGEST])
+compute_xxh3(const gd_scope *scope, const void *data, size_t len,
+             uint8_t out[XXH3_DIGEST])
 {
+    XXH128_hash_t hash;
     XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, len));
+    if (scope == NULL) {
+        hash = XXH3_128bits(data, len);
+    } else {
+        XXH3_state_t state;
+        XXH3_INITSTATE(&state);
+        XXH3_128bits_reset(&state);
+        XXH3_128bits_update(&state, scope->id, GD_SCOPE_SIZE);
+        XXH3_128bits_update(&state, data, len);
+        hash = XXH3_128bits_digest(&state);
+    }
+    XXH128_canonicalFromHash(&canonical, hash);
     memcpy(out, canonical.digest, XXH3_DIGEST);
 }
 
 gd_status
-gd_hasher_compute(gd_hasher *hasher, const void *data, size_t len,
-                  gd_fingerprint *out, gd_error *err)
+gd_hasher_compute(gd_hasher *hasher, const gd_scope *scope, const void *data,
+                  size_t len, gd_fingerprint *out, gd_error *err)
 {
     uint8_t full[EVP_MAX_MD_SIZE];
     unsigned used = XXH3_DIGEST;
+    if (gd_scope_equal(scope, &gd_global_scope)) {
+        scope = NULL;
+    }
     if (hasher->digest->kind == KIND_XXH3) {
-        compute_xxh3(data, len, full);
+        compute_xxh3(scope, data, len, full);
     } else {
-        gd_status s = compute_openssl(hasher, data, len, full, &used, err);
+        gd_status s =
+            compute_openssl(hasher, scope, data, len, full, &used, err);
         if (s != GD_OK) {
             return s;
         }

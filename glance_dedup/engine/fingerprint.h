@@ -15,11 +15,21 @@
 #include "env.h"
 #include "status.h"
 
-enum { GD_FINGERPRINT_SIZE = 32 };
+enum { GD_FINGERPRINT_SIZE = 32, GD_SCOPE_SIZE = 16 };
 
 typedef struct gd_fingerprint {
     uint8_t bytes[GD_FINGERPRINT_SIZE];
 } gd_fingerprint;
+
+/* Whose blocks a block may be a duplicate of (design.rst, "Scopes"). */
+typedef struct gd_scope {
+    uint8_t id[GD_SCOPE_SIZE];
+} gd_scope;
+
+/* Zeros: of all. */
+extern const gd_scope gd_global_scope;
+/* 0xff: what the files of spares/ say, which have blocks of any scope. */
+extern const gd_scope gd_spares_scope;
 
 /* A digest by name.  Immutable after creation, so threads may share it. */
 typedef struct gd_digest gd_digest;
@@ -44,13 +54,21 @@ typedef struct gd_hasher gd_hasher;
 gd_status gd_hasher_open(const gd_env *env, const gd_digest *digest,
                          gd_hasher **hasher, gd_error *err);
 void gd_hasher_close(const gd_env *env, gd_hasher *hasher);
-gd_status gd_hasher_compute(gd_hasher *hasher, const void *data, size_t len,
-                            gd_fingerprint *out, gd_error *err);
+/* The scope's id precedes the data, unless it is the global one. */
+gd_status gd_hasher_compute(gd_hasher *hasher, const gd_scope *scope,
+                            const void *data, size_t len, gd_fingerprint *out,
+                            gd_error *err);
 
 static inline bool
 gd_fingerprint_equal(const gd_fingerprint *a, const gd_fingerprint *b)
 {
     return __builtin_memcmp(a->bytes, b->bytes, GD_FINGERPRINT_SIZE) == 0;
+}
+
+static inline bool
+gd_scope_equal(const gd_scope *a, const gd_scope *b)
+{
+    return __builtin_memcmp(a->id, b->id, GD_SCOPE_SIZE) == 0;
 }
 
 #endif

@@ -156,6 +156,23 @@ gd_fpcache_return_group(gd_fpcache *cache, gd_group *group)
     }
 }
 
+void
+gd_fpcache_drop_removed(gd_fpcache *cache)
+{
+    struct stat st;
+    pthread_mutex_lock(&cache->mutex);
+    for (int i = 0; i < GD_CACHED_GROUPS; i++) {
+        gd_group *group = cache->groups[i];
+        if (group != NULL && group->users == 0 &&
+            cache->env->fstat(cache->env, group->fd, &st) == 0 &&
+            st.st_nlink == 0) {
+            cache->groups[i] = NULL;
+            gd_group_close(group);
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+}
+
 /* ---- fingerprint stores ---- */
 
 static int

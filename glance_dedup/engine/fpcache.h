@@ -30,6 +30,9 @@ void gd_fpcache_close(gd_fpcache *cache);
 gd_status gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                            gd_group **group, gd_error *err);
 void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);
+/* Closes files whose names are gone, by collection or rewriting: as long as
+ * they are open, the disk does not get their space back. */
+void gd_fpcache_drop_removed(gd_fpcache *cache);
 
 /* Lends the group's fingerprint store as published now.  A cached one is used
  * only if its generation still matches and it has all published slots.

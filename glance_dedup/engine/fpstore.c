@@ -48,7 +48,7 @@ gd_entry_encode(const gd_entry *entry, uint64_t seed, uint32_t slot,
 }
 
 static bool
-live_within_bounds(const gd_entry *entry, const gd_entry_bounds *bounds)
+is_within_bounds(const gd_entry *entry, const gd_entry_bounds *bounds)
 {
     return entry->plain_length >= 1 &&
            entry->plain_length <= bounds->max_block &&
@@ -77,10 +77,12 @@ gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE], const gd_entry_bounds *bounds,
     entry->stored_length = (uint32_t)take(&place, STORED_BITS);
     entry->codec = (uint8_t)take(&place, CODEC_BITS);
     entry->state = (uint8_t)take(&place, STATE_BITS);
+    bool has_block =
+        entry->state == GD_ENTRY_LIVE || entry->state == GD_ENTRY_DAMAGED;
     bool valid =
         gd_get32(in + 52) == entry_checksum(in, bounds->seed, slot) &&
         entry->state >= GD_ENTRY_LIVE && entry->state <= GD_ENTRY_DAMAGED &&
-        (entry->state != GD_ENTRY_LIVE || live_within_bounds(entry, bounds));
+        (!has_block || is_within_bounds(entry, bounds));
     if (!valid) {
         entry->state = GD_ENTRY_INVALID;
     }

@@ -223,9 +223,9 @@ take_spare(gd_gather *gather, const gd_want *want, gd_status wrong,
     gd_repo *repo = gather->plan.repo;
     const gd_entry *entry = &want->entry;
     bool found = false;
-    gd_status s = gd_spare_read(repo, &entry->fingerprint,
-                                entry->plain_length, entry->checksum,
-                                gather->in, &found, NULL);
+    gd_status s = gd_spare_read(repo, &want->group->scope,
+                                &entry->fingerprint, entry->plain_length,
+                                entry->checksum, gather->in, &found, NULL);
     if (s != GD_OK || !found) {
         return wrong;
     }
@@ -233,7 +233,9 @@ take_spare(gd_gather *gather, const gd_want *want, gd_status wrong,
     return gather->taker.block(gather->taker.arg, want, gather->in, err);
 }
 
-/* Takes the blocks whose entries say that they are damaged out of the plan. */
+/* Takes the spare copies of the blocks whose entries say that they are damaged.
+ * One that has none stays in the plan: its bytes are verified as any other's,
+ * and what hindered their reading once may have passed. */
 static gd_status
 take_damaged(gd_gather *gather, gd_error *err)
 {
@@ -241,23 +243,35 @@ take_damaged(gd_gather *gather, gd_error *err)
     size_t left = 0;
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
-        const gd_want *want = &plan->wants[i];
-        if (want->entry.state == GD_ENTRY_LIVE) {
-            plan->wants[left++] = *want;
-            continue;
+        const gd_want want = plan->wants[i];
+        gd_status taken = GD_CORRUPT;
+        if (want.entry.state == GD_ENTRY_DAMAGED) {
+            s = need_buffers(gather, err);
+            if (s == GD_OK) {
+                taken = take_spare(gather, &want, GD_CORRUPT, err);
+                s = taken == GD_CORRUPT ? GD_OK : taken;
+            }
         }
-        s = need_buffers(gather, err);
-        if (s == GD_OK) {
-            s = gd_fail(err, GD_CORRUPT,
-                        "%s: the block of slot %u is known to be damaged (its "
-                        "bytes are in quarantine/), it has no spare copy, and "
-                        "%s needs it", want->group->name, want->slot,
-                        plan->recipe->name);
-            s = take_spare(gather, want, s, err);
+        if (s == GD_OK && taken != GD_OK) {
+            plan->wants[left++] = want;
         }
     }
     plan->count = left;
     return s;
+}
+
+/* What is wrong with a block that was tried for itself. */
+static gd_status
+say_damaged(const gd_gather *gather, const gd_want *want, gd_status s,
+            gd_error *err)
+{
+    return want->entry.state == GD_ENTRY_DAMAGED && s == GD_CORRUPT
+               ? gd_fail(err, s,
+                         "%s: the block of slot %u is known to be damaged (its "
+                         "bytes are in quarantine/), it has no spare copy, and "
+                         "%s needs it", want->group->name, want->slot,
+                         gather->plan.recipe->name)
+               : s;
 }
 
 /* A block for itself.  *held: the want whose segment was decoded last. */
@@ -282,6 +296,7 @@ take_block(gd_gather *gather, const gd_want *want, const gd_want **held,
         return taker->block(taker->arg, want,
                             gather->plain + want->entry.plain_offset, err);
     }
+    s = say_damaged(gather, want, s, err);
     return s == GD_CORRUPT || s == GD_IO ? take_spare(gather, want, s, err)
                                          : s;
 }

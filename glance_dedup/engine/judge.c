@@ -209,24 +209,14 @@ gd_judged_close(gd_judged *judged)
 
 /* ---- looking and locking ---- */
 
-/* Whether a name leads to the open file.  Unlike gd_same_file it tells "no"
- * from "cannot say": an image taken for deleted would be un-counted. */
+/* Whether a name leads to the open file.  "Cannot say" is an error: an image
+ * taken for deleted would be un-counted. */
 static gd_status
 leads_here(const gd_judged *judged, const char *name, bool *here,
            gd_error *err)
 {
-    struct stat own, named;
-    int rc = judged->env->fstat(judged->env, judged->fd, &own);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot stat the open file of %s",
-                             judged->name);
-    }
-    rc = judged->env->fstatat(judged->env, judged->root, name, &named);
-    if (rc < 0 && rc != -ENOENT) {
-        return gd_fail_errno(err, -rc, "cannot stat %s", name);
-    }
-    *here = rc >= 0 && own.st_ino == named.st_ino && own.st_dev == named.st_dev;
-    return GD_OK;
+    return gd_find_same(judged->env, judged->fd, judged->root, name, here,
+                        err);
 }
 
 gd_status

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "coding.h"
+#include "files.h"
 #include "groupmap.h"
 #include "names.h"
 
@@ -47,8 +48,8 @@ gd_locks_open(const gd_env *env, int root, gd_locks **out, gd_error *err)
         return GD_NOMEM;
     }
     locks->env = env;
-    gd_status s = gd_open(env, root, GD_FILE_GROUP_LOCKS, O_RDWR, 0,
-                          &locks->fd, err);
+    gd_status s = gd_file_open(env, root, GD_FILE_GROUP_LOCKS, O_RDWR,
+                               &locks->fd, err);
     if (s != GD_OK) {
         env->release(env, locks);
         return s;
@@ -253,7 +254,8 @@ gd_image_lock(const gd_env *env, int root, const char *image_id,
 {
     enum { STEP_MS = 5 };
     uint64_t byte = gd_checksum(image_id, strlen(image_id), 0) >> 2;
-    gd_status s = gd_open(env, root, GD_FILE_IMAGE_LOCKS, O_RDWR, 0, fd, err);
+    gd_status s = gd_file_open(env, root, GD_FILE_IMAGE_LOCKS, O_RDWR, fd,
+                               err);
     if (s != GD_OK) {
         return s;
     }
@@ -290,8 +292,8 @@ gd_status
 gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
 {
     enum { MAINTAINER_BYTE = 0 };
-    gd_status s = gd_open(env, root, GD_FILE_MAINTAINER_LOCK, O_RDWR | O_CREAT,
-                          0600, fd, err);
+    gd_status s = gd_file_open_or_create(env, root, GD_FILE_MAINTAINER_LOCK,
+                                         fd, err);
     if (s != GD_OK) {
         return s;
     }

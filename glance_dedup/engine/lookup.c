@@ -20,6 +20,7 @@ typedef struct tally {
 
 struct gd_lookup {
     gd_repo *repo;
+    gd_scope scope;
     gd_groupmap shared; /* 1: we hold the group's shared lock */
     gd_fpstore *stores[GD_CACHED_STORES];
     uint64_t hit_at[GD_CACHED_STORES]; /* the batch of the last hit */
@@ -36,7 +37,8 @@ struct gd_lookup {
 };
 
 gd_status
-gd_lookup_open(gd_repo *repo, gd_lookup **out, gd_error *err)
+gd_lookup_open(gd_repo *repo, const gd_scope *scope, gd_lookup **out,
+               gd_error *err)
 {
     const gd_env *env = repo->env;
     gd_lookup *lookup = gd_calloc(env, 1, sizeof *lookup, err);
@@ -44,6 +46,7 @@ gd_lookup_open(gd_repo *repo, gd_lookup **out, gd_error *err)
         return GD_NOMEM;
     }
     lookup->repo = repo;
+    lookup->scope = *scope;
     gd_groupmap_init(&lookup->shared, env);
     gd_status s = GD_OK;
     if (repo->params.by_value) {
@@ -244,6 +247,20 @@ take_most_hinted(gd_lookup *lookup)
     return group;
 }
 
+/* Mostly answered by a file that is open.  A group keeps its scope. */
+static bool
+is_in_scope(const gd_lookup *lookup, uint32_t number)
+{
+    gd_group *group;
+    if (gd_fpcache_group(lookup->repo->cache, number, false, &group, NULL) !=
+        GD_OK) {
+        return false;
+    }
+    bool is = gd_scope_equal(&group->scope, &lookup->scope);
+    gd_fpcache_return_group(lookup->repo->cache, group);
+    return is;
+}
+
 /* The shared lock first, then the entries (N7.2). */
 static gd_status
 lock_group(gd_lookup *lookup, uint32_t group)
@@ -286,7 +303,7 @@ load_store(gd_lookup *lookup, uint32_t group)
 {
     gd_fpstore *store;
     bool cold;
-    if (lock_group(lookup, group) != GD_OK ||
+    if (!is_in_scope(lookup, group) || lock_group(lookup, group) != GD_OK ||
         gd_fpcache_store(lookup->repo->cache, group, &store, &cold, NULL) !=
             GD_OK) {
         return -1;
@@ -359,21 +376,23 @@ is_block(const gd_entry *entry, const gd_block *block)
 
 /* What is not published may not be durable, whatever its entry says (I1). */
 static gd_status
-confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count)
+confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
 {
     gd_group *group;
     gd_published record;
     gd_entry entries[CONFIRMED_AT_ONCE];
     gd_address first = blocks->address;
     gd_status s = gd_fpcache_group(lookup->repo->cache, first.group, true,
-                                   &group, NULL);
+                                   &group, err);
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_read_published(group, &record, NULL);
+    s = gd_scope_equal(&group->scope, &lookup->scope)
+            ? gd_group_read_published(group, &record, err)
+            : GD_NOTFOUND;
     if (s == GD_OK) {
         s = gd_group_read_entries(group, first.slot, (uint32_t)count, entries,
-                                  NULL);
+                                  err);
     }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (first.slot + i >= record.count ||
@@ -385,14 +404,23 @@ confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count)
     return s;
 }
 
-void
-gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count)
+gd_status
+gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
+                  gd_error *err)
 {
+    gd_status result = GD_OK;
     for (size_t i = 0; i < count;) {
         size_t n = 1;
         if (blocks[i].address.group != 0) {
             n = count_run(blocks + i, count - i);
-            if (confirm_run(lookup, blocks + i, n) != GD_OK) {
+            gd_error why;
+            gd_status s = confirm_run(lookup, blocks + i, n, &why);
+            if (s != GD_OK && s != GD_NOTFOUND && s != GD_CORRUPT &&
+                s != GD_VERSION && result == GD_OK) {
+                result = s;
+                *err = why;
+            }
+            if (s != GD_OK) {
                 for (size_t k = i; k < i + n; k++) {
                     blocks[k].address = (gd_address){0, 0};
                 }
@@ -400,6 +428,7 @@ gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count)
         }
         i += n;
     }
+    return result;
 }
 
 bool

@@ -31,7 +31,10 @@ typedef struct gd_block {
     gd_fingerprint fingerprint;
 } gd_block;
 
-gd_status gd_lookup_open(gd_repo *repo, gd_lookup **lookup, gd_error *err);
+/* Finds blocks of this scope only: a hint to a group of another one counts for
+ * nothing, so that nothing of that is read, nor locked. */
+gd_status gd_lookup_open(gd_repo *repo, const gd_scope *scope,
+                         gd_lookup **lookup, gd_error *err);
 /* Releases the shared locks.  REQUIRES: the recipe is committed or given
  * up. */
 void gd_lookup_close(gd_lookup *lookup);
@@ -42,10 +45,13 @@ void gd_lookup_close(gd_lookup *lookup);
 void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
                      unsigned loads);
 /* Asks the groups themselves whether each block's address is that of a
- * published, live block with its fingerprint and length; the others' become
- * group 0.  Runs of consecutive addresses are cheap.
+ * published, live block of the scope, with its fingerprint and length; the
+ * others' become
+ * group 0.  Runs of consecutive addresses are cheap.  An error says that it could
+ * not be found out for all; a group that is gone or damaged is none.
  * REQUIRES: the shared locks of all groups named. */
-void gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count);
+gd_status gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
+                            gd_error *err);
 /* Whether the look-up holds the group's shared lock. */
 bool gd_lookup_holds(const gd_lookup *lookup, uint32_t group);
 

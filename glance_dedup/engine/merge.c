@@ -225,8 +225,11 @@ read_old_entries(gd_merge *merge, const gd_extent *extent, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_read_entries(group, extent->slot, extent->blocks,
-                              merge->entries, err);
+    s = gd_recipe_check_scope(&merge->old, &group->scope, group->name, err);
+    if (s == GD_OK) {
+        s = gd_group_read_entries(group, extent->slot, extent->blocks,
+                                  merge->entries, err);
+    }
     gd_fpcache_return_group(cache, group);
     if (s != GD_OK) {
         return s;
@@ -274,7 +277,11 @@ need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
         merge->new_group = NULL;
         return s;
     }
-    s = gd_group_read_published(merge->new_group, &record, err);
+    s = gd_recipe_check_scope(&merge->old, &merge->new_group->scope,
+                              merge->new_group->name, err);
+    if (s == GD_OK) {
+        s = gd_group_read_published(merge->new_group, &record, err);
+    }
     if (s != GD_OK) {
         return_new_group(merge);
         return s;
@@ -480,6 +487,10 @@ open_writing(gd_merge *merge, gd_error *err)
         if (s == GD_OK) {
             s = gd_block_reader_open(repo, &merge->new_reader, err);
         }
+    }
+    if (s == GD_OK) {
+        s = gd_repo_check_room(
+            repo, gd_recipe_bytes(merge->old.header.extents), err);
     }
     if (s == GD_OK) {
         s = gd_spool_create(repo->env, repo->root, GD_SPOOL_MERGED, &merge->m,

@@ -36,8 +36,8 @@ typedef struct gd_merge_facts {
 } gd_merge_facts;
 
 /* GD_BUSY if a group's lock was refused; GD_CORRUPT if the image is damaged, or
- * if an old and a new block are not equal, or the new one is not live and
- * published. */
+ * if an old and a new block are not equal, or of different scopes, or the new
+ * one is not live and published. */
 gd_status gd_merge_open(gd_repo *repo, const char *image_id,
                         gd_mapping mapping, gd_merge **merge, gd_error *err);
 /* Lets go of the locks.  The spool's names stay, for the accounting. */

@@ -109,3 +109,13 @@ gd_spool_name_parse(const char *base, gd_spool_kind *kind,
     *kind = (gd_spool_kind)base[0];
     return true;
 }
+
+void
+gd_reserve_name(unsigned i, char name[GD_NAME_SIZE])
+{
+    if (i == 0) {
+        snprintf(name, GD_NAME_SIZE, "catalog-reserve");
+    } else {
+        snprintf(name, GD_NAME_SIZE, "catalog-reserve-%u", i);
+    }
+}

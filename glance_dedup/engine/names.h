@@ -15,6 +15,7 @@
 #define GD_DIR_GROUPS "groups"
 #define GD_DIR_IMAGES "images"
 #define GD_DIR_SPOOL "spool"
+#define GD_DIR_LOCKS "locks"
 #define GD_FILE_GROUP_LOCKS "locks/groups"
 #define GD_DIR_QUARANTINE "quarantine"
 #define GD_DIR_SPARES "spares"
@@ -56,5 +57,10 @@ bool gd_spool_name_parse(const char *base, gd_spool_kind *kind,
 
 /* The second copies of a group's blocks. */
 void gd_spares_name(uint32_t group, char name[GD_NAME_SIZE]);
+
+enum { GD_RESERVE_FILES = 9 };
+/* What is given up where there is no room: the first holds bytes, all of them
+ * an inode each. */
+void gd_reserve_name(unsigned i, char name[GD_NAME_SIZE]);
 
 #endif

@@ -33,6 +33,7 @@ typedef struct lot {
 
 struct gd_packer {
     gd_repo *repo;
+    gd_scope scope; /* of the group now open, and of the next */
     gd_appender *appender; /* NULL until the first new block */
     gd_groupmap shared;    /* groups whose shared lock we took, how often */
     gd_groupmap avoided;   /* 1: nothing may be added to the group */
@@ -118,13 +119,15 @@ open_reading(gd_packer *packer, gd_error *err)
 }
 
 gd_status
-gd_packer_open(gd_repo *repo, gd_packer **out, gd_error *err)
+gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
+               gd_error *err)
 {
     gd_packer *packer = gd_calloc(repo->env, 1, sizeof *packer, err);
     if (packer == NULL) {
         return GD_NOMEM;
     }
     packer->repo = repo;
+    packer->scope = *scope;
     packer->room = LOT_BYTES / repo->params.segment_size + 2;
     gd_groupmap_init(&packer->shared, repo->env);
     gd_groupmap_init(&packer->avoided, repo->env);
@@ -379,6 +382,18 @@ leave_group(gd_packer *packer, gd_error *err)
 }
 
 gd_status
+gd_packer_set_scope(gd_packer *packer, const gd_scope *scope, gd_error *err)
+{
+    bool other = !gd_scope_equal(&packer->scope, scope);
+    gd_status s = other && packer->appender != NULL ? leave_group(packer, err)
+                                                    : GD_OK;
+    if (s == GD_OK) {
+        packer->scope = *scope;
+    }
+    return s;
+}
+
+gd_status
 gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err)
 {
     uint32_t *avoided = gd_groupmap_at(&packer->avoided, group, err);
@@ -405,8 +420,8 @@ need_appender(gd_packer *packer, gd_error *err)
             return s;
         }
     }
-    gd_status s = gd_appender_open(packer->repo, &packer->avoided,
-                                   &packer->appender, err);
+    gd_status s = gd_appender_open(packer->repo, &packer->scope,
+                                   &packer->avoided, &packer->appender, err);
     if (s != GD_OK) {
         packer->appender = NULL;
         return s;

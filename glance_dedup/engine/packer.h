@@ -15,11 +15,17 @@
 
 typedef struct gd_packer gd_packer;
 
-gd_status gd_packer_open(gd_repo *repo, gd_packer **packer, gd_error *err);
+/* For blocks of this scope, until another is set. */
+gd_status gd_packer_open(gd_repo *repo, const gd_scope *scope,
+                         gd_packer **packer, gd_error *err);
 /* Cuts off what is not synced, ends the lease and releases the shared locks.
  * REQUIRES: the recipe is committed or given up. */
 void gd_packer_close(gd_packer *packer);
 
+/* What is added from now on is of this scope.  If it is another than before,
+ * what was added is synced. */
+gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
+                              gd_error *err);
 /* Nothing is added to this group from now on.  If it is the one now open, what
  * was added to it is synced. */
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);

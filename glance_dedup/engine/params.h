@@ -19,7 +19,6 @@ enum {
 
 typedef struct gd_params {
     uint8_t repository_id[GD_ID_SIZE];
-    uint8_t scope_id[GD_ID_SIZE]; /* zeros: the global scope */
     uint32_t block_size;
     uint32_t group_slots;
     uint32_t segment_size;
@@ -30,6 +29,7 @@ typedef struct gd_params {
     int codec_level;
     unsigned threads;
     unsigned lock_timeout_ms;
+    uint64_t reserve; /* bytes that storing leaves free (room.h) */
 } gd_params;
 
 #endif

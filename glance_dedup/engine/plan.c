@@ -95,14 +95,11 @@ lend_group(gd_plan *plan, uint32_t number, gd_group **group, gd_error *err)
     return s;
 }
 
-/* A damaged entry still says what its block was, but only a live one's fields
- * are checked when it is decoded. */
+/* A damaged entry still says what its block was. */
 static bool
-names_a_block(const gd_entry *entry, const gd_group *group)
+names_a_block(const gd_entry *entry)
 {
-    return entry->state == GD_ENTRY_LIVE ||
-           (entry->state == GD_ENTRY_DAMAGED && entry->plain_length >= 1 &&
-            entry->plain_length <= group->bounds.max_block);
+    return entry->state == GD_ENTRY_LIVE || entry->state == GD_ENTRY_DAMAGED;
 }
 
 gd_status
@@ -111,6 +108,10 @@ gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
 {
     const char *recipe = plan->recipe->name;
     gd_status s = lend_group(plan, extent->group, out, err);
+    if (s == GD_OK) {
+        s = gd_recipe_check_scope(plan->recipe, &(*out)->scope, (*out)->name,
+                                  err);
+    }
     if (s == GD_OK) {
         s = gd_group_read_entries(*out, extent->slot, extent->blocks,
                                   plan->entries, err);
@@ -124,7 +125,7 @@ gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
     uint64_t length = 0;
     for (uint32_t i = 0; i < extent->blocks; i++) {
         const gd_entry *entry = &plan->entries[i];
-        if (!names_a_block(entry, group)) {
+        if (!names_a_block(entry)) {
             return gd_fail(
                 err, GD_CORRUPT,
                 "%s: the entry of slot %u at offset %llu %s, and %s needs it",

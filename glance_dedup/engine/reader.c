@@ -24,6 +24,7 @@ gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
         s = gd_image_name(image_id, name, err);
     }
     if (s == GD_OK) {
+        gd_fpcache_drop_removed(repo->cache);
         s = gd_spool_open_image(repo->env, repo->root, image_id, &fd, err);
     }
     if (s != GD_OK) {

@@ -187,7 +187,7 @@ encode_header(const gd_params *params, const gd_recipe_header *header,
     gd_put16(out + 8, GD_FORMAT_MAJOR);
     gd_put16(out + 10, GD_FORMAT_MINOR);
     memcpy(out + 16, params->repository_id, GD_ID_SIZE);
-    memcpy(out + 32, header->scope_id, GD_ID_SIZE);
+    memcpy(out + 32, header->scope.id, GD_SCOPE_SIZE);
     memcpy(out + 48, header->transaction_id, GD_ID_SIZE);
     memcpy(out + 64, header->upload_id, GD_ID_SIZE);
     gd_put64(out + 80, header->size);
@@ -266,7 +266,7 @@ decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
         return gd_fail(err, GD_CORRUPT,
                        "%s belongs to another repository (offset 16)", name);
     }
-    memcpy(header->scope_id, in + 32, GD_ID_SIZE);
+    memcpy(header->scope.id, in + 32, GD_SCOPE_SIZE);
     memcpy(header->transaction_id, in + 48, GD_ID_SIZE);
     memcpy(header->upload_id, in + 64, GD_ID_SIZE);
     header->size = gd_get64(in + 80);
@@ -281,7 +281,8 @@ decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
         !decode_string(in + 272, gd_get16(in + 138), GD_PROJECT_MAX,
                        header->project) ||
         header->size > INT64_MAX || header->zero_bytes > header->size ||
-        header->extents > header->size) {
+        header->extents > header->size ||
+        gd_scope_equal(&header->scope, &gd_spares_scope)) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible figures in the header page", name);
     }
@@ -330,6 +331,17 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
                        (unsigned long long)pages);
     }
     return GD_OK;
+}
+
+gd_status
+gd_recipe_check_scope(const gd_recipe *recipe, const gd_scope *scope,
+                      const char *group_name, gd_error *err)
+{
+    return gd_scope_equal(scope, &recipe->header.scope)
+               ? GD_OK
+               : gd_fail(err, GD_CORRUPT,
+                         "%s names %s, which has blocks of another scope "
+                         "(offset 32 of both)", recipe->name, group_name);
 }
 
 static bool

@@ -39,7 +39,7 @@ typedef struct gd_extent {
 } gd_extent;
 
 typedef struct gd_recipe_header {
-    uint8_t scope_id[GD_ID_SIZE];
+    gd_scope scope; /* of all groups that the recipe names */
     uint8_t transaction_id[GD_ID_SIZE];
     uint8_t upload_id[GD_ID_SIZE];
     uint64_t size;
@@ -88,6 +88,13 @@ typedef struct gd_recipe {
     gd_recipe_header header;
 } gd_recipe;
 
+/* The bytes of a recipe's file. */
+static inline uint64_t
+gd_recipe_bytes(uint64_t extents)
+{
+    return (2 + extents / GD_EXTENTS_PER_PAGE) * GD_RECIPE_PAGE;
+}
+
 /* One page of extents. */
 typedef struct gd_recipe_page {
     uint64_t number; /* from 1; 0: nothing loaded */
@@ -100,6 +107,11 @@ typedef struct gd_recipe_page {
 gd_status gd_recipe_open(const gd_env *env, int fd, const char *name,
                          const gd_params *params, const char *image_id,
                          gd_recipe *recipe, gd_error *err);
+/* GD_CORRUPT, naming both, unless the group, which is called group_name, has
+ * blocks of the recipe's scope. */
+gd_status gd_recipe_check_scope(const gd_recipe *recipe,
+                                const gd_scope *scope, const char *group_name,
+                                gd_error *err);
 gd_status gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
                               gd_recipe_page *page, gd_error *err);
 /* Loads the page that holds the byte at offset, and finds its extent there.

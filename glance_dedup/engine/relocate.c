@@ -45,7 +45,7 @@ gd_relocation_open(gd_repo *repo, gd_relocation **out, gd_error *err)
         s = relocation->spare == NULL ? GD_NOMEM : GD_OK;
     }
     if (s == GD_OK) {
-        s = gd_packer_open(repo, &relocation->packer, err);
+        s = gd_packer_open(repo, &gd_global_scope, &relocation->packer, err);
     }
     if (s != GD_OK) {
         gd_relocation_close(relocation);
@@ -145,9 +145,10 @@ read_spare(gd_relocation *relocation, const gd_entry *entry,
         return GD_OK;
     }
     *data = relocation->spare;
-    return gd_spare_read(relocation->repo, &entry->fingerprint,
-                         entry->plain_length, entry->checksum,
-                         relocation->spare, had, err);
+    return gd_spare_read(relocation->repo,
+                         &gd_block_reader_group(relocation->reader)->scope,
+                         &entry->fingerprint, entry->plain_length,
+                         entry->checksum, relocation->spare, had, err);
 }
 
 /* *had: the block was had, verified, here or from its spare copy.  An error
@@ -177,8 +178,13 @@ relocate_block(gd_relocation *relocation, uint64_t number, gd_error *err)
     if (s != GD_OK || !had) {
         return s;
     }
-    s = gd_packer_add(relocation->packer, data, entry.plain_length,
-                      &entry.fingerprint, &to, err);
+    s = gd_packer_set_scope(
+        relocation->packer,
+        &gd_block_reader_group(relocation->reader)->scope, err);
+    if (s == GD_OK) {
+        s = gd_packer_add(relocation->packer, data, entry.plain_length,
+                          &entry.fingerprint, &to, err);
+    }
     return s == GD_OK ? note_pair(relocation, number, to, err) : s;
 }
 

@@ -18,9 +18,9 @@ gd_status gd_relocation_open(gd_repo *repo, gd_relocation **relocation,
                              gd_error *err);
 void gd_relocation_close(gd_relocation *relocation);
 
-/* Copies the blocks at count addresses, numbers of 8 bytes, into groups that
- * none of the addresses given so far lies in.  Those that cannot be had
- * verified are left out. */
+/* Copies the blocks at count addresses, numbers of 8 bytes, into groups of
+ * their scopes that none of the addresses given so far lies in.  Those that
+ * cannot be had verified are left out. */
 gd_status gd_relocation_add(gd_relocation *relocation,
                             const uint8_t *addresses, size_t count,
                             gd_error *err);

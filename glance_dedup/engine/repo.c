@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "files.h"
 #include "names.h"
+#include "room.h"
 #include "segcache.h"
 #include "spareindex.h"
 
@@ -52,8 +54,12 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
         return gd_fail_errno(err, -rc, "cannot open the repository %s", path);
     }
     repo->root = rc;
-    gd_status s = gd_digest_open(env, repo->params.digest, allow_weak_digest,
-                                 &repo->digest, err);
+    gd_status s = gd_directories_check(env, repo->root, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_digest_open(env, repo->params.digest, allow_weak_digest,
+                       &repo->digest, err);
     if (s == GD_OK) {
         s = check_params(&repo->params, repo->digest, err);
     }
@@ -90,6 +96,7 @@ gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
     repo->params = *params;
     pthread_mutex_init(&repo->mutex, NULL);
     gd_groupmap_init(&repo->full, env);
+    gd_groupmap_init(&repo->scopes, env);
     gd_status s = open_parts(repo, path, allow_weak_digest, err);
     if (s != GD_OK) {
         gd_repo_close(repo);
@@ -136,6 +143,7 @@ gd_repo_close(gd_repo *repo)
         env->close(env, repo->root);
     }
     gd_groupmap_free(&repo->full);
+    gd_groupmap_free(&repo->scopes);
     pthread_mutex_destroy(&repo->mutex);
     env->release(env, repo);
 }
@@ -149,6 +157,13 @@ gd_repo_check_owner(const gd_repo *repo, gd_error *err)
                        (long)repo->owner);
     }
     return GD_OK;
+}
+
+gd_status
+gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
+{
+    return gd_room_check(repo->env, repo->root, repo->params.reserve, bytes,
+                         err);
 }
 
 /* ---- groups, and rebuilding the filter ---- */

@@ -59,6 +59,7 @@ struct gd_repo {
     gd_counters counters;
     pthread_mutex_t mutex;
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
+    gd_groupmap scopes; /* whose groups are: tags of appender.c; likewise */
 };
 
 /* Opens the repository in the directory path, without a filter, which only
@@ -75,6 +76,11 @@ gd_status gd_repo_attach_filter(gd_repo *repo, const char *path,
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
 gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
+
+/* Before `bytes` are stored: GD_NOSPACE if too little would be left free
+ * (room.h).  What deletes, counts and collects does not ask. */
+gd_status gd_repo_check_room(const gd_repo *repo, uint64_t bytes,
+                             gd_error *err);
 
 /* The numbers of all groups, sorted; released by the caller. */
 gd_status gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,

@@ -40,10 +40,13 @@ check_entries(const gd_held *held, gd_error *err)
                            "published, from slot %u on: they wait for the "
                            "next upload", held->group->name, i);
         }
-        if (state == GD_ENTRY_INVALID) {
-            return gd_fail(err, GD_CORRUPT, "%s: the entry of slot %u (offset "
-                           "%llu) is damaged", held->group->name, i,
-                           (unsigned long long)gd_entry_offset(i));
+        /* Only the old file has what may be read after all. */
+        if (state == GD_ENTRY_INVALID || state == GD_ENTRY_DAMAGED) {
+            return gd_fail(err, GD_CORRUPT, "%s: %s of slot %u (offset %llu) "
+                           "is damaged", held->group->name,
+                           state == GD_ENTRY_INVALID ? "the entry"
+                                                     : "the block",
+                           i, (unsigned long long)gd_entry_offset(i));
         }
     }
     return GD_OK;
@@ -98,8 +101,11 @@ start_file(rewriting *r, gd_error *err)
     r->target.fd = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
-    gd_status s = gd_read_full(env, old->fd, header, sizeof header, 0,
-                               old->name, err);
+    gd_status s = gd_repo_check_room(r->held->repo, r->end, err);
+    if (s == GD_OK) {
+        s = gd_read_full(env, old->fd, header, sizeof header, 0, old->name,
+                         err);
+    }
     if (s == GD_OK) {
         s = gd_write_full(env, r->file.fd, header, sizeof header, 0,
                           r->file.name, err);
@@ -147,7 +153,8 @@ verify_block(rewriting *r, const old_segment *old, uint32_t slot,
     }
     bool good = gd_checksum(block, entry->plain_length, 0) == entry->checksum;
     if (good) {
-        s = gd_hasher_compute(r->hasher, block, entry->plain_length, &fp, err);
+        s = gd_hasher_compute(r->hasher, &group->scope, block,
+                              entry->plain_length, &fp, err);
         good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
     }
     if (s == GD_OK && !good) {
@@ -196,8 +203,11 @@ append(rewriting *r, struct iovec *pieces, int count, uint64_t length,
         return gd_fail(err, GD_NOSPACE, "%s would have more than 4 GiB",
                        r->held->group->name);
     }
-    return gd_writev_full(r->target.env, r->target.fd, pieces, count, r->end,
-                          r->target.name, err);
+    gd_status s = gd_repo_check_room(r->held->repo, length, err);
+    return s == GD_OK
+               ? gd_writev_full(r->target.env, r->target.fd, pieces, count,
+                                r->end, r->target.name, err)
+               : s;
 }
 
 static gd_status
@@ -331,9 +341,12 @@ complete_file(rewriting *r, gd_published *record, gd_error *err)
 {
     const gd_env *env = r->target.env;
     *record = r->held->published;
-    record->generation++; /* the entries say now where other bytes lie */
+    record->flags |= GD_GROUP_UNSETTLED;
     record->end = r->end;
-    gd_status s = write_entries(r, err);
+    gd_status s = gd_group_next_generation(env, record, err);
+    if (s == GD_OK) {
+        s = write_entries(r, err);
+    }
     /* In both places: so that a torn write of the next one leaves one. */
     for (int i = 0; s == GD_OK && i < 2; i++) {
         record->sequence++;
@@ -348,17 +361,17 @@ complete_file(rewriting *r, gd_published *record, gd_error *err)
     return s;
 }
 
-/* The new file's name may not be durable: a crash may bring the old file back,
- * without what an upload appended to the new one.  So none may. */
+/* The new file's name is durable.  If this is lost, the next one who enters the
+ * group syncs the directory once more, for nothing. */
 static void
-forbid_appending(gd_held *held)
+mark_settled(gd_held *held)
 {
     gd_published record = held->published;
     record.sequence++;
-    record.flags |= GD_GROUP_POISONED;
-    (void)gd_group_write_published(held->group, &record, NULL);
-    (void)held->group->env->fdatasync(held->group->env, held->group->fd);
-    held->failed = true;
+    record.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
+    if (gd_group_write_published(held->group, &record, NULL) == GD_OK) {
+        held->published = record;
+    }
 }
 
 /* Puts the new file in the old one's place; from the rename on it is held's. */
@@ -385,8 +398,9 @@ exchange(rewriting *r, const gd_published *record, uint64_t inode,
     held->published = *record;
     held->settled = true;
     gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
-    if (s != GD_OK) {
-        forbid_appending(held);
+    held->failed = s != GD_OK;
+    if (s == GD_OK) {
+        mark_settled(held);
     }
     return s;
 }
@@ -431,6 +445,7 @@ rewrite(rewriting *r, uint64_t *bytes, gd_error *err)
         return gd_fail_errno(err, -rc, "cannot stat %s", r->file.name);
     }
     s = exchange(r, &record, after.st_ino, err);
+    gd_fpcache_drop_removed(r->held->repo->cache);
     if (s == GD_OK && before.st_blocks > after.st_blocks) {
         *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
     }

@@ -4,6 +4,12 @@
  *
  *     fsync old | write new, fsync | rename | fsync groups/
  *
+ * Until groups/ is fsynced a crash may bring the old file back, so the new one is
+ * marked as unsettled (blockgroup.h), before it gets the name: whoever comes
+ * after an error, or a crash of this process, makes the name durable before he
+ * appends or frees.  Its generation is new: a store cached from a file that a
+ * crash took away again fits no other.
+ *
  * Filter hints and recipes name addresses, so both stay right.  Readers that
  * have the old file open read on in it.
  */

@@ -142,8 +142,8 @@ judge_block(scrub *x, const gd_entry *entry, const gd_segment_header *header,
     if (!*good) {
         return GD_OK;
     }
-    gd_status s =
-        gd_hasher_compute(x->hasher, block, entry->plain_length, &fp, err);
+    gd_status s = gd_hasher_compute(x->hasher, &x->group->scope, block,
+                                    entry->plain_length, &fp, err);
     *good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
     return s;
 }

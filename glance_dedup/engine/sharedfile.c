@@ -34,11 +34,12 @@ typedef struct opening {
 } opening;
 
 /* Nobody else may write to a file that is mapped: by truncating it they could
- * kill us. */
+ * kill us.  Nor may it be one that has another name, and another purpose. */
 static bool
 is_private(const gd_env *env, const struct stat *st)
 {
-    return S_ISREG(st->st_mode) && st->st_uid == env->geteuid(env) &&
+    return S_ISREG(st->st_mode) && st->st_nlink <= 1 &&
+           st->st_uid == env->geteuid(env) &&
            (st->st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 

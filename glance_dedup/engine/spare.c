@@ -9,6 +9,7 @@
 #include "blockgroup.h"
 #include "blockreader.h"
 #include "coding.h"
+#include "files.h"
 #include "spareindex.h"
 #include "spool.h"
 
@@ -17,6 +18,7 @@
 /* What is looked for. */
 typedef struct sought {
     gd_repo *repo;
+    const gd_scope *scope;
     const gd_fingerprint *fp;
     uint32_t length;
     uint64_t checksum;
@@ -32,7 +34,8 @@ hash_equals(const sought *what, const uint8_t *block, bool *equal,
     gd_fingerprint fp;
     gd_status s = gd_hasher_open(repo->env, repo->digest, &hasher, err);
     if (s == GD_OK) {
-        s = gd_hasher_compute(hasher, block, what->length, &fp, err);
+        s = gd_hasher_compute(hasher, what->scope, block, what->length, &fp,
+                              err);
         gd_hasher_close(repo->env, hasher);
     }
     *equal = s == GD_OK && gd_fingerprint_equal(&fp, what->fp);
@@ -100,10 +103,11 @@ read_copy(void *arg, uint32_t number, uint32_t slot, bool *found,
 }
 
 gd_status
-gd_spare_read(gd_repo *repo, const gd_fingerprint *fp, uint32_t length,
-              uint64_t checksum, uint8_t *out, bool *found, gd_error *err)
+gd_spare_read(gd_repo *repo, const gd_scope *scope, const gd_fingerprint *fp,
+              uint32_t length, uint64_t checksum, uint8_t *out, bool *found,
+              gd_error *err)
 {
-    sought what = {repo, fp, length, checksum, out};
+    sought what = {repo, scope, fp, length, checksum, out};
     return gd_spare_index_find(repo->spares, fp, read_copy, &what, found, err);
 }
 
@@ -134,9 +138,12 @@ write_segment(writing *w, gd_error *err)
     if (header->blocks == 0) {
         return GD_OK;
     }
-    gd_status s = gd_segment_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
-                                      header->plain_length, w->packed, &stored,
-                                      err);
+    gd_status s = gd_repo_check_room(
+        w->repo, GD_SEGMENT_HEADER + (uint64_t)header->plain_length, err);
+    if (s == GD_OK) {
+        s = gd_segment_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
+                                header->plain_length, w->packed, &stored, err);
+    }
     if (s != GD_OK) {
         return s;
     }
@@ -197,8 +204,9 @@ copy_block(writing *w, gd_address address, gd_error *err)
         (entry.state == GD_ENTRY_LIVE || entry.state == GD_ENTRY_DAMAGED) &&
         entry.plain_length >= 1 &&
         entry.plain_length <= w->repo->params.block_size &&
-        gd_spare_read(w->repo, &entry.fingerprint, entry.plain_length,
-                      entry.checksum, w->copy, &found, NULL) == GD_OK &&
+        gd_spare_read(w->repo, &gd_block_reader_group(w->reader)->scope,
+                      &entry.fingerprint, entry.plain_length, entry.checksum,
+                      w->copy, &found, NULL) == GD_OK &&
         found) {
         data = w->copy;
         s = GD_OK;
@@ -211,7 +219,6 @@ open_writing(writing *w, uint32_t number, size_t count, gd_error *err)
 {
     const gd_env *env = w->repo->env;
     gd_params params = w->repo->params;
-    memset(params.scope_id, 0xff, GD_ID_SIZE);
     params.group_slots =
         count < GD_SLOTS_MIN ? GD_SLOTS_MIN : (uint32_t)count;
     w->entries = gd_calloc(env, count, sizeof *w->entries, err);
@@ -227,11 +234,15 @@ open_writing(writing *w, uint32_t number, size_t count, gd_error *err)
         s = gd_block_reader_open(w->repo, &w->reader, err);
     }
     if (s == GD_OK) {
+        s = gd_repo_check_room(w->repo, gd_data_start(params.group_slots),
+                               err);
+    }
+    if (s == GD_OK) {
         s = gd_spool_create(env, w->repo->root, GD_SPOOL_GROUP, &w->file, err);
     }
     if (s == GD_OK) {
-        s = gd_group_write_new(env, w->file.fd, w->file.name, &params, number,
-                               err);
+        s = gd_group_write_new(env, w->file.fd, w->file.name, &params,
+                               &gd_spares_scope, number, err);
     }
     if (s == GD_OK) {
         s = gd_group_open_as(env, w->repo->root, &params, number, w->file.name,
@@ -286,23 +297,12 @@ write_blocks(writing *w, const gd_address *addresses, size_t count,
 }
 
 static gd_status
-need_directory(gd_repo *repo, gd_error *err)
-{
-    int rc = repo->env->mkdirat(repo->env, repo->root, GD_DIR_SPARES, 0700);
-    if (rc == -EEXIST) {
-        return GD_OK;
-    }
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot make %s", GD_DIR_SPARES)
-                  : gd_sync_dir(repo->env, repo->root, ".", err);
-}
-
-static gd_status
 give_name(writing *w, uint32_t number, gd_error *err)
 {
     const gd_env *env = w->repo->env;
     char name[GD_NAME_SIZE];
     gd_spares_name(number, name);
-    gd_status s = need_directory(w->repo, err);
+    gd_status s = gd_directory_create(env, w->repo->root, GD_DIR_SPARES, err);
     if (s != GD_OK) {
         return s;
     }

@@ -21,10 +21,11 @@ gd_status gd_spare_write(gd_repo *repo, uint32_t number,
                          const gd_address *addresses, size_t count,
                          uint64_t *bytes, gd_error *err);
 
-/* Looks for the block of `length` bytes with this fingerprint and checksum, and
- * copies it to out if a copy that verifies is there. */
-gd_status gd_spare_read(gd_repo *repo, const gd_fingerprint *fp,
-                        uint32_t length, uint64_t checksum, uint8_t *out,
-                        bool *found, gd_error *err);
+/* Looks for the block of `length` bytes with this fingerprint, which is of this
+ * scope, and checksum, and copies it to out if a copy that verifies is there. */
+gd_status gd_spare_read(gd_repo *repo, const gd_scope *scope,
+                        const gd_fingerprint *fp, uint32_t length,
+                        uint64_t checksum, uint8_t *out, bool *found,
+                        gd_error *err);
 
 #endif

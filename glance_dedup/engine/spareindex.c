@@ -131,8 +131,9 @@ learn_file(gd_spare_index *index, spare_file *file)
     file->changed = st.st_mtim;
     for (size_t i = 0; i < index->count; i++) {
         spare_file *known = &index->files[i];
-        if (known->number == file->number && known->inode == file->inode &&
-            known->size == file->size &&
+        /* What could not be read is tried again. */
+        if (known->store != NULL && known->number == file->number &&
+            known->inode == file->inode && known->size == file->size &&
             known->changed.tv_sec == file->changed.tv_sec &&
             known->changed.tv_nsec == file->changed.tv_nsec) {
             file->store = known->store;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "files.h"
 #include "locks.h"
 #include "recipe.h"
 
@@ -26,6 +27,21 @@ new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
     return GD_OK;
 }
 
+/* Takes byte 0, if the name still leads to the file (N7.1); *taken tells. */
+static gd_status
+take_file(const gd_env *env, int root, const gd_spool_file *file, bool *taken,
+          gd_error *err)
+{
+    *taken = false;
+    int rc = env->lock(env, file->fd, GD_BYTE_WRITER, F_RDLCK);
+    if (rc == -EAGAIN) {
+        return GD_OK;
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock %s (does the file "
+                                  "system support OFD locks?)", file->name)
+                  : gd_find_same(env, file->fd, root, file->name, taken, err);
+}
+
 gd_status
 gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                 gd_spool_file *file, gd_error *err)
@@ -33,8 +49,7 @@ gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
     for (int i = 0; i < TRIES; i++) {
         gd_status s = new_name(env, kind, file->id, file->name, err);
         if (s == GD_OK) {
-            s = gd_open(env, root, file->name, O_RDWR | O_CREAT | O_EXCL, 0600,
-                        &file->fd, err);
+            s = gd_file_create(env, root, file->name, O_RDWR, &file->fd, err);
         }
         if (s == GD_EXISTS) {
             continue;
@@ -44,16 +59,16 @@ gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
         }
         /* N7.1: between creating and locking, a maintainer may have judged the
          * file to be a dead transaction's. */
-        int rc = env->lock(env, file->fd, GD_BYTE_WRITER, F_RDLCK);
-        if (rc >= 0 && gd_same_file(env, file->fd, root, file->name)) {
+        bool taken;
+        s = take_file(env, root, file, &taken, err);
+        if (s == GD_OK && taken) {
             return GD_OK;
         }
         env->close(env, file->fd);
         file->fd = -1;
-        if (rc < 0 && rc != -EAGAIN) {
+        if (s != GD_OK) {
             (void)env->unlinkat(env, root, file->name);
-            return gd_fail_errno(err, -rc, "cannot lock %s (does the file "
-                                 "system support OFD locks?)", file->name);
+            return s;
         }
     }
     return gd_fail(err, GD_BUSY, "no spool file could be had in %d tries",
@@ -137,7 +152,7 @@ gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
     char name[GD_NAME_SIZE];
     gd_status s = gd_image_name(image_id, name, err);
     for (int i = 0; s == GD_OK && i < TRIES; i++) {
-        s = gd_open(env, root, name, O_RDONLY, 0, fd, err);
+        s = gd_file_open(env, root, name, O_RDONLY, fd, err);
         if (s == GD_NOTFOUND) {
             return gd_fail(err, GD_NOTFOUND, "there is no image %s", image_id);
         }
@@ -184,6 +199,24 @@ check_upload(const gd_env *env, int fd, const gd_params *params,
     return s;
 }
 
+/* A name may need a block of the directory, or, on a tmpfs, an inode.  Where
+ * there is none, what is kept for the catalog is given up: nothing else would
+ * ever give room back. */
+static int
+link_entry(const gd_env *env, int root, const char *from, const char *to)
+{
+    int rc = env->linkat(env, root, from, to);
+    for (unsigned i = 0;
+         (rc == -ENOSPC || rc == -EDQUOT) && i < GD_RESERVE_FILES; i++) {
+        char name[GD_NAME_SIZE];
+        gd_reserve_name(i, name);
+        if (env->unlinkat(env, root, name) == 0) {
+            rc = env->linkat(env, root, from, to);
+        }
+    }
+    return rc;
+}
+
 gd_status
 gd_spool_move_image(const gd_env *env, int root, const char *image_id,
                     gd_error *err)
@@ -199,7 +232,7 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
     }
     /* N9.3: a link under a name of its own; a rename between two links of one
      * file would do nothing and report success. */
-    int rc = env->linkat(env, root, image_name, spool_name);
+    int rc = link_entry(env, root, image_name, spool_name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot delete image %s: no link %s",
                              image_id, spool_name);

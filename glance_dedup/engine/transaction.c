@@ -25,6 +25,7 @@ typedef struct batch {
     gd_block *blocks;
     size_t count;
     bool borrows; /* some blocks are still the caller's */
+    const gd_scope *scope;
     uint64_t zeros_after;
     gd_job job;
     gd_hasher **hashers; /* one for each thread, and the waiter's */
@@ -36,6 +37,7 @@ struct gd_transaction {
     gd_chunker chunker;
     char image_id[GD_IMAGE_ID_MAX + 1];
     char project[GD_PROJECT_MAX + 1];
+    gd_scope scope;
     gd_spool_file spool;
     gd_recipe_writer *recipe;
     gd_packer *packer;
@@ -62,6 +64,14 @@ check_project(const char *project, gd_error *err)
 }
 
 static gd_status
+check_scope(const gd_scope *scope, gd_error *err)
+{
+    return gd_scope_equal(scope, &gd_spares_scope)
+               ? gd_fail(err, GD_INVALID, "this scope id marks spare copies")
+               : GD_OK;
+}
+
+static gd_status
 check_absent(gd_repo *repo, const char *image_id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
@@ -78,6 +88,7 @@ open_batch(gd_transaction *transaction, batch *b, gd_error *err)
 {
     gd_repo *repo = transaction->repo;
     unsigned hashers = gd_pool_threads(repo->pool) + 1;
+    b->scope = &transaction->scope;
     b->data = gd_calloc(repo->env, BATCH_BYTES, 1, err);
     b->blocks = gd_calloc(repo->env, transaction->batch_blocks,
                           sizeof *b->blocks, err);
@@ -127,10 +138,12 @@ open_parts(gd_transaction *transaction, gd_error *err)
         s = open_batch(transaction, &transaction->batch, err);
     }
     if (s == GD_OK) {
-        s = gd_packer_open(repo, &transaction->packer, err);
+        s = gd_packer_open(repo, &transaction->scope, &transaction->packer,
+                           err);
     }
     if (s == GD_OK) {
-        s = gd_lookup_open(repo, &transaction->lookup, err);
+        s = gd_lookup_open(repo, &transaction->scope, &transaction->lookup,
+                           err);
     }
     if (s == GD_OK) {
         s = gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
@@ -147,11 +160,22 @@ open_parts(gd_transaction *transaction, gd_error *err)
 
 gd_status
 gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
-                     gd_transaction **out, gd_error *err)
+                     const gd_scope *scope, gd_transaction **out,
+                     gd_error *err)
 {
-    gd_status s = check_absent(repo, image_id, err);
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = check_absent(repo, image_id, err);
+    }
     if (s == GD_OK) {
         s = check_project(project, err);
+    }
+    if (s == GD_OK) {
+        s = check_scope(scope, err);
+    }
+    if (s == GD_OK) {
+        gd_fpcache_drop_removed(repo->cache);
+        s = gd_repo_check_room(repo, gd_recipe_bytes(0), err);
     }
     if (s != GD_OK) {
         return s;
@@ -162,6 +186,7 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
         return GD_NOMEM;
     }
     transaction->repo = repo;
+    transaction->scope = *scope;
     transaction->spool.fd = -1;
     snprintf(transaction->image_id, sizeof transaction->image_id, "%s",
              image_id);
@@ -213,9 +238,9 @@ hash_blocks(void *arg, size_t task, unsigned worker)
     size_t end = (task + 1) * HASH_TASK;
     for (size_t i = task * HASH_TASK; i < end && i < b->count; i++) {
         gd_block *block = &b->blocks[i];
-        gd_status s = gd_hasher_compute(b->hashers[worker], block->data,
-                                        block->length, &block->fingerprint,
-                                        NULL);
+        gd_status s = gd_hasher_compute(b->hashers[worker], b->scope,
+                                        block->data, block->length,
+                                        &block->fingerprint, NULL);
         if (s != GD_OK) {
             atomic_store(&b->failed, (int)s);
         }
@@ -263,6 +288,10 @@ store_batch(gd_transaction *transaction, gd_error *err)
     batch *b = &transaction->batch;
     gd_recipe_writer *recipe = transaction->recipe;
     gd_status s = hash_batch(transaction, err);
+    if (s == GD_OK) {
+        s = gd_repo_check_room(transaction->repo, gd_recipe_bytes(b->count),
+                               err);
+    }
     if (s == GD_OK) {
         gd_lookup_batch(transaction->lookup, b->blocks, b->count,
                         GD_COLD_LOADS);
@@ -437,9 +466,10 @@ static void
 find_batch(gd_transaction *transaction, size_t count)
 {
     gd_block *blocks = transaction->batch.blocks;
+    gd_error ignored; /* what could not be looked up was not found */
     gd_lookup_batch(transaction->lookup, blocks, count, FIND_LOADS);
     /* By its fingerprint alone; the length may be a lie. */
-    gd_lookup_confirm(transaction->lookup, blocks, count);
+    (void)gd_lookup_confirm(transaction->lookup, blocks, count, &ignored);
     for (size_t i = 0; i < count; i++) {
         gd_block *block = &blocks[i];
         if (block->address.group != 0) {
@@ -501,30 +531,30 @@ gd_transaction_find(gd_transaction *transaction, const gd_fingerprint *fps,
 }
 
 /* Only what find could have returned: under a shared lock that we hold (I6),
- * and by what the group says now, or of our own making.  Returns how many of
- * the batch's places are good, from the first. */
-static size_t
+ * and by what the group says now, or of our own making.  *good: how many
+ * of the batch's places are, from the first. */
+static gd_status
 count_found(gd_transaction *transaction, const gd_address *addresses,
-            size_t count)
+            size_t count, size_t *good, gd_error *err)
 {
     gd_block *blocks = transaction->batch.blocks;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t group = addresses[i].group;
+    for (*good = 0; *good < count; ++*good) {
+        uint32_t group = addresses[*good].group;
         if (!gd_lookup_holds(transaction->lookup, group) &&
             !gd_packer_holds(transaction->packer, group)) {
-            return i;
+            return GD_OK;
         }
     }
-    gd_lookup_confirm(transaction->lookup, blocks, count);
-    size_t good = 0;
-    while (good < count &&
-           (blocks[good].address.group != 0 ||
-            gd_packer_added(transaction->packer, addresses[good],
-                            &blocks[good].fingerprint,
-                            blocks[good].length))) {
-        good++;
+    gd_status s = gd_lookup_confirm(transaction->lookup, blocks, count, err);
+    *good = 0;
+    while (*good < count &&
+           (blocks[*good].address.group != 0 ||
+            gd_packer_added(transaction->packer, addresses[*good],
+                            &blocks[*good].fingerprint,
+                            blocks[*good].length))) {
+        ++*good;
     }
-    return good;
+    return *good == count ? GD_OK : s;
 }
 
 static gd_status
@@ -535,7 +565,12 @@ check_found(gd_transaction *transaction, const gd_fingerprint *fps,
     for (size_t at = 0; at < count;) {
         size_t n = fill_places(transaction, fps + at, lengths + at,
                                addresses + at, count - at);
-        size_t good = count_found(transaction, addresses + at, n);
+        size_t good;
+        gd_status s =
+            count_found(transaction, addresses + at, n, &good, err);
+        if (s != GD_OK) {
+            return s;
+        }
         if (good < n) {
             gd_address bad = addresses[at + good];
             return gd_fail(err, GD_INVALID,
@@ -655,7 +690,7 @@ finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
 {
     gd_repo *repo = transaction->repo;
     memset(header, 0, sizeof *header);
-    memcpy(header->scope_id, repo->params.scope_id, GD_ID_SIZE);
+    header->scope = transaction->scope;
     memcpy(header->transaction_id, transaction->spool.id, GD_ID_SIZE);
     memcpy(header->upload_id, transaction->spool.id, GD_ID_SIZE);
     memcpy(header->image_id, transaction->image_id, sizeof header->image_id);

@@ -17,11 +17,12 @@
 
 typedef struct gd_transaction gd_transaction;
 
-/* GD_EXISTS at once if the image is committed already; GD_INVALID for an id or
- * project that cannot be. */
+/* All that it finds and stores is of this scope.  GD_EXISTS at once if the image
+ * is committed already; GD_INVALID for an id, project or scope that cannot
+ * be. */
 gd_status gd_transaction_begin(gd_repo *repo, const char *image_id,
-                               const char *project, gd_transaction **out,
-                               gd_error *err);
+                               const char *project, const gd_scope *scope,
+                               gd_transaction **out, gd_error *err);
 const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
 
 /* Appends to the image.  data is the caller's again on return.  After an error

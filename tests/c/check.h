@@ -13,6 +13,7 @@
 #define CHECK_H
 
 #include <errno.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -157,17 +158,22 @@ check_mkdir_shm(void)
                                          : check_mkdir();
 }
 
+static inline int
+check_remove(const char *path, const struct stat *st, int kind,
+             struct FTW *where)
+{
+    (void)st;
+    (void)kind;
+    (void)where;
+    return remove(path);
+}
+
 /* Removes the directory with all that is in it. */
 static inline void
 check_rmdir(char *path)
 {
-    pid_t child = fork();
-    if (child == 0) {
-        execl("/bin/rm", "rm", "-rf", path, (char *)NULL);
-        _exit(127);
-    }
-    int status = 0;
-    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    if (nftw(path, check_remove, 16, FTW_DEPTH | FTW_PHYS) != 0) {
+        perror(path);
     }
     free(path);
 }

@@ -6,7 +6,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_PIECES = 1024 }; /* Linux's IOV_MAX */
 
@@ -36,7 +38,8 @@ note_call(fault_env *f, fault_call call)
                    call == FAULT_FDATASYNC || call == FAULT_FTRUNCATE ||
                    call == FAULT_FALLOCATE || call == FAULT_PUNCH ||
                    call == FAULT_LINKAT || call == FAULT_RENAMEAT ||
-                   call == FAULT_UNLINKAT || call == FAULT_MKDIRAT;
+                   call == FAULT_UNLINKAT || call == FAULT_MKDIRAT ||
+                   call == FAULT_FCHMOD;
     bool again = f->traced > 0 && f->trace[f->traced - 1] == call;
     if (f->tracing && changes && !again && f->traced < FAULT_TRACE) {
         f->trace[f->traced++] = call;
@@ -102,6 +105,9 @@ fault_openat(const gd_env *env, int dir, const char *path, int flags,
         pthread_mutex_lock(&f->mutex);
         f->open[fd] = true;
         f->descriptors++;
+        if (f->shadow != NULL) {
+            shadow_opened(f->shadow, fd, path, flags);
+        }
         pthread_mutex_unlock(&f->mutex);
     }
     return fd;
@@ -154,6 +160,39 @@ cut_pieces(struct iovec *to, const struct iovec *from, int count, size_t most)
     return used;
 }
 
+static void
+note_written(fault_env *f, int fd, uint64_t offset, uint64_t length)
+{
+    pthread_mutex_lock(&f->mutex);
+    if (f->shadow != NULL) {
+        shadow_written(f->shadow, fd, offset, length);
+    }
+    pthread_mutex_unlock(&f->mutex);
+}
+
+/* rc: what became of a sync. */
+static int
+note_synced(fault_env *f, int fd, int rc)
+{
+    char own[32], path[512];
+    ssize_t length = 0;
+    pthread_mutex_lock(&f->mutex);
+    if (f->shadow != NULL) {
+        shadow_synced(f->shadow, fd, rc >= 0);
+    }
+    if (rc < 0) {
+        snprintf(own, sizeof own, "/proc/self/fd/%d", fd);
+        length = readlink(own, path, sizeof path - 1);
+        path[length > 0 ? length : 0] = '\0';
+        size_t most = sizeof f->failed_sync - 1;
+        const char *from =
+            length > (ssize_t)most ? path + (size_t)length - most : path;
+        strcpy(f->failed_sync, from);
+    }
+    pthread_mutex_unlock(&f->mutex);
+    return rc;
+}
+
 static ssize_t
 fault_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
               uint64_t offset)
@@ -168,7 +207,11 @@ fault_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
         return -EINVAL;
     }
     int used = cut_pieces(pieces, iov, count, shortened(f, SIZE_MAX));
-    return f->real->pwritev(f->real, fd, pieces, used, offset);
+    ssize_t written = f->real->pwritev(f->real, fd, pieces, used, offset);
+    if (written > 0) {
+        note_written(f, fd, offset, (uint64_t)written);
+    }
+    return written;
 }
 
 static int
@@ -176,7 +219,7 @@ fault_fsync(const gd_env *env, int fd)
 {
     fault_env *f = self(env);
     int rc = enter(f, FAULT_FSYNC);
-    return rc != 0 ? rc : f->real->fsync(f->real, fd);
+    return note_synced(f, fd, rc != 0 ? rc : f->real->fsync(f->real, fd));
 }
 
 static int
@@ -184,7 +227,7 @@ fault_fdatasync(const gd_env *env, int fd)
 {
     fault_env *f = self(env);
     int rc = enter(f, FAULT_FDATASYNC);
-    return rc != 0 ? rc : f->real->fdatasync(f->real, fd);
+    return note_synced(f, fd, rc != 0 ? rc : f->real->fdatasync(f->real, fd));
 }
 
 static int
@@ -240,7 +283,31 @@ fault_punch(const gd_env *env, int fd, uint64_t offset, uint64_t length)
 {
     fault_env *f = self(env);
     int rc = enter(f, FAULT_PUNCH);
-    return rc != 0 ? rc : f->real->punch(f->real, fd, offset, length);
+    if (rc == 0) {
+        rc = f->real->punch(f->real, fd, offset, length);
+    }
+    if (rc == 0 && f->shadow != NULL) {
+        pthread_mutex_lock(&f->mutex);
+        shadow_punched(f->shadow, fd, offset, length);
+        pthread_mutex_unlock(&f->mutex);
+    }
+    return rc;
+}
+
+static int
+fault_fchmod(const gd_env *env, int fd, mode_t mode)
+{
+    fault_env *f = self(env);
+    int rc = enter(f, FAULT_FCHMOD);
+    return rc != 0 ? rc : f->real->fchmod(f->real, fd, mode);
+}
+
+static int
+fault_free_space(const gd_env *env, int fd, gd_space *space)
+{
+    fault_env *f = self(env);
+    int rc = enter(f, FAULT_FREE_SPACE);
+    return rc != 0 ? rc : f->real->free_space(f->real, fd, space);
 }
 
 static int
@@ -263,8 +330,12 @@ static int
 fault_lock(const gd_env *env, int fd, uint64_t byte, short type)
 {
     fault_env *f = self(env);
-    int rc = enter(f, FAULT_LOCK);
-    return rc != 0 ? rc : f->real->lock(f->real, fd, byte, type);
+    int fault = enter(f, FAULT_LOCK);
+    if (fault != 0 && type != F_UNLCK) {
+        return fault;
+    }
+    int rc = f->real->lock(f->real, fd, byte, type);
+    return fault != 0 ? fault : rc;
 }
 
 static int
@@ -386,7 +457,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 29 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 31 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -408,9 +479,11 @@ fault_env_init(fault_env *f)
         .renameat = fault_renameat,
         .unlinkat = fault_unlinkat,
         .mkdirat = fault_mkdirat,
+        .fchmod = fault_fchmod,
         .punch = fault_punch,
         .fstat = fault_fstat,
         .fstatat = fault_fstatat,
+        .free_space = fault_free_space,
         .lock = fault_lock,
         .list = fault_list,
         .start_writeback = fault_start_writeback,
@@ -431,6 +504,9 @@ fault_env_init(fault_env *f)
 void
 fault_env_destroy(fault_env *f)
 {
+    if (f->shadow != NULL) {
+        shadow_free(f->shadow);
+    }
     pthread_mutex_destroy(&f->mutex);
 }
 
@@ -461,6 +537,23 @@ fault_env_interrupt(fault_env *f, unsigned every)
     pthread_mutex_lock(&f->mutex);
     f->interrupt = every;
     f->interruptible = 0;
+    pthread_mutex_unlock(&f->mutex);
+}
+
+void
+fault_env_start_shadow(fault_env *f)
+{
+    f->shadow = calloc(1, sizeof *f->shadow);
+    if (f->shadow == NULL) {
+        abort();
+    }
+}
+
+void
+fault_env_crash(fault_env *f)
+{
+    pthread_mutex_lock(&f->mutex);
+    shadow_crash(f->shadow);
     pthread_mutex_unlock(&f->mutex);
 }
 
@@ -527,6 +620,7 @@ static const char *const NAMES[FAULT_CALLS] = {
     [FAULT_LIST] = "list",           [FAULT_MMAP] = "mmap",
     [FAULT_MUNMAP] = "munmap",       [FAULT_RANDOM] = "random",
     [FAULT_ALLOC] = "alloc",         [FAULT_ANY] = "any",
+    [FAULT_FCHMOD] = "fchmod",       [FAULT_FREE_SPACE] = "free_space",
 };
 
 const char *

@@ -14,8 +14,12 @@
  *   fault_env_interrupt(f, 2)
  *       every second call that may be interrupted returns -EINTR first
  *
- * A failed call has no effect, but for two: close closes all the same (as
- * Linux does), and so does a failed munmap unmap.  Asking for a fault of one
+ *   fault_env_start_shadow(f), and later fault_env_crash(f)
+ *       the machine crashes: files lose what was not synced (shadow.h)
+ *
+ * A failed call has no effect, but for three: close closes all the same (as
+ * Linux does), a failed munmap unmaps, and a lock is let go of though that be
+ * reported to have failed.  Asking for a fault of one
  * kind replaces the earlier one of that kind.  Calls that cannot fail
  * (getpid, now, sleep_ms, ...) are forwarded uncounted.
  *
@@ -32,6 +36,7 @@
 #include <stdint.h>
 
 #include "env.h"
+#include "shadow.h"
 
 typedef enum fault_call {
     FAULT_OPENAT,
@@ -46,9 +51,11 @@ typedef enum fault_call {
     FAULT_RENAMEAT,
     FAULT_UNLINKAT,
     FAULT_MKDIRAT,
+    FAULT_FCHMOD,
     FAULT_PUNCH,
     FAULT_FSTAT,
     FAULT_FSTATAT,
+    FAULT_FREE_SPACE,
     FAULT_LOCK,
     FAULT_LIST,
     FAULT_MMAP,
@@ -89,6 +96,8 @@ typedef struct fault_env {
     int64_t allocations;
     int64_t mappings;
     uint64_t bad_closes; /* of descriptors that were not open */
+    shadow *shadow;      /* NULL: not kept */
+    char failed_sync[64]; /* the end of the path of the last one that failed */
 } fault_env;
 
 void fault_env_init(fault_env *f);
@@ -107,6 +116,11 @@ void fault_env_heal(fault_env *f);
  * row only once. */
 void fault_env_start_trace(fault_env *f);
 void fault_env_trace(fault_env *f, char *out, size_t room);
+
+/* Keeps account from now on of what the disk has. */
+void fault_env_start_shadow(fault_env *f);
+/* REQUIRES: fault_env_start_shadow.  The account is begun anew. */
+void fault_env_crash(fault_env *f);
 
 /* Calls so far, failed ones too. */
 uint64_t fault_env_count(fault_env *f, fault_call call);

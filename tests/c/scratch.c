@@ -282,7 +282,8 @@ put_image(gd_repo *repo, const char *image_id, const uint8_t *data,
     gd_recipe_header own;
     bool linked;
     gd_status s =
-        gd_transaction_begin(repo, image_id, "project", &transaction, err);
+        gd_transaction_begin(repo, image_id, "project", &gd_global_scope,
+                             &transaction, err);
     if (s != GD_OK) {
         return s;
     }

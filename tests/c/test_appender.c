@@ -47,8 +47,8 @@ static gd_appender *
 open_appender(fixture *t)
 {
     gd_appender *appender = NULL;
-    if (!CHECK_INT(gd_appender_open(t->repo, NULL, &appender, &t->x.err),
-                   GD_OK)) {
+    if (!CHECK_INT(gd_appender_open(t->repo, &gd_global_scope, NULL, &appender,
+                                    &t->x.err), GD_OK)) {
         fprintf(stderr, "%s\n", t->x.err.text);
         exit(1);
     }
@@ -81,7 +81,8 @@ fingerprint(fixture *t, const uint8_t *block)
     gd_fingerprint fp;
     gd_hasher *hasher;
     CHECK_INT(gd_hasher_open(t->x.env, t->repo->digest, &hasher, NULL), GD_OK);
-    CHECK_INT(gd_hasher_compute(hasher, block, BLOCK, &fp, NULL), GD_OK);
+    CHECK_INT(gd_hasher_compute(hasher, &gd_global_scope, block, BLOCK, &fp,
+                                NULL), GD_OK);
     gd_hasher_close(t->x.env, hasher);
     return fp;
 }
@@ -412,13 +413,14 @@ test_look_back(void)
     setup(&t);
     CHECK_INT(store(&t, 1), 1);
     while (number < 256) {
-        REQUIRE(gd_group_create(t.x.env, t.x.root, &t.x.params, t.repo->locks,
-                                &number, &t.x.err) == GD_OK);
+        REQUIRE(gd_group_create(t.x.env, t.x.root, &t.x.params,
+                                &gd_global_scope, t.repo->locks, &number,
+                                &t.x.err) == GD_OK);
         gd_locks_unlease(t.repo->locks, number);
     }
     CHECK_INT(store(&t, 1), 1);
-    REQUIRE(gd_group_create(t.x.env, t.x.root, &t.x.params, t.repo->locks,
-                            &number, &t.x.err) == GD_OK);
+    REQUIRE(gd_group_create(t.x.env, t.x.root, &t.x.params, &gd_global_scope,
+                            t.repo->locks, &number, &t.x.err) == GD_OK);
     gd_locks_unlease(t.repo->locks, number);
     CHECK(store(&t, 1) > 1);
     teardown(&t);
@@ -510,7 +512,8 @@ test_name_is_made_durable(void)
     gd_appender *appender;
     setup(&t);
     fault_env_fail(&t.x.f, FAULT_FSYNC, 2, EIO, false);
-    CHECK_INT(gd_appender_open(t.repo, NULL, &appender, &t.x.err), GD_IO);
+    CHECK_INT(gd_appender_open(t.repo, &gd_global_scope, NULL, &appender,
+                               &t.x.err), GD_IO);
     CHECK(scratch_exists(&t.x, GROUP_1));
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FSYNC);
     appender = open_appender(&t);
@@ -606,20 +609,33 @@ test_no_record_at_all(void)
     teardown(&t);
 }
 
+/* Only what does not verify goes: a block, or all where the header is torn, or
+ * none, where it is the segment's own checksum. */
 static void
-test_torn_segment_is_voided(void)
+test_torn_segment(void)
 {
-    static const uint64_t places[] = {0, 4, 8, 16, 24, 32, 100, 2591};
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+    static const struct {
+        uint64_t place;
+        uint32_t first, end;
+    } torn[] = {{0, 15, 20},  {4, 15, 20},  {8, 16, 20},   {16, 15, 20},
+                {24, 15, 15}, {32, 15, 16}, {1100, 17, 18}, {2591, 19, 20}};
+    for (size_t i = 0; i < sizeof torn / sizeof torn[0]; i++) {
         fixture t;
         setup(&t);
         make_tail(&t);
-        scratch_flip(&t.x, GROUP_1, tail_segment(1) + places[i], 4);
+        contents c = read_group(&t, 1);
+        scratch_flip(&t.x, GROUP_1, tail_segment(1) + torn[i].place, 4);
         check_next_writer(&t);
-        check_live(&t, 1, 10, 15);
-        check_states(&t, 1, 15, 20, GD_ENTRY_VOID);
-        check_live(&t, 1, 20, 30);
-        CHECK_INT(hints_for(&t, 1, 15), 0);
+        check_live(&t, 1, 10, torn[i].first);
+        check_states(&t, 1, torn[i].first, torn[i].end, GD_ENTRY_DAMAGED);
+        check_live(&t, 1, torn[i].end, 30);
+        if (torn[i].first < torn[i].end) {
+            CHECK_INT(hints_for(&t, 1, torn[i].first), 0);
+            /* It still says which block it was, and where. */
+            contents now = read_group(&t, 1);
+            CHECK_INT(now.entries[torn[i].first].segment,
+                      c.entries[torn[i].first].segment);
+        }
         teardown(&t);
     }
 }
@@ -634,19 +650,19 @@ test_data_that_is_missing(void)
     scratch_truncate(&t.x, GROUP_1, tail_segment(3) + 100);
     check_next_writer(&t);
     check_live(&t, 1, 10, 25);
-    check_states(&t, 1, 25, 30, GD_ENTRY_VOID);
+    check_states(&t, 1, 25, 30, GD_ENTRY_DAMAGED);
     teardown(&t);
     setup(&t);
     make_tail(&t);
     scratch_truncate(&t.x, GROUP_1, tail_segment(0));
     check_next_writer(&t);
-    check_states(&t, 1, 10, 30, GD_ENTRY_VOID);
+    check_states(&t, 1, 10, 30, GD_ENTRY_DAMAGED);
     teardown(&t);
 }
 
-/* Torn entries, and gaps: the others of the same segment stay. */
+/* Gaps become void; what is torn stays as it is, and so do the others. */
 static void
-test_torn_entries_are_voided(void)
+test_torn_entries(void)
 {
     fixture t;
     uint8_t zeros[GD_ENTRY_SIZE] = {0};
@@ -657,10 +673,11 @@ test_torn_entries_are_voided(void)
     scratch_write(&t.x, GROUP_1, zeros, 30, gd_entry_offset(24));
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(29) + 55, 1);
     check_next_writer(&t);
-    static const uint32_t torn[] = {12, 20, 24, 29};
+    static const uint32_t torn[] = {12, 20, 24, 29, 30};
     for (uint32_t slot = 10, i = 0; slot < 30; slot++) {
         if (slot == torn[i]) {
-            check_states(&t, 1, slot, slot + 1, GD_ENTRY_VOID);
+            check_states(&t, 1, slot, slot + 1,
+                         slot == 20 ? GD_ENTRY_VOID : GD_ENTRY_INVALID);
             i++;
         } else {
             check_live(&t, 1, slot, slot + 1);
@@ -698,12 +715,15 @@ test_entries_that_lie(void)
     lie.plain_offset += BLOCK; /* its neighbour's bytes */
     write_entry(&t, 27, &lie);
     check_next_writer(&t);
-    /* A whole segment is believed, or not, with all entries that name it. */
-    check_states(&t, 1, 10, 20, GD_ENTRY_VOID);
-    check_live(&t, 1, 20, 22);
-    check_states(&t, 1, 22, 23, GD_ENTRY_VOID);
-    check_live(&t, 1, 23, 25);
-    check_states(&t, 1, 25, 30, GD_ENTRY_VOID);
+    static const uint32_t lies[] = {11, 16, 22, 27, 30};
+    for (uint32_t slot = 10, i = 0; slot < 30; slot++) {
+        if (slot == lies[i]) {
+            check_states(&t, 1, slot, slot + 1, GD_ENTRY_DAMAGED);
+            i++;
+        } else {
+            check_live(&t, 1, slot, slot + 1);
+        }
+    }
     teardown(&t);
 }
 
@@ -767,7 +787,8 @@ test_tail_survives_any_failure(void)
             make_tail(&t);
             uint64_t faults = fault_env_faults(&t.x.f);
             fault_env_fail(&t.x.f, call, n, errors[kind], false);
-            gd_status s = gd_appender_open(t.repo, NULL, &appender, &t.x.err);
+            gd_status s = gd_appender_open(t.repo, &gd_global_scope, NULL,
+                                           &appender, &t.x.err);
             struck = fault_env_faults(&t.x.f) > faults;
             fault_env_heal(&t.x.f);
             if (s == GD_OK) {
@@ -832,6 +853,47 @@ test_failed_fdatasync_poisons(void)
     }
     check_left_alone(&t);
     check_poisoned(&t, 5);
+    teardown(&t);
+}
+
+static gd_status
+fill(fixture *t, gd_appender *appender, int failing_sync, uint64_t *syncs)
+{
+    while (gd_appender_room(appender) > 0) {
+        CHECK_INT(append(t, appender, 8), GD_OK);
+    }
+    *syncs = fault_env_count(&t->x.f, FAULT_FDATASYNC);
+    if (failing_sync > 0) {
+        fault_env_fail(&t->x.f, FAULT_FDATASYNC, (uint64_t)failing_sync, EIO,
+                       false);
+    }
+    gd_status s = sync_it(t, appender);
+    *syncs = fault_env_count(&t->x.f, FAULT_FDATASYNC) - *syncs;
+    return s;
+}
+
+/* Else a crash of the machine leaves as many tails to be renewed as groups were
+ * filled before it (I8). */
+static void
+test_record_of_a_full_group_is_synced(void)
+{
+    fixture t;
+    uint64_t syncs;
+    setup(&t);
+    gd_appender *appender = open_appender(&t);
+    CHECK_INT(fill(&t, appender, 0, &syncs), GD_OK);
+    CHECK_INT(syncs, 2);
+    CHECK_INT(read_group(&t, 1).published.count, 64);
+    close_appender(&t, appender);
+    /* An error of it is one of the sync point, though all is there. */
+    appender = open_appender(&t);
+    CHECK_INT(number_of(appender), 2);
+    CHECK_INT(fill(&t, appender, 2, &syncs), GD_IO);
+    CHECK_INT(syncs, 2);
+    contents c = read_group(&t, 2);
+    CHECK_INT(c.published.flags, GD_GROUP_POISONED);
+    CHECK_INT(c.published.count, 64);
+    close_appender(&t, appender);
     teardown(&t);
 }
 
@@ -936,14 +998,15 @@ main(int argc, char **argv)
     RUN(test_name_is_made_durable);
     RUN(test_whole_tail_is_renewed);
     RUN(test_no_record_at_all);
-    RUN(test_torn_segment_is_voided);
+    RUN(test_torn_segment);
     RUN(test_data_that_is_missing);
-    RUN(test_torn_entries_are_voided);
+    RUN(test_torn_entries);
     RUN(test_entries_that_lie);
     RUN(test_other_states_are_kept);
     RUN(test_tail_that_fills_the_group);
     RUN(test_tail_survives_any_failure);
     RUN(test_failed_fdatasync_poisons);
+    RUN(test_record_of_a_full_group_is_synced);
     RUN(test_poison_that_is_lost);
     RUN(test_failed_fdatasync_of_a_tail);
     RUN(test_other_failures_of_a_sync_point);

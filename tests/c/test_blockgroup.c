@@ -26,8 +26,8 @@ setup_slots(fixture *t, uint32_t slots)
     scratch_init(&t->x);
     t->x.params.group_slots = slots;
     CHECK_INT(gd_locks_open(t->x.env, t->x.root, &t->locks, &t->x.err), GD_OK);
-    CHECK_INT(gd_group_create(t->x.env, t->x.root, &t->x.params, t->locks,
-                              &number, &t->x.err),
+    CHECK_INT(gd_group_create(t->x.env, t->x.root, &t->x.params,
+                              &gd_global_scope, t->locks, &number, &t->x.err),
               GD_OK);
     CHECK_INT(number, 1);
     CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, 1, O_RDWR,
@@ -188,7 +188,7 @@ test_what_is_no_group(void)
     CHECK_INT(try_open(&t), GD_IO);
     CHECK_INT(unlinkat(t.x.root, NAME, 0), 0);
     CHECK_INT(mkdirat(t.x.root, NAME, 0700), 0);
-    CHECK_INT(try_open(&t), GD_IO); /* reading a directory */
+    CHECK_INT(try_open(&t), GD_CORRUPT); /* not a file */
     CHECK_INT(unlinkat(t.x.root, NAME, AT_REMOVEDIR), 0);
     teardown(&t);
 }
@@ -219,6 +219,26 @@ read_sequence(fixture *t)
         CHECK_INT(record.end, 8192 + record.sequence);
     }
     return record.sequence;
+}
+
+/* Nothing could supersede it. */
+static void
+test_record_with_an_impossible_sequence(void)
+{
+    static const uint64_t sequences[] = {UINT64_MAX, UINT64_C(1) << 63};
+    fixture t;
+    setup(&t);
+    write_record(&t, 4);
+    write_record(&t, 5);
+    for (int i = 0; i < 2; i++) {
+        const gd_published record = {.sequence = sequences[i], .count = 1};
+        CHECK_INT(gd_group_write_published(t.group, &record, &t.x.err),
+                  GD_OK);
+        CHECK_INT(read_sequence(&t), i == 0 ? 4 : 0);
+    }
+    write_record(&t, 6);
+    CHECK_INT(read_sequence(&t), 6);
+    teardown(&t);
 }
 
 static void
@@ -515,8 +535,8 @@ test_read_segment(void)
 static gd_status
 create(fixture *t, uint32_t *number)
 {
-    return gd_group_create(t->x.env, t->x.root, &t->x.params, t->locks, number,
-                           &t->x.err);
+    return gd_group_create(t->x.env, t->x.root, &t->x.params, &gd_global_scope,
+                           t->locks, number, &t->x.err);
 }
 
 static void
@@ -588,8 +608,8 @@ test_create_under_contention(void)
             }
             for (int k = 0; k < EACH; k++) {
                 number = 0;
-                (void)gd_group_create(t.x.env, t.x.root, &t.x.params, own,
-                                      &number, NULL);
+                (void)gd_group_create(t.x.env, t.x.root, &t.x.params,
+                                      &gd_global_scope, own, &number, NULL);
                 if (write(pipes[1], &number, sizeof number) < 0) {
                     _exit(1);
                 }
@@ -673,6 +693,7 @@ main(int argc, char **argv)
     RUN(test_bounds_of_the_header);
     RUN(test_what_is_no_group);
     RUN(test_known_record);
+    RUN(test_record_with_an_impossible_sequence);
     RUN(test_the_higher_record_counts);
     RUN(test_every_flip_of_a_record);
     RUN(test_records_that_do_not_fit);

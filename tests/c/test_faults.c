@@ -1,269 +1,233 @@
 /*
- * test_faults.c - every system call and every allocation of a small day's work
- * fails once: what fails says so, with the right kind of error; what was
- * acknowledged is intact; the same handle goes on as if nothing had been; and
- * nothing leaks.
+ * test_faults.c - what writers, readers and deleters do, under faults: see
+ * faults.h for what is tried, and what is demanded.
  */
+#include "faults.h"
+
 #include "check.h"
+#include "coding.h"
 #include "reader.h"
-#include "scratch.h"
-#include "spool.h"
+#include "repo.h"
+#include "wire.h"
 
-enum { BLOCK = 512, LENGTH = 90 * BLOCK + 33 };
+/* ---- a handle ---- */
 
-static scratch x;
-static gd_repo *repo;
-static uint8_t kept[LENGTH], old[LENGTH], new[LENGTH];
-
-/* Two images; the third, to come, has a third of its blocks in common with
- * each of them. */
-static void
-setup(bool by_value)
-{
-    scratch_init(&x);
-    x.params.block_size = BLOCK;
-    x.params.segment_size = 4096;
-    x.params.by_value = by_value;
-    x.params.codec = by_value ? GD_CODEC_ZSTD : GD_CODEC_LZ4;
-    fill_image(kept, LENGTH, BLOCK, 1000, 1);
-    fill_image(old, LENGTH, BLOCK, 1000, 2);
-    fill_image(new, LENGTH, BLOCK, 1000, 3);
-    memcpy(new, kept, LENGTH / 3);
-    memcpy(new + 60 * BLOCK, old, 30 * BLOCK);
-    repo = scratch_repo_filter(&x);
-    CHECK_INT(put_image(repo, "kept", kept, LENGTH, LENGTH, NULL, &x.err),
-              GD_OK);
-    CHECK_INT(put_image(repo, "old", old, LENGTH, LENGTH, NULL, &x.err),
-              GD_OK);
-    gd_repo_close(repo);
-    repo = NULL;
-}
-
-static void
-teardown(void)
-{
-    CHECK_INT(scratch_destroy(&x), 0);
-}
-
-/* Never success with wrong data. */
 static gd_status
-get(const char *image_id, const uint8_t *data)
+open_handle(world *w)
 {
-    bool equal;
-    gd_status s = get_image(repo, image_id, data, LENGTH, &equal, &x.err);
-    CHECK(s != GD_OK || equal);
+    if (w->repo != NULL) {
+        gd_repo_close(w->repo);
+        w->repo = NULL;
+    }
+    return scratch_try_repo(&w->x, true, &w->repo);
+}
+
+static void
+without_filter(world *w)
+{
+    gd_repo_close(w->repo);
+    w->repo = scratch_repo(&w->x);
+}
+
+/* Without it images are stored all the same. */
+static gd_status
+attach_filter(world *w)
+{
+    char path[256];
+    if (w->repo->filter != NULL) {
+        return GD_OK;
+    }
+    snprintf(path, sizeof path, "%s/another", w->x.dir);
+    return gd_repo_attach_filter(w->repo, path, GD_FILTER_MIN_BYTES,
+                                 &w->x.err);
+}
+
+static gd_status
+rebuild_filter(world *w)
+{
+    uint32_t done, total;
+    bool more = true;
+    gd_status s = attach_filter(w);
+    while (s == GD_OK && more) {
+        s = gd_repo_rebuild_filter(w->repo, 1, &more, &done, &total,
+                                   &w->x.err);
+    }
+    return s;
+}
+
+/* ---- images ---- */
+
+static gd_status
+put(world *w)
+{
+    return store_image(w, NEW);
+}
+
+static gd_status
+put_and_abort(world *w)
+{
+    gd_transaction *transaction;
+    gd_status s = gd_transaction_begin(w->repo, "given-up", "project",
+                                       &gd_global_scope, &transaction,
+                                       &w->x.err);
+    if (s == GD_OK) {
+        s = gd_transaction_write(transaction, image_data(NEW), FAULT_LENGTH,
+                                 &w->x.err);
+        gd_transaction_end(transaction);
+    }
+    return s;
+}
+
+/* With nothing open yet, and nothing cached. */
+static void
+set_cold(world *w)
+{
+    gd_repo_close(w->repo);
+    w->repo = scratch_repo_filter(&w->x);
+}
+
+static gd_status
+get(world *w)
+{
+    return fetch_image(w, KEPT);
+}
+
+static gd_status
+delete(world *w)
+{
+    return delete_image(w, OLD);
+}
+
+/* ---- copying from another repository ---- */
+
+static gd_status
+send_image(world *w)
+{
+    gd_image *image;
+    gd_status s = gd_image_open(w->repo, image_id_of(KEPT), NULL, &image,
+                                &w->x.err);
+    if (s != GD_OK) {
+        return s;
+    }
+    for (uint64_t n = 1; s == GD_OK && n <= gd_image_pages(image); n++) {
+        uint8_t *page;
+        size_t length;
+        s = gd_image_describe(image, n, &page, &length, &w->x.err);
+        w->x.env->release(w->x.env, page);
+    }
+    if (s == GD_OK) {
+        gd_frames frames;
+        const gd_range range = {0, FAULT_LENGTH};
+        s = gd_image_frames(image, &range, 1, &frames, &w->x.err);
+        gd_frames_free(&frames);
+    }
+    gd_image_close(image);
+    return s;
+}
+
+/* A block of NEW: known, zeros, or sent. */
+static gd_status
+receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
+              const uint8_t *block, uint32_t length)
+{
+    static const uint8_t zeros[FAULT_BLOCK];
+    gd_fingerprint fp;
+    gd_address address;
+    if (memcmp(block, zeros, length) == 0) {
+        return gd_transaction_add_zeros(transaction, length, &w->x.err);
+    }
+    gd_status s = gd_hasher_compute(hasher, &gd_global_scope, block, length,
+                                    &fp, &w->x.err);
+    if (s == GD_OK) {
+        s = gd_transaction_find(transaction, &fp, &length, 1, &address,
+                                &w->x.err);
+    }
+    if (s == GD_OK && address.group != 0) {
+        return gd_transaction_add(transaction, &fp, &length, &address, 1,
+                                  &w->x.err);
+    }
+    return s == GD_OK
+               ? gd_transaction_write(transaction, block, length, &w->x.err)
+               : s;
+}
+
+static gd_status
+receive_blocks(world *w, gd_transaction *transaction, gd_hasher *hasher)
+{
+    gd_status s = GD_OK;
+    const uint8_t *data = image_data(NEW);
+    for (size_t at = 0; s == GD_OK && at < FAULT_LENGTH; at += FAULT_BLOCK) {
+        size_t left = FAULT_LENGTH - at;
+        s = receive_block(w, transaction, hasher, data + at,
+                          left < FAULT_BLOCK ? (uint32_t)left : FAULT_BLOCK);
+        if (s == GD_OK && at == 80 * FAULT_BLOCK) {
+            s = gd_transaction_keep(transaction, &w->x.err);
+        }
+    }
     return s;
 }
 
 static gd_status
-put_new(void)
+receive_image(world *w)
 {
-    return put_image(repo, "new", new, LENGTH, 3333, NULL, &x.err);
-}
-
-static gd_status
-delete_old(void)
-{
-    return gd_spool_delete(x.env, x.root, &x.params, "old", NULL, &x.err);
-}
-
-enum { OPEN, PUT, GET_NEW, GET_KEPT, DELETE, STEPS };
-
-/* The work; what each step came to.  The handle stays open. */
-static void
-work(gd_status results[STEPS])
-{
-    static const char *const names[] = {"open", "put", "get new", "get kept",
-                                        "delete"};
-    for (int i = 0; i < STEPS; i++) {
-        gd_status s = GD_OK;
-        x.err = (gd_error){0};
-        switch (i) {
-        case OPEN:
-            s = scratch_try_repo(&x, true, &repo);
-            break;
-        case PUT:
-            s = put_new();
-            break;
-        case GET_NEW:
-            s = get("new", new);
-            break;
-        case GET_KEPT:
-            s = get("kept", kept);
-            break;
-        case DELETE:
-            s = delete_old();
-            break;
-        }
-        results[i] = s;
-        /* An error has words, and its own status in them. */
-        if (s != GD_OK && (!CHECK_INT(x.err.status, s) ||
-                           !CHECK(strlen(x.err.text) > 10))) {
-            fprintf(stderr, "%s: %s\n", names[i], x.err.text);
-        }
-        if (i == OPEN && s != GD_OK) {
-            while (++i < STEPS) {
-                results[i] = GD_CLOSED;
-            }
-        }
+    gd_transaction *transaction;
+    gd_hasher *hasher;
+    gd_recipe_header header;
+    bool linked;
+    gd_status s = gd_transaction_begin(w->repo, image_id_of(NEW), "project",
+                                       &gd_global_scope, &transaction,
+                                       &w->x.err);
+    if (s != GD_OK) {
+        return s;
     }
-}
-
-/* With everything in order again: the rest of the work can be done, by the
- * same handle and by another. */
-static void
-check_after(const gd_status results[STEPS])
-{
-    if (results[OPEN] != GD_OK) {
-        repo = scratch_repo_filter(&x);
+    s = gd_hasher_open(w->x.env, w->repo->digest, &hasher, &w->x.err);
+    if (s == GD_OK) {
+        s = receive_blocks(w, transaction, hasher);
+        gd_hasher_close(w->x.env, hasher);
     }
-    for (int handle = 0; handle < 2; handle++) {
-        CHECK_INT(get("kept", kept), GD_OK);
-        gd_status s = get("new", new);
-        if (results[PUT] == GD_OK || handle == 1) {
-            CHECK_INT(s, GD_OK);
-        } else if (s != GD_OK) {
-            CHECK_INT(s, GD_NOTFOUND);
-            if (!CHECK_INT(put_new(), GD_OK)) {
-                fprintf(stderr, "second attempt: %s\n", x.err.text);
-            }
-            CHECK_INT(get("new", new), GD_OK);
-        }
-        s = get("old", old);
-        if (results[DELETE] == GD_OK || handle == 1) {
-            CHECK_INT(s, GD_NOTFOUND);
-        } else if (s != GD_NOTFOUND) {
-            CHECK_INT(s, GD_OK);
-            CHECK_INT(delete_old(), GD_OK);
-        }
-        gd_repo_close(repo);
-        repo = handle == 0 ? scratch_repo_filter(&x) : NULL;
+    if (s == GD_OK) {
+        w->states[NEW] = IMAGE_MAYBE;
+        s = gd_transaction_commit(transaction, &header, &linked, &w->x.err);
     }
-    /* At most the entry of the upload that failed is left over. */
-    CHECK(scratch_count(&x, "spool", "T-", NULL) <= 4);
-    CHECK(scratch_count(&x, "spool", "D-", NULL) <= 2);
-    CHECK(scratch_count(&x, "spool", "G-", NULL) <= 1);
-}
-
-static bool
-was_interrupted(int sys_errno, gd_status s)
-{
-    return sys_errno == EINTR && s == GD_IO;
-}
-
-/* One failure each time; forever: from that call on. */
-static void
-sweep(bool by_value, fault_call call, int sys_errno, gd_status wanted,
-      bool forever)
-{
-    bool struck = true;
-    unsigned failed = 0;
-    for (uint64_t n = 1; struck; n += SWEEP_STRIDE) {
-        gd_status results[STEPS];
-        setup(by_value);
-        unsigned before = check_all.failures;
-        uint64_t faults = fault_env_faults(&x.f);
-        fault_env_fail(&x.f, call, n, sys_errno, forever);
-        work(results);
-        struck = fault_env_faults(&x.f) > faults;
-        fault_env_heal(&x.f);
-        for (int i = 0; i < STEPS; i++) {
-            gd_status s = results[i];
-            bool follows = (i == GET_NEW && results[PUT] != GD_OK &&
-                            s == GD_NOTFOUND) ||
-                           (results[OPEN] != GD_OK && i > OPEN);
-            bool right = s == GD_OK || s == wanted || follows ||
-                         was_interrupted(sys_errno, s) ||
-                         (forever && s == GD_BUSY);
-            if (!CHECK(right)) {
-                fprintf(stderr, "step %d: %s\n", i, gd_status_name(s));
-            }
-            failed += s != GD_OK;
-        }
-        check_after(results);
-        if (check_all.failures > before) {
-            fprintf(stderr, "at %s %u, error %d%s%s\n", fault_call_name(call),
-                    (unsigned)n, sys_errno, forever ? ", forever" : "",
-                    by_value ? ", by value" : "");
-            struck = false;
-        }
-        teardown();
+    if (s == GD_OK) {
+        w->states[NEW] = IMAGE_PRESENT;
     }
-    CHECK(failed > 0 || sys_errno == EINTR);
+    gd_transaction_end(transaction);
+    return s;
 }
 
-static void
-test_each_call_fails_with_eio(void)
-{
-    sweep(false, FAULT_ANY, EIO, GD_IO, false);
-    sweep(true, FAULT_ANY, EIO, GD_IO, false);
-}
+/* ---- the table ---- */
+
+static const fault_task TASKS[] = {
+    {.name = "open", .work = open_handle},
+    /* Whatever kept a file from being mapped, it is called out of memory. */
+    {.name = "attach-filter", .setup = without_filter, .work = attach_filter,
+     .also = GD_NOMEM},
+    {.name = "rebuild-filter", .setup = without_filter,
+     .work = rebuild_filter, .also = GD_NOMEM},
+    {.name = "put", .work = put, .again = GD_EXISTS},
+    {.name = "put-by-value", .work = put, .again = GD_EXISTS,
+     .by_value = true},
+    {.name = "put-without-filter", .setup = without_filter, .work = put,
+     .again = GD_EXISTS},
+    {.name = "abort", .work = put_and_abort},
+    {.name = "get", .setup = set_cold, .work = get},
+    {.name = "delete", .work = delete, .again = GD_NOTFOUND},
+    {.name = "send", .setup = set_cold, .work = send_image},
+    {.name = "receive", .setup = set_cold, .work = receive_image,
+     .again = GD_EXISTS},
+};
 
 static void
-test_each_call_fails_with_enospc(void)
+test_faults(void)
 {
-    sweep(false, FAULT_ANY, ENOSPC, GD_NOSPACE, false);
-    sweep(false, FAULT_PWRITEV, ENOSPC, GD_NOSPACE, true);
-    sweep(false, FAULT_FALLOCATE, ENOSPC, GD_NOSPACE, true);
-}
-
-static void
-test_each_call_is_interrupted(void)
-{
-    sweep(false, FAULT_ANY, EINTR, GD_OK, false);
-}
-
-static void
-test_each_allocation_fails(void)
-{
-    sweep(false, FAULT_ALLOC, ENOMEM, GD_NOMEM, false);
-    sweep(true, FAULT_ALLOC, ENOMEM, GD_NOMEM, false);
-    sweep(false, FAULT_ALLOC, ENOMEM, GD_NOMEM, true);
-}
-
-static void
-test_syncs_fail_from_then_on(void)
-{
-    sweep(false, FAULT_FDATASYNC, EIO, GD_IO, true);
-    sweep(false, FAULT_FSYNC, EIO, GD_IO, true);
-}
-
-static void
-test_reads_fail_from_then_on(void)
-{
-    sweep(true, FAULT_PREAD, EIO, GD_IO, true);
-    sweep(false, FAULT_OPENAT, EMFILE, GD_IO, true);
-}
-
-/* ---- what is no failure at all ---- */
-
-static void
-test_signals_and_short_counts(void)
-{
-    for (unsigned i = 0; i < 4; i++) {
-        gd_status results[STEPS];
-        setup(i % 2 != 0);
-        fault_env_shorten(&x.f, i == 0 ? 0 : 1000 / (i * i));
-        fault_env_interrupt(&x.f, 2 + i % 2);
-        work(results);
-        for (int step = 0; step < STEPS; step++) {
-            CHECK_INT(results[step], GD_OK);
-        }
-        check_after(results);
-        teardown();
-    }
+    CHECK_INT(run_fault_tasks(TASKS, sizeof TASKS / sizeof TASKS[0]), 0);
 }
 
 int
 main(int argc, char **argv)
 {
     BEGIN(argc, argv);
-    RUN(test_each_call_fails_with_eio);
-    RUN(test_each_call_fails_with_enospc);
-    RUN(test_each_call_is_interrupted);
-    RUN(test_each_allocation_fails);
-    RUN(test_syncs_fail_from_then_on);
-    RUN(test_reads_fail_from_then_on);
-    RUN(test_signals_and_short_counts);
+    RUN(test_faults);
     return REPORT();
 }

@@ -38,12 +38,30 @@ check_vector(gd_hasher *hasher, const void *data, size_t len,
     char hex[2 * GD_FINGERPRINT_SIZE + 1];
     char padded[2 * GD_FINGERPRINT_SIZE + 1];
     memset(&fp, 0xee, sizeof fp);
-    CHECK_INT(gd_hasher_compute(hasher, data, len, &fp, &err), GD_OK);
+    CHECK_INT(gd_hasher_compute(hasher, &gd_global_scope, data, len, &fp,
+                                &err), GD_OK);
     to_hex(&fp, hex);
     memset(padded, '0', sizeof padded - 1);
     padded[sizeof padded - 1] = '\0';
     memcpy(padded, wanted, strlen(wanted));
     CHECK_CONTAINS(hex, padded);
+}
+
+/* The id, and then the data: as if they were one. */
+static void
+check_scope(gd_hasher *hasher, const uint8_t *data)
+{
+    gd_scope scope;
+    gd_fingerprint of_scope, of_all;
+    memcpy(scope.id, data, GD_SCOPE_SIZE);
+    for (size_t len = 0; len <= PATTERN - GD_SCOPE_SIZE; len += 111) {
+        CHECK_INT(gd_hasher_compute(hasher, &scope, data + GD_SCOPE_SIZE, len,
+                                    &of_scope, NULL), GD_OK);
+        CHECK_INT(gd_hasher_compute(hasher, &gd_global_scope, data,
+                                    GD_SCOPE_SIZE + len, &of_all, NULL),
+                  GD_OK);
+        CHECK(gd_fingerprint_equal(&of_scope, &of_all));
+    }
 }
 
 /* Each vector twice and between others: a hasher starts anew every time. */
@@ -67,6 +85,7 @@ check_digest(const char *name, bool cryptographic, const char *empty,
         check_vector(hasher, data, PATTERN, pattern);
         check_vector(hasher, "", 0, empty);
         check_vector(hasher, "abc", 3, abc);
+        check_scope(hasher, data);
     }
     gd_hasher_close(&f.env, hasher);
     gd_digest_close(&f.env, digest);

@@ -18,9 +18,9 @@ static void
 make_groups(fixture *t, uint32_t count)
 {
     while (t->made < count) {
-        CHECK_INT(gd_group_create(t->x.env, t->x.root, &t->x.params, t->locks,
-                                  &t->made, &t->x.err),
-                  GD_OK);
+        CHECK_INT(gd_group_create(t->x.env, t->x.root, &t->x.params,
+                                  &gd_global_scope, t->locks, &t->made,
+                                  &t->x.err), GD_OK);
     }
 }
 

@@ -173,8 +173,8 @@ test_completed_between_two_looks(void)
     gd_recipe_header header;
     bool linked;
     setup(&t);
-    CHECK_INT(gd_transaction_begin(t.repo, "one", "", &transaction, &t.x.err),
-              GD_OK);
+    CHECK_INT(gd_transaction_begin(t.repo, "one", "", &gd_global_scope,
+                                   &transaction, &t.x.err), GD_OK);
     CHECK_INT(gd_transaction_write(transaction, t.data, LENGTH, &t.x.err),
               GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);

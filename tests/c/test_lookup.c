@@ -26,7 +26,8 @@ open_handle(void)
 {
     t.repo = scratch_repo_filter(&t.x);
     CHECK_INT(gd_hasher_open(t.x.env, t.repo->digest, &t.hasher, NULL), GD_OK);
-    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
+              GD_OK);
 }
 
 static void
@@ -83,9 +84,8 @@ look_up(size_t first, size_t end)
     for (size_t i = first; i < end; i++) {
         gd_block *block = &t.blocks[i];
         *block = (gd_block){.data = t.data + i * BLOCK, .length = BLOCK};
-        CHECK_INT(gd_hasher_compute(t.hasher, block->data, BLOCK,
-                                    &block->fingerprint, NULL),
-                  GD_OK);
+        CHECK_INT(gd_hasher_compute(t.hasher, &gd_global_scope, block->data,
+                                    BLOCK, &block->fingerprint, NULL), GD_OK);
     }
     gd_lookup_batch(t.lookup, t.blocks + first, end - first, GD_COLD_LOADS);
     for (size_t i = first; i < end; i++) {
@@ -145,7 +145,8 @@ test_stored_blocks_are_found(void)
     CHECK_INT(COUNTER(cold_loads), 2);
     gd_lookup_close(t.lookup);
     CHECK(!is_locked(1) && !is_locked(2));
-    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
+              GD_OK);
     CHECK_INT(look_up(0, 100), 100);
     CHECK_INT(COUNTER(cold_loads), 2); /* the handle's cache has them */
     teardown();
@@ -159,7 +160,8 @@ test_without_a_filter(void)
     close_handle();
     t.repo = scratch_repo(&t.x);
     CHECK_INT(gd_hasher_open(t.x.env, t.repo->digest, &t.hasher, NULL), GD_OK);
-    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
+              GD_OK);
     CHECK_INT(look_up(0, 100), 0);
     CHECK(!is_locked(1));
     teardown();
@@ -325,7 +327,8 @@ test_freed_meanwhile(void)
     write_entry(8, GD_ENTRY_VOID);
     write_entry(9, GD_ENTRY_DAMAGED);
     scratch_flip(&t.x, "groups/00000001", gd_entry_offset(10), 1);
-    CHECK_INT(gd_lookup_open(t.repo, &t.lookup, &t.x.err), GD_OK);
+    CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
+              GD_OK);
     CHECK_INT(look_up(0, 40), 36);
     for (size_t i = 0; i < 40; i++) {
         CHECK_INT(t.blocks[i].address.group, i < 7 || i > 10);
@@ -417,7 +420,7 @@ test_open_without_memory(void)
     uint64_t n;
     for (n = 1; s != GD_OK; n++) {
         fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
-        s = gd_lookup_open(t.repo, &t.lookup, &t.x.err);
+        s = gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err);
         CHECK(s == GD_OK || s == GD_NOMEM);
     }
     CHECK(n > 4);

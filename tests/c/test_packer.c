@@ -30,7 +30,8 @@ static void
 open_all(fixture *t)
 {
     t->repo = scratch_repo(&t->x);
-    CHECK_INT(gd_packer_open(t->repo, &t->packer, &t->x.err), GD_OK);
+    CHECK_INT(gd_packer_open(t->repo, &gd_global_scope, &t->packer, &t->x.err),
+              GD_OK);
     CHECK_INT(gd_hasher_open(t->x.env, t->repo->digest, &t->hasher,
                              &t->x.err),
               GD_OK);
@@ -65,7 +66,8 @@ add(fixture *t, uint64_t seed, uint32_t length)
     gd_fingerprint fp;
     uint8_t *data = t->buffers + t->waiting * t->x.params.block_size;
     content(seed, data, length);
-    CHECK_INT(gd_hasher_compute(t->hasher, data, length, &fp, NULL), GD_OK);
+    CHECK_INT(gd_hasher_compute(t->hasher, &gd_global_scope, data, length, &fp,
+                                NULL), GD_OK);
     gd_address *address = &t->addresses[t->count];
     gd_status s = gd_packer_add(t->packer, data, length, &fp, address,
                                 &t->x.err);
@@ -105,7 +107,8 @@ find(fixture *t, uint64_t seed, uint32_t length)
     static uint8_t data[65536];
     gd_fingerprint fp;
     content(seed, data, length);
-    CHECK_INT(gd_hasher_compute(t->hasher, data, length, &fp, NULL), GD_OK);
+    CHECK_INT(gd_hasher_compute(t->hasher, &gd_global_scope, data, length, &fp,
+                                NULL), GD_OK);
     return gd_packer_find(t->packer, data, length, &fp);
 }
 
@@ -352,7 +355,7 @@ test_failures(void)
     for (uint64_t n = 1; s != GD_OK; n++) {
         int64_t before = t.x.f.allocations;
         fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
-        s = gd_packer_open(repo, &packer, &t.x.err);
+        s = gd_packer_open(repo, &gd_global_scope, &packer, &t.x.err);
         CHECK(s == GD_OK || s == GD_NOMEM);
         CHECK(s == GD_OK || t.x.f.allocations == before);
     }
@@ -380,6 +383,41 @@ test_failures(void)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
+/* Another scope is another group; what was added before is synced. */
+static void
+test_scopes(void)
+{
+    fixture t;
+    const gd_scope scopes[] = {gd_global_scope, {{1}}, {{2}}};
+    uint32_t groups[3] = {0};
+    scratch_init(&t.x);
+    open_all(&t);
+    for (uint64_t i = 0; i < 12; i++) {
+        const gd_scope *scope = &scopes[i % 3];
+        gd_group *group;
+        gd_published record;
+        CHECK_INT(gd_packer_set_scope(t.packer, scope, &t.x.err), GD_OK);
+        CHECK_INT(add(&t, i, 512), GD_OK);
+        uint32_t number = t.addresses[i].group;
+        CHECK(groups[i % 3] == 0 || groups[i % 3] == number);
+        groups[i % 3] = number;
+        REQUIRE(gd_group_open(t.x.env, t.x.root, &t.x.params, number, O_RDONLY,
+                              &group, &t.x.err) == GD_OK);
+        CHECK(gd_scope_equal(&group->scope, scope));
+        CHECK_INT(gd_group_read_published(group, &record, &t.x.err), GD_OK);
+        CHECK_INT(record.count, i / 3); /* all before this one */
+        gd_group_close(group);
+        /* The same again changes nothing. */
+        CHECK_INT(gd_packer_set_scope(t.packer, scope, &t.x.err), GD_OK);
+    }
+    CHECK(groups[0] != groups[1] && groups[1] != groups[2] &&
+          groups[0] != groups[2]);
+    sync_all(&t);
+    check_stored(&t);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -390,5 +428,6 @@ main(int argc, char **argv)
     RUN(test_damaged_blocks_are_not_found);
     RUN(test_close_without_sync);
     RUN(test_failures);
+    RUN(test_scopes);
     return REPORT();
 }

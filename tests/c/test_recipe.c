@@ -39,7 +39,7 @@ setup(fixture *t)
     scratch_init(&t->x);
     for (int i = 0; i < GD_ID_SIZE; i++) {
         t->transaction_id[i] = (uint8_t)(0x30 + i);
-        t->header.scope_id[i] = (uint8_t)(0x80 + i);
+        t->header.scope.id[i] = (uint8_t)(0x80 + i);
         t->header.upload_id[i] = (uint8_t)(0x60 + i);
     }
     memcpy(t->header.transaction_id, t->transaction_id, GD_ID_SIZE);

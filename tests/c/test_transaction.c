@@ -43,8 +43,8 @@ begin(const char *image_id)
 {
     gd_transaction *transaction = NULL;
     if (!CHECK_INT(gd_transaction_begin(repo, image_id, "project",
-                                        &transaction, &x.err),
-                   GD_OK)) {
+                                        &gd_global_scope, &transaction,
+                                        &x.err), GD_OK)) {
         fprintf(stderr, "%s\n", x.err.text);
         exit(1);
     }
@@ -311,8 +311,8 @@ test_one_id_twice(void)
     CHECK_INT(gd_transaction_commit(second, &header, &linked, &x.err),
               GD_EXISTS);
     CHECK(!linked);
-    CHECK_INT(gd_transaction_begin(repo, "a", "", &refused, &x.err),
-              GD_EXISTS);
+    CHECK_INT(gd_transaction_begin(repo, "a", "", &gd_global_scope, &refused,
+                                   &x.err), GD_EXISTS);
     CHECK_CONTAINS(x.err.text, "image a ");
     gd_transaction_end(second);
     gd_transaction_end(first);
@@ -331,16 +331,16 @@ test_what_is_refused(void)
     setup();
     memset(project, 'p', sizeof project);
     project[sizeof project - 1] = '\0';
-    CHECK_INT(gd_transaction_begin(repo, "a/b", "", &transaction, &x.err),
-              GD_INVALID);
-    CHECK_INT(gd_transaction_begin(repo, "", "", &transaction, &x.err),
-              GD_INVALID);
-    CHECK_INT(gd_transaction_begin(repo, "a", project, &transaction, &x.err),
-              GD_INVALID);
+    CHECK_INT(gd_transaction_begin(repo, "a/b", "", &gd_global_scope,
+                                   &transaction, &x.err), GD_INVALID);
+    CHECK_INT(gd_transaction_begin(repo, "", "", &gd_global_scope,
+                                   &transaction, &x.err), GD_INVALID);
+    CHECK_INT(gd_transaction_begin(repo, "a", project, &gd_global_scope,
+                                   &transaction, &x.err), GD_INVALID);
     CHECK_INT(scratch_count(&x, "spool", "", NULL), 0);
     project[GD_PROJECT_MAX] = '\0';
-    CHECK_INT(gd_transaction_begin(repo, "a", project, &transaction, &x.err),
-              GD_OK);
+    CHECK_INT(gd_transaction_begin(repo, "a", project, &gd_global_scope,
+                                   &transaction, &x.err), GD_OK);
     write_all(transaction, (const uint8_t *)"data", 4);
     CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),
               GD_OK);
@@ -610,9 +610,9 @@ describe(pulled *p, const uint8_t *data, size_t length)
     REQUIRE(gd_hasher_open(repo->env, repo->digest, &hasher, NULL) == GD_OK);
     for (size_t at = 0; at < length; at += PULL_BLOCK) {
         p->lengths[p->count] = (uint32_t)minimum(PULL_BLOCK, length - at);
-        CHECK_INT(gd_hasher_compute(hasher, data + at, p->lengths[p->count],
-                                    &p->fps[p->count], NULL),
-                  GD_OK);
+        CHECK_INT(gd_hasher_compute(hasher, &gd_global_scope, data + at,
+                                    p->lengths[p->count], &p->fps[p->count],
+                                    NULL), GD_OK);
         p->count++;
     }
     gd_hasher_close(repo->env, hasher);
@@ -989,7 +989,8 @@ pull_once(const uint8_t *data, pulled *p)
     gd_recipe_header header;
     gd_transaction *transaction;
     gd_status s =
-        gd_transaction_begin(repo, "b", "project", &transaction, &x.err);
+        gd_transaction_begin(repo, "b", "project", &gd_global_scope,
+                             &transaction, &x.err);
     if (s != GD_OK) {
         return s;
     }

@@ -128,8 +128,8 @@ check_description(gd_image *image, const uint8_t *data, size_t length)
                 gd_fingerprint fp;
                 uint32_t here = gd_get32(page + at + 32);
                 CHECK(here > 0 && next + here <= length);
-                CHECK_INT(gd_hasher_compute(hasher, data + next, here, &fp,
-                                            NULL),
+                CHECK_INT(gd_hasher_compute(hasher, &gd_global_scope,
+                                            data + next, here, &fp, NULL),
                           GD_OK);
                 CHECK(memcmp(page + at, fp.bytes, 32) == 0);
                 next += here;

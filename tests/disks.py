@@ -1,0 +1,111 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Small file systems, mounted for a test, and what fills them.
+
+Needs root, and loop devices but for tmpfs: a test is skipped, with the reason,
+where they cannot be had. A disk is unmounted whatever becomes of the test.
+"""
+
+import contextlib
+import os
+import subprocess
+
+import pytest
+
+LIMIT = 60   # seconds for any command
+
+MIB = 1 << 20
+
+#: How a file system is made, how large at least, and how it is mounted. The
+#: second of each is one with few inodes.
+KINDS = {
+    'ext4': ((['mkfs.ext4', '-q', '-F', '-m', '0'], 48 * MIB, 'loop'),
+             (['mkfs.ext4', '-q', '-F', '-m', '0', '-N', '256'], 48 * MIB,
+              'loop')),
+    # Of less mkfs.xfs makes none any more.
+    'xfs': ((['mkfs.xfs', '-q', '-f'], 320 * MIB, 'loop'),
+            (['mkfs.xfs', '-q', '-f', '-i', 'maxpct=1'], 320 * MIB, 'loop')),
+    'tmpfs': ((None, 48 * MIB, 'size=48m'),
+              (None, 48 * MIB, 'size=48m,nr_inodes=256')),
+}
+
+
+def _run(*command):
+    try:
+        done = subprocess.run(command, capture_output=True, text=True,
+                              timeout=LIMIT)
+    except FileNotFoundError as e:
+        pytest.skip(f'{e.filename} is not installed')
+    if done.returncode != 0:
+        pytest.skip(f'{" ".join(map(str, command))}: {done.stderr.strip()}')
+
+
+@contextlib.contextmanager
+def mounted(directory, kind, few_inodes=False):
+    """A file system of one of KINDS; its root.
+
+    :param directory: an empty one, for the image and the mount point
+    """
+    if os.geteuid() != 0:
+        pytest.skip('mounting needs root')
+    make, size, options = KINDS[kind][few_inodes]
+    root = directory / 'disk'
+    root.mkdir()
+    if make is None:
+        _run('mount', '-t', 'tmpfs', '-o', options, 'tmpfs', root)
+    else:
+        image = directory / 'image'
+        with open(image, 'wb') as f:
+            f.truncate(size)
+        _run(*make, image)
+        _run('mount', '-o', options, image, root)
+    try:
+        yield root
+    finally:
+        # With the mount goes the loop device.
+        subprocess.run(['umount', '--lazy', root], timeout=LIMIT, check=True)
+
+
+def fill_bytes(root):
+    """Leave not one block; the file to be removed for room."""
+    path = root / 'filling'
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        step = 16 * MIB
+        size = 0
+        while step >= 4096:
+            try:
+                os.posix_fallocate(fd, size, step)
+                size += step
+            except OSError:
+                step //= 2
+        for _ in range(2):
+            # What delayed allocation gives back comes late.
+            os.fsync(fd)
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(fd, bytes(4096))
+    finally:
+        os.close(fd)
+    return [path]
+
+
+def fill_inodes(root):
+    """Leave not one inode; the files to be removed for room."""
+    paths = []
+    with contextlib.suppress(OSError):
+        while True:
+            path = root / f'filling-{len(paths)}'
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            paths.append(path)
+    return paths
