@@ -1,0 +1,274 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Makes the golden repositories: one of each kind for a format version.
+
+::
+
+    python -m tests.golden.make VERSION
+
+The files of a version are made once, by the last program before its release
+that writes it, and never again: what they prove is that a later program reads
+what an earlier one wrote. ``1.0-*`` are made. If a test with them fails, the
+program is at fault, not the files. A new format version gets files of its own
+beside them.
+
+Each is a repository, packed, and a JSON file with what must come out of it:
+``images`` (size, SHA-256, project and scope of each; null for what is
+damaged) and ``check`` (what the check finds before anything is done).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import tarfile
+import tempfile
+
+from dedupd import collector
+from dedupd import merger
+from dedupd import scrubber
+from dedupd import task
+from glance_dedup import check
+from glance_dedup import upgrade
+from tests import maintenance
+from tests.maintenance import maintaining
+from tests import repositories
+from tests.repositories import noise
+from tests.repositories import put
+
+HERE = pathlib.Path(__file__).resolve().parent
+BLOCK = 512
+LARGEST = 300 << 10     # bytes of a packed one
+
+
+def text(lines, seed):
+    return b''.join(b'line %d of text %d\n' % (i, seed) for i in range(lines))
+
+
+class Maker:
+    """A repository, and what must come out of it."""
+
+    def __init__(self, path, **parameters):
+        self.path = repositories.create(
+            path, **{'block_size': BLOCK, 'group_slots': 64,
+                     'segment_size': 4 * BLOCK, **parameters})
+        self.images = {}
+
+    def open(self, codec):
+        return repositories.open_repository(self.path, codec=codec, threads=0)
+
+    def put(self, repo, image_id, data, project='', scope='global'):
+        put(repo, image_id, data, project=project, scope=scope)
+        self.expect(image_id, data, project, scope)
+
+    def expect(self, image_id, data, project='', scope='global'):
+        self.images[image_id] = {
+            'size': len(data), 'sha256': hashlib.sha256(data).hexdigest(),
+            'project': project, 'scope': scope}
+
+    def delete(self, repo, image_id):
+        repo.delete(image_id)
+        del self.images[image_id]
+
+    def put_at_once(self, repo, data, *image_ids):
+        """Uploads that do not find one another's blocks."""
+        with contextlib.ExitStack() as stack:
+            transactions = [stack.enter_context(repo.begin(image_id))
+                            for image_id in image_ids]
+            for transaction in transactions:
+                transaction.write(data)
+                transaction.find(b'', b'')      # stores what was written
+            for transaction in transactions:
+                transaction.commit()
+        for image_id in image_ids:
+            self.expect(image_id, data)
+
+    def damage(self, repo, image_id, number):
+        """Flip a bit of a block, as a bad disk does."""
+        group, slot = maintenance.blocks_of(repo, image_id)[number]
+        file = repositories.Group(self.path, group)
+        _, _, segment, place = file.entry(slot)
+        file.data[segment + 32 + (place & 0xfffff)] ^= 1
+        file.save()
+
+
+def make_contents(maker):
+    """Every codec, zeros, odd lengths, projects and scopes."""
+    with maker.open('none') as repo:
+        maker.put(repo, 'empty', b'')
+        maker.put(repo, 'three-bytes', b'abc')
+        maker.put(repo, 'zeros', bytes(20 * BLOCK + 7))
+        maker.put(repo, 'plain', noise(40 * BLOCK, 1))
+        # Its recipe has two pages of extents.
+        maker.put(repo, 'holes', b''.join(
+            noise(BLOCK, 100 + i) + bytes(BLOCK) for i in range(55)))
+        for project in ('one', 'two'):
+            maker.put(repo, f'of-project-{project}', noise(6 * BLOCK, 2),
+                      project=project, scope='project')
+    with maker.open('lz4') as repo:
+        maker.put(repo, 'lz4', text(900, 1), project='one')
+        maker.put(repo, 'shared', noise(40 * BLOCK, 1)[:25 * BLOCK]
+                  + text(300, 1) + b'end')
+    with maker.open('zstd') as repo:
+        maker.put(repo, 'zstd', text(900, 2), project='Projekt zwei: ä')
+
+
+def maintain(maker):
+    """Freed, rewritten and unlinked; damaged; spares; merged recipes."""
+    control = task.Control()
+    with maker.open('none') as repo:
+        for number in range(6):
+            maker.put(repo, f'goes-{number}', noise(20 * BLOCK, 200 + number)
+                      + noise(5 * BLOCK, 1))
+        maker.put_at_once(repo, noise(12 * BLOCK, 300), 'twin-1', 'twin-2')
+        maker.put(repo, 'damaged', noise(10 * BLOCK, 310))
+        with maintaining(repo) as maintainer:
+            merger.run_once(maintainer, control)
+            for number in (0, 1, 2, 4, 5):
+                maker.delete(repo, f'goes-{number}')
+            maker.damage(repo, 'damaged', 4)
+            scrubber.run_once(maintainer, control, spare_threshold=3)
+            collector.run_once(maintainer, control)
+            maintainer.catalog.sample(1_700_000_000, {'images': 1})
+    maker.images['damaged'] = None
+
+
+def leave_in_flight(maker):
+    """What the spool may have, and what a crash may leave."""
+    control = task.Control()
+    spool = maker.path / 'spool'
+    with maker.open('none') as repo:
+        # Counted, then merged by somebody who died before the accounting.
+        maker.put_at_once(repo, noise(12 * BLOCK, 320), 'late-1', 'late-2')
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            merge_image = merger.merge_image
+
+            def merge_and_die(*arguments):
+                merge_image(*arguments)
+                raise maintenance.Killed
+            merger.merge_image = merge_and_die
+            try:
+                merger.run_once(maintainer, control)
+            except maintenance.Killed:
+                pass
+            finally:
+                merger.merge_image = merge_image
+        merged, = repositories.spool(maker.path, 'M')
+        os.link(spool / merged, spool / f'X-{"1" * 32}')
+        # Not counted; deleted, counted or not; uploads that died.
+        maker.put(repo, 'not-counted', noise(9 * BLOCK, 330))
+        maker.delete(repo, 'goes-3')
+        maker.put(repo, 'goes-too', noise(9 * BLOCK, 331))
+        maker.delete(repo, 'goes-too')
+        (spool / f'T-{"2" * 32}').write_bytes(bytes(4096))
+        (spool / f'T-{"3" * 32}').touch()
+        (spool / f'G-{"4" * 32}').write_bytes(b'GDGROUP')
+        # An unfinished delete.
+        os.link(maker.path / 'images' / 'plain', spool / f'D-{"5" * 32}')
+        for name in spool.iterdir():
+            name.chmod(0o600)
+        # A machine's crash took the record that was not synced; behind
+        # these entries somebody gave a slot up.
+        before = {number: repositories.Group(maker.path, number).data
+                  for number in maintenance.groups(maker.path)}
+        maker.put(repo, 'not-published', noise(3 * BLOCK, 340))
+        group, slot = maintenance.blocks_of(repo, 'not-published')[-1]
+    file = repositories.Group(maker.path, group)
+    file.write_entry(slot + 1, state=repositories.VOID)
+    file.data[512:1536] = before[group][512:1536]
+    file.save()
+    for kind in 'TDMOXG':
+        assert repositories.spool(maker.path, kind), kind
+    # Somewhere a sync failed.
+    poisoned = repositories.Group(maker.path, 1)
+    record = poisoned.record()
+    record[0] += 1
+    record[3] |= repositories.POISONED
+    poisoned.write_record(record)
+    poisoned.save()
+
+
+def need_everything(path):
+    """It has all that the format knows."""
+    states, codecs = set(), set()
+    scopes = set()
+    for number in maintenance.groups(path):
+        file = repositories.Group(path, number)
+        scopes.add(bytes(file.data[32:48]))
+        for slot in range(file.slots):
+            if file.raw_entry(slot) != bytes(56):
+                place = file.entry(slot)[3]
+                states.add(place >> 61)
+                if place >> 61 == repositories.LIVE:
+                    codecs.add(place >> 58 & 7)
+    assert states == {repositories.LIVE, repositories.VOID,
+                      repositories.FREED, repositories.DAMAGED}, states
+    assert codecs == {0, 1, 2}, codecs
+    assert len(scopes) == 3
+    assert len(maintenance.groups(path)) > 4
+    for name in ('catalog', 'spares', 'quarantine', 'spool'):
+        assert os.listdir(path / name), name
+    assert (path / 'fence').exists()
+
+
+def report_of(path):
+    """What the check says, as far as a later check must say it, too."""
+    report = check.check(path)
+    return {'ok': report.ok, 'damaged_images': list(report.damaged_images),
+            'damage': sorted(f'{f.file}: {f.sentence}'
+                             for f in report.findings
+                             if f.severity == check.DAMAGE)}
+
+
+def pack(path, file):
+    """The same repository gives the same archive."""
+    def plain(member):
+        member.uid = member.gid = 0
+        member.uname = member.gname = ''
+        member.mtime = 0
+        return None if 'catalog-reserve' in member.name else member
+    with tarfile.open(file, 'w:xz', preset=9) as archive:
+        archive.add(path, 'repository', filter=plain)
+    assert file.stat().st_size <= LARGEST, file.stat().st_size
+
+
+def make(name, directory, everything, **parameters):
+    maker = Maker(directory / name, **parameters)
+    make_contents(maker)
+    if everything:
+        maintain(maker)
+        leave_in_flight(maker)
+        need_everything(maker.path)
+    expected = {'images': maker.images, 'check': report_of(maker.path)}
+    pack(maker.path, HERE / f'{name}.tar.xz')
+    (HERE / f'{name}.json').write_text(
+        json.dumps(expected, indent=2, sort_keys=True) + '\n')
+
+
+def main(version):
+    if version != upgrade.words(upgrade.CURRENT):
+        sys.exit(f'this program writes {upgrade.words(upgrade.CURRENT)}')
+    if list(HERE.glob(f'{version}-*')):
+        sys.exit(f'those of {version} are made, and are never made again')
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        make(f'{version}-hash', directory, True)
+        make(f'{version}-value', directory, False, fingerprint='xxh3-128',
+             compare='value', block_size=4096, segment_size=16384)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Repositories of each format version are read, and go on being used."""
+
+import hashlib
+import json
+import os
+import pathlib
+import tarfile
+
+import pytest
+
+from dedupd import collector
+from dedupd import merger
+from dedupd import scrubber
+from dedupd import task
+from glance_dedup import exceptions
+from glance_dedup import scopes
+from glance_dedup import upgrade
+from tests.golden import make
+from tests import maintenance
+from tests.maintenance import maintaining
+from tests import repositories
+
+NAMES = sorted(path.stem for path in make.HERE.glob('*.json'))
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def expected(name):
+    return json.loads((make.HERE / f'{name}.json').read_text())
+
+
+@pytest.fixture
+def path(name, tmp_path):
+    return unpack(name, tmp_path)
+
+
+def unpack(name, directory):
+    with tarfile.open(make.HERE / f'{name}.tar.xz') as archive:
+        archive.extractall(directory, filter='tar')
+    return pathlib.Path(directory) / 'repository'
+
+
+def need_images(repo, expected):
+    assert repo.images() == sorted(expected['images'])
+    for image_id, facts in expected['images'].items():
+        if facts is None:
+            with pytest.raises(exceptions.DamagedError):
+                repositories.read_all(repo, image_id)
+            continue
+        data = repositories.read_all(repo, image_id)
+        assert hashlib.sha256(data).hexdigest() == facts['sha256'], image_id
+        found = repo.stat(image_id)
+        assert found.size == len(data) == facts['size']
+        assert found.project == facts['project']
+        assert found.scope == scopes.choose(
+            facts['scope'], facts['project']).hex()
+
+
+def test_there_are_some_of_each_version():
+    """Of this program's, too."""
+    assert NAMES
+    versions = {name.partition('-')[0] for name in NAMES}
+    assert upgrade.words(upgrade.CURRENT) in versions
+    for step in upgrade.STEPS:
+        assert upgrade.words(step.before) in versions
+
+
+def test_they_are_read(path, expected):
+    """As they are, before anything in them changes."""
+    with repositories.open_repository(path) as repo:
+        need_images(repo, expected)
+
+
+def test_they_are_checked(path, expected):
+    assert make.report_of(path) == expected['check']
+
+
+def test_they_go_on(path, expected):
+    """Started, counted, collected, merged, scrubbed; and stored into."""
+    control = task.Control()
+    again = {image_id: f'{image_id}-again'
+             for image_id, facts in expected['images'].items() if facts}
+    with repositories.open_repository(path) as repo:
+        with maintaining(repo) as maintainer:
+            assert maintainer.warnings == []
+            maintenance.account(maintainer)
+            maintenance.need_counted(maintainer)
+            result = collector.run_once(maintainer, control)
+            assert result.refused is None and not result.failed
+            need_images(repo, expected)
+            # All that was stored is found again.
+            for image_id, other in again.items():
+                facts = expected['images'][image_id]
+                stat = repositories.put(
+                    repo, other, repositories.read_all(repo, image_id),
+                    project=facts['project'], scope=facts['scope'])
+                assert stat.new_bytes == 0 or image_id == 'not-published'
+            repositories.put(repo, 'new', repositories.noise(50000, 900))
+            merger.run_once(maintainer, control)
+            scrubber.run_once(maintainer, control, full=True,
+                              spare_threshold=3)
+            for other in again.values():
+                repo.delete(other)
+            collector.run_once(maintainer, control)
+            maintenance.need_counted(maintainer)
+        assert repositories.read_all(repo, 'new') == (
+            repositories.noise(50000, 900))
+        repo.delete('new')
+        need_images(repo, expected)
+    found = make.report_of(path)
+    assert found['damaged_images'] == expected['check']['damaged_images']
+    assert found['ok'] == (not found['damaged_images'])
+
+
+def test_the_catalog_is_made_anew(path, expected):
+    """Without what the version kept besides images and groups."""
+    with repositories.open_repository(path) as repo:
+        with maintaining(repo) as maintainer:
+            history = maintainer.catalog.history()
+            maintainer.rebuild()
+            maintenance.account(maintainer)
+            maintenance.need_counted(maintainer)
+            assert maintainer.catalog.history() == history
+        need_images(repo, expected)
+
+
+def test_they_are_upgraded(path, expected):
+    with repositories.open_repository(path) as repo:
+        upgrade.upgrade(repo, lambda *arguments: None)
+        assert upgrade.version_of(repo) == upgrade.CURRENT
+        need_images(repo, expected)
+
+
+def test_files_are_as_they_were_packed(path):
+    """Two names of a recipe are one file, and nobody else may look."""
+    spool = path / 'spool'
+    inodes = {os.stat(path / 'images' / image).st_ino
+              for image in os.listdir(path / 'images')}
+    if os.listdir(spool):
+        assert inodes & {os.stat(spool / name).st_ino
+                         for name in os.listdir(spool)}
+    assert path.stat().st_mode & 0o777 == 0o700
