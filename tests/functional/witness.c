@@ -11,9 +11,11 @@
  * after it its result, with tabs between them.  The answer is one line: 0 to
  * go on, or an errno value for the call to fail with: unmade, if that was the
  * answer to "before".
+ *
+ * Its second mode tells nobody and does not wait: see journal.h.
  */
-#include <dlfcn.h>
-#include <errno.h>
+#include "journal.h"
+
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -31,12 +33,6 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pid_t process;
 static int channel = -1;
 static char top[PATH_MAX];
-
-#define REAL(name) \
-    static __typeof__(&name) real; \
-    if (real == NULL) { \
-        real = (__typeof__(&name))dlsym(RTLD_NEXT, #name); \
-    }
 
 int witness_start(const char *address, const char *root);
 
@@ -162,7 +158,7 @@ openat(int dir, const char *path, int flags, ...)
     char out[PATH_MAX];
     const char *name = is_active() ? path_at(dir, path, out) : NULL;
     if (name == NULL) {
-        return real(dir, path, flags, mode);
+        return journal_open(dir, path, flags, mode);
     }
     WITNESS(int, real(dir, path, flags, mode), -1, "openat\t%s\t%s", name,
             (flags & O_CREAT) != 0 ? "create" : "open");
@@ -184,6 +180,8 @@ int
 fsync(int fd)
 {
     REAL(fsync)
+    journal_gate("fsync", fd, NULL);
+    RECORD(int, real(fd), journal_synced(fd))
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -196,6 +194,8 @@ int
 fdatasync(int fd)
 {
     REAL(fdatasync)
+    journal_gate("fdatasync", fd, NULL);
+    RECORD(int, real(fd), journal_synced(fd))
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -208,6 +208,8 @@ int
 ftruncate(int fd, off_t length)
 {
     REAL(ftruncate)
+    RECORD(int, real(fd, length),
+           journal_length(JOURNAL_TRUNCATE, fd, (uint64_t)length))
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -222,6 +224,14 @@ int
 posix_fallocate(int fd, off_t offset, off_t length)
 {
     REAL(posix_fallocate)
+    if (journal_enter()) {
+        int error = real(fd, offset, length);
+        if (error == 0) {
+            journal_fallocated(fd, 0, offset, length);
+        }
+        journal_leave();
+        return error;
+    }
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -247,6 +257,9 @@ ssize_t
 pwritev(int fd, const struct iovec *iov, int count, off_t offset)
 {
     REAL(pwritev)
+    journal_gate("pwritev", fd, NULL);
+    RECORD(ssize_t, real(fd, iov, count, offset),
+           journal_written(fd, iov, count, offset, result))
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -264,6 +277,8 @@ int
 fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate)
+    RECORD(int, real(fd, mode, offset, length),
+           journal_fallocated(fd, mode, offset, length))
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -279,6 +294,9 @@ ssize_t
 write(int fd, const void *buffer, size_t length)
 {
     REAL(write)
+    struct iovec iov = {(void *)buffer, length};
+    RECORD(ssize_t, real(fd, buffer, length),
+           journal_written(fd, &iov, 1, -1, result))
     char out[PATH_MAX];
     const char *name = is_active() ? path_of(fd, out) : NULL;
     if (name == NULL) {
@@ -292,6 +310,7 @@ int
 rename(const char *from, const char *to)
 {
     REAL(rename)
+    RECORD_RENAME(AT_FDCWD, from, AT_FDCWD, to, real(from, to))
     const char *name = is_active() ? below(from) : NULL;
     const char *target = name != NULL ? below(to) : NULL;
     if (target == NULL) {
@@ -304,6 +323,7 @@ int
 unlink(const char *path)
 {
     REAL(unlink)
+    RECORD_UNLINK(AT_FDCWD, path, real(path))
     const char *name = is_active() ? below(path) : NULL;
     if (name == NULL) {
         return real(path);
@@ -315,6 +335,9 @@ int
 linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
 {
     REAL(linkat)
+    journal_gate("linkat", to_dir, to);
+    RECORD(int, real(from_dir, from, to_dir, to, flags),
+           journal_linked(journal_find(from_dir, from), to_dir, to))
     char out[PATH_MAX], other[PATH_MAX];
     const char *name = is_active() ? path_at(from_dir, from, out) : NULL;
     const char *target = name != NULL ? path_at(to_dir, to, other) : NULL;
@@ -329,6 +352,9 @@ int
 renameat(int from_dir, const char *from, int to_dir, const char *to)
 {
     REAL(renameat)
+    journal_gate("renameat", to_dir, to);
+    RECORD_RENAME(from_dir, from, to_dir, to,
+                  real(from_dir, from, to_dir, to))
     char out[PATH_MAX], other[PATH_MAX];
     const char *name = is_active() ? path_at(from_dir, from, out) : NULL;
     const char *target = name != NULL ? path_at(to_dir, to, other) : NULL;
@@ -343,6 +369,8 @@ int
 unlinkat(int dir, const char *path, int flags)
 {
     REAL(unlinkat)
+    journal_gate("unlinkat", dir, path);
+    RECORD_UNLINK(dir, path, real(dir, path, flags))
     char out[PATH_MAX];
     const char *name = is_active() ? path_at(dir, path, out) : NULL;
     if (name == NULL) {

@@ -101,7 +101,8 @@ def build(directory):
     library = directory / 'witness.so'
     subprocess.run(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
-         '-shared', '-fPIC', str(HERE / 'witness.c'), '-o', str(library)],
+         '-shared', '-fPIC', str(HERE / 'witness.c'), str(HERE / 'journal.c'),
+         '-o', str(library)],
         check=True, timeout=60)
     return library
 

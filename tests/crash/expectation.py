@@ -1,0 +1,114 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What must be there after a crash.
+
+The marks in a journal tell which operations began and which were acknowledged
+before the crash; :class:`Expectation` keeps what each image may be then.
+"""
+
+import functools
+import json
+
+from tests import repositories
+
+BLOCK = 512
+
+
+@functools.lru_cache(maxsize=512)
+def _run(seed, blocks):
+    return (repositories.noise(blocks * BLOCK, seed) if seed
+            else bytes(blocks * BLOCK))
+
+
+def make(spec):
+    """The content that a list of (seed, blocks) stands for; seed 0: zeros."""
+    return b''.join(_run(seed, blocks) for seed, blocks in spec)
+
+
+class Expectation:
+    """What the images may be.
+
+    :ivar created: whether it must be a repository
+    :ivar images: by its id, the contents that an image may have: specs, and
+        None if it may be absent
+    :ivar damaged: images that may have lost bytes, since something damaged
+        them on purpose; they give the right bytes or an error
+    :ivar harmed: whether something was ever damaged
+    """
+
+    def __init__(self):
+        self.created = False
+        self.images = {}
+        self.damaged = set()
+        self.harmed = False
+
+    def feed(self, record):
+        """Take a mark."""
+        fields = json.loads(record.data)
+        getattr(self, f'_{fields.pop("op")}')(**fields)
+
+    def _create(self, phase):
+        self.created = phase == 'end'
+
+    def _put(self, phase, image, spec=None):
+        if phase == 'begin':
+            may = self.images.setdefault(image, [None])
+            may.append(spec)
+        elif phase == 'end':
+            self.images[image] = self.images[image][-1:]
+        else:       # given up
+            self.images[image] = self.images[image][:-1]
+
+    def _delete(self, phase, image):
+        if phase == 'begin':
+            self.images[image] = [None, *self.images[image]]
+        else:
+            self.images[image] = [None]
+            self.damaged.discard(image)
+
+    def _damage(self, images):
+        self.damaged.update(images)
+        self.harmed = True
+
+    def _healed(self, images):
+        self.damaged.difference_update(images)
+
+    def _seen(self, images):
+        """Accounting has ended, and these were there; others were not."""
+        for image, may in self.images.items():
+            if image in images:
+                self.images[image] = [s for s in may if s is not None]
+            else:
+                self.images[image] = [None]
+
+    def digest(self):
+        """Of what is expected; equal ones are equal."""
+        return json.dumps([self.created, self.images,
+                           sorted(self.damaged), self.harmed]).encode()
+
+    def dump(self):
+        return {'created': self.created, 'images': self.images,
+                'damaged': sorted(self.damaged), 'harmed': self.harmed}
+
+    @classmethod
+    def load(cls, fields):
+        made = cls()
+        made.created = fields['created']
+        made.images = fields['images']
+        made.damaged = set(fields['damaged'])
+        made.harmed = fields['harmed']
+        return made
+
+    def copy(self):
+        return self.load({**self.dump(), 'images': {
+            image: list(may) for image, may in self.images.items()}})

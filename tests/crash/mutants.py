@@ -1,0 +1,507 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Bugs put in on purpose, to show that the tests find them.
+
+A mutant is a small change to the engine or to the maintainer by which a rule
+of the design document is broken. :data:`MUTANTS` has them all; a new rule of
+ordering gets a mutant there. Each says what must notice it: a workload of the
+crash explorer, or, where a crash alone shows nothing, the ordinary tests that
+do. ``test_mutants.py`` sees to it that they do.
+
+:class:`Builder` makes a tree with one mutant in it: a copy of the sources, and
+an engine in which only the changed files are compiled anew. By hand::
+
+    python -m tests.crash.mutants                   # lists them
+    python -m tests.crash.mutants NAME DIRECTORY    # makes a tree of one
+    cd DIRECTORY; PYTHONPATH=. python -m pytest tests/...
+
+An edit's old text must be found exactly once, else the mutant has rotten and
+its test fails: it is to be brought up to date with the code.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+
+_COPIED = ('glance_dedup', 'dedupd', 'tests')
+_ALONGSIDE = ('pyproject.toml', 'setup.cfg', 'tox.ini')
+_ENGINE = 'glance_dedup/_engine.abi3.so'
+# What the tests in C do not compile would only seem to be found by them.
+_COMPILE = ['gcc', '-std=c11', '-O1', '-g', '-fPIC', '-fvisibility=hidden',
+            '-Wall', '-Wextra', '-Werror', '-pthread', '-D_GNU_SOURCE',
+            '-DPy_LIMITED_API=0x030B0000']
+_LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd']
+_BUILD_TIMEOUT = 100    # seconds for one file
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """One place of the sources, and what is put there."""
+
+    file: str
+    """Relative to the top. Not a header: all that includes it would have to
+    be compiled anew."""
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A bug put in on purpose."""
+
+    name: str
+    rule: str
+    """Of the design document, that it breaks."""
+    edits: tuple[Edit, ...]
+    workload: str | None = None
+    """Of the crash explorer, that must show it; None: a crash alone does
+    not."""
+    tests: tuple[str, ...] = ()
+    """Ordinary tests that show it: node ids of pytest."""
+    why_not: str = ''
+    """Why a crash alone does not show it."""
+    quick: bool = False
+    """It is looked for in every run of the tests."""
+
+
+_SPOOL = 'glance_dedup/engine/spool.c'
+_APPENDER = 'glance_dedup/engine/appender.c'
+_GROUP = 'glance_dedup/engine/blockgroup.c'
+_COLLECT = 'glance_dedup/engine/collect.c'
+_REWRITE = 'glance_dedup/engine/rewrite.c'
+_MERGE = 'glance_dedup/engine/merge.c'
+_FENCE = 'glance_dedup/engine/fence.c'
+_ACCOUNTING = 'dedupd/accounting.py'
+_MERGER = 'dedupd/merger.py'
+_CATALOG = 'glance_dedup/catalog.py'
+_MAINTAINER = 'glance_dedup/maintainer.py'
+_CHECK = 'glance_dedup/check_format.py'
+
+
+# One checksum over the whole fingerprint store, beside those of the entries.
+_PAGE_CHECKSUM = '''\
+/* The store's own checksum is in what are zeros otherwise. */
+enum { STORE = 8 * GD_SECTOR, PAGE_AT = 2048, PAGE_SIZE = 2048 + STORE };
+
+static gd_status
+read_page(const gd_group *group, uint8_t page[PAGE_SIZE], gd_error *err)
+{
+    return gd_read_full(group->env, group->fd, page, PAGE_SIZE, PAGE_AT,
+                        group->name, err);
+}
+
+static gd_status
+write_in_page(const gd_group *group, const uint8_t *raw, size_t span,
+              uint64_t start, gd_error *err)
+{
+    uint8_t page[PAGE_SIZE];
+    gd_status s = read_page(group, page, err);
+    if (s == GD_OK) {
+        memcpy(page + start - PAGE_AT, raw, span);
+        gd_put64(page, gd_checksum(page + 2048, STORE, 0));
+        s = gd_write_full(group->env, group->fd, page, PAGE_SIZE, PAGE_AT,
+                          group->name, err);
+    }
+    return s;
+}
+
+static gd_status
+verify_page(const gd_group *group, gd_error *err)
+{
+    uint8_t page[PAGE_SIZE];
+    gd_status s = read_page(group, page, err);
+    if (s == GD_OK && gd_get64(page) != 0 &&
+        gd_get64(page) != gd_checksum(page + 2048, STORE, 0)) {
+        s = gd_fail(err, GD_CORRUPT, "%s: its store is torn", group->name);
+    }
+    return s;
+}
+
+'''
+
+
+MUTANTS = (
+    # -- committing (I1, N7, N8) ------------------------------------------
+    Mutant(
+        'recipe-not-fsynced', 'N8.2', (
+            Edit(_SPOOL,
+                 'int rc = env->fsync(env, file->fd); /* N8.2 */',
+                 'int rc = 0;'),),
+        workload='store', quick=True),
+    Mutant(
+        'spool-not-fsynced', 'N8.2', (
+            Edit(_SPOOL,
+                 's = gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
+                 '/* N8.2 */',
+                 's = GD_OK;'),),
+        workload='delete'),
+    Mutant(
+        'images-not-fsynced', 'N8.3', (
+            Edit(_SPOOL,
+                 's = gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
+                 '/* N8.3 */',
+                 's = GD_OK;'),),
+        workload='store', quick=True),
+    Mutant(
+        'group-not-synced', 'I1, N8.1', (
+            Edit(_APPENDER,
+                 'gd_status s = sync_group(appender, err);\n'
+                 '    if (s != GD_OK) {\n',
+                 'gd_status s = GD_OK;\n'
+                 '    if (s != GD_OK) {\n'),),
+        workload='store', quick=True),
+    Mutant(
+        'published-before-the-sync', 'I1, N7.4', (
+            Edit(_APPENDER,
+                 'gd_status s = sync_group(appender, err);\n'
+                 '    if (s != GD_OK) {\n',
+                 'gd_published early = appender->published;\n'
+                 '    early.sequence++;\n'
+                 '    early.count = count;\n'
+                 '    early.end = appender->end;\n'
+                 '    (void)gd_group_write_published(group, &early, NULL);\n'
+                 '    gd_status s = sync_group(appender, err);\n'
+                 '    if (s != GD_OK) {\n'),),
+        workload='store',
+        tests=('tests/unit/test_c.py::test_c[test_appender-plain]',)),
+    Mutant(
+        'hints-before-the-sync', 'I1, N7.4', (
+            Edit(_APPENDER,
+                 '    appender->cannot_cut = true;\n'
+                 '    gd_status s = gd_group_write_entries(appender->group, '
+                 'base, count,\n',
+                 '    appender->cannot_cut = true;\n'
+                 '    insert_hints(appender, base, count, '
+                 'appender->entries);\n'
+                 '    gd_status s = gd_group_write_entries(appender->group, '
+                 'base, count,\n'),),
+        tests=('tests/unit/test_c.py::test_c[test_appender-plain]',),
+        why_not='a hint leads to the fingerprint store, of which only what is '
+        'published is believed'),
+    Mutant(
+        'groups-not-fsynced', 'I1', (
+            Edit(_GROUP,
+                 '    return gd_sync_dir(env, root, GD_DIR_GROUPS, err);\n',
+                 '    return GD_OK;\n'),
+            # The next one that appends to it, which is the same one, makes
+            # sure of it, too.
+            Edit(_GROUP,
+                 'return gd_sync_dir(group->env, root, GD_DIR_GROUPS, err);',
+                 '(void)group, (void)root, (void)err;\n'
+                 '    return GD_OK;')),
+        workload='store'),
+    Mutant(
+        'entries-under-one-checksum', 'I8', (
+            Edit(_GROUP,
+                 '/* ---- entries ---- */\n\n',
+                 '/* ---- entries ---- */\n\n' + _PAGE_CHECKSUM),
+            Edit(_GROUP,
+                 '    gd_status s = gd_write_full(env, group->fd, raw, span, '
+                 'start, group->name,\n'
+                 '                                err);\n',
+                 '    gd_status s = write_in_page(group, raw, span, start, '
+                 'err);\n'),
+            Edit(_GROUP,
+                 '    gd_status s = gd_read_full(env, group->fd, raw, span, '
+                 'start, group->name,\n'
+                 '                               err);\n',
+                 '    gd_status s = gd_read_full(env, group->fd, raw, span, '
+                 'start, group->name,\n'
+                 '                               err);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = verify_page(group, err);\n'
+                 '    }\n'),
+            Edit(_CHECK,
+                 'areas = [(3 * SECTOR, head[3 * SECTOR:], DAMAGE)]',
+                 'areas = []')),
+        workload='store'),
+    Mutant(
+        'tail-not-verified', 'N7.3', (
+            Edit(_APPENDER,
+                 'good ? GD_ENTRY_LIVE : GD_ENTRY_DAMAGED;',
+                 'GD_ENTRY_LIVE;'),),
+        workload='store'),
+    Mutant(
+        'tail-not-written-again', 'N7.3', (
+            Edit(_APPENDER,
+                 '        any |= good;\n',
+                 ''),),
+        tests=('tests/unit/test_c.py::test_c[test_appender-plain]',),
+        why_not='the new owner\'s own fdatasync makes the tail durable, '
+        'unless an earlier one failed'),
+    # -- deleting (N9) ----------------------------------------------------
+    Mutant(
+        'delete-spool-not-fsynced', 'N9.4', (
+            Edit(_SPOOL,
+                 's = gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
+                 '/* N9.4 */',
+                 's = GD_OK;'),),
+        workload='delete'),
+    Mutant(
+        'delete-images-not-fsynced', 'N9.6', (
+            Edit(_SPOOL,
+                 'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
+                 '/* N9.6 */',
+                 'return GD_OK;'),),
+        workload='delete'),
+    # -- accounting (I9, N1 to N5) ----------------------------------------
+    Mutant(
+        'counted-twice', 'N1', (
+            Edit(_ACCOUNTING,
+                 'if txid is None or counted == entry.live:',
+                 'if txid is None or (not counted and not entry.live):'),
+            Edit(_CATALOG,
+                 '        if self.counted(txid, batch):\n'
+                 '            raise CatalogError(f\'the recipe {txid.hex()} '
+                 'is counted already\')\n',
+                 ''),),
+        workload='delete'),
+    Mutant(
+        'no-second-look', 'N4.3', (
+            Edit(_ACCOUNTING,
+                 '    entry.writer_gone = True\n'
+                 '    entry.live = _is_live(maintainer, entry)'
+                 '                    # N4.3\n',
+                 '    entry.writer_gone = True\n'),),
+        tests=('tests/unit/test_accounting.py', '-k', 'n4_3'),
+        why_not='it takes a commit between look and lock'),
+    Mutant(
+        'no-fsync-after-the-look', 'N5.1', (
+            Edit(_ACCOUNTING,
+                 "        maintainer.engine.sync('images')"
+                 '                        # N5.1\n',
+                 ''),),
+        workload='deleter-killed',
+        tests=('tests/unit/test_accounting.py', '-k', 'n5_1')),
+    Mutant(
+        'entry-removed-before-the-fence', 'N5.4', (
+            Edit(_ACCOUNTING,
+                 '        self._maintainer.settle(batch)'
+                 '                          # N5.2, N5.3\n'
+                 '        for entry in settled:',
+                 '        for entry in settled:'),
+            Edit(_ACCOUNTING,
+                 '                entry.recipe.unlink()'
+                 '                           # N5.4\n'
+                 '                self._removed += 1\n',
+                 '                entry.recipe.unlink()\n'
+                 '                self._removed += 1\n'
+                 '        self._maintainer.settle(batch)\n')),
+        workload='delete',
+        tests=('tests/unit/test_accounting.py', '-k', 'n5_order')),
+    Mutant(
+        'fence-not-fsynced', 'N5.3', (
+            Edit(_FENCE,
+                 '    int rc = env->fsync(env, file->fd);\n',
+                 '    int rc = 0;\n    (void)env, (void)file;\n'),),
+        tests=('tests/unit/test_c.py::test_c[test_fence-plain]',),
+        why_not='the fence tells of a catalog that lost what it had synced, '
+        'which the explorer\'s does not'),
+    # -- collecting (N6) --------------------------------------------------
+    Mutant(
+        'holes-before-the-entries-are-synced', 'N6.4', (
+            Edit(_COLLECT,
+                 '        s = write_changes(held, entries, err);\n'
+                 '    }\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = sync_group(held->group, err);\n'
+                 '    }\n',
+                 '        s = write_changes(held, entries, err);\n'
+                 '    }\n'),),
+        workload='collection'),
+    Mutant(
+        'entries-before-the-generation', 'N6.4', (
+            Edit(_COLLECT,
+                 '    gd_status s = next_generation(held, err);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = write_changes(held, entries, err);\n'
+                 '    }\n',
+                 '    gd_status s = write_changes(held, entries, err);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = next_generation(held, err);\n'
+                 '    }\n'),),
+        tests=('tests/unit/test_c.py::test_c[test_collect-plain]',),
+        why_not='it takes a process that outlives the collector, with a '
+        'fingerprint store that it believes'),
+    Mutant(
+        'rewritten-group-not-fsynced', 'I4', (
+            Edit(_REWRITE,
+                 'int rc = env->fsync(env, r->target.fd);',
+                 'int rc = 0;'),),
+        workload='rewriting'),
+    # -- merging (N10) ----------------------------------------------------
+    Mutant(
+        'merged-recipe-not-fsynced', 'N10.2', (
+            Edit(_MERGE,
+                 'int rc = repo->env->fsync(repo->env, merge->m.fd); '
+                 '/* N10.2 */',
+                 'int rc = 0;'),),
+        workload='merging'),
+    Mutant(
+        'exchange-before-the-counts', 'N10.3', (
+            Edit(_MERGER,
+                 '        maintainer.settle(batch)'
+                 '                                # N10.3\n'
+                 '        return Merged(merge.replaced, merge.exchange(),'
+                 '         # N10.4 to 7\n'
+                 '                      merge.collisions)\n',
+                 '        done = merge.exchange()\n'
+                 '        maintainer.settle(batch)\n'
+                 '        return Merged(merge.replaced, done, '
+                 'merge.collisions)\n'),),
+        tests=('tests/unit/test_merger.py::'
+               'test_counted_before_it_takes_the_name',),
+        why_not='after a crash M is still in the spool, and is counted '
+        'before anything is freed'),
+    Mutant(
+        'replaced-recipe-not-in-the-spool', 'N10.5', (
+            Edit(_MERGE,
+                 '    gd_status s = link_unique(merge, merge->image_name, '
+                 'GD_SPOOL_REPLACED, o,\n'
+                 '                              err);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = gd_sync_dir(repo->env, repo->root, '
+                 'GD_DIR_SPOOL, err);\n'
+                 '    }\n',
+                 '    gd_status s = link_unique(merge, merge->image_name, '
+                 'GD_SPOOL_REPLACED, o,\n'
+                 '                              err);\n'),),
+        workload='merging'),
+)
+
+
+def named(name: str) -> Mutant:
+    for mutant in MUTANTS:
+        if mutant.name == name:
+            return mutant
+    raise LookupError(f'there is no mutant {name!r}')
+
+
+class RottenError(Exception):
+    """An edit does not fit the code any more."""
+
+
+def edited(mutant: Mutant, top: pathlib.Path = TOP) -> dict[str, str]:
+    """The changed files' new texts.
+
+    :raises RottenError: unless each old text is found exactly once
+    """
+    texts: dict[str, str] = {}
+    for edit in mutant.edits:
+        text = texts.get(edit.file)
+        if text is None:
+            text = (top / edit.file).read_text()
+        found = text.count(edit.old)
+        if found != 1:
+            raise RottenError(
+                f'{mutant.name}: {edit.file} has this {found} times, not '
+                f'once:\n{edit.old}')
+        texts[edit.file] = text.replace(edit.old, edit.new)
+    return texts
+
+
+class Builder:
+    """Makes trees with a mutant in each.
+
+    :param directory: for the objects; must exist. They are compiled once
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+
+    def build(self, mutant: Mutant | None, tree: pathlib.Path) -> None:
+        """Make a tree that must not exist yet; of no mutant: all is good.
+
+        :raises RottenError: as its name says
+        :raises subprocess.CalledProcessError: if it does not compile
+        """
+        texts = {} if mutant is None else edited(mutant)
+        for name in _COPIED:
+            shutil.copytree(
+                TOP / name, tree / name,
+                ignore=shutil.ignore_patterns('__pycache__', '*.so',
+                                              'corpus', '*.tar.xz'))
+        for name in _ALONGSIDE:
+            shutil.copy(TOP / name, tree / name)
+        for name, text in texts.items():
+            (tree / name).write_text(text)
+        objects = dict(self._objects)
+        if any(name.endswith('.c') for name in texts):
+            changed = tree / 'mutated'
+            changed.mkdir()
+            for name in texts:
+                if name.endswith('.c'):
+                    objects[name] = self._compile(tree, name, changed)
+        _run(['gcc', '-shared', '-pthread', *objects.values(), *_LIBRARIES,
+              '-o', tree / _ENGINE])
+
+    @functools.cached_property
+    def _objects(self) -> dict[str, pathlib.Path]:
+        names = [str(path.relative_to(TOP)) for path in sorted(
+            [*TOP.glob('glance_dedup/_engine*.c'),
+             *TOP.glob('glance_dedup/engine/*.c')])]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            return dict(zip(names, pool.map(
+                lambda name: self._compile(TOP, name, self._directory),
+                names)))
+
+    @staticmethod
+    def _compile(tree: pathlib.Path, name: str, directory: pathlib.Path
+                 ) -> pathlib.Path:
+        result = directory / f'{pathlib.Path(name).stem}.o'
+        _run([*_COMPILE, f'-I{tree}/glance_dedup',
+              f'-I{sysconfig.get_paths()["include"]}',
+              '-c', tree / name, '-o', result])
+        return result
+
+
+def environment(tree: pathlib.Path) -> dict[str, str]:
+    """For a Python that is to run what is in a tree."""
+    return {**os.environ, 'PYTHONPATH': str(tree),
+            'PYTHONDONTWRITEBYTECODE': '1'}
+
+
+def _run(command: list) -> None:
+    subprocess.run([str(part) for part in command], check=True,
+                   timeout=_BUILD_TIMEOUT, capture_output=True, text=True)
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments:
+        for mutant in MUTANTS:
+            print(f'{mutant.name:40} {mutant.rule:10} '
+                  f'{mutant.workload or mutant.why_not}')
+        return
+    name, directory = arguments
+    tree = pathlib.Path(directory).resolve()
+    objects = tree.with_name(tree.name + '-objects')
+    objects.mkdir()
+    try:
+        Builder(objects).build(named(name), tree)
+    except subprocess.CalledProcessError as e:
+        print(e.stderr, file=sys.stderr)
+        raise
+    finally:
+        shutil.rmtree(objects)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

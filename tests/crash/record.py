@@ -1,0 +1,145 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The journal of what a process did to the files below a directory.
+
+Written by ``tests/functional/journal.c``, which says what a record holds.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import enum
+import json
+import os
+import struct
+import threading
+
+
+class Kind(enum.IntEnum):
+    CREATE = 1
+    MKDIR = 2
+    WRITE = 3
+    TRUNCATE = 4
+    ALLOCATE = 5
+    PUNCH = 6
+    LINK = 7
+    RENAME = 8
+    UNLINK = 9
+    SYNC = 10
+    MARK = 11
+    UNKNOWN = 12
+
+
+#: The entries of the engine's table of system calls that change something, and
+#: the kind of record that each becomes.
+ENTRIES = {
+    'openat': Kind.CREATE, 'pwritev': Kind.WRITE, 'fsync': Kind.SYNC,
+    'fdatasync': Kind.SYNC, 'ftruncate': Kind.TRUNCATE,
+    'fallocate': Kind.ALLOCATE, 'punch': Kind.PUNCH, 'linkat': Kind.LINK,
+    'renameat': Kind.RENAME, 'unlinkat': Kind.UNLINK, 'mkdirat': Kind.MKDIR}
+
+_RECORD = struct.Struct('<IIQQQQQHHI')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One call that was made; what of it means what, says journal.h."""
+
+    kind: Kind
+    inode: int
+    dir: int
+    other_dir: int
+    offset: int
+    length: int
+    name: str
+    other: str
+    data: bytes
+
+    def __str__(self):
+        words = [self.kind.name.lower()]
+        if self.name:
+            words.append(self.name)
+        if self.other:
+            words.append(f'to {self.other}')
+        if self.kind in (Kind.WRITE, Kind.PUNCH):
+            length = len(self.data) or self.length
+            words.append(f'{length} bytes at {self.offset}')
+        elif self.kind in (Kind.TRUNCATE, Kind.ALLOCATE):
+            words.append(f'{self.length} bytes')
+        elif self.kind in (Kind.MARK, Kind.UNKNOWN):
+            words.append(self.data.decode())
+        return ' '.join(words)
+
+
+def read(path):
+    """All records of a journal, in their order."""
+    records = []
+    with open(path, 'rb') as f:
+        data = f.read()
+    at = 0
+    while at < len(data):
+        (size, kind, inode, dir_, other_dir, offset, length, name_length,
+         other_length, data_length) = _RECORD.unpack_from(data, at)
+        name = at + _RECORD.size
+        other = name + name_length
+        content = other + other_length
+        assert content + data_length == at + size
+        records.append(Record(
+            Kind(kind), inode, dir_, other_dir, offset, length,
+            data[name:other].decode(), data[other:content].decode(),
+            data[content:at + size]))
+        at += size
+    return records
+
+
+class Recorder:
+    """Records this process, into which the library is preloaded."""
+
+    def __init__(self, journal, root):
+        self._library = ctypes.CDLL(None)
+        root = os.path.realpath(root)
+        if self._library.witness_record(
+                os.fsencode(journal), os.fsencode(root)) != 0:
+            raise RuntimeError(f'{journal} cannot be written')
+
+    @contextlib.contextmanager
+    def held(self, call, path, work):
+        """Have a thread do some work, and hold it up within.
+
+        :param call: of the C library, at whose next one it waits
+        :param path: of the file that the call is made on, as it begins,
+            relative to the root
+        """
+        failures = []
+
+        def run():
+            try:
+                work()
+            except BaseException as e:
+                failures.append(e)
+        self._library.witness_gate(call.encode(), path.encode())
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            arrived = self._library.witness_arrived(10000)
+            assert arrived, f'there was no {call} of {path}: {failures}'
+            yield
+        finally:
+            self._library.witness_open()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def mark(self, **fields):
+        """Note what begins, or has been acknowledged."""
+        self._library.witness_mark(json.dumps(fields).encode())

@@ -1,0 +1,92 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The bugs of ``mutants.py`` are found."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.crash import mutants
+
+# A mutant is found among the first few hundred states, or not at all.
+STATES = 2000
+SECONDS = 900
+TIMEOUT = 1500
+
+
+@pytest.fixture(scope='module')
+def builder(tmp_path_factory):
+    return mutants.Builder(tmp_path_factory.mktemp('objects'))
+
+
+def by_explorer():
+    return [pytest.param(mutant, id=mutant.name,
+                         marks=() if mutant.quick else pytest.mark.long)
+            for mutant in mutants.MUTANTS if mutant.workload]
+
+
+def by_tests():
+    return [pytest.param(mutant, id=mutant.name)
+            for mutant in mutants.MUTANTS if mutant.tests]
+
+
+def run(tree, *arguments):
+    return subprocess.run(
+        [sys.executable, '-m', *arguments], cwd=tree,
+        env=mutants.environment(tree), capture_output=True, text=True,
+        timeout=TIMEOUT)
+
+
+def run_tests(tree, mutant):
+    # Outside of the tree's own directory nothing of it is kept.
+    return run(tree, 'pytest', '-q', '-x', '-p', 'no:cacheprovider',
+               f'--basetemp={tree.with_name("temporary")}', *mutant.tests)
+
+
+@pytest.mark.parametrize('mutant', mutants.MUTANTS, ids=lambda m: m.name)
+def test_fits(mutant):
+    """None has rotten; and each says by what it is found."""
+    mutants.edited(mutant)
+    assert bool(mutant.workload) != bool(mutant.why_not)
+    assert mutant.workload or mutant.tests
+
+
+@pytest.mark.timeout(TIMEOUT)
+@pytest.mark.parametrize('mutant', by_explorer())
+def test_explorer_finds(mutant, builder, tmp_path):
+    tree = tmp_path / 'tree'
+    builder.build(mutant, tree)
+    found = run(mutants.TOP, 'tests.crash.explorer', '--tree', str(tree),
+                '--workload', mutant.workload, '--states', str(STATES),
+                '--seconds', str(SECONDS), '--keep', str(tmp_path / 'kept'))
+    lines = found.stdout.splitlines()
+    assert found.returncode == 1 and len(lines) > 1, (
+        f'{mutant.name} ({mutant.rule}) was not found: {lines[-1:]}\n'
+        f'{found.stderr}')
+    print(f'{mutant.name}: {json.loads(lines[-1])["states"]} states;',
+          json.loads(lines[0])['finding'])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('mutant', by_tests())
+def test_ordinary_tests_find(mutant, builder, tmp_path):
+    builder.build(mutant, tmp_path / 'mutant')
+    found = run_tests(tmp_path / 'mutant', mutant)
+    assert found.returncode == 1 and ' failed' in found.stdout, (
+        f'{mutant.name} ({mutant.rule}) was not found:\n{found.stdout}')
+    # Not for another reason.
+    builder.build(None, tmp_path / 'good')
+    good = run_tests(tmp_path / 'good', mutant)
+    assert good.returncode == 0, good.stdout

@@ -1,0 +1,300 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whether what a crash left is what it should be.
+
+:func:`verify` is run in a process of its own: it opens the catalog. It returns
+what is wrong, in a sentence, or None.
+"""
+
+import os
+import shutil
+import traceback
+
+from glance_dedup import check
+from glance_dedup import exceptions
+from tests.crash.expectation import make
+from tests.crash import survivor
+from tests.crash import workloads
+from tests import maintenance
+from tests import repositories
+
+# Nobody else is at work, so what looks wrong once is wrong.
+check.LOOKS = 1
+check.PAUSE = 0
+
+_ERRORS = (exceptions.DamagedError, exceptions.StorageError)
+
+#: What a check may note after recovery and a collection, by the first part of
+#: the file's name. Not among them: what nobody would ever give back, counts
+#: that err high, and what the index lacks.
+_NOTES = {
+    'quarantine': ('are set aside',),
+    'groups': ('',),        # tails that nobody leased yet
+    'spares': ('',),
+    'catalog': ('instead of 0', 'index records of blocks that are no more'),
+}
+#: And where something was damaged before.
+_HARMED = {
+    **_NOTES,
+    'catalog': (*_NOTES['catalog'], 'the next scrub tells it'),
+    'images': ('a spare copy stands in',),
+}
+#: What must not be noted before the recovery either: something was done too
+#: late, which a maintainer that starts would hide.
+_TOO_LATE = ('recipes that are gone',)
+_WARNED = ('neither counted nor in the spool',)
+
+
+def _is_among(finding, notes):
+    return any(note in finding.sentence
+               for note in notes.get(finding.file.split('/')[0], ()))
+
+
+class Wrong(Exception):
+    """It is not as it should be; says how."""
+
+
+def verify(world, expectation, filter_file=None, merge=False):
+    """Recover, and compare with what is expected."""
+    return _sentence(
+        _Verifier(world, expectation, filter_file, merge).run)
+
+
+def verify_survivor(world, fs, records, expectation, specs):
+    """Have a process live through what another did until it was killed.
+
+    :param fs: what there was when it began, and is in `world`
+    :param records: of what was done since
+    :param specs: of all contents that were ever stored
+    """
+    def run():
+        path = os.path.join(world, 'repository')
+        with repositories.open_repository(
+                path, filter_dir=world + '-filter-1', codec='none',
+                threads=0, segment_cache_mib=1) as repo:
+            survivor.remember(repo, map(make, specs))
+            replay = survivor.Replay(fs, world)
+            for made in records:
+                replay.feed(made)
+            replay.close()
+            verifier = _Verifier(world, expectation, None, False)
+            verifier.read(repo, 'for a process that lives on')
+            survivor.go_on(repo, expectation, specs)
+            verifier.read(repo, 'when a process that lives on has stored')
+            verifier.run()
+            verifier.read(repo, 'for a process that lived on')
+    return _sentence(run)
+
+
+def _sentence(run):
+    try:
+        run()
+    except Wrong as e:
+        return str(e)
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+def recover(stage, number):
+    """What is done after a crash, under record; it is verified elsewhere.
+
+    :param number: for the name of an image, not used before
+    """
+    if not os.path.exists(os.path.join(stage.path, 'repository.json')):
+        stage.create()
+    image = f'recovered-{number}'
+    with stage.open() as repo:
+        with workloads.maintaining(repo) as maintainer:
+            workloads.account(maintainer)
+            stage.mark(op='seen', images=repo.images())
+            stage.put(repo, image, (901, 4), (1, 8))
+            workloads.merge(maintainer)
+            workloads.collect(maintainer)
+            stage.delete(repo, image)
+
+
+class _Verifier:
+    def __init__(self, world, expectation, filter_file, merge):
+        self.path = os.path.join(world, 'repository')
+        self.filters = world + '-filter'
+        self.expected = expectation
+        self.filter_file = filter_file
+        self.merge = merge
+        self.begun = [spec for may in expectation.images.values()
+                      for spec in may if spec is not None]
+
+    def open(self):
+        return repositories.open_repository(
+            self.path, filter_dir=self.filters, codec='none', threads=0)
+
+    def run(self):
+        if not self.expected.created and not os.path.exists(
+                os.path.join(self.path, 'repository.json')):
+            # Then it can be made.
+            repositories.create(self.path, block_size=512, group_slots=64,
+                                segment_size=4096)
+        if self.filter_file is not None:
+            os.mkdir(self.filters)
+            shutil.copy(self.filter_file, self.filters)
+        self.check_first()
+        with self.open() as repo:
+            self.read(repo, 'at once')
+            with workloads.maintaining(repo) as maintainer:
+                for warning in maintainer.warnings:
+                    if any(word in warning for word in _WARNED):
+                        raise Wrong(f'the maintainer warns: {warning}')
+                workloads.account(maintainer)
+                if self.merge:
+                    workloads.merge(maintainer)
+                self.collect(maintainer)
+                self.read(repo, 'after the collection')
+                self.need_nothing_leaked(repo)
+                self.upload(repo)
+                self.collect(maintainer)
+                self.need_nothing_leaked(repo)
+                self.read(repo, 'at the end')
+        self.check_last()
+
+    def collect(self, maintainer):
+        result = workloads.collect(maintainer)
+        if result.evacuated:
+            # That took lease of a group, and made what a dead writer had left
+            # behind its published count known: it goes with the next one.
+            result = workloads.collect(maintainer, evacuate_share=0)
+        lost = self.expected.damaged
+        if result.failed and not lost:
+            raise Wrong(f'a collection failed: {result.failed}')
+        if result.refused and not lost:
+            raise Wrong(f'a collection was refused: {result.refused}')
+        if result.busy:
+            raise Wrong(f'{result.busy} groups were busy')
+
+    # -- the independent check --------------------------------------------
+
+    def check_first(self):
+        report = check.check(self.path)
+        for finding in report.findings:
+            if finding.severity != check.DAMAGE and not any(
+                    note in finding.sentence for note in _TOO_LATE):
+                continue
+            if (finding.severity == check.DAMAGE
+                    and finding.file.split('/')[0] == 'catalog'):
+                continue    # it may be lost
+            if self.is_on_purpose(finding):
+                continue
+            raise Wrong(f'before the recovery: {finding}')
+
+    def is_on_purpose(self, finding):
+        return self.expected.harmed and (
+            set(finding.images) <= self.expected.damaged)
+
+    def check_last(self):
+        for finding in check.check(self.path).findings:
+            if self.is_on_purpose(finding) and finding.severity == (
+                    check.DAMAGE):
+                continue
+            if finding.file.endswith('.new'):
+                continue    # of a creation, or an upgrade, that did not end
+            notes = _HARMED if self.expected.harmed else _NOTES
+            if finding.severity == check.DAMAGE or not _is_among(
+                    finding, notes):
+                raise Wrong(f'at the end: {finding}')
+
+    # -- images -----------------------------------------------------------
+
+    def read(self, repo, when):
+        """Each image is one of those that it may be; and stays that one."""
+        there = repo.images()
+        for image in there:
+            if image not in self.expected.images:
+                raise Wrong(f'{when} there is an image {image}, which nobody '
+                            'stored')
+        for image, may in self.expected.images.items():
+            if image not in there:
+                if None not in may:
+                    raise Wrong(f'{when} the image {image} is gone')
+                self.expected.images[image] = [None]
+                continue
+            try:
+                data = repositories.read_all(repo, image)
+            except _ERRORS as e:
+                if image in self.expected.damaged:
+                    continue
+                raise Wrong(f'{when} the image {image} cannot be read: {e}')
+            found = [spec for spec in may
+                     if spec is not None and make(spec) == data]
+            if not found:
+                raise Wrong(f'{when} the image {image} has {len(data)} bytes '
+                            'that are not its own, or it was deleted')
+            self.expected.images[image] = found[:1]
+
+    # -- garbage ----------------------------------------------------------
+
+    def need_nothing_leaked(self, repo):
+        if self.expected.damaged:
+            return
+        spool = os.listdir(os.path.join(self.path, 'spool'))
+        if spool:
+            raise Wrong(f'the spool still has {spool[0]}')
+        named = set(maintenance.expected_counts(repo))
+        for group in maintenance.groups(self.path):
+            file = repositories.Group(self.path, group)
+            published = file.record()[2]
+            for slot in range(file.slots):
+                is_live = file.state(slot) == repositories.LIVE
+                if is_live and slot < published and (
+                        (group, slot) not in named):
+                    raise Wrong(f'after a collection slot {slot} of group '
+                                f'{group} lives, and no image needs it')
+                if not is_live and (group, slot) in named and not (
+                        self.expected.harmed
+                        and file.state(slot) == repositories.DAMAGED):
+                    raise Wrong(f'slot {slot} of group {group} is needed, and '
+                                f'has state {file.state(slot)}')
+
+    # -- it goes on -------------------------------------------------------
+
+    def upload(self, repo):
+        """New images can be stored, find what is there, and can be deleted."""
+        spec = [(901, 3), (902, 4)]
+        self.expected.images['verified'] = [spec]
+        repositories.put(repo, 'verified', make(spec))
+        if repositories.put(repo, 'verified-too', make(spec)).new_bytes:
+            raise Wrong('an image stored a second time found no duplicates')
+        repo.delete('verified-too')
+        for number, spec in enumerate(self.begun):
+            if [spec] in self.expected.images.values():
+                continue
+            # What is left of it may be torn, and must not be found.
+            again = f'begun-{number}'
+            repositories.put(repo, again, make(spec))
+            if repositories.read_all(repo, again) != make(spec):
+                raise Wrong(f'{spec} was stored, and is read otherwise')
+            repo.delete(again)
+        published = {
+            group: repositories.Group(self.path, group).record()[2]
+            for group in maintenance.groups(self.path)}
+        for image, may in sorted(self.expected.images.items()):
+            spec = may[0]
+            if spec is None or image in self.expected.damaged or any(
+                    slot >= published[group] for group, slot
+                    in maintenance.blocks_of(repo, image)):
+                continue
+            again = f'{image}-again'
+            stat = repositories.put(repo, again, make(spec))
+            if stat.new_bytes and not self.expected.harmed:
+                raise Wrong(f'{stat.new_bytes} bytes of {image} were stored '
+                            'again')
+            repo.delete(again)
+            break

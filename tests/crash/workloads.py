@@ -1,0 +1,519 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The workloads whose crash states are explored.
+
+A workload is a function of a :class:`Stage`, named in :data:`WORKLOADS` by the
+decorator: that is the one place to which a later task that changes something
+is added. It is run under record from the creation of the repository on, in
+a process of its own. It does its deeds through the stage, which marks in the
+journal what begins and what is acknowledged.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+
+from dedupd import accounting
+from dedupd import collector
+from dedupd import merger
+from dedupd import scrubber
+from dedupd import task
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import upgrade
+from tests.crash.expectation import make
+from tests import maintenance
+from tests import repositories
+
+WORKLOADS = {}
+
+#: Less room for the catalog than otherwise, so that states are written fast.
+maintainer_module._RESERVE_BYTES = 1 << 16
+
+
+def workload(function):
+    WORKLOADS[function.__name__.replace('_', '-')] = function
+    return function
+
+
+class Stage:
+    """The repository in which a workload works.
+
+    :param world: the directory that is recorded; the repository is in it
+    :param side: a directory for what is not part of it, as the filter
+    """
+
+    def __init__(self, world, side, recorder):
+        self.path = os.path.join(world, 'repository')
+        self.filters = os.path.join(side, 'filter')
+        self.mark = recorder.mark
+        self.recorder = recorder
+
+    # -- what users do ----------------------------------------------------
+
+    def create(self, **parameters):
+        self.mark(op='create', phase='begin')
+        repositories.create(self.path, **{
+            'block_size': 512, 'group_slots': 64, 'segment_size': 4096,
+            **parameters})
+        self.mark(op='create', phase='end')
+
+    def open(self, **options):
+        return repositories.open_repository(self.path, **{
+            'filter_dir': self.filters, 'codec': 'none', 'threads': 0,
+            **options})
+
+    def begin(self, repo, image, spec):
+        self.mark(op='put', phase='begin', image=image, spec=spec)
+        return repo.begin(image)
+
+    def end(self, transaction, image):
+        transaction.commit()
+        self.mark(op='put', phase='end', image=image)
+
+    def put(self, repo, image, *spec):
+        with self.begin(repo, image, spec) as transaction:
+            transaction.write(make(spec))
+            self.end(transaction, image)
+
+    def abort(self, repo, image, *spec):
+        with self.begin(repo, image, spec) as transaction:
+            transaction.write(make(spec))
+            transaction.abort()
+        self.mark(op='put', phase='aborted', image=image)
+
+    def delete(self, repo, image):
+        self.mark(op='delete', phase='begin', image=image)
+        repo.delete(image)
+        self.mark(op='delete', phase='end', image=image)
+
+    def held(self, call, path, work):
+        """Do something while `work`, in a thread, waits within."""
+        return self.recorder.held(call, f'repository/{path}', work)
+
+    # -- damage -----------------------------------------------------------
+
+    def damage_block(self, repo, image, number, hit):
+        """Change a byte of a block, as a failing disk would: it is durable."""
+        group, slot = maintenance.blocks_of(repo, image)[number]
+        file = repositories.Group(self.path, group)
+        _, _, segment, place = file.entry(slot)
+        self.mark(op='damage', images=hit)
+        _overwrite(file.path, segment + 32 + (place & 0xfffff) + 5)
+
+    def damage_recipe(self, image):
+        self.mark(op='damage', images=[image])
+        _overwrite(os.path.join(self.path, 'images', image), 4096 + 20)
+
+
+def _overwrite(path, offset):
+    fd = os.open(path, os.O_RDWR)
+    byte = os.pread(fd, 1, offset)[0] ^ 255
+    os.pwrite(fd, bytes([byte]), offset)
+    os.fsync(fd)
+    os.close(fd)
+
+
+# -- what the maintainer does -------------------------------------------------
+
+@contextlib.contextmanager
+def maintaining(repo):
+    with maintainer_module.Maintainer(repo) as maintainer:
+        yield maintainer
+
+
+def account(maintainer):
+    return accounting.run_once(maintainer, task.Control())
+
+
+def merge(maintainer):
+    return merger.run_once(maintainer, task.Control())
+
+
+def collect(maintainer, live_share=50, evacuate_share=10):
+    return collector.run_once(maintainer, task.Control(),
+                              live_share=live_share,
+                              evacuate_share=evacuate_share)
+
+
+def scrub(maintainer, spare_threshold=0):
+    return scrubber.run_once(maintainer, task.Control(), full=True,
+                             spare_threshold=spare_threshold)
+
+
+# -- the workloads ------------------------------------------------------------
+
+@workload
+def create(stage):
+    """The repository's own creation, and the first upload."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'first', (1, 5))
+
+
+@workload
+def store(stage):
+    """Uploads that share blocks; two handles; groups fill."""
+    stage.create()
+    with stage.open() as one, stage.open() as two:
+        stage.put(one, 'a', (1, 20), (0, 3), (2, 10))
+        stage.put(two, 'b', (1, 20), (3, 30), (4, 12))
+        first = stage.begin(one, 'c', [(5, 40), (6, 40)])
+        second = stage.begin(two, 'd', [(5, 40), (2, 10), (7, 9)])
+        first.write(make([(5, 40)]))
+        second.write(make([(5, 40), (2, 10)]))
+        first.write(make([(6, 40)]))
+        second.write(make([(7, 9)]))
+        stage.end(second, 'd')
+        stage.end(first, 'c')
+        stage.put(one, 'e', (6, 40), (7, 9))
+
+
+@workload
+def store_kept(stage):
+    """A sync point within a transaction that others build upon."""
+    stage.create()
+    with stage.open() as one, stage.open() as two:
+        first = stage.begin(one, 'a', [(1, 30), (2, 10)])
+        first.write(make([(1, 30)]))
+        first.keep()
+        stage.put(two, 'b', (1, 30), (3, 5))
+        first.write(make([(2, 10)]))
+        first.abort()
+        stage.mark(op='put', phase='aborted', image='a')
+        stage.put(one, 'c', (1, 30), (2, 10), (4, 40))
+        stage.abort(two, 'd', (5, 50), (1, 30))
+        stage.put(two, 'd', (5, 50))
+
+
+@workload
+def store_threads(stage):
+    """With a pool of threads, and compression."""
+    stage.create()
+    with stage.open(threads=2, codec='zstd') as repo:
+        stage.put(repo, 'a', (1, 40), (0, 8), (2, 30))
+        stage.put(repo, 'b', (2, 30), (3, 50))
+
+
+@workload
+def store_meeting(stage):
+    """Uploads that meet others in the middle of their syncs and commits."""
+    stage.create()
+    with stage.open() as one, stage.open() as two:
+        stage.put(two, 'first', (9, 4))
+        for number, (call, path) in enumerate((
+                ('fdatasync', 'groups/'), ('pwritev', 'groups/'),
+                ('fsync', 'spool'), ('linkat', 'images/'),
+                ('fsync', 'images'))):
+            seed = 10 * number
+            with stage.held(call, path, lambda: stage.put(
+                    one, f'one-{number}', (seed + 1, 30), (seed + 2, 10))):
+                stage.put(two, f'two-{number}', (seed + 1, 30), (seed + 3, 5))
+
+
+@workload
+def delete(stage):
+    """Deletes: of what is counted, of what is not, and the id used again."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        stage.put(repo, 'b', (1, 20), (3, 30))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            stage.put(repo, 'c', (3, 30), (4, 5))
+            stage.delete(repo, 'a')
+            stage.delete(repo, 'c')
+            stage.put(repo, 'a', (5, 7), (3, 30))
+            account(maintainer)
+            stage.delete(repo, 'a')
+            stage.put(repo, 'a', (4, 5), (2, 10))
+            stage.delete(repo, 'b')
+            account(maintainer)
+
+
+@workload
+def deleter_killed(stage):
+    """A deleter was killed before its last fsync; what it did is settled."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        stage.put(repo, 'b', (1, 20), (3, 30))
+        image = os.path.join(stage.path, 'images', 'a')
+        spool = os.path.join(stage.path, 'spool')
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            stage.mark(op='delete', phase='begin', image='a')
+            os.link(image, os.path.join(spool, f'D-{"1" * 32}'))    # N9.3
+            fd = os.open(spool, os.O_RDONLY)
+            os.fsync(fd)                                            # N9.4
+            os.close(fd)
+            os.unlink(image)                                        # N9.5
+            collect(maintainer, live_share=0, evacuate_share=0)
+            stage.mark(op='seen', images=repo.images())
+            stage.put(repo, 'c', (4, 5))
+
+
+@workload
+def collection(stage):
+    """Freeing, punching, a group unlinked; uploads go on meanwhile."""
+    stage.create()
+    with stage.open() as repo, stage.open() as other:
+        for number in range(6):
+            stage.put(repo, f'image-{number}', (number + 1, 20), (50, 5),
+                      (0, 2))
+        with maintaining(repo) as maintainer:
+            collect(maintainer, live_share=0, evacuate_share=0)
+            stage.delete(repo, 'image-1')
+            stage.delete(repo, 'image-3')
+            collect(maintainer, live_share=0, evacuate_share=0)
+            stage.put(other, 'new', (2, 20), (60, 10))
+            for number in (0, 2):
+                stage.delete(repo, f'image-{number}')
+            held = stage.begin(other, 'held', [(61, 10), (62, 10)])
+            held.write(make([(61, 10)]))
+            collect(maintainer, live_share=0, evacuate_share=0)
+            held.write(make([(62, 10)]))
+            stage.end(held, 'held')
+            stage.delete(repo, 'new')
+            collect(maintainer, live_share=0, evacuate_share=0)
+
+
+@workload
+def collection_meeting(stage):
+    """Uploads and deletes between the steps of accounting and collection."""
+    stage.create()
+    with stage.open() as repo, stage.open() as other:
+        for number in range(7):
+            stage.put(repo, f'image-{number}', (number + 1, 14), (50, 5))
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            for number, (call, path) in enumerate((
+                    ('fsync', 'images'), ('fsync', 'fence'),
+                    ('unlinkat', 'spool/D'), ('pwritev', 'groups/'),
+                    ('fdatasync', 'groups/'), ('renameat', 'groups/'))):
+                stage.delete(other, f'image-{number}')
+                with stage.held(call, path, lambda: collect(
+                        maintainer, live_share=95, evacuate_share=0)):
+                    # What is just being collected, or about to be.
+                    stage.put(other, f'new-{number}', (number + 1, 14),
+                              (60 + number, 3))
+                    if number:
+                        stage.delete(other, f'new-{number - 1}')
+
+
+@workload
+def rewriting(stage):
+    """Groups of which little lives are rewritten."""
+    stage.create()
+    with stage.open() as repo:
+        for number in range(8):
+            stage.put(repo, f'image-{number}', (number + 1, 12), (50, 5))
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            for number in (0, 2, 3, 5):
+                stage.delete(repo, f'image-{number}')
+            collect(maintainer, live_share=90, evacuate_share=0)
+            stage.put(repo, 'new', (1, 12), (20, 3))
+            stage.delete(repo, 'image-1')
+            collect(maintainer, live_share=90, evacuate_share=0)
+
+
+@workload
+def evacuation(stage):
+    """Groups with few live blocks are evacuated, and then unlinked."""
+    stage.create()
+    with stage.open() as repo:
+        for number in range(6):
+            stage.put(repo, f'image-{number}', (number + 1, 28), (40, 2))
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            for number in (0, 2, 3):
+                stage.delete(repo, f'image-{number}')
+            collect(maintainer, live_share=0, evacuate_share=70)
+            collect(maintainer, live_share=0, evacuate_share=70)
+            stage.put(repo, 'new', (1, 28), (41, 10))
+            collect(maintainer, live_share=0, evacuate_share=70)
+
+
+@workload
+def merging(stage):
+    """Duplicates that the upload missed are merged."""
+    stage.create()
+    shutil.rmtree(stage.filters, ignore_errors=True)
+    with stage.open() as one:
+        stage.put(one, 'a', (1, 20), (2, 10))
+        with repositories.holding(
+                os.path.join(stage.path, 'locks', 'groups'),
+                repositories.SHARE_BYTE + 1):
+            stage.put(one, 'b', (1, 20), (3, 10))
+            stage.put(one, 'c', (2, 10), (1, 20), (3, 10))
+        with maintaining(one) as maintainer:
+            account(maintainer)
+            merge(maintainer)
+            collect(maintainer, live_share=0, evacuate_share=0)
+            stage.delete(one, 'b')
+            with repositories.holding(
+                    os.path.join(stage.path, 'locks', 'groups'),
+                    repositories.SHARE_BYTE + 1):
+                stage.put(one, 'b', (1, 20), (4, 10))
+            merge(maintainer)
+            stage.delete(one, 'a')
+            account(maintainer)
+            collect(maintainer, live_share=0, evacuate_share=0)
+
+
+@workload
+def scrubbing(stage):
+    """A damaged block is set aside, marked, and healed by a later upload."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        stage.put(repo, 'b', (1, 20), (3, 10))
+        stage.put(repo, 'c', (4, 10))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            stage.damage_block(repo, 'a', 5, ['a', 'b'])
+            assert scrub(maintainer).damaged == 1
+            stage.put(repo, 'd', (1, 20), (5, 4))
+            assert scrub(maintainer).healed
+            stage.mark(op='healed', images=['a', 'b'])
+            collect(maintainer, live_share=90)
+
+
+@workload
+def spares(stage):
+    """Spare copies are made, and stand in for a damaged block."""
+    stage.create()
+    with stage.open() as repo:
+        for image in 'abc':
+            stage.put(repo, image, (1, 8), (ord(image), 6))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            scrub(maintainer, spare_threshold=3)
+            stage.put(repo, 'd', (1, 8), (2, 5))
+            stage.damage_block(repo, 'a', 3, [])
+            scrub(maintainer, spare_threshold=3)
+            collect(maintainer)
+            stage.delete(repo, 'a')
+            stage.delete(repo, 'b')
+            collect(maintainer)
+            scrub(maintainer, spare_threshold=3)
+
+
+@workload
+def catalog_rebuild(stage):
+    """The catalog is lost, or older than the fence."""
+    stage.create()
+    with stage.open() as repo:
+        for number in range(4):
+            stage.put(repo, f'image-{number}', (number + 1, 12), (50, 5))
+        catalog = os.path.join(stage.path, 'catalog')
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            merge(maintainer)
+        older = stage.filters + '-catalog'
+        shutil.copytree(catalog, older)
+        stage.delete(repo, 'image-1')
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+        _replace(catalog, older)
+        stage.delete(repo, 'image-0')
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            stage.put(repo, 'image-0', (7, 12), (50, 5))
+        _replace(catalog, None)
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            stage.delete(repo, 'image-2')
+            maintainer.rebuild()
+            collect(maintainer)
+
+
+def _replace(catalog, other):
+    """Put another catalog in its place, or none; all of it is recorded."""
+    for name in os.listdir(catalog):
+        os.unlink(os.path.join(catalog, name))
+    os.rmdir(catalog)
+    if other is None:
+        return
+    os.mkdir(catalog)
+    for name in sorted(os.listdir(other)):
+        with open(os.path.join(other, name), 'rb') as f:
+            content = f.read()
+        if name.startswith('LOG'):
+            continue
+        with open(os.path.join(catalog, name), 'wb', buffering=0) as f:
+            if content:
+                f.write(content)
+            os.fsync(f.fileno())
+
+
+@workload
+def mark_lost(stage):
+    """An image whose recipe is damaged is given up."""
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        stage.put(repo, 'b', (1, 20), (3, 10))
+        with maintaining(repo) as maintainer:
+            collect(maintainer)
+            stage.damage_recipe('a')
+            stage.delete(repo, 'b')
+            stage.put(repo, 'c', (2, 10), (4, 10))
+            collect(maintainer)
+            stage.mark(op='delete', phase='begin', image='a')
+            scrubber.mark_lost(maintainer, 'a')
+            stage.mark(op='delete', phase='end', image='a')
+            collect(maintainer)
+
+
+@workload
+def upgrading(stage):
+    """The format's version is raised, by steps that only this knows."""
+    def step(minor):
+        def run(repo, progress):
+            path = os.path.join(repo.path, 'quarantine', f'step-{minor}')
+            with open(path, 'wb', buffering=0) as f:
+                f.write(b'done')
+                os.fsync(f.fileno())
+        return upgrade.Step((1, minor - 1), (1, minor), '', run)
+    upgrade.STEPS = [step(1), step(2)]
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        upgrade.upgrade(repo, lambda *arguments: None)
+        stage.put(repo, 'b', (1, 20), (3, 10))
+
+
+@workload
+def everything(stage):
+    """All of it, in the order of a day; by chance, but the same each time."""
+    stage.create()
+    rng = random.Random(7)
+    there = []
+    with stage.open() as repo, stage.open(codec='lz4') as other:
+        with maintaining(repo) as maintainer:
+            for step in range(24):
+                kind = rng.randrange(7)
+                if kind < 3 or not there:
+                    spec = [(rng.randrange(1, 9), rng.randrange(1, 12))
+                            for _ in range(rng.randrange(1, 5))]
+                    image = f'image-{step}'
+                    stage.put(rng.choice([repo, other]), image, *spec)
+                    there.append(image)
+                elif kind < 5:
+                    stage.delete(repo, there.pop(rng.randrange(len(there))))
+                elif kind == 5:
+                    collect(maintainer, live_share=80, evacuate_share=40)
+                else:
+                    merge(maintainer)
