@@ -1,0 +1,122 @@
+/*
+ * fuzz_chunker.c - where a stream is cut does not depend on the pieces it comes
+ * in, and the fast test for zeros agrees with the scalar one.
+ *
+ * Input: block size (1), seed of the pieces (4), the stream.
+ */
+#include "chunker.h"
+#include "fuzz.h"
+
+enum { MOST_BLOCKS = 1 << 16 };
+
+typedef struct cuts {
+    uint32_t lengths[MOST_BLOCKS];
+    size_t count;
+} cuts;
+
+static void
+add_cut(cuts *c, size_t length, const gd_chunker *chunker)
+{
+    MUST(length >= 1 && length <= chunker->max_length);
+    MUST(c->count < MOST_BLOCKS);
+    c->lengths[c->count++] = (uint32_t)length;
+}
+
+/* The whole stream at hand. */
+static void
+cut_whole(const gd_chunker *chunker, const uint8_t *data, size_t size, cuts *c)
+{
+    c->count = 0;
+    while (size > 0) {
+        size_t length = chunker->next(chunker, data, size, true);
+        MUST(length <= size);
+        add_cut(c, length, chunker);
+        data += length;
+        size -= length;
+    }
+}
+
+/* A copy as long as what has come, so that a look beyond it is seen. */
+static size_t
+ask(const gd_chunker *chunker, const uint8_t *data, size_t length, bool last)
+{
+    uint8_t *copy = malloc(length + 1);
+    MUST(copy != NULL);
+    memcpy(copy + 1, data, length); /* of an odd alignment */
+    size_t cut = chunker->next(chunker, copy + 1, length, last);
+    free(copy);
+    MUST(cut <= length);
+    return cut;
+}
+
+static void
+cut_pieces(const gd_chunker *chunker, const uint8_t *data, size_t size,
+           uint32_t seed, cuts *c)
+{
+    size_t from = 0, had = 0;
+    c->count = 0;
+    while (from < size) {
+        seed = seed * 1664525 + 1013904223;
+        size_t more = 1 + (seed >> 8) % (chunker->max_length * 3 / 2);
+        had = size - had < more ? size : had + more;
+        for (;;) {
+            size_t cut = from == had ? 0
+                                     : ask(chunker, data + from, had - from,
+                                           had == size);
+            if (cut == 0) {
+                MUST(had - from < chunker->max_length && had < size);
+                break;
+            }
+            add_cut(c, cut, chunker);
+            from += cut;
+            if (from == size) {
+                break;
+            }
+        }
+    }
+}
+
+static void
+check_zeros(const uint8_t *data, size_t size)
+{
+    for (size_t skip = 0; skip <= size && skip < 9; skip++) {
+        size_t length = size - skip;
+        uint8_t *copy = malloc(length + 1);
+        MUST(copy != NULL);
+        memcpy(copy + 1, data + skip, length);
+        MUST(gd_is_zero(copy + 1, length) ==
+             gd_is_zero_scalar(copy + 1, length));
+        memset(copy + 1, 0, length);
+        MUST(gd_is_zero(copy + 1, length));
+        if (length > 0) {
+            copy[1 + (size * 7 + skip * 31) % length] = 1;
+            MUST(!gd_is_zero(copy + 1, length));
+        }
+        free(copy);
+    }
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static cuts whole, pieces;
+    input in = {data, size};
+    gd_chunker chunker;
+    gd_error err;
+    size_t block = (size_t)take8(&in);
+    uint32_t seed = take32(&in);
+    block = block < 128 ? (size_t)512 << block % 8 : block * 16;
+    gd_status s = gd_chunker_fixed(&chunker, block, &err);
+    bool good = block >= GD_BLOCK_MIN && block <= GD_BLOCK_MAX &&
+                (block & (block - 1)) == 0;
+    MUST((s == GD_OK) == good);
+    check_zeros(in.at, in.left);
+    if (s == GD_OK) {
+        cut_whole(&chunker, in.at, in.left, &whole);
+        cut_pieces(&chunker, in.at, in.left, seed, &pieces);
+        MUST(whole.count == pieces.count);
+        MUST(memcmp(whole.lengths, pieces.lengths,
+                    whole.count * sizeof whole.lengths[0]) == 0);
+    }
+    return 0;
+}

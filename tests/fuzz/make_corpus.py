@@ -1,0 +1,204 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Makes the first seeds of the fuzz targets, out of a real repository.
+
+``python -m tests.fuzz.make_corpus DIRECTORY`` writes ``DIRECTORY/<target>/``.
+Each target's own file says what its inputs look like. What a run finds beyond
+them is kept after ``-merge=1``; see test_fuzz.py.
+"""
+
+import pathlib
+import random
+import struct
+import sys
+import tempfile
+
+from glance_dedup import repository
+from tests import repositories
+
+HEADER, PAGE, SECTOR, STORE = 512, 4096, 512, 4096
+ENTRY, PER_SECTOR, EXTENT, EXTENTS = 56, 9, 40, 102
+BLOCK, SLOTS, SEGMENT = 512, 64, 2048
+DATA = STORE + 8 * SECTOR
+# The targets' own repository.
+REPOSITORY_ID = bytes(range(1, 17))
+RIGHT, WRITE, WHOLE = 1, 2, 4  # flags of some targets
+
+
+def make_repository(path):
+    repository.Repository.create(path, block_size=BLOCK, group_slots=SLOTS,
+                                 segment_size=SEGMENT)
+    for number, codec in enumerate(('none', 'lz4', 'zstd')):
+        with repository.Repository(path, codec=codec,
+                                   filter_dir=str(path)) as handle:
+            with handle.begin(f'image-{number}', 'project') as transaction:
+                transaction.write(
+                    repositories.mixture(40000, seed=number, unit=BLOCK))
+                transaction.commit()
+
+
+def entry_at(slot):
+    return STORE + slot // PER_SECTOR * SECTOR + slot % PER_SECTOR * ENTRY
+
+
+def entries_of(group, count):
+    return [group[entry_at(slot):entry_at(slot) + ENTRY]
+            for slot in range(count)]
+
+
+def with_id(header):
+    return header[:16] + REPOSITORY_ID + header[32:]
+
+
+def group_seeds(groups):
+    for group in groups:
+        for count, length in ((4, 600), (12, 2500)):
+            yield (bytes([RIGHT]) + with_id(group)[:72]
+                   + group[512:544] + group[1024:1056] + bytes([count])
+                   + b''.join(entries_of(group, count))
+                   + group[DATA:DATA + length])
+
+
+def fpstore_seeds(groups):
+    for group in groups:
+        for count in (1, 3, 20):
+            yield (struct.pack('<BHBQ', RIGHT, 0, 0, 77)
+                   + b''.join(entries_of(group, count)))
+
+
+def segment_seeds(groups):
+    seen = set()
+    for group in groups:
+        for entry in entries_of(group, SLOTS):
+            offset, place = struct.unpack('<IQ', entry[40:52])
+            stored, codec = place >> 37 & 0x1fffff, place >> 58 & 7
+            if stored == 0 or (codec, stored // 256) in seen:
+                continue
+            seen.add((codec, stored // 256))
+            yield b'\0' + group[offset:offset + 32 + stored]
+    for codec in range(3):
+        yield bytes([1, codec, 1]) + b'a line of a text\n' * 60
+        yield bytes([1, codec, 3]) + random.Random(codec).randbytes(300)
+
+
+def recipe_seeds(recipes):
+    for recipe in recipes:
+        extents = recipe[PAGE + 8:PAGE + 8 + EXTENTS * EXTENT].rstrip(b'\0')
+        extents += bytes(-len(extents) % EXTENT)
+        yield bytes([RIGHT | WHOLE]) + with_id(recipe)[:400] + extents
+    yield bytes([WRITE]) + bytes(range(1, 120))
+    yield bytes([WRITE]) + bytes([3, 255, 255, 0, 1, 0, 2, 1, 5, 5, 9, 9]) * 5
+
+
+def filter_seeds():
+    buckets = (65536 - 4096) // 64
+    header = struct.pack('<8sII16sQQ', b'GDFILTER', 1, 0, bytes([1, 2, 3]),
+                         4096 + 64 * buckets, buckets)
+    rng = random.Random(1)
+    operations = b''.join(
+        struct.pack('<BHB', rng.randrange(8), rng.randrange(65536),
+                    rng.randrange(256)) for _ in range(60))
+    yield bytes([RIGHT]) + header.ljust(200, b'\0') + operations
+    yield bytes([WRITE]) + operations
+    yield bytes([WRITE]) + struct.pack('<BHB', 5, 1, 255) * 90
+
+
+def chunker_seeds():
+    for block in (0, 3, 7, 128, 130):
+        yield struct.pack('<BI', block, block) + bytes(700) + b'x' * 600
+
+
+def fence_and_index_seeds():
+    rng = random.Random(2)
+    for what in range(8):
+        yield bytes([what]) + rng.randbytes(300)
+        yield bytes([what]) + bytes(rng.choices(range(3), k=200))
+
+
+def programs(seed, count, length):
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield rng.randbytes(rng.randrange(8, length))
+
+
+# Operations of fuzz_writer.c: the number of each, and how many bytes it takes.
+PUT, BEGIN, WRITE, COMMIT, END, DELETE, OPEN, READ = 0, 2, 3, 4, 5, 6, 7, 8
+MAINTAIN, COPY, FILTER, REOPEN, SPACE, FAULT = 9, 11, 12, 13, 14, 15
+
+
+def writer_program(rng):
+    """What two processes might do, with few contents, so that they meet."""
+    contents = [bytes([20, rng.randrange(256), rng.randrange(10, 41), 0])
+                for _ in range(3)]
+    program = bytearray([rng.choice([0, 0, 8, 2, 7]), 4, 0, 0])
+    for _ in range(rng.randrange(12, 40)):
+        what = rng.choice([PUT, PUT, PUT, DELETE, DELETE, BEGIN, WRITE, COMMIT,
+                           END, OPEN, READ, MAINTAIN, MAINTAIN, MAINTAIN, COPY,
+                           FILTER, REOPEN, SPACE, FAULT])
+        who, image = rng.choice([0, 128]), rng.randrange(3)
+        if what == MAINTAIN:
+            task = rng.choice([0, 0, 0, 1, 2, 3, 4])
+            program += bytes([MAINTAIN + 16 * task, who + rng.randrange(8)])
+            program += bytes(1) if task in (0, 3) else b''
+            continue
+        program += bytes([what, who + image])
+        if what == PUT:
+            program += rng.choice(contents) + bytes([99, 9])
+        elif what in (BEGIN, OPEN, FAULT):
+            program += bytes([rng.randrange(3 if what != FAULT else 90)])
+        elif what == WRITE:
+            program += rng.choice(contents)
+        elif what == READ:
+            program += rng.randbytes(4)
+        elif what == COPY:
+            program += bytes([rng.randrange(4), rng.randrange(3)])
+    return bytes(program)
+
+
+def spool_seeds(recipes):
+    for recipe in recipes:
+        for flags, kind in ((RIGHT, 0), (RIGHT, 1), (RIGHT, 3),
+                            (RIGHT | WRITE, 0), (RIGHT | WRITE, 3)):
+            yield bytes([flags, 0, kind]) + with_id(recipe)[:400]
+    yield from programs(3, 5, 200)
+
+
+def make(directory):
+    with tempfile.TemporaryDirectory() as path:
+        make_repository(path)
+        groups = [file.read_bytes() for file
+                  in sorted(pathlib.Path(path, 'groups').iterdir())]
+        recipes = [file.read_bytes() for file
+                   in sorted(pathlib.Path(path, 'images').iterdir())]
+    corpora = {
+        'group': group_seeds(groups),
+        'fpstore': fpstore_seeds(groups),
+        'segment': segment_seeds(groups),
+        'recipe': recipe_seeds(recipes),
+        'filter': filter_seeds(),
+        'chunker': chunker_seeds(),
+        'catalog': fence_and_index_seeds(),
+        'spool': spool_seeds(recipes),
+        'wire': programs(4, 20, 120),
+        'reader': programs(5, 30, 120),
+        'writer': (writer_program(random.Random(seed)) for seed in range(30)),
+    }
+    for target, seeds in corpora.items():
+        corpus = pathlib.Path(directory, target)
+        corpus.mkdir(parents=True, exist_ok=True)
+        for number, seed in enumerate(seeds):
+            (corpus / f'seed-{number:02}').write_bytes(seed)
+
+
+if __name__ == '__main__':
+    make(sys.argv[1])
