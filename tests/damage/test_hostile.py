@@ -10,7 +10,10 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Damaged files: the right bytes or an error, never anything else."""
+"""What has valid checksums and is wrong all the same, or is no file at all.
+
+The right bytes or an error, never anything else.
+"""
 
 import faulthandler
 import os
@@ -127,132 +130,7 @@ class Spoilt:
             f.truncate(len(data))
 
 
-# -- one byte -----------------------------------------------------------------
-
-def flips(path, every_data):
-    """(file, offset): all of the metadata, samples of the rest."""
-    for name in files(path):
-        size = (path / name).stat().st_size
-        used = repositories.Group(path, int(name[-8:], 16)).used() \
-            if name.startswith('groups/') else 0
-        last = Group.entry_offset(used) if used else size
-        for offset in range(size):
-            if used:
-                is_metadata = (
-                    offset < 64 or 504 <= offset < 552
-                    or 1016 <= offset < 1064 or 1528 <= offset < 1536
-                    or 4096 <= offset < last)
-            else:
-                is_metadata = offset < 400 or offset >= 4080 and (
-                    offset % PAGE < 700 or offset % PAGE >= 4080)
-            if is_metadata and offset % 4 == 0 or offset % every_data == 0:
-                yield name, offset
-
-
-def flip_bytes(path, places):
-    rng = random.Random(1)
-    last = None
-    lost = 0
-    for name, offset in places:
-        if last is None or last.file != path / name:
-            last = Spoilt(path, name)
-        data = bytearray(last.good)
-        data[offset] ^= rng.choice([1, 2, 4, 8, 16, 32, 64, 128, 255])
-        with last:
-            last.write(data)
-            lost += bool(judge(path, name))
-    return lost
-
-
-def test_flipped_bytes(path):
-    assert in_batches(lambda: flip_bytes(path, flips(path, 211))) > 500
-
-
-@pytest.mark.long
-def test_every_byte_flipped(path):
-    places = [(name, offset) for name in files(path)
-              for offset in range((path / name).stat().st_size)]
-    for first in range(0, len(places), 10000):
-        in_batches(lambda first=first: flip_bytes(
-            path, places[first:first + 10000]))
-
-
-def test_flipped_bytes_and_then_storing(path):
-    """What is appended to a damaged group is right, or refused."""
-    def work():
-        rng = random.Random(2)
-        for name, offset in list(flips(path, 997))[::23]:
-            shutil.copytree(path, path.parent / 'spoilt')
-            spoilt = Spoilt(path.parent / 'spoilt', name)
-            data = bytearray(spoilt.good)
-            data[offset] ^= rng.choice([1, 128, 255])
-            spoilt.write(data)
-            judge(path.parent / 'spoilt', stores=True)
-            shutil.rmtree(path.parent / 'spoilt')
-        return True
-    assert in_batches(work)
-
-
-# -- larger damage ------------------------------------------------------------
-
-def test_truncated(path):
-    def work():
-        rng = random.Random(3)
-        for name in files(path):
-            with Spoilt(path, name) as spoilt:
-                size = len(spoilt.good)
-                lengths = {0, 1, 8, 511, 512, 1024, 1535, 4095, 4096, 4097,
-                           8192, size - 1, *range(0, size, 4096),
-                           *(rng.randrange(size) for _ in range(10))}
-                for length in lengths:
-                    if length < size:
-                        spoilt.write(spoilt.good[:length])
-                        lost = judge(path, name)
-                        assert lost or name.startswith('groups/')
-                for more in (1, 512, 4096, 100000):
-                    spoilt.write(spoilt.good + bytes(more))
-                    lost = judge(path, name)
-                    # A group may have garbage at its end.
-                    assert bool(lost) == name.startswith('images/')
-        return True
-    assert in_batches(work)
-
-
-@pytest.mark.parametrize('filling', [b'\0', b'\xff', None])
-def test_overwritten_sectors_and_pages(path, filling):
-    def work():
-        rng = random.Random(4)
-        for name in files(path):
-            with Spoilt(path, name) as spoilt:
-                for size in (512, 4096):
-                    for offset in range(0, len(spoilt.good), size):
-                        data = bytearray(spoilt.good)
-                        data[offset:offset + size] = (
-                            rng.randbytes(size) if filling is None
-                            else filling * size)
-                        spoilt.write(data[:len(spoilt.good)])
-                        judge(path, name)
-        return True
-    assert in_batches(work)
-
-
-def test_shifted_and_repeated_sectors(path):
-    """Sectors that were written to another's place."""
-    def work():
-        rng = random.Random(5)
-        for name in files(path):
-            with Spoilt(path, name) as spoilt:
-                sectors = len(spoilt.good) // 512
-                for _ in range(60):
-                    data = bytearray(spoilt.good)
-                    one, other = rng.sample(range(sectors), 2)
-                    data[one * 512:one * 512 + 512] = (
-                        spoilt.good[other * 512:other * 512 + 512])
-                    spoilt.write(data)
-                    judge(path, name)
-        return True
-    assert in_batches(work)
-
+# -- something else in a place ------------------------------------------------
 
 @pytest.mark.parametrize('kind', ['missing', 'directory', 'fifo', 'socket',
                                   'link', 'empty'])
@@ -321,51 +199,7 @@ def test_fifo_in_the_place_of_one_of_the_repositorys_own(path, name):
     assert in_batches(work)
 
 
-# -- files in each other's place ----------------------------------------------
-
-def swap(one, other):
-    aside = one.with_name('aside')
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
-
-
-def test_swapped_groups(path):
-    names = sorted(os.listdir(path / 'groups'))
-    for one, other in zip(names, names[1:]):
-        swap(path / 'groups' / one, path / 'groups' / other)
-        assert in_batches(lambda: judge(path, 'groups/'))
-        # What is stored meanwhile goes to neither of them.
-        with open_repository(path, threads=0) as repo:
-            put(repo, f'beside-{one}', noise(3 * BLOCK, one))
-        swap(path / 'groups' / one, path / 'groups' / other)
-        with open_repository(path, threads=0) as repo:
-            assert read_all(repo, f'beside-{one}') == noise(3 * BLOCK, one)
-    assert judge(path) == []
-
-
-def test_swapped_recipes(path):
-    names = sorted(os.listdir(path / 'images'))
-    for one, other in zip(names, names[1:]):
-        swap(path / 'images' / one, path / 'images' / other)
-        lost = in_batches(lambda: judge(path, 'images/'))
-        assert sorted(lost) == [one, other]
-        swap(path / 'images' / one, path / 'images' / other)
-    assert judge(path) == []
-
-
-def test_files_of_another_repository(path, tmp_path):
-    other = create(tmp_path / 'other', block_size=BLOCK, group_slots=64,
-                   segment_size=2048)
-    with open_repository(other, threads=0) as repo:
-        for image_id, data in CONTENTS.items():
-            put(repo, image_id, data)
-    for name in files(path):
-        with Spoilt(path, name) as spoilt:
-            spoilt.write((other / name).read_bytes())
-            lost = in_batches(lambda name=name: judge(path, name))
-            assert lost
-
+# -- older copies -------------------------------------------------------------
 
 def fill_last_group(repo):
     """So that the next image has a group of its own."""

@@ -1,0 +1,95 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Which images a byte of a repository may cost, told by the format alone."""
+
+import os
+import pathlib
+
+from tests import maintenance
+from tests import repositories
+
+PAGE = repositories.PAGE
+END = 1 << 40
+
+
+class Oracle:
+    """Of a repository that is intact."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+        self._images = {image_id: self._blocks_of(image_id)
+                        for image_id in sorted(os.listdir(path / 'images'))}
+        self._inodes = {os.stat(path / 'images' / i).st_ino: i
+                        for i in self._images}
+        self._groups = {f'groups/{number:08x}': self._parts(number)
+                        for number in maintenance.groups(path)}
+
+    def _blocks_of(self, image_id):
+        """All addresses that a recipe names."""
+        data = (self._path / 'images' / image_id).read_bytes()
+        blocks = set()
+        for at in range(PAGE, len(data), PAGE):
+            count = int.from_bytes(data[at + 4:at + 8], 'little')
+            for extent in range(at + 8, at + 8 + 40 * count, 40):
+                group, slot, n = (int.from_bytes(
+                    data[extent + i:extent + i + 4], 'little')
+                    for i in (16, 20, 24))
+                blocks.update((group, slot + i) for i in range(n))
+        return blocks
+
+    def _parts(self, number):
+        """(start, end, shortest, images) of whatever some image needs.
+
+        Of a segment that is cut short, nothing can be read, wherever it is:
+        `shortest` is how long the file must be.
+        """
+        group = repositories.Group(self._path, number)
+        users = {}
+        for image_id, blocks in self._images.items():
+            for named, slot in blocks:
+                if named == number:
+                    users.setdefault(slot, set()).add(image_id)
+        everyone = set().union(*users.values()) if users else set()
+        parts = [(0, 512, 512, everyone)]
+        for slot, images in users.items():
+            at = group.entry_offset(slot)
+            parts.append((at, at + 56, at + 56, images))
+            _, _, segment, place = group.entry(slot)
+            last = segment + 32 + (place >> 37 & 0x1fffff)
+            parts.append((segment, segment + 32, last, images))
+            if place >> 58 & 7 == 0:
+                offset, length = place & 0xfffff, place >> 20 & 0x1ffff
+                at = segment + 32 + offset
+                parts.append((at, at + length, last, images))
+            else:
+                parts.append((segment + 32, last, last, images))
+        return parts
+
+    def hit(self, name, start=0, end=END):
+        """The images that may not be readable without bytes of a file.
+
+        :param end: END: the file has no more than `start` bytes
+        """
+        if name in self._groups:
+            return sorted(set().union(
+                *(images for first, last, shortest, images
+                  in self._groups[name]
+                  if first < end and start < (
+                      shortest if end == END else last))))
+        if name.startswith(('images/', 'spool/')):
+            inode = os.stat(self._path / name).st_ino
+            return [self._inodes[inode]] if inode in self._inodes else []
+        if name in ('repository.json', 'key', 'images', 'groups', 'spool',
+                    'locks', 'locks/groups', 'locks/images'):
+            return sorted(self._images)
+        return []

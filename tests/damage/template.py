@@ -1,0 +1,211 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A small repository with one of each thing, and three others beside it.
+
+``build`` makes a directory with
+
+``now``
+    the repository that is damaged;
+``older``
+    the same, as it was some uploads, deletions and a merge before;
+``other``
+    another repository, with images of the same ids;
+``facts.json``
+    the images, and what is to be known of them.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import types
+
+from dedupd import task
+from dedupd import tasks
+from glance_dedup import maintainer as maintainer_module
+from tests import maintenance
+from tests import repositories
+from tests.repositories import mixture
+from tests.repositories import noise
+from tests.repositories import put
+
+BLOCK = maintenance.BLOCK
+PAGE = repositories.PAGE
+
+#: What a test stores beside what is there.
+NEW = noise(9 * BLOCK, 'new')
+
+_TEXT = b''.join(b'line %d of it\n' % i for i in range(1500))
+_TWIN = noise(6 * BLOCK, 'twin')
+
+_FIRST = {
+    'plain': noise(40 * BLOCK, 1),
+    'text': _TEXT,
+    # Blocks of it are shared with 'plain', and named more than once.
+    'mixed': mixture(60 * BLOCK, 2, unit=BLOCK) + noise(10 * BLOCK, 1),
+    # Its recipe has two pages of extents.
+    'holes': b''.join(noise(BLOCK, i % 7) + bytes(BLOCK) for i in range(55)),
+    'deleted': noise(20 * BLOCK, 'deleted') + noise(5 * BLOCK, 1),
+    'merged': noise(6 * BLOCK, 'merged') + _TWIN,
+    'replaced': noise(3 * BLOCK, 'first'),
+}
+_LATER = {
+    'later': noise(12 * BLOCK, 'later') + noise(3 * BLOCK, 1),
+    'replaced': noise(4 * BLOCK, 'second'),
+    # A twin of a part of 'merged', to be found by merging.
+    'twin': noise(2 * BLOCK, 'beside') + _TWIN,
+}
+UNCOUNTED = {
+    'fresh': noise(7 * BLOCK, 'fresh') + noise(4 * BLOCK, 1),
+}
+
+IMAGES = {**_FIRST, **_LATER, **UNCOUNTED}
+del IMAGES['deleted']
+
+#: Named after what format.rst says lies in a repository: patterns.
+STRUCTURES = {
+    'group': 'groups/*',
+    'recipe': 'images/*',
+    'stored': 'spool/T-*',
+    'deleted': 'spool/D-*',
+    'made': 'spool/G-*',
+    'merged': 'spool/M-*',
+    'taken out': 'spool/O-*',
+    'exchange': 'spool/X-*',
+    'spare': 'spares/*',
+    'catalog': 'catalog/*',
+    'fence': 'fence',
+    'reserve': 'catalog-reserve',
+    'locks': 'locks/*',
+    'quarantine': 'quarantine/*',
+    'parameters': 'repository.json',
+    'key': 'key',
+}
+
+
+def options(codec):
+    return {'codec': codec, 'threads': 0}
+
+
+def run(maintainer, name, **arguments):
+    """A task, with such options that it does whatever it can."""
+    return tasks.run(name, maintainer, task.Control(), types.SimpleNamespace(
+        collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
+        spare_threshold=2), **arguments)
+
+
+def copy(source, target):
+    """A whole tree; names of one file stay names of one file."""
+    known = {}
+
+    def copy_file(one, other):
+        inode = os.lstat(one).st_ino
+        if inode in known:
+            os.link(known[inode], other)
+        else:
+            known[inode] = shutil.copy2(one, other)
+        return other
+    shutil.copytree(source, target, copy_function=copy_file, symlinks=True)
+
+
+def build(top, codec='none'):
+    """Make all of them. Takes a process of its own, for LevelDB's sake."""
+    # The room that is kept for the catalog would be most of what is copied.
+    maintainer_module._RESERVE_BYTES = PAGE
+    top = pathlib.Path(top)
+    path = _create(top / 'now')
+    with repositories.open_repository(path, **options(codec)) as repo:
+        for image_id, data in _FIRST.items():
+            put(repo, image_id, data)
+        with maintainer_module.Maintainer(repo) as maintainer:
+            run(maintainer, 'merge')
+            run(maintainer, 'scrub')
+    copy(path, top / 'older')
+    with repositories.open_repository(path, **options(codec)) as repo:
+        _age(repo)
+    # As if the machine had crashed and lost the newest published record: what
+    # committed recipes name lies beyond the published count (N7.3).
+    last = repositories.Group(path, maintenance.groups(path)[-1])
+    last.forget_newest_record()
+    last.save()
+    with repositories.open_repository(_create(top / 'other'),
+                                      **options(codec)) as repo:
+        for image_id, data in IMAGES.items():
+            put(repo, image_id, data[::-1])
+        with maintainer_module.Maintainer(repo) as maintainer:
+            run(maintainer, 'scrub')
+    (top / 'facts.json').write_text(json.dumps({'codec': codec}))
+
+
+def _create(path):
+    return repositories.create(path, block_size=BLOCK, group_slots=64,
+                               segment_size=4 * BLOCK)
+
+
+def _age(repo):
+    path = pathlib.Path(repo.path)
+    for image_id in ('deleted', 'replaced'):
+        repo.delete(image_id)
+    for image_id in ('later', 'replaced'):
+        put(repo, image_id, _LATER[image_id])
+    with maintainer_module.Maintainer(repo) as maintainer:
+        run(maintainer, 'account')
+        run(maintainer, 'collect')
+    # Nobody gets at what is there: so its blocks are not found.
+    with repositories.collector_in(path, *maintenance.groups(path)):
+        put(repo, 'twin', _LATER['twin'])
+    # Merged, and what that leaves in the spool is not settled yet.
+    with maintainer_module.Maintainer(repo) as maintainer:
+        run(maintainer, 'account')
+        _merge_unsettled(maintainer)
+    put(repo, 'gone', noise(5 * BLOCK, 'gone') + noise(3 * BLOCK, 1))
+    with maintainer_module.Maintainer(repo) as maintainer:
+        # Counted; and the entries of the merge are put back.
+        _account_keeping(maintainer)
+    repo.delete('gone')
+    put(repo, 'fresh', UNCOUNTED['fresh'])
+    # A writer and a maker of a group that died, and one that came to nothing.
+    (path / 'spool' / ('T-' + '5a' * 16)).write_bytes(bytes(2 * PAGE))
+    (path / 'spool' / ('G-' + '5b' * 16)).write_bytes(bytes(PAGE))
+    (path / 'quarantine' / '00000001-8192-0011223344556677').write_bytes(
+        noise(PAGE, 'quarantine'))
+
+
+def _merge_unsettled(maintainer):
+    """Merge 'twin' to 'merged', and leave M, O and X behind."""
+    from dedupd import merger
+    index = merger._Index(maintainer, task.Control())
+    index.catch_up()
+    chosen, = merger._Run(maintainer, task.Control(), None)._rounds()
+    merged = merger.merge_image(maintainer, 'twin', chosen.mapping())
+    assert merged.exchanged
+    spool = pathlib.Path(maintainer.repository.path) / 'spool'
+    entry, = spool.glob('M-*')
+    os.link(entry, spool / ('X-' + '5c' * 16))
+
+
+def _account_keeping(maintainer):
+    """Account, and keep a second name of what it settles of a merge."""
+    spool = pathlib.Path(maintainer.repository.path) / 'spool'
+    kept = [p for p in spool.iterdir() if p.name[0] in 'MOX']
+    aside = spool.parent / 'aside'
+    aside.mkdir()
+    for p in kept:
+        os.link(p, aside / p.name)
+    run(maintainer, 'account')
+    for p in kept:
+        os.link(aside / p.name, p)
+        with contextlib.suppress(FileNotFoundError):
+            (aside / p.name).unlink()
+    aside.rmdir()

@@ -1,0 +1,106 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon beside damage: it tells, cuts off, and lives on."""
+
+import http.client
+import random
+
+import pytest
+
+from tests import daemons
+from tests.damage import damages
+from tests.damage import oracle
+from tests.damage import server
+from tests.damage import template
+from tests import repositories
+
+
+@pytest.fixture(scope='module')
+def top(tmp_path_factory):
+    top = tmp_path_factory.mktemp('template')
+    with server.Server(tmp_path_factory.mktemp('scratch')) as asked:
+        answer = asked.ask({'build': str(top), 'codec': 'none'})
+        assert 'error' not in answer, answer['error']
+    return top
+
+
+def get(daemon, image_id):
+    """Status and body; the body is cut off where it could not be read."""
+    with daemon.connect() as sock:
+        sock.sendall(daemons.raw('GET', f'/v1/images/{image_id}'))
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        try:
+            return response.status, response.read()
+        except http.client.IncompleteRead as e:
+            return response.status, e.partial
+        finally:
+            response.close()
+
+
+def need_reads(daemon, hit, case):
+    for image_id, data in template.IMAGES.items():
+        status, body = get(daemon, image_id)
+        if status == 200:
+            assert data.startswith(body), (case, image_id)
+        else:
+            assert image_id in hit, (case, image_id, status, body)
+            assert b'"message"' in body, (case, image_id, status, body)
+        if image_id not in hit:
+            assert status == 200 and body == data, (case, image_id, status)
+
+
+def forms(rng, name, size):
+    yield 'flip', [rng.randrange(size), 1]
+    yield 'overwrite', [rng.randrange(size) // 512 * 512, 512]
+    yield 'truncate', [rng.randrange(size)]
+    yield 'missing', []
+
+
+def test_reads_and_status(top, tmp_path):
+    path = tmp_path / 'repository'
+    template.copy(top / 'now', path)
+    rng = random.Random(5)
+    with daemons.running(path) as daemon:
+        seen = oracle.Oracle(path)
+        for name in sorted(
+                f'{directory}/{p.name}' for directory in ('groups', 'images')
+                for p in (path / directory).iterdir()):
+            for damage, arguments in forms(
+                    rng, name, (path / name).stat().st_size):
+                case = name, damage, arguments
+                start = arguments[0] if arguments else 0
+                hit = seen.hit(name, start, {
+                    'flip': start + 1, 'overwrite': start + 512}.get(
+                        damage, oracle.END))
+                undo = damages.DAMAGES[damage](damages.Target(
+                    path, name, top / 'older', top / 'other'), *arguments)
+                need_reads(daemon, hit, case)
+                assert daemon.request('GET', '/v1/status').status == 200, case
+                assert undo(), case
+        need_reads(daemon, (), 'undone')
+        assert daemon.process.poll() is None
+
+
+def test_status_shows_the_damage(top, tmp_path):
+    path = tmp_path / 'repository'
+    template.copy(top / 'now', path)
+    # A block that one image alone has, and that has no spare copy.
+    file = repositories.group_path(path, 3)
+    at = file.read_bytes().index(template.IMAGES['later'][:64])
+    damages.flip(damages.Target(path, 'groups/00000003', top, top), at)
+    with daemons.running(path) as daemon:
+        daemon.run('scrub')
+        assert b'later' in daemon.request('GET', '/v1/status').body
+        need_reads(daemon, ['later'], 'scrubbed')
+        assert daemon.process.poll() is None
