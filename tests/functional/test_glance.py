@@ -26,6 +26,7 @@ import socket
 import sqlite3
 import struct
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -471,6 +472,40 @@ def test_deleting_on_a_disk_without_a_free_byte(server, client, new,
         assert free.f_bavail == 0
         client.delete(image_id)
         assert image_id not in stored(server, 'small')
+    finally:
+        filler.unlink()
+
+
+def test_a_disk_whose_reserve_is_reached(server, client, new, small_disk):
+    """Refused before anything is stored; emptied; stored again."""
+    if small_disk is None:
+        pytest.skip('mounting a tmpfs needs root')
+    there, refused = new(), new()
+    data = noise(6 * MIB, 12)
+    client.upload(there, data, store='small')
+    path = store_path(server, 'small')
+    filler = small_disk / 'filler'
+    try:
+        with repository.Repository(
+                str(path), filter_dir=str(path.parent),
+                filter_mib=1) as found, open(filler, 'wb') as f:
+            free, kept = found.room()
+            os.posix_fallocate(f.fileno(), 0, free - kept // 2)
+        before = sorted(os.listdir(path / 'groups'))
+        assert client.upload(refused, b'small', store='small',
+                             expect=(413,)) == 413
+        assert client.show(refused)['status'] == 'queued'
+        assert 'are kept for deleting and collecting' in server.log.read_text()
+        assert not spooled(server, 'small')
+        assert sorted(os.listdir(path / 'groups')) == before
+        assert client.download(there) == data
+        client.delete(there)
+        subprocess.run(
+            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+             path, '--socket', '', 'collect'], check=True, timeout=120,
+            capture_output=True)
+        client.upload(refused, b'small', store='small')
+        assert client.download(refused) == b'small'
     finally:
         filler.unlink()
 

@@ -431,7 +431,14 @@ def test_hole_in_the_log_is_noticed(path):
     (b'g\0\0\0\1', b'3'), (b'g\0\0\0\1', b'{"used": "x"}'),
     (b'g\0\0\0\1', b'{"used": -1}'), (b'g\0\0', b'{}'),
     (b'c\0\0\0\1\0', b'short'), (b'd\0', b'{}'), (b'd' + bytes(8), b'0'),
-    (b'h\1', b'{}'), (b's', b'7')])
+    (b's', b'7'), (b's', b'{"waiting": [1]}'), (b's', b'{"slot": -1}'),
+    (b's', b'{"unreadable": {"x": 1}}'), (b'l' + bytes(16), b'{}'),
+    (b'l' + bytes(16), b'{"image_id": 1}'),
+    (b'l' + bytes(16), b'{"image_id": "a", "size": "1"}'),
+    (b'd' + bytes(8), b'{}'), (b'd\0\0\0\0\0\0\x80\0', b'{"found": 1}'),
+    (b'g\0\0\0\1', b'{"judged": 40000}'), (b'f\0\0\0\0', b'short'),
+    (b'f\0\0\0\0', bytes(26)), (b'p\0\0\0\1', b'short'),
+    (b'p\0\0\0\1', bytes(16))])
 def test_strange_keys_and_values(catalog, path, key, value):
     catalog.close()
     with plyvel.DB(str(path)) as db:
@@ -448,12 +455,25 @@ def test_strange_keys_and_values(catalog, path, key, value):
             list(catalog.groups())
             catalog.counts(1)
             catalog.damaged()
-            catalog.history()
             catalog.scrub_state()
+            catalog.index_page(0)
+            catalog.duplicates(1)
         finally:
             catalog.close()
     with pytest.raises(catalog_module.CatalogError):
         use()
+
+
+def test_strange_samples_are_left_out(catalog):
+    """No decision depends on them."""
+    catalog.sample(1000, {'images': 1})
+    batch = catalog.batch()
+    batch.put(b'h\1', b'{}')
+    batch.put(b'h' + (2000).to_bytes(8, 'big'), b'7')
+    catalog.write(batch)
+    assert catalog.history() == [{'time': 1000, 'images': 1}]
+    catalog.sample(3000, {'images': 2})
+    assert [s['time'] for s in catalog.history()] == [1000, 3000]
 
 
 @pytest.mark.parametrize('change', [
@@ -668,11 +688,13 @@ def test_facts_of():
 
 def test_damaged_blocks(catalog):
     batch = catalog.batch()
-    catalog.set_damaged(batch, 5 << 15 | 7, {'found': 1})
-    catalog.set_damaged(batch, 6 << 15, {'found': 2})
+    facts = {'found': 1, 'fingerprint': 64 * 'a', 'quarantine': '',
+             'images': ['one']}
+    catalog.set_damaged(batch, 5 << 15 | 7, facts)
+    catalog.set_damaged(batch, 6 << 15, {**facts, 'found': 2})
     catalog.write(batch)
-    assert catalog.damaged() == {5 << 15 | 7: {'found': 1},
-                                 6 << 15: {'found': 2}}
+    assert catalog.damaged() == {5 << 15 | 7: facts,
+                                 6 << 15: {**facts, 'found': 2}}
     batch = catalog.batch()
     catalog.set_damaged(batch, 6 << 15, None)
     catalog.write(batch)
@@ -689,10 +711,10 @@ def test_index_pages(catalog):
     assert catalog.index_page(0) == b''
     batch = catalog.batch()
     catalog.set_index_page(batch, 0, b'x' * 13)
-    catalog.set_index_page(batch, 0x10000, b'y' * 26)
+    catalog.set_index_page(batch, 0x10000, b'y' * 13 + b'z' * 13)
     catalog.write(batch, index_bits=17)
     assert catalog.index_page(0) == b'x' * 13
-    assert catalog.index_page(0x10000) == b'y' * 26
+    assert catalog.index_page(0x10000) == b'y' * 13 + b'z' * 13
     assert catalog.index_bits == 17
     batch = catalog.batch()
     catalog.set_index_page(batch, 0, b'')
@@ -733,13 +755,23 @@ def test_salvage(catalog, tmp_path):
     catalog.sample(1000, {'images': 1})
     catalog.set_scrub_state({'slot': 9})
     batch = catalog.batch()
-    catalog.set_damaged(batch, 77, {'found': 1})
+    facts = {'found': 1, 'fingerprint': 64 * 'a', 'quarantine': '',
+             'images': ['one']}
+    catalog.set_damaged(batch, 5 << 15 | 7, facts)
+    # These are not well-formed, and are left behind.
+    catalog.set_damaged(batch, 7, facts)
+    catalog.set_damaged(batch, 5 << 15 | 8, {**facts, 'fingerprint': 'a'})
+    batch.put(b'h', b'{}')
+    batch.put(b'h' + bytes(8), b'[]')
+    batch.put(b's1', b'{}')
     catalog.write(batch)
     count(catalog, 1, (1, 5, 2))
     other = catalog_module.Catalog(tmp_path / 'other', REPOSITORY, create=True)
-    other.write(catalog.salvage())
+    batch, lost = catalog.salvage()
+    assert lost == 5
+    other.write(batch)
     assert other.history() == [{'time': 1000, 'images': 1}]
     assert other.scrub_state() == {'slot': 9}
-    assert other.damaged() == {77: {'found': 1}}
+    assert other.damaged() == {5 << 15 | 7: facts}
     assert list(other.txids()) == list(other.groups()) == []
     other.close()

@@ -342,9 +342,9 @@ def test_an_image_is_cut_off(path):
 # -- recipes ------------------------------------------------------------------
 
 def header(block_size=4096, size=10000, zeros=0, extents=1,
-           name=b'sha256', magic=b'GDWIRE\0\1'):
-    return struct.pack('<8sI4xQQQ16s8x', magic, block_size, size, zeros,
-                       extents, name)
+           name=b'sha256', magic=b'GDWIRE\0\1', scope=bytes(16)):
+    return struct.pack('<8sI4xQQQ16s16s8x', magic, block_size, size, zeros,
+                       extents, name, scope)
 
 
 def extent(offset, length, lengths):
@@ -363,12 +363,13 @@ def recipe(body, **headers):
 
 
 def test_a_recipe(path):
-    answer = recipe(header(size=16484, zeros=8192, extents=3) + GOOD)
+    answer = recipe(header(size=16484, zeros=8192, extents=3,
+                           scope=b's' * 16) + GOOD)
     with daemons.scripted(path, sends(answer)), client_of(path) as client:
         with client.recipe('one') as found:
             assert found.upload_id == UPLOAD
             assert found.header == client_module.RecipeHeader(
-                4096, 16484, 8192, 3, 'sha256')
+                4096, 16484, 8192, 3, 'sha256', b's' * 16)
             assert [(e.offset, e.length, e.blocks, len(e.table))
                     for e in found] == [
                 (0, 8192, 2, 72), (8192, 8192, 0, 0), (16384, 100, 1, 36)]

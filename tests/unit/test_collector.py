@@ -490,7 +490,9 @@ def test_damaged_marks_go_with_their_blocks(maintainer, path, other):
     put(other, 'stays', content(2))
     batch = maintainer.catalog.batch()
     for address in (1 << 15 | 3, 1 << 15 | 13):
-        maintainer.catalog.set_damaged(batch, address, {'found': 1})
+        maintainer.catalog.set_damaged(batch, address, {
+            'found': 1, 'fingerprint': '00' * 32, 'quarantine': '',
+            'images': []})
     maintainer.catalog.write(batch)
     other.delete('image')
     collect(maintainer)
@@ -744,6 +746,32 @@ def test_evacuation_that_was_stopped_is_not_forgotten(
     with pytest.raises(task.Stopped):
         collector.run_once(maintainer, control, evacuate_share=10)
     assert collect(maintainer, evacuate_share=10).evacuated == 2
+    collect(maintainer)
+    maintenance.need_collected(maintainer)
+    assert collect(maintainer).groups == 0
+
+
+def test_killed_evacuation_does_not_forget_what_went_meanwhile(
+        maintainer, path, other, monkeypatch):
+    """A count that goes to zero after the group was found to be sparse."""
+    make_sparse(other, 2)
+    collect_one = collector._Run._collect
+    forget = collector._Run._forget_sparse
+
+    def delete_and_collect(run, number):
+        if run._sparse and 'small-0' in other.images():
+            other.delete('small-0')
+        return collect_one(run, number)
+
+    def forget_and_die(run, groups):
+        forget(run, groups)
+        raise maintenance.Killed
+    with monkeypatch.context() as patch:
+        patch.setattr(collector._Run, '_collect', delete_and_collect)
+        patch.setattr(collector._Run, '_forget_sparse', forget_and_die)
+        with pytest.raises(maintenance.Killed):
+            collect(maintainer, evacuate_share=10)
+    assert other.images() == ['last', 'small-1']
     collect(maintainer)
     maintenance.need_collected(maintainer)
     assert collect(maintainer).groups == 0

@@ -152,6 +152,21 @@ def test_intervals(repository, conf, done):
         wait_for(lambda: scheduler.task('merge')['runs'] >= 1)
 
 
+def test_the_clock_is_set_back_while_a_task_runs(repository, conf, done,
+                                                 monkeypatch):
+    real = time.time
+
+    def work(maintainer, control, **arguments):
+        monkeypatch.setattr(time, 'time', lambda: real() - 10 ** 7)
+        return Result()
+    done.work['collect'] = work
+    with running(repository, conf) as scheduler:
+        number = scheduler.request('collect')
+        last = scheduler.wait('collect', number, LIMIT)['last']
+        assert last['finished'] < last['started']
+        assert 0 <= last['seconds'] < LIMIT
+
+
 def test_a_scrub_makes_way_and_goes_on(repository, conf, done):
     calls = []
 

@@ -203,7 +203,10 @@ def test_n2_1_catalog_is_older_than_the_fence(path, repo, other, tmp_path):
 
 
 def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
-    """The listing of images/ tells."""
+    """The listing of images/ tells. What was deleted since looks as if lost.
+
+    So nothing is freed, until somebody says that it is to be given up.
+    """
     model = some(path, other)
     copy_state(path, tmp_path / 'backup')
     put(other, 'new', content(50))
@@ -213,7 +216,11 @@ def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
     shutil.rmtree(path / 'catalog')
     shutil.copytree(tmp_path / 'backup' / 'catalog', path / 'catalog')
     shutil.copy(tmp_path / 'backup' / 'fence', path / 'fence')
-    need_rebuilt(path, repo, 'image-0')
+    with maintaining(repo) as maintainer:
+        assert 'image-0' in maintainer.unreadable()
+        maintainer.rebuild()
+        assert maintainer.unreadable() == {}
+        maintenance.need_counted(maintainer)
     del model['image-0']
     maintenance.need_contents(other, {**model, 'new': content(50)})
 
@@ -473,10 +480,72 @@ def test_image_that_nothing_announces_is_counted(path, repo, other):
     assert repositories.read_all(other, 'new') == content(50)
 
 
-def test_image_that_vanished_makes_the_catalog_anew(path, repo, other):
-    some(path, other)
+def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
+    model = some(path, other)
+    (path / 'images' / 'image-1').rename(path / 'aside')
+    other.delete('image-0')
+    for _ in range(2):
+        with maintaining(repo) as maintainer:
+            result = collector.run_once(maintainer, task.Control())
+            assert 'image-1' in result.refused
+            assert not result.freed_blocks
+    # It is put back: there is nothing to be done but to collect.
+    (path / 'aside').rename(path / 'images' / 'image-1')
+    del model['image-0']
+    with maintaining(repo) as maintainer:
+        assert collector.run_once(maintainer, task.Control()).refused is None
+        maintenance.need_collected(maintainer)
+    maintenance.need_contents(other, model)
+    # It is given up.
     (path / 'images' / 'image-1').unlink()
-    need_rebuilt(path, repo, 'image-1')
+    del model['image-1']
+    with maintaining(repo) as maintainer:
+        assert 'image-1' in maintainer.unreadable()
+        maintainer.rebuild()
+        assert collector.run_once(maintainer, task.Control()).refused is None
+        maintenance.need_collected(maintainer)
+    maintenance.need_contents(other, model)
+
+
+def test_image_that_vanishes_under_a_maintainer(path, repo, other):
+    some(path, other)
+    with maintaining(repo) as maintainer:
+        (path / 'images' / 'image-1').rename(path / 'aside')
+        assert 'image-1' in collector.run_once(
+            maintainer, task.Control()).refused
+        (path / 'aside').rename(path / 'images' / 'image-1')
+        assert collector.run_once(maintainer, task.Control()).refused is None
+
+
+@pytest.mark.parametrize('kind', ['T', 'D'])
+def test_entry_whose_image_is_another_file(path, repo, other, kind):
+    """As in a copy of a repository that does not know of links (N4.1)."""
+    model = some(path, other)
+    put(other, 'new', content(50))
+    model['new'] = content(50)
+    if kind == 'D':
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+        # A deletion that did not get so far as to unlink the image.
+        os.link(path / 'images' / 'new', path / 'spool' / ('D-' + 32 * '7'))
+    shutil.copy(path / 'images' / 'new', path / 'aside')
+    (path / 'aside').rename(path / 'images' / 'new')
+    with maintaining(repo) as maintainer:
+        collector.run_once(maintainer, task.Control())
+        maintenance.need_collected(maintainer)
+    maintenance.need_contents(other, model)
+
+
+def test_entry_that_is_lost_under_a_maintainer(path, repo, other):
+    """The image that it announced is counted before anything is freed."""
+    model = some(path, other)
+    with maintaining(repo) as maintainer:
+        put(other, 'new', content(50))
+        for name in repositories.spool(path):
+            (path / 'spool' / name).unlink()
+        collector.run_once(maintainer, task.Control())
+        maintenance.need_collected(maintainer)
+    maintenance.need_contents(other, {**model, 'new': content(50)})
 
 
 def test_entry_explains_an_image_that_is_gone(path, repo, other):

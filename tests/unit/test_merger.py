@@ -542,11 +542,43 @@ def test_damaged_block_is_healed_by_a_later_upload(repo, maintainer):
     with contextlib.closing(
             maintainer.engine.enter_group(address >> 15)) as group:
         group.mark_damaged(array.array('I', [address & 32767]).tobytes())
+    # A mark alone does not keep anybody from reading what can be read.
+    assert repositories.read_all(repo, 'a') == data
+    file = repositories.Group(repo.path, address >> 15)
+    _, _, segment, place = file.entry(address & 32767)
+    file.data[segment + 32 + (place & 0xfffff)] ^= 1
+    file.save()
     with pytest.raises(exceptions.DamagedError):
         repositories.read_all(repo, 'a')
     repositories.put(repo, 'b', data)
     merge(maintainer)
     need_exact(maintainer, {'a': data, 'b': data})
+
+
+def test_what_later_steps_build_on_is_synced(repo, maintainer, monkeypatch):
+    """A crash may lose a batch that was not synced, and keep later ones.
+
+    So pages of the index are durable before a cursor says that a block is in
+    them: what is in front of the cursor is never looked for again.
+    """
+    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 300)
+    written = []
+    write = catalog_module.Catalog.write
+
+    def watching_write(catalog, batch, sync=False, **options):
+        keys = {key[:1] for key, _ in batch.items()}
+        written.append((b'f' in keys, sync, 'index_bits' in options))
+        write(catalog, batch, sync=sync, **options)
+
+    monkeypatch.setattr(catalog_module.Catalog, 'write', watching_write)
+    for number in range(3):
+        put_at_once(repo, **{f'image-{number}': repositories.noise(
+            MIB, number)})
+        merge(maintainer)
+    pages = [entry for entry in written if entry[0] or entry[2]]
+    assert len(pages) > 3
+    assert any(is_resized for _, _, is_resized in pages)
+    assert all(sync for _, sync, _ in pages)
 
 
 # -- others at work -----------------------------------------------------------
@@ -876,3 +908,23 @@ def test_relocation(repo, maintainer):
     assert collect(maintainer).freed_blocks == 256
     assert repositories.read_all(repo, 'a') == data
     need_settled(maintainer)
+
+
+# -- what is to stay must be good ---------------------------------------------
+
+def test_nothing_is_merged_to_a_block_that_went_bad(maintainer, repo, path):
+    """Or the last good one would go."""
+    data = repositories.noise(MIB)
+    put_at_once(repo, one=data, other=data)
+    account(maintainer)
+    kept = addresses(maintainer, 'one')[7]
+    group = repositories.Group(path, kept >> 15)
+    _, _, segment, place = group.entry(kept & 0x7fff)
+    group.data[segment + 32 + (place & 0xfffff)] ^= 1
+    group.save()
+    result = merge(maintainer)
+    assert addresses(maintainer, 'other')[6] == addresses(
+        maintainer, 'one')[6] or result.failed
+    assert addresses(maintainer, 'other')[7] != kept
+    collect(maintainer)
+    assert repositories.read_all(repo, 'other') == data

@@ -24,11 +24,15 @@ from hypothesis import strategies
 import pytest
 
 from glance_dedup import exceptions
+from glance_dedup import scopes
 from tests import repositories
 from tests.repositories import noise
 
 BLOCK = 512
 IDS = strategies.sampled_from(['a', 'b', 'c', 'd', 'e-5', 'F_6'])
+# Whose they are, and whose blocks they share.
+BELONGING = {'c': ('p', 'project'), 'd': ('p', 'project'),
+             'e-5': ('q', 'project'), 'F_6': ('p', 'global')}
 CODECS = strategies.sampled_from(['none', 'lz4', 'zstd'])
 
 # A content is a list of runs and the length of a last, short block.
@@ -104,7 +108,8 @@ class Machine(stateful.RuleBasedStateMachine):
         return self.handles[0]
 
     def store(self, repo, image_id, data, seed, commit=True):
-        with repo.begin(image_id) as transaction:
+        with repo.begin(image_id,
+                        *BELONGING.get(image_id, ())) as transaction:
             for piece in cut(data, seed):
                 transaction.write(piece)
             if commit:
@@ -228,7 +233,8 @@ class Machine(stateful.RuleBasedStateMachine):
     def begin(self, image_id):
         if image_id not in self.model:
             self.transactions.append(
-                [image_id, self.repo.begin(image_id), b''])
+                [image_id, self.repo.begin(
+                    image_id, *BELONGING.get(image_id, ())), b''])
 
     @stateful.precondition(lambda self: self.transactions)
     @stateful.rule(content=CONTENTS)
@@ -268,12 +274,25 @@ class Machine(stateful.RuleBasedStateMachine):
         for handle in self.handles:
             assert handle.images() == sorted(self.model)
 
+    def need_apart(self):
+        """What an image names is of its own scope."""
+        for image_id in self.model:
+            with self.repo.open_image(image_id) as image:
+                assert {repositories.Group(
+                    self.path, extent.group).data[32:48].hex()
+                    for extent in image.extents() if extent.group} <= {
+                        image.stat.scope}
+                project, scope = BELONGING.get(image_id, ('', 'global'))
+                assert image.stat.project == project
+                assert image.stat.scope == scopes.choose(scope, project).hex()
+
     def teardown(self):
         try:
             if not self.handles:
                 return
             for image_id, data in self.model.items():
                 assert repositories.read_all(self.repo, image_id) == data
+            self.need_apart()
             for _, transaction, _ in self.transactions:
                 transaction.abort()
             for image, data in self.images:

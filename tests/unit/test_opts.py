@@ -98,6 +98,8 @@ def test_oslo_config_generator(namespace):
     for name, opt in BY_NAME.items():
         default = opt.default if opt.default is not None else (
             opt.sample_default)
+        if isinstance(opt, cfg.BoolOpt):
+            default = str(default).lower()
         assert f'\n#{name} = {default}\n' in sample
     assert 'Failed to format' not in sample
 

@@ -485,6 +485,22 @@ def test_the_command_says_why_all_came(there, tls, cli, tmp_path):
     assert 'by value' in result.err
 
 
+def test_the_command_says_that_all_came_of_another_scope(
+        there, here, daemon, cli):
+    there.put('one', noise(9 * BLOCK), project='p', scope='project')
+    here.put('two', noise(9 * BLOCK), project='p', scope='project')
+    result = cli('image', 'pull', 'one', '--from', daemon.address,
+                 '--project', 'p', '-f', 'json')
+    assert 'another scope' in result.json()['whole']
+    assert 'another scope' in result.err
+    assert result.json()['asked_blocks'] == 9
+    assert cli('image', 'delete', 'one').status == 0
+    result = cli('image', 'pull', 'one', '--from', daemon.address,
+                 '--project', 'p', '--scope', 'project', '-f', 'json')
+    assert result.json()['whole'] is None
+    assert result.json()['found_blocks'] == 9
+
+
 def test_over_a_socket(there, here, daemon, cli):
     there.put('one', b'data' * 5000)
     result = cli('image', 'pull', 'one', '--from', daemon.address)

@@ -239,13 +239,15 @@ def test_not_writable(public_tmp):
     data = mixture(40000)
     with open_repository(path) as repo:
         put(repo, 'image', data)
-    for directory, _, files in os.walk(path):
-        os.chmod(directory, 0o755)
+    for directory, _, files in os.walk(path, topdown=False):
         for name in files:
             # The lock file must be writable to all who read.
-            os.chmod(os.path.join(directory, name),
-                     0o666 if os.path.basename(directory) == 'locks'
-                     else 0o644)
+            file = os.path.join(directory, name)
+            os.chmod(file, 0o600 if os.path.basename(directory) == 'locks'
+                     else 0o400)
+            os.chown(file, NOBODY, NOBODY)
+        os.chmod(directory, 0o500)
+        os.chown(directory, NOBODY, NOBODY)
     filter_dir = public_tmp / 'filter'
     filter_dir.mkdir()
     filter_dir.chmod(0o777)
@@ -260,8 +262,6 @@ def test_not_writable(public_tmp):
             assert repo.images() == ['image']
             return read_all(repo, 'image') == data
     assert repositories.in_child(repositories.as_user(NOBODY, attempt))
-    with open_repository(path) as repo:
-        repo.delete('image')
 
 
 def test_repository_of_a_newer_format(path):

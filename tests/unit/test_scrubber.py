@@ -852,3 +852,19 @@ def test_mark_lost_killed_anywhere(path, how, calls):
             maintenance.need_collected(maintainer)
             assert read_all(repo, 'kept') == content(1, 2)
         assert findings(path) == []
+
+
+# -- what is whole in itself --------------------------------------------------
+
+def test_older_copy_of_a_group(maintainer, path, other):
+    """Its entries verify, but are not of the blocks that recipes mean."""
+    put(other, 'before', content(1))
+    older = repositories.group_path(path, 1).read_bytes()
+    put(other, 'after', content(2))
+    repositories.group_path(path, 1).write_bytes(older)
+    found = scrub(maintainer).unreadable
+    assert list(found) == ['images/after']
+    assert 'groups/00000001' in found['images/after']
+    # Its slots are given to another.
+    put(other, 'usurper', content(3))
+    assert list(scrub(maintainer).unreadable) == ['images/after']

@@ -727,6 +727,28 @@ def test_a_location_cannot_be_forged(store):
     assert get(url) == b'secret'
 
 
+def test_a_true_location_spelt_otherwise(store):
+    """Nothing but the very text is a location."""
+    url = add(b'secret', 'image-A')[0]
+    head, mac = url.rsplit('/', 1)
+    for other in (f'{head}/{mac.upper()}', url.upper(), url.lower(),
+                  url.replace('dedup', 'Dedup'), f'{url}?', f'{url}?x=1',
+                  f'{url}&x', f'{url}#', f'{url};x', f'{url}/', f'{url}/..',
+                  f'{url} ', f'{url}\n', f' {url}', f'{url}\0',
+                  url.replace('//', '///'), url.replace('//', '//u@'),
+                  url.replace('image-A', 'image%2DA'),
+                  url.replace('image-A', './image-A'),
+                  url.replace('image-A', 'image-a'),
+                  url.replace('/image-A', '//image-A')):
+        if other != url:
+            # An unknown scheme is Glance's to refuse.
+            with pytest.raises(exceptions.GlanceStoreException):
+                get(other)
+            with pytest.raises(exceptions.GlanceStoreException):
+                delete(other, context=ADMIN)
+    assert get(url) == b'secret'
+
+
 def test_a_mac_is_good_for_its_own_image_only(store):
     one, two = add(b'one', 'a')[0].split('/'), add(b'two', 'b')[0].split('/')
     for place in (3, 4, 5):  # image id, upload id, mac
@@ -840,6 +862,42 @@ def test_who_may_delete(store, owner, who, allowed):
         with pytest.raises(exceptions.Forbidden):
             delete(url, context=who)
         assert get(url) == b'data'
+
+
+# -- Scopes ----------------------------------------------------------------
+
+
+def new_bytes(store, image_id, data, context):
+    add(data, image_id, context=context)
+    return repo(store).stat(image_id).new_bytes
+
+
+def test_projects_share(store):
+    """As long as nothing else is configured."""
+    data = noise(MIB)
+    assert [new_bytes(store, f'i{n}', data, who) for n, who in enumerate(
+        (ALICE, BOB, ALICE, None))] == [MIB, 0, 0, 0]
+
+
+def test_projects_do_not_share(configure):
+    """Those without a project share with their like only."""
+    store = configure(one={'dedup_store_scope': 'project'})
+    nobody = types.SimpleNamespace(project_id=None, is_admin=False)
+    data = noise(MIB)
+    assert [new_bytes(store, f'i{n}', data, who) for n, who in enumerate(
+        (ALICE, BOB, ALICE, BOB, None, nobody, ADMIN))] == [
+            MIB, MIB, 0, 0, MIB, 0, MIB]
+    # The setting is not the repository's.
+    store = configure(one={'dedup_store_scope': 'global'})
+    assert [new_bytes(store, f'j{n}', data, who) for n, who in enumerate(
+        (ALICE, BOB))] == [MIB, 0]
+    store = configure(one={'dedup_store_scope': 'project'})
+    assert new_bytes(store, 'k', data, ALICE) == 0
+
+
+def test_another_scope_is_refused(configure):
+    with pytest.raises(ValueError, match='tenant'):
+        configure(one={'dedup_store_scope': 'tenant'})
 
 
 def test_delete_twice(store):
@@ -991,6 +1049,55 @@ def test_values_that_do_not_parse(configure, tmp_path, name, value):
     with pytest.raises(exceptions.BadStoreConfiguration) as caught:
         store.configure_add()
     assert name in str(caught.value)
+
+
+def test_a_known_size_must_have_room(configure):
+    """Refused before anything is stored; of what is not known, no share."""
+    store = configure(one={'dedup_store_required_percent': 50})
+    opened = repo(store)
+    free, kept = opened.room()
+    size = 2 * (free - kept)
+    for much in (size + (1 << 40), size * 2):
+        with pytest.raises(exceptions.StorageFull, match='are kept'):
+            add(b'data', size=much)
+    assert_nothing_left(store)
+    # There would be room for half of it; so it is read, and found too short.
+    with pytest.raises(exceptions.Invalid, match='only 4'):
+        add(b'data', size=size // 2)
+    assert get(add(io.BytesIO(b'data'), 'other', size=0)[0]) == b'data'
+
+
+def test_no_share_of_a_known_size_is_asked_for_by_default(configure):
+    configure(one={})
+    with pytest.raises(exceptions.Invalid, match='only 4'):
+        add(b'data', size=1 << 60)
+
+
+def test_a_repository_of_a_group(configure, tmp_path):
+    store = configure(one={'dedup_store_group_access': True})
+    assert repo(store).group_access
+    assert (tmp_path / 'one').stat().st_mode & 0o7777 == 0o2770
+    assert repo(configure(one={})).group_access
+    store = configure(one={'dedup_store_group_access': False})
+    with pytest.raises(exceptions.BadStoreConfiguration,
+                       match='group_access is False, but .*one says True'):
+        store.configure_add()
+    assert not repo(configure(two={})).group_access
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
+def test_a_repository_of_another_user(configure, tmp_path):
+    configure(one={})
+    url = add(b'data')[0]
+    os.chown(tmp_path / 'one', 65531, -1)
+    store = configure(one={})
+    words = 'belongs to uid 65531, and this process runs as root'
+    with pytest.raises(exceptions.BadStoreConfiguration, match=words):
+        store.configure_add()
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'more', 'more')
+    with pytest.raises(exceptions.RemoteServiceUnavailable, match=words):
+        get(url)
 
 
 def test_storage_that_comes_late_can_be_read(configure, tmp_path):

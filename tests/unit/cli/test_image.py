@@ -63,6 +63,23 @@ def test_put_and_get(created, content, tmp_path, codec):
         'content', 'filter', 'out', 'repository']
 
 
+def test_scopes(created, content):
+    def put(image_id, *options):
+        found = created('image', 'put', image_id, content, '-f', 'json',
+                        *options).json()
+        assert created('image', 'show', image_id, '-f', 'json').json() == (
+            found | {'damaged': None})
+        return found['scope'], found['new_bytes'] > 0
+    mine = ('--project', 'p', '--scope', 'project')
+    assert [put('a'), put('b', *mine), put('c', *mine),
+            put('d', '--scope', 'project'), put('e', '--scope', 'global'),
+            put('f', '--project', 'q', '--scope', 'project')] == [
+        ('global', True), ('project', True), ('project', False),
+        ('project', True), ('global', False), ('project', True)]
+    assert created('image', 'put', 'g', content,
+                   '--scope', 'tenant').status == 2
+
+
 def test_standard_streams(created, content):
     data = content.read_bytes()
     result = created.program('image', 'put', 'one', '-', '-f', 'json',

@@ -1,0 +1,526 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whole tasks, in a process of which the nth system call of a kind fails.
+
+``faults.c`` is preloaded into a server, a Python process with everything
+imported. For each :meth:`Faults.run` it forks a child, which does one task in
+a repository under the fault, and then says what is wrong:
+
+* an error that is none of the repository's classes (or glance_store's, for
+  the driver), or the wrong one for a full disk, or that has no words;
+* descriptors, or locks, that are left;
+* images that were acknowledged and are not intact;
+* the task fails again, without the fault, in the same process;
+* after accounting, merging and collection, all without faults: counts that
+  are not those of the recipes, blocks that no image needs, an entry of the
+  spool, or anything that the independent check finds.
+
+To add a task, write its function and put it into :data:`TASKS`.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import fcntl
+import gc
+import io
+import json
+import os
+import pathlib
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+HERE = pathlib.Path(__file__).resolve().parent
+TIMEOUT = 100
+
+#: In the order of faults.c.
+KINDS = ('open', 'read', 'write', 'sync', 'room', 'name', 'lock', 'look',
+         'map', 'any')
+#: What a full disk, or a quota that is used up, fails.
+FILLING = ('write', 'room')
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """The nth call of a kind fails; with error 0 it is short."""
+
+    kind: str = 'any'
+    nth: int = 0
+    error: int = errno.EIO
+    forever: bool = False
+
+    def __str__(self):
+        error = errno.errorcode.get(self.error, 'short')
+        often = 'ever' if self.forever else 'once'
+        return f'{self.kind}:{self.nth}:{error}:{often}'
+
+
+def build(directory):
+    """The library, from its source."""
+    library = pathlib.Path(directory) / 'faults.so'
+    subprocess.run(
+        ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-Werror',
+         '-O1', '-shared', '-fPIC', str(HERE / 'faults.c'), '-o',
+         str(library)],
+        check=True, timeout=60)
+    return library
+
+
+class Faults:
+    """The server."""
+
+    def __init__(self, library):
+        preloaded = [str(library)]
+        if os.environ.get('LD_PRELOAD'):
+            # A sanitizer's runtime wants to be the first.
+            preloaded.insert(0, os.environ['LD_PRELOAD'])
+        self._server = subprocess.Popen(
+            [sys.executable, '-m', 'tests.functional.faults'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=HERE.parent.parent,
+            env={**os.environ, 'LD_PRELOAD': ':'.join(preloaded),
+                 'PYTHONPATH': os.pathsep.join(p for p in sys.path if p)})
+
+    def close(self):
+        self._server.stdin.close()
+        try:
+            self._server.wait(TIMEOUT)
+        finally:
+            self._server.kill()
+            self._server.stdout.close()
+
+    def run(self, path, task, fault=None):
+        """What became of it.
+
+        A dict: ``calls`` of the kind that were made, ``struck`` (how many
+        were failed, with ``what``, the first of them), ``outcome`` in words,
+        and ``problems``, a list of sentences.
+        """
+        self._server.stdin.write(json.dumps({
+            'path': str(path), 'task': task,
+            'fault': dataclasses.asdict(fault or Fault())}) + '\n')
+        self._server.stdin.flush()
+        ready, _, _ = select.select([self._server.stdout], [], [],
+                                    TIMEOUT + 10)
+        assert ready, 'the server says nothing'
+        line = self._server.stdout.readline()
+        assert line, 'the server has ended'
+        return json.loads(line)
+
+
+# -- the repository -----------------------------------------------------------
+
+#: What the images of :func:`fill` are made of, ten blocks each.
+CONTENTS = {
+    'a': range(1, 9), 'b': (1, 17, 18), 'twin': range(1, 5),
+    'sparse': (9, 25), 'new': range(30, 38), 'gone': range(9, 17),
+    'late': range(40, 43), 'driven': range(43, 49)}
+THERE = ('a', 'b', 'twin', 'sparse', 'new')
+
+
+def data_of(image_id):
+    from tests import maintenance
+    return maintenance.content(*CONTENTS[image_id])
+
+
+def fill(path):
+    """A repository in which every task has something to do."""
+    from tests import maintenance
+    from tests import repositories
+    path = maintenance.create(path)
+    with repositories.open_repository(path, codec='none') as repo:
+        for image_id in ('a', 'gone', 'b', 'sparse'):
+            repositories.put(repo, image_id, data_of(image_id))
+    # One who has none of the hints stores duplicates.
+    with repositories.open_repository(path, codec='none') as repo:
+        with _without_hints(repo):
+            repositories.put(repo, 'twin', data_of('twin'))
+    with repositories.open_repository(path, codec='none') as repo:
+        with maintenance.maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+        repo.delete('gone')
+        repositories.put(repo, 'new', data_of('new'))
+    return path
+
+
+@contextlib.contextmanager
+def _without_hints(repo):
+    """The groups' locks are held: what is in them cannot be named."""
+    from tests import repositories
+    with contextlib.ExitStack() as stack:
+        locks = os.path.join(repo.path, 'locks', 'groups')
+        for group in range(1, 10):
+            stack.enter_context(repositories.holding(
+                locks, repositories.INTENT_BYTE + group))
+        yield
+
+
+# -- the tasks ----------------------------------------------------------------
+
+def _maintain(path, work):
+    from glance_dedup import maintainer as maintainer_module
+    from tests import repositories
+    with repositories.open_repository(path, codec='none') as repo:
+        with maintainer_module.Maintainer(repo) as maintainer:
+            return work(maintainer)
+
+
+def _start(path, state):
+    _maintain(path, lambda maintainer: None)
+
+
+def _rebuild(path, state):
+    _maintain(path, lambda maintainer: maintainer.rebuild(why='a test'))
+
+
+def _account(path, state):
+    from tests import maintenance
+    _maintain(path, maintenance.account)
+
+
+def _collect(path, state):
+    from dedupd import collector
+    from dedupd import task
+    _maintain(path, lambda maintainer: collector.run_once(
+        maintainer, task.Control(), live_share=100, evacuate_share=60))
+
+
+def _merge(path, state):
+    from dedupd import merger
+    from dedupd import task
+    _maintain(path,
+              lambda maintainer: merger.run_once(maintainer, task.Control()))
+
+
+def _scrub(path, state):
+    from dedupd import scrubber
+    from dedupd import task
+    _maintain(path, lambda maintainer: scrubber.run_once(
+        maintainer, task.Control(), full=True, spare_threshold=2))
+
+
+def _mark_lost(path, state):
+    from dedupd import scrubber
+    from glance_dedup import exceptions
+    with contextlib.suppress(exceptions.ImageNotFound):
+        _maintain(path, lambda m: scrubber.mark_lost(m, 'b'))
+
+
+def _put(path, state):
+    from glance_dedup import exceptions
+    from tests import repositories
+    state.setdefault('late', 'maybe')
+    with repositories.open_repository(path, codec='none') as repo:
+        with contextlib.suppress(exceptions.ImageExists):
+            repositories.put(repo, 'late', data_of('late'))
+            state['late'] = 'there'
+
+
+class _Told(Exception):
+    """A command that failed, with words."""
+
+
+def _cli(*arguments):
+    def work(path, state):
+        from glance_dedup.cli import main
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main.main([
+                '--repository', str(path), '--filter-dir', str(path.parent),
+                '--socket', str(path.parent / 'socket'), *arguments])
+        if status == 2:
+            raise _Told(err.getvalue())
+    return work
+
+
+def _delete_b(path, state):
+    if state.get('b') != 'gone':
+        state['b'] = 'maybe'
+    try:
+        _cli('image', 'delete', 'b')(path, state)
+    except _Told as e:
+        if 'there is no image' not in str(e):
+            raise
+    state['b'] = 'gone'
+
+
+def _spoil(path, state):
+    with open(path / 'images' / 'b', 'r+b') as f:
+        f.write(b'spoilt')
+    state['b'] = 'lost'
+
+
+def _configure(path, state):
+    """The driver; it has stored an image."""
+    import glance_store
+    from glance_store import multi_backend
+    from oslo_config import cfg
+    conf = cfg.CONF
+    conf.register_opt(cfg.DictOpt('enabled_backends'))
+    conf([], default_config_files=[])
+    conf.set_override('enabled_backends', {'one': 'dedup'})
+    glance_store.register_store_opts(conf)
+    conf.set_override('default_backend', 'one', group='glance_store')
+    for name, value in (('datadir', str(path)), ('filter_mib', 1),
+                        ('filter_dir', str(path.parent))):
+        conf.set_override(f'dedup_store_{name}', value, group='one')
+    glance_store.create_multi_stores(conf)
+    state['url'] = _add('driven')
+    state['driven'] = 'there'
+    state['store'] = multi_backend.get_store_from_store_identifier('one')
+
+
+def _add(image_id):
+    import glance_store
+    from oslo_config import cfg
+    data = data_of(image_id)
+    return glance_store.add_with_multihash(
+        cfg.CONF, image_id, io.BytesIO(data), len(data), 'one', 'sha256')[0]
+
+
+def _driver_add(path, state):
+    from glance_store import exceptions
+    state.setdefault('late', 'maybe')
+    with contextlib.suppress(exceptions.Duplicate):
+        _add('late')
+        state['late'] = 'there'
+
+
+def _driver_get(path, state):
+    import glance_store
+    chunks, _ = glance_store.get(state['url'], 'one')
+    assert b''.join(chunks) == data_of('driven')
+
+
+def _driver_delete(path, state):
+    import glance_store
+    from glance_store import exceptions
+    if state['driven'] == 'there':
+        state['driven'] = 'maybe'
+    with contextlib.suppress(exceptions.NotFound):
+        glance_store.delete(state['url'], 'one')
+        state['driven'] = 'gone'
+
+
+#: What is done before the fault, or None, and what under it.
+TASKS = {
+    'start': (None, _start),
+    'rebuild': (None, _rebuild),
+    'account': (None, _account),
+    'collect': (None, _collect),
+    'merge': (None, _merge),
+    'scrub': (None, _scrub),
+    'mark-lost': (_spoil, _mark_lost),
+    'put': (None, _put),
+    'cli-list': (None, _cli('image', 'list')),
+    'cli-collect': (None, _cli('collect')),
+    'cli-check': (None, _cli('repository', 'check')),
+    'cli-delete': (None, _delete_b),
+    'driver-add': (_configure, _driver_add),
+    'driver-get': (_configure, _driver_get),
+    'driver-delete': (_configure, _driver_delete),
+}
+
+
+# -- the child ----------------------------------------------------------------
+
+class _Child:
+    def __init__(self, job):
+        self.path = pathlib.Path(job['path'])
+        self.prepare, self.work = TASKS[job['task']]
+        self.fault = Fault(**job['fault'])
+        self.state = {}         # of images, where it changed
+        self.problems = []
+        self.outcome = 'done'
+
+    def run(self):
+        if self.prepare is not None:
+            self.prepare(self.path, self.state)
+        before = _descriptors(self.path)
+        calls, struck, what = self._under_fault()
+        gc.collect()
+        left = _descriptors(self.path) - before
+        if left:
+            self._problem(f'descriptors are left: {sorted(left)}')
+        self._check_locks()
+        self._guard('reading', self._check_images)
+        self._guard('the task again', lambda: self.work(self.path, self.state))
+        self._guard('what follows', self._finish)
+        return {'calls': calls, 'struck': struck, 'what': what,
+                'outcome': self.outcome, 'problems': self.problems}
+
+    def _problem(self, text):
+        self.problems.append(text)
+
+    def _guard(self, what, work):
+        try:
+            work()
+        except Exception:
+            self._problem(f'{what}: {traceback.format_exc(limit=-6)}')
+
+    def _under_fault(self):
+        library = ctypes.CDLL(None)
+        library.faults_disarm.restype = ctypes.c_uint64
+        hits = ctypes.c_uint64()
+        what = ctypes.create_string_buffer(8192)
+        error = None
+        library.faults_arm(
+            os.fsencode(os.path.realpath(self.path)),
+            KINDS.index(self.fault.kind), ctypes.c_uint64(self.fault.nth),
+            self.fault.error, self.fault.forever)
+        try:
+            self.work(self.path, self.state)
+        except Exception as e:
+            error = e
+        calls = library.faults_disarm(
+            ctypes.byref(hits), what, ctypes.c_size_t(8192))
+        if error is not None:
+            self._judge(error, what.value.decode())
+        return calls, hits.value, what.value.decode()
+
+    def _judge(self, error, what):
+        from glance_store import exceptions as glance_exceptions
+
+        from glance_dedup import exceptions
+        self.outcome = f'{type(error).__name__}: {error}'
+        right = isinstance(error, (
+            exceptions.RepositoryError, _Told,
+            glance_exceptions.GlanceStoreException,
+            glance_exceptions.BackendException)) or (
+                isinstance(error, MemoryError)
+                and self.fault.error == errno.ENOMEM)
+        if (self.fault.error in (errno.ENOSPC, errno.EDQUOT)
+                and self.fault.kind in FILLING):
+            right = isinstance(error, (
+                exceptions.NoSpaceError, glance_exceptions.StorageFull, _Told))
+        if not right or len(str(error)) < 12:
+            text = ''.join(traceback.format_exception(error, limit=-8))
+            self._problem(f'not the right error ({what}): {text}')
+
+    def _check_locks(self):
+        for directory in ('locks', 'images', 'spool'):
+            for name in os.listdir(self.path / directory):
+                with open(self.path / directory / name, 'r+b') as f:
+                    found = fcntl.fcntl(f, 36, struct.pack(     # F_OFD_GETLK
+                        '@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                kind, _, byte, _, _ = struct.unpack('@hhqqi4x', found)
+                if kind != fcntl.F_UNLCK:
+                    self._problem(f'byte {byte} of {directory}/{name} is '
+                                  'locked')
+
+    def _model(self):
+        """Image ids and contents, as far as that is known."""
+        states = {**dict.fromkeys(THERE, 'there'), **self.state}
+        return {image_id: (data_of(image_id), states[image_id])
+                for image_id in states if image_id in CONTENTS}
+
+    def _check_images(self):
+        from glance_dedup import exceptions
+        from tests import repositories
+        with repositories.open_repository(self.path, codec='none') as repo:
+            for image_id, (data, state) in self._model().items():
+                try:
+                    if (repositories.read_all(repo, image_id) != data
+                            and state != 'lost'):
+                        self._problem(f'image {image_id} has other bytes')
+                    there = True
+                except exceptions.ImageNotFound:
+                    there = False
+                except exceptions.DamagedError as e:
+                    if state != 'lost':
+                        self._problem(f'image {image_id}: {e}')
+                    continue
+                if (state == 'there' and not there) or (
+                        state == 'gone' and there):
+                    self._problem(f'image {image_id} is not {state}')
+
+    def _finish(self):
+        from dedupd import collector
+        from dedupd import merger
+        from dedupd import scrubber
+        from dedupd import task
+        from glance_dedup import check
+        from glance_dedup import exceptions
+        from tests import maintenance
+        from tests import repositories
+        control = task.Control()
+        with repositories.open_repository(self.path, codec='none') as repo:
+            with maintenance.maintaining(repo) as maintainer:
+                if self.state.get('b') == 'lost':
+                    with contextlib.suppress(exceptions.ImageNotFound):
+                        scrubber.mark_lost(maintainer, 'b')
+                merger.run_once(maintainer, control)
+                for _ in range(2):
+                    collector.run_once(maintainer, control)
+                maintenance.need_collected(maintainer)
+        self._check_images()
+        for found in check.check(self.path).findings:
+            # A note is no fault, but that of a name that nobody knows.
+            if found.severity != 'note' or 'name' in found.sentence:
+                self._problem(f'check: {found}')
+
+
+def _descriptors(path):
+    result = set()
+    for fd in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(OSError):
+            name = os.readlink(f'/proc/self/fd/{fd}')
+            if name.startswith(os.path.realpath(path)):
+                result.add(f'{fd} {name}')
+    return result
+
+
+def _serve():
+    from dedupd import collector
+    from dedupd import merger
+    from dedupd import scrubber
+    from glance_dedup import check
+    from glance_dedup.cli import main
+    from glance_dedup import store
+    from tests import maintenance
+    assert (collector and merger and scrubber and check and main and store
+            and maintenance)    # imported once for all
+    for line in sys.stdin:
+        with tempfile.TemporaryFile('w+') as result:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(TIMEOUT)
+                try:
+                    json.dump(_Child(json.loads(line)).run(), result)
+                    result.flush()
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(79)
+            deadline = time.monotonic() + TIMEOUT
+            while os.waitpid(pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.002)
+            result.seek(0)
+            text = result.read() or json.dumps({
+                'calls': 0, 'struck': 0, 'what': '', 'outcome': 'died',
+                'problems': ['the process ended, or took too long']})
+            print(text, flush=True)
+
+
+if __name__ == '__main__':
+    _serve()

@@ -1,0 +1,122 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What works on a disk that somebody else has filled; a process of its own.
+
+    python -m tests.functional.full_disk ROOT FILTER bytes|inodes|quota
+
+ROOT is that of a file system that may be filled, FILTER a directory
+elsewhere. It ends with an assertion if something does not work; see
+``test_full_disk.py``.
+"""
+
+import contextlib
+import os
+import pathlib
+import sys
+
+from dedupd import collector
+from dedupd import task
+from glance_dedup import check
+from glance_dedup import exceptions
+from glance_dedup import maintainer as maintainer_module
+from tests import disks
+from tests import maintenance
+from tests import repositories
+
+MIB = 1 << 20
+
+#: So many names that a directory needs more blocks for them.
+MANY = 200
+
+
+def refused(repo, image_id):
+    try:
+        repositories.put(repo, image_id, b'refused')
+    except exceptions.NoSpaceError:
+        return True
+    return False
+
+
+def maintain(repo):
+    """As the daemon, or the command line, does."""
+    with maintainer_module.Maintainer(repo) as maintainer:
+        maintenance.account(maintainer)
+        result = collector.run_once(maintainer, task.Control())
+        assert not maintainer.warnings, maintainer.warnings
+        maintenance.need_counted(maintainer)
+        return result
+
+
+def free(root, kind):
+    found = os.statvfs(root)
+    return (found.f_favail if kind == 'inodes'
+            else found.f_bavail * found.f_frsize)
+
+
+def main(root, filter_directory, kind):
+    root = pathlib.Path(root)
+    path = repositories.create(root / 'repository', block_size=4096,
+                               group_slots=512)
+    place = root if kind != 'quota' else path
+    fill = disks.fill_inodes if kind == 'inodes' else disks.fill_bytes
+    many = MANY if kind != 'inodes' else 20
+    kept = {'kept': repositories.noise(2 * MIB, 1)}
+    with repositories.open_repository(
+            path, filter_dir=filter_directory) as repo:
+        for image_id, data in kept.items():
+            repositories.put(repo, image_id, data)
+        repositories.put(repo, 'large', repositories.noise(12 * MIB, 2))
+        maintain(repo)
+        assert (path / 'catalog-reserve').stat().st_size >= MIB
+        for n in range(many):
+            repositories.put(repo, f'small-{n}', b'%d' % n)
+        filling = fill(place)
+        assert free(place, kind) < (1 << 16 if kind == 'bytes' else 1)
+        assert refused(repo, 'refused')
+        maintenance.need_contents(repo, {
+            **kept, 'large': repositories.noise(12 * MIB, 2),
+            **{f'small-{n}': b'%d' % n for n in range(many)}})
+        # Each needs a name in the spool: more of them than a directory's
+        # block has room for.
+        for image_id in repo.images():
+            if image_id not in kept:
+                repo.delete(image_id)
+        assert not found_by_check(path)
+        maintain(repo)
+        if kind != 'inodes':
+            # What the image had has come back, and what was kept for this is
+            # there again.
+            assert free(place, kind) > 8 * MIB
+            assert (path / 'catalog-reserve').exists()
+            repositories.put(repo, 'next', repositories.noise(MIB, 3))
+            repo.delete('next')
+        for file in filling:
+            file.unlink()
+        maintain(repo)
+        assert (path / 'catalog-reserve').exists()
+        assert (path / 'catalog-reserve-1').exists()
+        repositories.put(repo, 'last', repositories.noise(MIB, 4))
+        maintenance.need_contents(repo, {
+            **kept, 'last': repositories.noise(MIB, 4)})
+        maintain(repo)
+    assert not found_by_check(path)
+
+
+def found_by_check(path):
+    """What ``repository check`` finds, in words; nothing if all is well."""
+    return [str(f) for f in check.check(path).findings]
+
+
+if __name__ == '__main__':
+    with contextlib.suppress(BrokenPipeError):
+        main(*sys.argv[1:])

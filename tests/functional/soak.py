@@ -1,0 +1,609 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Everything at once on one repository, all of it killed at any moment.
+
+Two real Glances of two processes each, with one database; daemons; processes
+of two hosts that store, read and delete by themselves (they do not see one
+another's hints, so that there is something to merge); clients of Glance that
+go away in the middle; operators' commands. The oracles are those of
+``storm.py`` and ``glance_storm.py``. After each round nobody is at work, and
+what is there is compared with them; at the end one more accounting, merging
+and collection must leave exactly the distinct blocks of the images that are
+there, and nothing of any process that died.
+"""
+
+import collections
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+from dedupd import accounting
+from dedupd import collector
+from dedupd import merger
+from dedupd import task
+from glance_dedup import check
+from tests import daemons
+from tests.functional import glance_server
+from tests.functional import glance_storm
+from tests.functional import storm
+from tests import maintenance
+from tests import repositories
+
+#: Seconds that anything may take that ought to take none.
+LIMIT = 180
+IMAGES = 30
+#: The processes of a round, by what they do; None: a client of Glance.
+KINDS = [storm.UPLOADER, storm.UPLOADER, storm.DELETER, storm.READER,
+         storm.READER, None, None, None]
+INTERVALS = {'collect_interval': 1, 'merge_interval': 1, 'scrub_interval': 2,
+             'scrub_rate_mib': 0, 'spare_threshold': 8,
+             'collect_live_share': 60, 'collect_evacuate_share': 30}
+#: Descriptors of groups that a process keeps open, as fpcache.h says; those
+#: of a group that is gone are among them until others take their place.
+CACHED_GROUPS = 64
+#: Bytes that a process may grow by from its second round on.
+GROWTH = 96 << 20
+
+#: What may be found at the end: the last catalog that was set aside; and the
+#: index keeps records of freed blocks until it meets others like them.
+EXPECTED = ('files of damaged bytes are set aside',
+            'index records of blocks that are no more')
+
+
+class Glance(glance_server.GlanceServer):
+    """One of several with one database."""
+
+    def _sync_database(self):
+        if self.database.startswith(f'sqlite:///{self.directory}/'):
+            super()._sync_database()
+
+
+class Soak:
+    """One repository, and the processes that use it."""
+
+    def __init__(self, path, seed):
+        self.path = path
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.events = collections.deque(maxlen=60)
+        self.daemon = self.make_daemon()
+        self.other = self.make_daemon()     # in some rounds
+        self.servers = []
+        self.starting = []
+        self.ids = path.parent / 'ids'
+        self.ids.mkdir()
+        self.names = itertools.count()
+        self.running = {}
+        self.logs = {'storm': [], 'glance': []}
+        self.uploads = {}
+        self.images = {}
+        self.kills = collections.Counter()
+        self.done = collections.Counter()
+        self.rounds = itertools.count()
+        self.spared = False
+        self.deadline = 0.0
+        self.memory = {}                    # by process, sampled each round
+
+    def note(self, text):
+        self.events.append(f'{time.monotonic():.2f} {text}')
+
+    # -- processes ---------------------------------------------------------
+
+    def make_daemon(self):
+        daemon = daemons.Daemon(self.path, **INTERVALS)
+        daemon.program = daemons.impatient(
+            ACCOUNT=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
+        return daemon
+
+    def start_glance(self):
+        parent = self.path.parent
+        for number in range(2):
+            store = {
+                'type': 'dedup', 'dedup_store_datadir': self.path,
+                'dedup_store_filter_dir': parent / f'host-{number}',
+                'dedup_store_filter_mib': 1,
+                'dedup_store_dedupd_socket': self.daemon.socket}
+            server = Glance(
+                parent / f'glance-{number}', {'dedup': store}, processes=2,
+                database=self.servers[0].database if number else None)
+            # The database is the first one's, and made by it.
+            server.start()
+            self.servers.append(server)
+
+    def start_worker(self, steps):
+        name = f'{self.seed % 1000}.{next(self.names)}'
+        log = self.path.parent / f'{name}.log'
+        job = {'log': str(log), 'name': name, 'deadline': self.deadline}
+        if steps is None:
+            module = 'glance'
+            job |= {'urls': [server.url for server in self.servers],
+                    'ids': str(self.ids)}
+        else:
+            module = 'storm'
+            host = self.rng.randrange(2)
+            job |= {'path': str(self.path), 'steps': steps, 'ids': IMAGES,
+                    'socket': self.daemon.socket,
+                    'filter_dir': str(self.path.parent / f'host-{host}')}
+        self.logs[module].append(log)
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'tests.functional.' + (
+                'storm' if module == 'storm' else 'glance_storm'),
+             json.dumps(job)], cwd=daemons.ROOT, stdin=subprocess.DEVNULL)
+        self.running[process] = (steps, log)
+
+    def kill_worker(self):
+        process = self.rng.choice(list(self.running))
+        steps, log = self.running.pop(process)
+        self.note(f'kill {log.stem}')
+        process.kill()
+        process.wait(LIMIT)
+        self.kills['worker' if steps else 'client'] += 1
+        self.start_worker(steps)
+
+    def kill_glance_worker(self):
+        """uWSGI makes another."""
+        server = self.rng.choice(self.servers[self.spared:])
+        with contextlib.suppress(TypeError, OSError, IndexError):
+            pid = self.rng.choice(server.worker_pids())
+            self.note(f'kill worker {pid} of {server.directory.name}')
+            os.kill(pid, 9)
+            self.kills['glance worker'] += 1
+
+    def kill_glance(self):
+        """All of one server, and start it again meanwhile."""
+        if any(thread.is_alive() for thread in self.starting):
+            return
+        server = self.rng.choice(self.servers[self.spared:])
+        self.note(f'kill {server.directory.name}')
+        server.kill()
+        self.kills['glance'] += 1
+        self.starting = [threading.Thread(target=server.start)]
+        self.starting[0].start()
+
+    def reap(self):
+        for process in [p for p in self.running if p.poll() is not None]:
+            _, log = self.running.pop(process)
+            assert process.returncode == 0, (
+                log.read_text()[-3000:] if log.exists() else process)
+
+    def command(self, name, kill_after=None):
+        """An operator's command, which may be killed."""
+        self.note(f'command {name}, killed after {kill_after}')
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+             str(self.path), '--filter-dir', str(self.path.parent / 'host-0'),
+             '--socket', self.daemon.socket, *name.split(), '--config-file',
+             str(self.daemon.config)], cwd=daemons.ROOT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True)
+        try:
+            said, _ = process.communicate(
+                timeout=LIMIT if kill_after is None else kill_after)
+            assert process.returncode == 0, said
+            self.kills['command done'] += 1
+        except subprocess.TimeoutExpired:
+            assert kill_after is not None, f'{name} does not end'
+            self.kills['command'] += 1
+        finally:
+            process.kill()
+            process.communicate()
+
+    def kill_daemon(self):
+        """And go on without it for a while, or with the other one."""
+        self.note('kill the daemon')
+        self.daemon.kill()
+        self.kills['daemon'] += 1
+        rng = self.rng
+        if self.other.process is None:
+            if rng.random() < 0.1:
+                # It can be spared at any time (I9).
+                self.note('unlink the fence')
+                (self.path / 'fence').unlink(missing_ok=True)
+            for _ in range(rng.randrange(3)):
+                self.command(
+                    rng.choice(['repository collect', 'merge', 'scrub']),
+                    rng.choice([None, rng.uniform(0.3, 1.5)]))
+        self.start_daemon()
+
+    def start_daemon(self):
+        for _ in range(self.rng.choice([0, 0, 1, 2])):
+            # Already at its start.
+            self.daemon.start(wait=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.daemon.process.wait(self.rng.uniform(0.2, 1.5))
+                raise AssertionError(self.daemon.text()[-3000:])
+            self.daemon.kill()
+            self.kills['start'] += 1
+        self.note('start the daemon')
+        self.daemon.start(wait=False)
+
+    def chief(self):
+        """The daemon that maintains the repository, once one does."""
+        both = [d for d in (self.daemon, self.other) if d.process is not None]
+        found = []
+
+        def ready():
+            for daemon in both:
+                status = daemon.status()
+                if (status['daemon']['role'] == 'maintainer'
+                        and status['catalog']['state'] == 'ready'):
+                    found.append(daemon)
+            return found
+        for daemon in both:
+            # Each answers; and one of them is it.
+            daemon.wait_for(daemon.status, LIMIT)
+        both[0].wait_for(ready, LIMIT)
+        return found[0]
+
+    # -- rounds ------------------------------------------------------------
+
+    def round(self, seconds):
+        number = next(self.rounds)
+        self.deadline = time.monotonic() + seconds
+        self.note(f'round {number}')
+        # In some rounds there is a second daemon, and neither it nor the first
+        # Glance is killed, so that it is seen what they have grown by.
+        self.spared = number % 8 not in (0, 7)
+        if self.spared and self.other.process is None:
+            self.other.start(wait=False)
+        if not self.spared and self.other.process is not None:
+            self.other.kill()
+            self.other.process = None
+        for steps in KINDS:
+            self.start_worker(steps)
+        deeds = [self.kill_daemon, self.kill_worker, self.kill_glance_worker,
+                 self.kill_glance]
+        self.rng.shuffle(deeds)     # at least once each
+        while deeds or time.monotonic() < self.deadline:
+            time.sleep(min(2.0, self.rng.expovariate(1.5)))
+            if deeds:
+                deeds.pop()()
+                continue
+            self.reap()
+            if time.monotonic() < self.deadline - 1:
+                self.rng.choices(
+                    [self.kill_daemon, self.kill_worker,
+                     self.kill_glance_worker, self.kill_glance],
+                    [3, 7, 3, 1])[0]()
+        for process in list(self.running):
+            process.wait(LIMIT)
+        self.reap()
+        for thread in self.starting:
+            thread.join(LIMIT)
+            assert not thread.is_alive(), 'Glance does not start'
+
+    def wait_for_glance(self):
+        """Until no request is left of those whose client is dead."""
+        ports = {f'{server.port:04X}' for server in self.servers}
+
+        def idle():
+            with open('/proc/net/tcp') as f:
+                return not any(
+                    local.rpartition(':')[2] in ports
+                    and state in ('01', '08')   # ESTABLISHED, CLOSE_WAIT
+                    for _, local, _, state, *_ in map(str.split, f))
+        repositories.eventually(idle, LIMIT)
+        assert not [name for name in os.listdir(self.path / 'spool')
+                    if name.startswith('T') and repositories.lock_held(
+                        self.path / 'spool' / name, 0)], 'an upload goes on'
+
+    def judge(self):
+        """Nobody but the daemons is at work now."""
+        self.wait_for_glance()
+        self.note('judge')
+        uploads, reads = storm.read_logs(self.logs['storm'], self.uploads)
+        storm.judge_reads(uploads, reads)
+        images, more = glance_storm.read_logs(self.logs['glance'],
+                                              self.images)
+        glance_storm.judge_reads(images, more)
+        self.tally(reads + more, uploads, images)
+        chief = self.chief()
+        with repositories.open_repository(self.path) as repo:
+            contents = storm.judge_end(repo, uploads)
+            self.uploads = storm.survivors(uploads, repo)
+            contents |= glance_storm.judge_end(
+                repo, glance_server.Client(self.rng.choice(self.servers).url),
+                images)
+            assert repo.images() == sorted(contents)
+            for image_id in os.listdir(self.ids):
+                if image_id not in images:
+                    (self.ids / image_id).unlink()
+            for name in ('merge', 'collect', 'scrub'):
+                last = chief.run(name)['last']
+                assert last['error'] is None, last
+                self.done.update({
+                    key: value for key, value in last['result'].items()
+                    if type(value) is int})
+            maintenance.need_contents(repo, contents)
+        for daemon in (self.daemon, self.other):
+            if daemon.process is not None:
+                self.judge_daemon(daemon, contents)
+        self.judge_glance()
+        self.look_at_processes()
+        for logs in self.logs.values():
+            for log in logs:
+                log.unlink(missing_ok=True)
+            logs.clear()
+        return contents
+
+    def judge_daemon(self, daemon, contents):
+        with daemon.client() as client:
+            for image_id, data in contents.items():
+                with client.open_image(image_id) as stream:
+                    assert stream.read(stream.size) == data, image_id
+            status = client.status()
+        assert status['damage'] == {'blocks': 0, 'images': []}
+        assert status['catalog'].get('unreadable', {}) == {}
+        assert status['errors'] == []
+        text = daemon.text()
+        assert 'Traceback' not in text, text[text.index('Traceback'):][:3000]
+        for line in text.splitlines():
+            assert ' ERROR ' not in line, line
+        os.truncate(daemon.log, 0)
+
+    def judge_glance(self):
+        """The store itself never fails, whoever dies."""
+        for server in self.servers:
+            for line in server.log.read_text(errors='replace').splitlines():
+                assert ' ERROR glance_dedup' not in line, line
+
+    def tally(self, reads, uploads, images):
+        """What was done in this round, for people."""
+        self.done['reads'] += len(reads)
+        self.done['read bytes'] += sum(last['bytes'] for _, last in reads)
+        for logs in self.logs.values():
+            for log in logs:
+                for line in (log.read_text().splitlines()
+                             if log.exists() else []):
+                    with contextlib.suppress(ValueError):
+                        event = json.loads(line)
+                        done = (event['phase'] == 'end'
+                                and event.get('status', 204) == 204)
+                        if event['op'] == 'put' and done:
+                            self.done['uploads'] += 1
+                            self.done['upload bytes'] += event['bytes']
+                        elif event['op'] == 'delete' and done:
+                            self.done['deletes'] += 1
+
+    # -- what processes keep -----------------------------------------------
+
+    def long_lived(self):
+        pids = [daemon.process.pid for daemon in (self.daemon, self.other)
+                if daemon.process is not None]
+        for server in self.servers:
+            pids += [server.pid, *server.worker_pids()]
+        return pids
+
+    def look_at_processes(self):
+        """Files that are gone, and memory, of those that live."""
+        for pid in self.long_lived():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                gone = deleted_files(pid, self.path)
+                self.done['most deleted files'] = max(
+                    self.done['most deleted files'], len(gone))
+                strange = [name for name in gone if '/groups/' not in name]
+                assert not strange, (pid, strange)
+                assert len(gone) <= CACHED_GROUPS, (pid, len(gone), gone)
+                self.memory.setdefault((pid, started(pid)), []).append(
+                    resident(pid))
+
+    def judge_memory(self):
+        """Of those that lived long enough to have had everything happen."""
+        for (pid, _), sizes in self.memory.items():
+            self.done['most MiB'] = max(self.done['most MiB'],
+                                        max(sizes) >> 20)
+            if len(sizes) > 3:
+                assert max(sizes[2:]) - sizes[1] < GROWTH, (pid, sizes)
+
+    # -- the end -----------------------------------------------------------
+
+    def report(self):
+        print(dict(self.kills), dict(self.done), flush=True)
+
+    def end(self, contents):
+        """Stop everything; nothing of anybody may be left."""
+        pids = [(pid, started(pid)) for pid in self.long_lived()]
+        for server in self.servers:
+            server.kill()
+        for daemon in (self.daemon, self.other):
+            if daemon.process is not None:
+                assert daemon.stop(limit=LIMIT) == 0, daemon.text()[-3000:]
+        # The workers of a master that is dead are awaited by nobody.
+        repositories.eventually(lambda: not users_of(self.path) and not any(
+            started(pid) == when for pid, when in pids), LIMIT)
+        need_no_locks(self.path)
+        repositories.need_clean(self.path)
+        with repositories.open_repository(self.path) as repo:
+            print(*settle(repo))
+        need_exact(self.path, contents)
+        need_no_locks(self.path)
+
+    def last_words(self):
+        """What a failure prints: the seed, and what happened at last."""
+        print(f'GLANCE_DEDUP_SOAK_SEED={self.seed}; the repository is left '
+              f'in {self.path}')
+        print(*self.events, sep='\n')
+        for logs in self.logs.values():
+            for log in logs:
+                if log.exists():
+                    for line in log.read_text().splitlines()[-4:]:
+                        print(log.stem, line[:400])
+
+    def close(self):
+        for process in self.running:
+            process.kill()
+            process.wait(LIMIT)
+        for thread in self.starting:
+            thread.join(LIMIT)
+        for server in self.servers:
+            with contextlib.suppress(AttributeError):
+                server.kill()       # it may be dead already
+        self.daemon.close()
+        self.other.close()
+
+
+# -- processes ----------------------------------------------------------------
+
+def deleted_files(pid, path):
+    """What a process has open in a repository though it has no name."""
+    found = []
+    for fd in os.listdir(f'/proc/{pid}/fd'):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f'/proc/{pid}/fd/{fd}')
+            if (target.startswith(f'{path}/')
+                    and target.endswith(' (deleted)')):
+                found.append(target)
+    return found
+
+
+def started(pid):
+    """What tells a process from a later one with its number; None: gone."""
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/stat') as f:
+        return f.read().rpartition(')')[2].split()[19]
+    return None
+
+
+def resident(pid):
+    """Bytes of memory."""
+    with open(f'/proc/{pid}/status') as f:
+        for line in f:
+            if line.startswith('VmRSS:'):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def users_of(path):
+    """Processes, but this one, that have something of a repository open."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(OSError):
+            if int(pid) != os.getpid() and any(
+                    os.readlink(f'/proc/{pid}/fd/{fd}').startswith(f'{path}/')
+                    for fd in os.listdir(f'/proc/{pid}/fd')):
+                found.add(int(pid))
+    return found
+
+
+def need_no_locks(path):
+    """Nobody has a lock of any file, and a new process may take them all."""
+    inodes = {}
+    for directory, _, names in os.walk(path):
+        for name in names:
+            file = os.path.join(directory, name)
+            inodes[os.stat(file).st_ino] = file
+    device = os.stat(path).st_dev
+    mine = f'{os.major(device):02x}:{os.minor(device):02x}'
+    with open('/proc/locks') as f:
+        for line in f:
+            major_minor, _, inode = next(
+                word for word in line.split() if word.count(':') == 2
+            ).rpartition(':')
+            assert major_minor != mine or int(inode) not in inodes, (
+                line, inodes[int(inode)])
+    whole = struct.pack('@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    for file in inodes.values():
+        with open(file, 'r+b') as f:
+            try:
+                fcntl.fcntl(f, fcntl.F_OFD_SETLK, whole)
+            except OSError as e:
+                assert e.errno not in (errno.EAGAIN, errno.EACCES), file
+                raise
+
+
+# -- what must be left --------------------------------------------------------
+
+def distinct_blocks(contents):
+    blocks = {data[at:at + storm.BLOCK] for data in contents.values()
+              for at in range(0, len(data), storm.BLOCK)}
+    return {block for block in blocks if any(block)}
+
+
+def renew_tails(repo):
+    """Have a writer lease every group that has room, as uploads will.
+
+    Only then is it known what a writer that died before it published its
+    entries left behind them (N7.3).
+    """
+    room = sum(
+        group.slots - group.record()[2] for group in (
+            repositories.Group(repo.path, number)
+            for number in maintenance.groups(repo.path)))
+    repositories.put(repo, 'tails', random.randbytes(
+        (room + 1) * storm.BLOCK))
+    repo.delete('tails')
+
+
+def settle(repo):
+    """One more run of everything."""
+    renew_tails(repo)
+    control = task.Control()
+    with maintenance.maintaining(repo) as maintainer:
+        accounting.run_once(maintainer, control)
+        merged = merger.run_once(maintainer, control)
+        assert not merged.gave_up and not merged.busy, merged
+        accounting.run_once(maintainer, control)
+        collected = collector.run_once(maintainer, control, live_share=0,
+                                       evacuate_share=0)
+        assert not collected.busy and not collected.refused, collected
+        return merged, collected
+
+
+def extra_blocks(path, expected):
+    """Live blocks that no image needs, or that are missing.
+
+    By group: their slots, the published record, the states of all slots.
+    """
+    found = {}
+    for group, slot in maintenance.live_slots(path) ^ set(expected):
+        slots, *_ = found.setdefault(group, (
+            [], repositories.Group(path, group).record(),
+            maintenance.states(path, group)))
+        slots.append(slot)
+    return found
+
+
+def need_exact(path, contents):
+    """Not a block too much, nor too few; in counts, groups and catalog."""
+    wanted = distinct_blocks(contents)
+    with repositories.open_repository(path) as repo:
+        assert repo.images() == sorted(contents)
+        for image_id, data in contents.items():
+            assert repositories.read_all(repo, image_id) == data
+        expected = maintenance.expected_counts(repo)
+        with maintenance.maintaining(repo) as maintainer:
+            numbers = {group for group, _ in expected} | set(
+                maintenance.groups(path))
+            assert maintenance.counts(maintainer.catalog, numbers) == expected
+            statistics = maintainer.catalog.statistics()
+            assert maintainer.unreadable() == {}
+    assert os.listdir(path / 'spool') == []
+    assert len(expected) == len(wanted), 'blocks are stored twice'
+    extra = extra_blocks(path, expected)
+    assert not extra, extra
+    assert statistics['unique_blocks'] == len(wanted)
+    assert statistics['images'] == len(contents)
+    assert statistics['logical_bytes'] == sum(map(len, contents.values()))
+    report = check.check(path)
+    assert [str(f) for f in report.findings
+            if not f.sentence.endswith(EXPECTED)] == []
+    assert report.figures['garbage_blocks'] == 0
+    assert report.figures['duplicate_blocks'] == 0

@@ -1,0 +1,184 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whole tasks under faults of the system: see :mod:`tests.functional.faults`.
+
+By default a few calls of each task fail, chosen by ``GLANCE_DEDUP_SEED`` (1).
+A failure prints its case; ``GLANCE_DEDUP_FAULT='TASK KIND:NTH:ERROR:OFTEN'``
+tries it alone.
+"""
+
+import errno
+import os
+import pathlib
+import random
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.functional import faults as faults_module
+
+Fault = faults_module.Fault
+
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EINTR,
+          errno.EAGAIN, errno.ENOMEM, 0)
+SEED = int(os.environ.get('GLANCE_DEDUP_SEED', '1'))
+TOP = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope='module')
+def faults(tmp_path_factory):
+    faults = faults_module.Faults(
+        faults_module.build(tmp_path_factory.mktemp('faults')))
+    yield faults
+    faults.close()
+
+
+def in_child(code, *arguments, **options):
+    """LevelDB, used in this process, would have its children hang."""
+    return subprocess.run(
+        [sys.executable, '-c', code, *map(str, arguments)], cwd=TOP, text=True,
+        capture_output=True, timeout=100, **options)
+
+
+@pytest.fixture(scope='module')
+def template(tmp_path_factory):
+    path = tmp_path_factory.mktemp('template')
+    made = in_child(
+        'import pathlib, sys\n'
+        'from tests.functional import faults\n'
+        'faults.fill(pathlib.Path(sys.argv[1]))\n', path)
+    assert made.returncode == 0, made.stderr
+    return path
+
+
+@pytest.fixture
+def attempt(faults, template, tmp_path):
+    """A function that tries a task in a copy of the repository."""
+    case = tmp_path / 'case'
+
+    def attempt(task, fault):
+        shutil.copytree(template, case)
+        try:
+            result = faults.run(case / 'repository', task, fault)
+        finally:
+            shutil.rmtree(case)
+        assert not result['problems'], '\n'.join([
+            f"GLANCE_DEDUP_FAULT='{task} {fault}' ({result['what']})",
+            result['outcome'], *result['problems']])
+        return result
+    return attempt
+
+
+def errors_for(kind):
+    """Short counts are of reads and writes."""
+    return [error for error in ERRORS
+            if error or kind in ('read', 'write', 'any')]
+
+
+def makes_sense(fault):
+    """What a signal interrupts is repeated; so not for ever."""
+    return not (fault.forever and fault.error == errno.EINTR)
+
+
+@pytest.mark.parametrize('task', faults_module.TASKS)
+def test_some_calls_fail(attempt, task):
+    rng = random.Random(f'{SEED} {task}')
+    calls = attempt(task, Fault())['calls']
+    assert calls > 0
+    fault = Fault('any', rng.randint(1, calls),
+                  rng.choice(errors_for('any')), rng.random() < 0.3)
+    if makes_sense(fault):
+        attempt(task, fault)
+
+
+@pytest.mark.skipif('GLANCE_DEDUP_FAULT' not in os.environ,
+                    reason='no case is named')
+def test_one_case(attempt):
+    task, text = os.environ['GLANCE_DEDUP_FAULT'].split()
+    kind, nth, error, often = text.split(':')
+    attempt(task, Fault(kind, int(nth), getattr(errno, error, 0),
+                        often == 'ever'))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('task', faults_module.TASKS)
+def test_every_call_fails_once(attempt, task):
+    """With each error in turn."""
+    for nth in range(1, attempt(task, Fault())['calls'] + 1):
+        attempt(task, Fault('any', nth, ERRORS[nth % len(ERRORS)]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('task', faults_module.TASKS)
+def test_calls_fail_for_ever(attempt, task):
+    """Of each kind: from the first one on, from the last, and from another."""
+    rng = random.Random(f'{SEED} {task} for ever')
+    for kind in faults_module.KINDS:
+        calls = attempt(task, Fault(kind))['calls']
+        for error in errors_for(kind):
+            for nth in {1, calls, rng.randint(1, max(calls, 1))} - {0}:
+                fault = Fault(kind, nth, error, True)
+                if calls and makes_sense(fault):
+                    attempt(task, fault)
+
+
+# -- limits that the system really sets ---------------------------------------
+
+_LIMITED = '''
+import gc, os, pathlib, resource, sys
+from glance_dedup import exceptions
+from tests.functional import faults
+from tests import repositories
+
+path, which, most = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+limit = getattr(resource, which)
+soft, hard = resource.getrlimit(limit)
+with repositories.open_repository(path, codec='none', threads=2) as repo:
+    def read():
+        assert repositories.read_all(repo, 'a') == faults.data_of('a')
+    def write():
+        repositories.put(repo, 'late', repositories.noise(64 << 20, 5))
+    failed = 0
+    if which == 'RLIMIT_NOFILE':
+        most += len(os.listdir('/proc/self/fd'))
+    else:
+        with open('/proc/self/statm') as f:
+            most += int(f.read().split()[0]) * 4096
+    resource.setrlimit(limit, (most, hard))
+    for work in (read, write):
+        try:
+            work()
+        except (exceptions.RepositoryError, MemoryError) as e:
+            failed += 1
+            error = e
+            assert len(str(e)) > 10 or isinstance(e, MemoryError), repr(e)
+    resource.setrlimit(limit, (soft, hard))
+    assert failed, 'the limit did nothing'
+    print(type(error).__name__, error)
+    read()
+    if 'late' not in repo.images():
+        write()
+'''
+
+
+@pytest.mark.parametrize('which, most', [
+    ('RLIMIT_NOFILE', 0), ('RLIMIT_NOFILE', 1), ('RLIMIT_AS', 1 << 20)])
+def test_limits(template, tmp_path, which, most):
+    """Short of descriptors, or of memory: an error, and life goes on."""
+    assert hasattr(resource, which)
+    shutil.copytree(template, tmp_path / 'case')
+    done = in_child(_LIMITED, tmp_path / 'case' / 'repository', which, most)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,179 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Projects, through Glance itself: what they share, and what they may delete.
+
+Who asks is said by the headers that Keystone's middleware would set.
+"""
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from glance_dedup import repository
+from tests.functional import glance_server
+from tests import repositories
+
+noise = repositories.noise
+MIB = 1 << 20
+
+
+class Server(glance_server.GlanceServer):
+    @staticmethod
+    def _open_policy():
+        """Glance's own, but whoever starts it may ask whether it answers."""
+        return '"get_images": "@"\n' + ''.join(
+            f'"{name}": "role:admin or project_id:%(project_id)s"\n'
+            for name in ('get_image_location', 'set_image_location'))
+
+
+class Client(glance_server.Client):
+    def __init__(self, url, project, roles='member,reader'):
+        super().__init__(url)
+        self.who = {'X-Identity-Status': 'Confirmed', 'X-User-Id': project,
+                    'X-Project-Id': project, 'X-Tenant-Id': project,
+                    'X-Roles': roles}
+
+    def request(self, method, path, body=None, headers=None, **options):
+        return super().request(method, path, body,
+                               {**(headers or {}), **self.who}, **options)
+
+    def open(self, image_id, first=None, last=None):
+        raise NotImplementedError
+
+    def download(self, image_id):
+        return self.request('GET', f'/v2/images/{image_id}/file')[2]
+
+    def store(self, data, name='private'):
+        image_id = self.create(name='image')['id']
+        self.upload(image_id, data, store=name)
+        return image_id
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp('projects')
+
+
+@pytest.fixture(scope='module')
+def server(place):
+    prefix = pathlib.Path(sys.prefix)
+    paste = (prefix / 'etc/glance/glance-api-paste.ini').read_text()
+    (place / 'paste.ini').write_text(
+        paste.replace('unauthenticated-context rootapp', 'context rootapp'))
+    stores = {
+        name: {'type': 'dedup', 'dedup_store_datadir': place / name,
+               'dedup_store_filter_dir': place / 'filter',
+               'dedup_store_filter_mib': 1, 'dedup_store_scope': scope,
+               'dedup_store_dedupd_socket': ''}
+        for name, scope in (('private', 'project'), ('shared', 'global'))}
+    options = {
+        'DEFAULT': {'show_multiple_locations': True,
+                    'allow_anonymous_access': True},
+        'paste_deploy': {'config_file': place / 'paste.ini'}}
+    with Server(place / 'server', stores, processes=1, threads=2,
+                options=options) as running:
+        yield running
+
+
+@pytest.fixture
+def alice(server):
+    return Client(server.url, 'alice')
+
+
+@pytest.fixture
+def bob(server):
+    return Client(server.url, 'bob')
+
+
+@pytest.fixture
+def admin(server):
+    return Client(server.url, 'ops', 'admin,member,reader')
+
+
+def stat(place, store, image_id):
+    with repository.Repository(place / store) as repo:
+        return repo.stat(image_id)
+
+
+def groups(place, store, image_id):
+    with repository.Repository(place / store) as repo, repo.open_image(
+            image_id) as image:
+        return {extent.group for extent in image.extents()}
+
+
+def test_projects_apart(place, alice, bob):
+    data = noise(2 * MIB)
+    first, second = alice.store(data), bob.store(data)
+    assert stat(place, 'private', first).new_bytes == len(data)
+    assert stat(place, 'private', second).new_bytes == len(data)
+    assert not (groups(place, 'private', first)
+                & groups(place, 'private', second))
+    assert stat(place, 'private', alice.store(data)).new_bytes == 0
+    assert alice.download(first) == bob.download(second) == data
+    repositories.need_clean(place / 'private')
+
+
+def test_projects_together(place, alice, bob):
+    data = noise(2 * MIB)
+    first, second = (who.store(data, 'shared') for who in (alice, bob))
+    assert stat(place, 'shared', first).new_bytes == len(data)
+    assert stat(place, 'shared', second).new_bytes == 0
+    # The one's deletion is nothing to the other.
+    alice.delete(first)
+    assert bob.download(second) == data
+
+
+def test_nobody_is_told_what_was_new(place, alice, bob):
+    """What Glance shows is the same for what was there and what was not."""
+    data = noise(MIB, 2)
+    shown = []
+    alice.store(data, 'shared')
+    for content in (data, noise(MIB, 3)):
+        found = bob.show(bob.store(content, 'shared'))
+        shown.append({key: value for key, value in found.items()
+                      if key not in ('id', 'file', 'self', 'locations',
+                                     'checksum', 'os_hash_value',
+                                     'created_at', 'updated_at')})
+    assert shown[0] == shown[1]
+
+
+def test_a_copied_location(place, alice, bob):
+    """Whoever has it can read by it, but not delete."""
+    data = noise(MIB, 4)
+    image_id = alice.store(data)
+    url = alice.show(image_id)['locations'][0]['url']
+    copy = bob.create(name='copy')['id']
+    bob.request(
+        'PATCH', f'/v2/images/{copy}', json.dumps([{
+            'op': 'add', 'path': '/locations/-',
+            'value': {'url': url, 'metadata': {'store': 'private'}}}]),
+        {'Content-Type': 'application/openstack-images-v2.1-json-patch'})
+    assert bob.download(copy) == data
+    assert bob.delete(copy, expect=(403,)) == 403
+    assert alice.download(image_id) == data
+    assert stat(place, 'private', image_id).project == 'alice'
+    assert alice.delete(image_id) == 204
+
+
+def test_an_administrators_upload(place, alice, admin):
+    """It is of the project that acted: Glance does not say whose image."""
+    image_id = alice.create(name='image')['id']
+    admin.upload(image_id, noise(MIB, 5), store='private')
+    assert stat(place, 'private', image_id).project == 'ops'
+    assert alice.delete(image_id, expect=(403,)) == 403
+    assert admin.delete(image_id) == 204
+    with repository.Repository(place / 'private') as repo:
+        assert image_id not in repo.images()

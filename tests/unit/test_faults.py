@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The tests of the engine under faults, all of them; and that leaks are found.
+
+``tests/c/faults.h`` says what is tried; ``test_c.py`` tries a part of it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit import test_c
+from tests.unit.test_c import objects
+
+assert objects      # the fixture, for the tests below
+
+LONG = 1700         # seconds
+
+LEAK = '''
+#include <stdlib.h>
+int main(void)
+{
+    void *volatile lost = malloc(100);
+    lost = NULL;
+    return lost != NULL;
+}
+'''
+
+
+def build_program(source, variant, objects, directory):
+    program = directory / source.stem
+    test_c.build([*test_c.COMPILE, *test_c.VARIANTS[variant], source,
+                  *objects(variant), '-o', program, *test_c.LIBRARIES])
+    return program
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    'source', [pytest.param(path, id=path.stem)
+               for path in test_c.sources(test_c.TESTS, 'test_faults')])
+def test_every_fault(source, objects, tmp_path, monkeypatch):
+    monkeypatch.setenv('GLANCE_DEDUP_FAULTS', 'all')
+    program = build_program(source, 'plain', objects, tmp_path)
+    status, output = test_c.execute([program], LONG)
+    assert status == 0, output
+
+
+def test_leaks_are_found(tmp_path):
+    """The sanitizer's runs of test_c.py would fail."""
+    source = tmp_path / 'leak.c'
+    source.write_text(LEAK)
+    test_c.build(['gcc', *test_c.VARIANTS['asan'], source, '-o',
+                  tmp_path / 'leak'])
+    status, output = test_c.execute([tmp_path / 'leak'], 60)
+    assert status != 0
+    assert 'LeakSanitizer: detected memory leaks' in output
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which('valgrind') is None,
+                    reason='valgrind is not installed')
+def test_valgrind(objects, tmp_path):
+    """It sees what is not initialized, too, which no sanitizer of gcc does."""
+    program = build_program(test_c.TESTS / 'test_transaction.c', 'plain',
+                            objects, tmp_path)
+    status, output = test_c.execute(
+        ['valgrind', '--quiet', '--error-exitcode=9', '--leak-check=full',
+         '--show-leak-kinds=definite,indirect', program], LONG)
+    assert status == 0, output
+
+
+@pytest.mark.long
+def test_extension_under_sanitizers(tmp_path):
+    """The binding, which the programs in C do not have."""
+    top = tmp_path / 'tree'
+    shutil.copytree(test_c.TOP, top, ignore=shutil.ignore_patterns(
+        '.git', '.venv', 'build', '*.so', '__pycache__', '.hypothesis'))
+    environment = {**os.environ, 'PYTHONPATH': str(top),
+                   'GLANCE_DEDUP_SANITIZE': 'address,undefined'}
+    subprocess.run(
+        [sys.executable, 'setup.py', '-q', 'build_ext', '--inplace'], cwd=top,
+        env=environment, check=True, timeout=LONG)
+    runtimes = [
+        subprocess.run(['gcc', f'-print-file-name={name}'], check=True,
+                       capture_output=True, text=True).stdout.strip()
+        for name in ('libasan.so', 'libubsan.so')]
+    # What the interpreter itself does not give back would hide all else.
+    environment.update(
+        LD_PRELOAD=':'.join(runtimes),
+        ASAN_OPTIONS='detect_leaks=0:halt_on_error=1',
+        UBSAN_OPTIONS='print_stacktrace=1:halt_on_error=1')
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+         'tests/unit/test_repository.py'], cwd=top, env=environment,
+        capture_output=True, text=True, errors='replace', timeout=LONG)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
