@@ -594,8 +594,7 @@ class _Run:
                               for slot in _pinned([runs], number))
         if not needed:
             return
-        with contextlib.closing(_engine.Relocation(
-                maintainer.engine, maintainer.handle)) as relocation:
+        with contextlib.closing(maintainer.relocation()) as relocation:
             relocation.add(_addresses(needed.intersection(counted)))
             mapping = relocation.finish()
             for done, image_id in enumerate(images):

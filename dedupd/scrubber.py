@@ -65,7 +65,7 @@ SPARE_MAX = 1 << 30
 _SLOT_BITS = 15
 _SLOTS = 1 << _SLOT_BITS
 _ENTRY = struct.Struct('<32sIII B3x')
-_LIVE, _DAMAGED = 1, 4
+_LIVE, _DAMAGED, _INVALID = 1, 4, 7
 _RECORD = 13
 
 
@@ -295,7 +295,7 @@ class _Run:
                     error = _error_of(recipe)
                     if error is None:
                         cost = 4096 + 40 * recipe.header()['extents']
-                        self._compare_digests(image_id)
+                        error = self._misled(image_id, recipe)
             except exceptions.ImageNotFound:
                 error = None
             except (exceptions.InvalidParameter,
@@ -308,18 +308,36 @@ class _Run:
             self._step(done + 1, len(images), 'reading recipes', cost)
         self._state['image'] = None
 
-    def _compare_digests(self, image_id: str) -> None:
-        """See that the entries are of the blocks that the recipe means (I7).
+    def _misled(self, image_id: str, recipe: _engine.Recipe) -> str | None:
+        """What is wrong if the entries are not of the blocks it means (I7).
 
         Each is whole in itself where an older copy of a group was put back.
-
-        :raises DamagedError: if they are not
+        What is not whole is found with the groups.
         """
-        with contextlib.closing(
-                self._maintainer.handle.open_image(image_id)) as image:
-            page = 0
-            while image.describe(page):
-                page += 1
+        try:
+            with contextlib.closing(
+                    self._maintainer.handle.open_image(image_id)) as image:
+                page = 0
+                while image.describe(page):
+                    page += 1
+        except exceptions.DamagedError as e:
+            return None if self._names_damage(recipe.runs()) else str(e)
+        return None
+
+    def _names_damage(self, runs: bytes) -> bool:
+        """Whether an entry, or a group, cannot be read as it was written."""
+        words = _unpack(runs, 'I')
+        for number, slot, blocks in zip(words[::3], words[1::3], words[2::3]):
+            try:
+                entries = self._maintainer.engine.entries(number, slot, blocks)
+            except exceptions.InvalidParameter:
+                continue
+            except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+                return True
+            if any(entry[4] in (_DAMAGED, _INVALID)
+                   for entry in _ENTRY.iter_unpack(entries)):
+                return True
+        return False
 
     def _note(self, name: str, error: str, images: list[str]) -> None:
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
@@ -525,9 +543,8 @@ class _Run:
             return
         before = self._images_with(self._known)
         if before:
-            with contextlib.closing(_engine.Relocation(
-                    self._maintainer.engine,
-                    self._maintainer.handle)) as relocation:
+            with contextlib.closing(
+                    self._maintainer.relocation()) as relocation:
                 mapping = self._find_copies(before, relocation)
                 self._merge(before, mapping)
             accounting.run_once(self._maintainer, self._control)

@@ -17,6 +17,10 @@ functions at the end release the GIL. Repository, Transaction and Image are
 documented in ``repository.py``, which alone uses them; the maintainer's types
 are used by ``maintainer.py`` and by the tasks in ``dedupd/``.
 
+Arguments are positional; only those of the types, and of ``Group.rewrite``,
+have the names given here. OverflowError for a number that has not the 32 bits
+of a group's, a slot's or a count.
+
 Packed arrays are little-endian unsigned integers, as ``array.array('I')`` and
 ``array.array('Q')`` hold them:
 
@@ -91,6 +95,9 @@ class Image:
     def extents(self, page: int) -> list[tuple]: ...
     def close(self) -> None: ...
 
+    # Reading a block verifies it. One whose entry is damaged is tried where it
+    # is, too, besides its spare copy; DamagedError if neither is good.
+
     # Added for the daemon:
     def prefetch(self, length: int, offset: int) -> None:
         """Start read-ahead of the segments of a range, in disk order. Advice
@@ -160,7 +167,8 @@ class Maintenance:
     def withdraw(self, number: int) -> None: ...
     def enter_group(self, number: int) -> 'Group':
         """Lease and exclusive lock of a group (N6.1), tried: BusyError.
-        ImageNotFound if there is no such group."""
+        ImageNotFound if there is no such group. Entries that a sync which
+        failed left unpublished are published first (N7.3)."""
 
 class Recipe:
     """A recipe's file, in the spool or in images/. `complete` and `error`
@@ -175,7 +183,8 @@ class Recipe:
     error: str | None
     """Why the header page is not valid; None also where it was never written
     (all zeros, or a shorter file), unless in images/, and of kinds D and O,
-    where one must be. An entry T or M of another transaction than its name says is not valid."""
+    where one must be. An entry T or M of another transaction than its name
+    says is not valid."""
     links: int
     """Names of the inode when it was opened."""
     inode: int
@@ -205,7 +214,11 @@ class Recipe:
     def close(self) -> None: ...
 
 class Group:
-    """A group with lease and exclusive lock held until close (N6.1, I4)."""
+    """A group with lease and exclusive lock held until close (N6.1, I4).
+
+    ClosedError of every method but `states` and `close`, after an `unlink` that
+    removed it, or once something failed while it was changed: what is on the
+    disk is for whoever enters it anew."""
 
     number: int
     slots: int
@@ -217,7 +230,7 @@ class Group:
         published count, else InvalidParameter) that are live, damaged or
         invalid; returns how many. On return the next generation and then the
         entries are written and synced, each by itself (N6.4; why in this
-        order, says collect.h). After an error only `close` is of use."""
+        order, says collect.h)."""
     def punch(self) -> int:
         """Give the space of all bytes back that no live or damaged entry
         needs, published or not, up to the last published end; returns bytes
@@ -229,20 +242,24 @@ class Group:
         """Write a new file with the same addresses and only what lives, and
         put it in this one's place (I4); returns the bytes of disk given back.
         Segments all of whose blocks live are copied as they are, unless a
-        codec is given. Every block is verified; one that is damaged raises
-        DamagedError and leaves the old file, as does an invalid entry.
-        NoSpaceError likewise. BusyError while there are entries beyond the
-        published count."""
+        codec is given. DamagedError names the first entry that is invalid or
+        damaged, or the first block that does not verify; the old file stays,
+        since only it has what may be read after all, or be healed. It also
+        stays after NoSpaceError, and after any other error before the new one
+        has its name. BusyError while there are entries beyond the published
+        count."""
     def mark_damaged(self, slots: bytes) -> list[str]:
         """Put the stored bytes of these slots' segments into quarantine/ and
         change the entries' state to damaged, generation and sync as in
-        `free`. Slots that are not live are passed over. Returns the
+        `free`. The bytes stay in the group too, and are tried by whoever reads
+        (see Image). Slots that are not live are passed over. Returns the
         quarantine's names, one for each segment:
         ``quarantine/<group>-<offset>-<random>``."""
     def unlink(self) -> bool:
         """Remove the group, if nothing in it is live, damaged, invalid or
         unpublished and it is not the highest-numbered one; ``groups/`` is
-        fsynced. After True only `close` is of use."""
+        fsynced, and the space is given back though others have the file open.
+        After True only `close` is of use."""
     def close(self) -> None: ...
 
 # -- merging (N10) ------------------------------------------------------------

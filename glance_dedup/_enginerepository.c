@@ -149,10 +149,10 @@ static PyObject *
 repository_rebuild_filter(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
-    unsigned groups;
+    uint32_t groups;
     int clear = 0;
     gd_error err;
-    if (!PyArg_ParseTuple(args, "I|p", &groups, &clear) ||
+    if (!PyArg_ParseTuple(args, "O&|p", gd_py_to_u32, &groups, &clear) ||
         !gd_py_enter_repository(self)) {
         return NULL;
     }

@@ -281,7 +281,15 @@ class Catalog:
         together = functools.reduce(
             operator.xor, (int.from_bytes(key) for key in self.left), 0)
         if f'{together:032x}' != self.ledger:
-            self.find(DAMAGE, 'has not the ledger that it says it has')
+            # A crash can leave LevelDB its newest log and an older manifest,
+            # which knows nothing of what the log before was made into. What
+            # is missing here is then not missing anywhere else: no image is
+            # damaged by it, and no count too low.
+            self.find(DAMAGE, 'has not the ledger that it says it has: it '
+                      'lost accounting steps; the next maintainer makes it '
+                      'anew')
+            self.left.clear()
+            self.valid = False
 
     def meet(self, header: form.RecipeHeader, blocks: int | None,
              file: str) -> bool:

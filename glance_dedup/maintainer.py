@@ -507,6 +507,15 @@ class Maintainer:
                 made = True
         return made
 
+    # -- blocks stored anew -----------------------------------------------
+
+    def relocation(self) -> _engine.Relocation:
+        """What stores blocks anew, where uploads find them; to be closed."""
+        # A filter that knows all groups learns of new blocks only from whoever
+        # stores them. One that is not there yet will read them.
+        self.repository._attach_filter(self.handle, create=False)
+        return _engine.Relocation(self.engine, self.handle)
+
     # -- recipes that cannot be read --------------------------------------
 
     def note_unreadable(self, name: str, error: str | None) -> None:
@@ -551,8 +560,8 @@ class Maintainer:
                 result.setdefault(image_id, (
                     f'the recipe {txid.hex()} of image {image_id} is counted, '
                     'and is neither in images/ nor in the spool, though it '
-                    'was not deleted: put it back, or make the catalog anew '
-                    'to give up all that is lost like this'))
+                    'was not deleted: put it back, or run glance-dedup '
+                    'repository rebuild-catalog, which gives up what is lost'))
         return result
 
     def _has_vanished(self, txid: bytes, image_id: str) -> bool:

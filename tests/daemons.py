@@ -30,6 +30,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 #: Seconds that anything may take.
 LIMIT = 30
+#: Seconds that a task may take.
+TASK_LIMIT = 300
 
 
 # -- raw requests -------------------------------------------------------------
@@ -219,8 +221,13 @@ class Daemon:
         number = self.request(
             'POST', f'/v1/tasks/{task}',
             json.dumps(arguments).encode()).json()['number']
-        return self.request(
-            'GET', f'/v1/tasks/{task}?after={number}&wait=60').json()
+        deadline = time.monotonic() + TASK_LIMIT
+        while True:
+            status = self.request(
+                'GET', f'/v1/tasks/{task}?after={number}&wait=10').json()
+            if (status['finished'] >= number
+                    or time.monotonic() > deadline):
+                return status
 
 
 def impatient(**intervals):

@@ -370,8 +370,11 @@ class Explorer:
         place = pathlib.Path(tempfile.mkdtemp(
             prefix='finding-', dir=os.path.abspath(self.keep)))
         state.tree.write(place / 'tree')
+        scene = copy.copy(state.scene)
+        if scene.filter_file is not None:
+            scene.filter_file = shutil.copy(scene.filter_file, place)
         with open(place / 'scene', 'wb') as f:
-            pickle.dump(state.scene, f)
+            pickle.dump(scene, f)
         self.report({
             'workload': state.scene.name, 'state': str(state),
             'seed': self.seed, 'point': state.scene.words(state.point),

@@ -107,4 +107,4 @@ def go_on(repo, expectation, specs):
     for number, spec in enumerate(specs):
         image = f'survivor-{number}'
         repositories.put(repo, image, make(spec))
-        expectation.images[image] = [spec]
+        expectation.stored(image, spec)

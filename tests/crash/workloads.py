@@ -104,11 +104,15 @@ class Stage:
     # -- damage -----------------------------------------------------------
 
     def damage_block(self, repo, image, number, hit):
-        """Change a byte of a block, as a failing disk would: it is durable."""
+        """Change a byte of a block, as a failing disk would: it is durable.
+
+        :param hit: the images that lose it; none if a spare copy stands in
+        """
         group, slot = maintenance.blocks_of(repo, image)[number]
         file = repositories.Group(self.path, group)
-        _, _, segment, place = file.entry(slot)
-        self.mark(op='damage', images=hit)
+        fingerprint, _, segment, place = file.entry(slot)
+        self.mark(op='damage', images=hit,
+                  block=fingerprint.hex() if hit else None)
         _overwrite(file.path, segment + 32 + (place & 0xfffff) + 5)
 
     def damage_recipe(self, image):
@@ -384,6 +388,7 @@ def scrubbing(stage):
             account(maintainer)
             stage.damage_block(repo, 'a', 5, ['a', 'b'])
             assert scrub(maintainer).damaged == 1
+            stage.mark(op='marked')
             stage.put(repo, 'd', (1, 20), (5, 4))
             assert scrub(maintainer).healed
             stage.mark(op='healed', images=['a', 'b'])

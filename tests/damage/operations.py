@@ -17,13 +17,20 @@ An operation is a function of a :class:`World`. It may fail with any
 the case.
 """
 
+import array
 import contextlib
 import io
 import random
+import warnings
 
+from dedupd import client as client_module
 from glance_dedup import check
+from glance_dedup.cli import main
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+from glance_dedup import pull
+from tests import daemons
+from tests.damage import damages
 from tests.damage import template
 from tests import repositories
 
@@ -93,17 +100,55 @@ def need_check(world):
     check.check(world.path)
 
 
-def command(*words):
-    """A command of the program, in this process."""
-    def run(world):
-        from glance_dedup.cli import main
-        with contextlib.redirect_stdout(io.StringIO()), (
-                contextlib.redirect_stderr(io.StringIO())) as said:
-            status = main.main(['--repository', str(world.path), *words])
-        assert status in (0, 1), (status, said.getvalue())
-        assert 'Traceback' not in said.getvalue(), said.getvalue()
-        assert status == 0 or said.getvalue().strip()
-    return run
+def command(world, *words):
+    """A command of the program, in this process; returns its status."""
+    with contextlib.redirect_stdout(io.StringIO()), (
+            contextlib.redirect_stderr(io.StringIO())) as said:
+        status = main.main(['--repository', str(world.path), '--socket', '',
+                            '--filter-dir', str(world.path.parent / 'filter'),
+                            *words])
+    assert status in (0, 1, 2), (words, status, said.getvalue())
+    assert 'Traceback' not in said.getvalue(), said.getvalue()
+    assert status == 0 or said.getvalue().strip(), words
+    return status
+
+
+def commands(world):
+    """All that only look; `image get` writes right bytes or nothing."""
+    command(world, 'status')
+    command(world, 'image', 'list')
+    for image_id, data in world.images.items():
+        command(world, 'image', 'show', image_id)
+        file = world.path.parent / f'got-{image_id}'
+        status = command(world, '-q', 'image', 'get', image_id, str(file))
+        assert file.exists() == (status == 0), image_id
+        assert status or file.read_bytes() == data, image_id
+
+
+def pull_all(world):
+    """Into a fresh repository: right bytes, or an error that has a name."""
+    with daemons.Daemon(world.path) as daemon:
+        try:
+            daemon.start()
+        except AssertionError:
+            # It may refuse to serve what is so damaged; it says why.
+            assert daemon.process.poll() is not None, daemon.text()
+            assert 'Traceback' not in daemon.text(), daemon.text()
+            return
+        fresh = repositories.create(world.path.parent / 'fresh',
+                                    block_size=template.BLOCK)
+        with repositories.open_repository(fresh) as here, (
+                daemon.client()) as client:
+            for image_id, data in world.images.items():
+                try:
+                    pull.pull(here, image_id, client)
+                except (client_module.ClientError, *ERRORS) as e:
+                    assert str(e), image_id
+                    assert image_id not in here.images()
+                else:
+                    assert repositories.read_all(here, image_id) == data
+        repositories.need_clean(fresh)
+        assert daemon.process.poll() is None, daemon.text()
 
 
 # -- storing ------------------------------------------------------------------
@@ -122,6 +167,49 @@ def store(world):
             world.images[again] = data + template.NEW
         repo.delete('new')
         del world.images['new']
+
+
+def misled(file):
+    """Let all hints of a filter name the block of another one."""
+    data = bytearray(file.read_bytes())
+    hints = array.array('Q', data[damages.PAGE:])
+    used = [i for i, hint in enumerate(hints) if hint]
+    low = (1 << 40) - 1         # group and slot
+    addresses = [hints[i] & low for i in used]
+    for i, address in zip(used, addresses[1:] + addresses[:1]):
+        hints[i] = hints[i] & ~low | address
+    data[damages.PAGE:] = hints.tobytes()
+    file.write_bytes(data)
+    return used
+
+
+def use_filters(world):
+    """What a filter says may be false, and cost no more than room."""
+    with world.open() as repo:
+        repositories.put(repo, 'first', template.NEW)
+    world.images['first'] = template.NEW
+    directory = world.path.parent / f'{world.path.name}-filter'
+    file, = directory.iterdir()
+    target = damages.Target(directory, file.name, directory, directory)
+    rest = file.stat().st_size - damages.PAGE
+    misled(file)
+    for number, (name, arguments) in enumerate([
+            ('flip', [damages.PAGE + 8]), ('overwrite', [damages.PAGE, rest]),
+            ('overwrite', [damages.PAGE, rest, 255]),
+            ('overwrite', [damages.PAGE, rest, None]),
+            ('flip', [3]), ('overwrite', [0, damages.PAGE, None]),
+            ('truncate', [damages.PAGE + 3]), ('empty', []),
+            ('lengthen', [damages.SECTOR, 255]), ('directory', [])]):
+        undo = damages.DAMAGES[name](target, *arguments)
+        image_id = f'filtered-{number}'
+        data = template.IMAGES['plain'] + template.IMAGES['mixed']
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', RuntimeWarning)
+            with world.open() as repo:
+                repositories.put(repo, image_id, data)
+        world.images[image_id] = data
+        assert not {'first', image_id}.intersection(world.look()), name
+        undo()
 
 
 def delete(world):
@@ -178,7 +266,10 @@ def mark_lost(world):
 OPERATIONS = {
     'read': read,
     'check': need_check,
+    'commands': commands,
+    'pull': pull_all,
     'store': store,
+    'filter': use_filters,
     'delete': delete,
     'account': maintain('account'),
     'collect': collect,
@@ -188,5 +279,5 @@ OPERATIONS = {
     'everything': everything,
     'mark lost': mark_lost,
 }
-READING = ('read', 'check')
+READING = ('read', 'check', 'commands', 'pull')
 CHANGING = tuple(name for name in OPERATIONS if name not in READING)

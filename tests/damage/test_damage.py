@@ -207,8 +207,8 @@ def test_reading_everywhere(cases, seed):
 
 # -- tasks --------------------------------------------------------------------
 
-def working(cases, rng, most):
-    """For each structure and form a few cases, under whatever changes."""
+def working(cases, rng, most, chosen=operations.CHANGING):
+    """For each structure and form a few cases, under some operation."""
     found = []
     for structure in template.STRUCTURES:
         names = cases.files(structure)
@@ -218,12 +218,12 @@ def working(cases, rng, most):
                 some += [(name, *case) for case in form(
                     rng, cases.size(name), most * 4)]
             for case in rng.sample(some, min(most, len(some))):
-                found.append((*case, rng.choice(operations.CHANGING)))
+                found.append((*case, rng.choice(chosen)))
     for name in DIRECTORIES:
         for damage in damages.WHOLE:
             if not needs_file(damage) and damage != 'swapped':
                 found.append((name, damage, [],
-                              rng.choice(operations.CHANGING)))
+                              rng.choice(chosen)))
     return found
 
 
@@ -239,6 +239,22 @@ def test_working(cases):
 @pytest.mark.parametrize('seed', range(2))
 def test_working_everywhere(cases, seed):
     for case in working(cases, random.Random(seed), 30):
+        cases.need(*case)
+
+
+def test_readers(cases):
+    """Each of them once for its own sake."""
+    rng = random.Random(6)
+    for name in (*operations.READING, 'filter'):
+        cases.need(*rng.choice(working(cases, rng, 1, [name])))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', (*operations.READING, 'filter'))
+def test_readers_everywhere(cases, name):
+    rng = random.Random(7)
+    found = working(cases, rng, 5, [name])
+    for case in rng.sample(found, min(200, len(found))):
         cases.need(*case)
 
 

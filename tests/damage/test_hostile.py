@@ -373,7 +373,7 @@ def test_hostile_segments(path):
 def test_hostile_published_records(path):
     def work():
         rng = random.Random(8)
-        for _ in range(150):
+        for _ in range(50):
             shutil.copytree(path, path.parent / 'spoilt')
             for name in os.listdir(path.parent / 'spoilt' / 'groups'):
                 group = Group(path.parent / 'spoilt', int(name, 16))

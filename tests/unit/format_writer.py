@@ -17,8 +17,10 @@ of the checker, so that a mistake in one of the two shows.  Nothing is
 synced: these are for tests.
 """
 
+import functools
 import hashlib
 import json
+import operator
 import os
 import pathlib
 import struct
@@ -162,6 +164,12 @@ class Spares(Group):
         (repository.path / 'spares').mkdir(mode=0o700, exist_ok=True)
 
 
+def together(transactions) -> int:
+    """The exclusive or of ids: what a catalog says of its ledger."""
+    return functools.reduce(
+        operator.xor, map(int.from_bytes, transactions), 0)
+
+
 class Catalog:
     """A catalog as it is to be; `save` writes it, and its fence."""
 
@@ -208,10 +216,8 @@ class Catalog:
                 (group.fingerprint(slot)[:8], group.number << 15 | slot))
 
     def items(self) -> dict[bytes, bytes]:
-        together = 0
         items = {}
         for transaction, facts in self.ledger.items():
-            together ^= int.from_bytes(transaction)
             items[b'l' + transaction] = json.dumps(facts).encode()
         for group, counts in self.counts.items():
             for chunk in range(32):
@@ -236,7 +242,7 @@ class Catalog:
             'format': 1, 'repository_id': self.repository.repository_id.hex(),
             'catalog_id': self.id.hex(), 'sequence': self.sequence,
             'valid': True, 'index_bits': self.bits,
-            'ledger': f'{together:032x}', **self.meta}).encode()
+            'ledger': f'{together(self.ledger):032x}', **self.meta}).encode()
         items.update(self.more)
         return {k: v for k, v in items.items() if v is not None}
 

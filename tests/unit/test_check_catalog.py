@@ -321,6 +321,23 @@ def test_image_that_was_not_counted(repository, catalog, group):
     no_findings(repository)
 
 
+def test_batches_lost_in_the_middle(repository, catalog, group):
+    """Its sequence is that of the fence; that they lack is the only finding.
+
+    Not that images are not counted, nor that counts are too low.
+    """
+    catalog.count('two', [(group, 2, 3)])
+    repository.image('two', [(group, 2, 3)])
+    catalog.meta = {'ledger': f'{writer.together(catalog.ledger):032x}'}
+    catalog.save()
+    no_findings(repository)
+    shutil.rmtree(repository.path / 'catalog')
+    del catalog.ledger[writer.some_id('upload of one')]
+    catalog.counts.clear()
+    catalog.save()
+    one(repository, DAMAGE, 'lost accounting steps')
+
+
 @pytest.mark.parametrize('kind', ['D', 'O'])
 def test_image_that_is_not_uncounted_yet(repository, catalog, group, kind):
     pieces = [(group, 2, 3)]
@@ -554,6 +571,33 @@ def test_any_byte_of_spares(monkeypatch, repository, spares):
         assert not report.ok, at
         assert {f.file for f in report.findings} == {'spares/00000001'}
         assert report.damaged_images == []
+
+
+def test_a_damaged_spare_is_of_no_use(repository, image, group, spares):
+    """It is damage that costs no image, until the block itself is damaged."""
+    damage_block(spares, 0)
+    found, = findings(repository)
+    assert (found.severity, found.file, found.images) == (
+        DAMAGE, 'spares/00000001', ())
+    assert 'slot 0' in found.sentence
+    assert check.check(repository.path).figures['spares'] == 1
+    damage_block(group, 4)
+    assert check.check(repository.path).damaged_images == ['one']
+
+
+def test_a_spare_of_another_block(repository, image, group):
+    """Its checksums are right, but its content is not of its fingerprint."""
+    spares = writer.Spares(repository, 1)
+    spares.append([group.blocks[5], group.blocks[7]], fingerprints=[
+        group.fingerprint(4), group.fingerprint(7)])
+    spares.publish()
+    spares.save()
+    report = check.check(repository.path)
+    assert 'spares/00000001' in {f.file for f in report.findings}
+    assert report.figures['spares'] == 1
+    assert report.damaged_images == []
+    damage_block(group, 4)
+    assert check.check(repository.path).damaged_images == ['one']
 
 
 def test_spares_and_groups_are_not_the_same(repository, group, spares):

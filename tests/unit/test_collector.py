@@ -683,6 +683,16 @@ def test_nearly_empty_groups_are_evacuated(maintainer, path, other):
     repositories.need_clean(path)
 
 
+def test_uploads_find_what_was_evacuated(maintainer, path, other):
+    """The host's filter, which others made, is told of it."""
+    data = noise(SLOTS * BLOCK, 1)
+    put(other, 'big', data)
+    put(other, 'small', data[:5 * BLOCK])
+    other.delete('big')
+    assert collect(maintainer, evacuate_share=10).evacuated == 1
+    assert put(other, 'again', data[:5 * BLOCK]).new_bytes == 0
+
+
 @pytest.mark.parametrize('error', ['NoSpaceError', 'BusyError'])
 def test_evacuation_that_was_not_possible_is_tried_again(
         maintainer, path, other, monkeypatch, error):
@@ -696,10 +706,7 @@ def test_evacuation_that_was_not_possible_is_tried_again(
         raise getattr(exceptions, error)('not now')
     with monkeypatch.context() as patch:
         if error == 'NoSpaceError':
-            class Module:
-                names_any = staticmethod(collector._engine.names_any)
-                Relocation = staticmethod(fail)
-            patch.setattr(collector, '_engine', Module)
+            patch.setattr(maintainer, 'relocation', fail)
         else:
             patch.setattr(collector.merger, 'merge_image', fail)
         result = collect(maintainer, evacuate_share=10)
@@ -820,8 +827,8 @@ def test_evacuation_while_images_come_and_go(
         @staticmethod
         def Merge(engine, image_id, mapping):
             return real.Merge(engine._target, image_id, mapping)
-    monkeypatch.setattr(collector, '_engine', Module)
-    monkeypatch.setattr(collector.merger, '_engine', Module)
+    for module in (maintainer_module, collector, collector.merger):
+        monkeypatch.setattr(module, '_engine', Module)
     collect(maintainer, evacuate_share=10)
     monkeypatch.undo()
     maintenance.unwatch(maintainer)

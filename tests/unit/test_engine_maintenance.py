@@ -738,6 +738,7 @@ def test_numbers_are_not_taken_modulo(repo, number):
             lambda: _engine.write_spares(engine, number, b''),
             lambda: _engine.index_records(b'', number, 0),
             lambda: _engine.index_split(b'', number),
-            lambda: _engine.pick(b'', number, 0, b'')):
+            lambda: _engine.pick(b'', number, 0, b''),
+            lambda: repo._handle().rebuild_filter(number)):
         with pytest.raises(OverflowError):
             call()
