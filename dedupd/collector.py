@@ -197,6 +197,11 @@ def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
                 facts['slots'] - facts['published']))[11::_ENTRY_WORDS]))
 
 
+_LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '
+         'holds none: it may be from an older copy of the group. Nothing in '
+         'it is freed')
+
+
 class _Look:
     """What of a group lives, what may be freed, and what is pinned."""
 
@@ -205,8 +210,12 @@ class _Look:
         words = _words(entries)
         lengths = words[9::_ENTRY_WORDS]
         states = words[11::_ENTRY_WORDS]
+        used = _words(counts)
+        #: A slot that is counted and has no block, or None.
+        self.lost = next((slot for slot, (state, count) in enumerate(
+            zip(states, used)) if count and state not in _USED), None)
         unused = [slot for slot, (state, count) in enumerate(
-                  zip(states[:published], _words(counts)))
+                  zip(states[:published], used))
                   if not count and state in _USED]
         pinned = _pinned(pins, number) if unused else set()
         #: Slots: N6.4.
@@ -306,6 +315,8 @@ def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
 
 def _foresee_action(look: _Look, facts: dict[str, int], last: bool,
                     evacuate_share: int, worn: bool) -> tuple[str, str]:
+    if look.lost is not None:
+        return 'skip', f'slot {look.lost} is needed, and has no block'
     if not look.live and not last:
         return 'unlink', 'nothing in it lives'
     if _is_sparse(facts, look.live, evacuate_share):
@@ -445,6 +456,9 @@ class _Run:
             maintainer.catalog.counts(number, group.slots), group.published,
             self._accountant.pins(), number)                        # N6.3
         self._cost += _ENTRY_BYTES * group.slots
+        if look.lost is not None:
+            # What was in its place may come back; its bytes are still there.
+            raise exceptions.DamagedError(_LOST % (number, look.lost))
         if look.free:
             slots = array.array('I', look.free)
             if sys.byteorder == 'big':

@@ -280,4 +280,6 @@ OPERATIONS = {
     'mark lost': mark_lost,
 }
 READING = ('read', 'check', 'commands', 'pull')
-CHANGING = tuple(name for name in OPERATIONS if name not in READING)
+#: On what is not damaged: its images must all be read.
+SOUND = ('filter',)
+CHANGING = tuple(name for name in OPERATIONS if name not in READING + SOUND)

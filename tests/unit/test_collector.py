@@ -485,6 +485,28 @@ def test_holes_are_punched_after_a_crash_between(path, repo, other):
         maintenance.need_collected(maintainer)
 
 
+def test_what_an_older_sector_hides_comes_back(maintainer, path, other):
+    """Nothing is freed where an entry that is needed has no block."""
+    put(other, 'goes', content(1))
+    put(other, 'stays', content(2))
+    collect(maintainer)
+    group = repositories.Group(path, 1)
+    before = group.raw_entry(12)
+    at = group.entry_offset(12)
+    group.data[at:at + 56] = bytes(56)
+    group.save()
+    other.delete('goes')
+    result = collect(maintainer)
+    assert result.freed_blocks == result.punched == 0
+    assert 'slot 12' in result.failed[1] and 'older copy' in result.failed[1]
+    group = repositories.Group(path, 1)
+    group.data[at:at + 56] = before
+    group.save()
+    assert collect(maintainer).freed_blocks == 10
+    assert repositories.read_all(other, 'stays') == content(2)
+    maintenance.need_collected(maintainer)
+
+
 def test_damaged_marks_go_with_their_blocks(maintainer, path, other):
     put(other, 'image', content(1))
     put(other, 'stays', content(2))
