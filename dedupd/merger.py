@@ -52,13 +52,12 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import itertools
+import logging
 import operator
 import struct
 import sys
 from typing import Any
 from typing import NamedTuple
-
-from oslo_log import log
 
 from dedupd import accounting
 from dedupd import task
@@ -67,7 +66,7 @@ from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
 
-LOG = log.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 #: Records of the index that are sorted at once; each takes 45 bytes meanwhile.
 LOT_RECORDS = 4 << 20

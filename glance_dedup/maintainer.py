@@ -246,13 +246,14 @@ class Maintainer:
 
     def _images(self) -> list[str]:
         """All images; and a warning of each other file in images/."""
-        images = self.repository.images()
+        images = []
         with _os_errors('cannot list images'):
             names = sorted(os.listdir(self._path('images')))
         for name in names:
             text = f'images/{name!r} is not an image'
-            if (not repository_module.IMAGE_ID.fullmatch(name)
-                    and text not in self.warnings):
+            if repository_module.IMAGE_ID.fullmatch(name):
+                images.append(name)
+            elif text not in self.warnings:
                 self.warnings.append(text)
         return images
 

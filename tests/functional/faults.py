@@ -47,6 +47,8 @@ import tempfile
 import time
 import traceback
 
+from tests.functional import witness
+
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT = 100
 
@@ -87,16 +89,7 @@ class Faults:
     """The server."""
 
     def __init__(self, library):
-        preloaded = [str(library)]
-        if os.environ.get('LD_PRELOAD'):
-            # A sanitizer's runtime wants to be the first.
-            preloaded.insert(0, os.environ['LD_PRELOAD'])
-        self._server = subprocess.Popen(
-            [sys.executable, '-m', 'tests.functional.faults'],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=HERE.parent.parent,
-            env={**os.environ, 'LD_PRELOAD': ':'.join(preloaded),
-                 'PYTHONPATH': os.pathsep.join(p for p in sys.path if p)})
+        self._server = witness.serve(library, 'tests.functional.faults')
 
     def close(self):
         self._server.stdin.close()

@@ -107,6 +107,22 @@ def build(directory):
     return library
 
 
+def serve(library, module):
+    """A module's process, with a library preloaded, that takes jobs as lines.
+
+    The library comes first, but for a sanitizer's runtime, which must.
+    """
+    preloaded = [str(library)]
+    if os.environ.get('LD_PRELOAD'):
+        preloaded.insert(0, os.environ['LD_PRELOAD'])
+    return subprocess.Popen(
+        [sys.executable, '-m', module],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=HERE.parent.parent,
+        env={**os.environ, 'LD_PRELOAD': ':'.join(preloaded),
+             'PYTHONPATH': os.pathsep.join(p for p in sys.path if p)})
+
+
 class Witness:
     """Runs steps in processes under watch.
 
@@ -125,16 +141,7 @@ class Witness:
         self._address = os.path.join(self._directory.name, 'socket')
         self._listener.bind(self._address)
         self._listener.listen()
-        preloaded = [str(library)]
-        if os.environ.get('LD_PRELOAD'):
-            # A sanitizer's runtime wants to be the first.
-            preloaded.insert(0, os.environ['LD_PRELOAD'])
-        self._server = subprocess.Popen(
-            [sys.executable, '-m', 'tests.functional.witness'],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=HERE.parent.parent,
-            env={**os.environ, 'LD_PRELOAD': ':'.join(preloaded),
-                 'PYTHONPATH': os.pathsep.join(p for p in sys.path if p)})
+        self._server = serve(library, 'tests.functional.witness')
 
     def close(self):
         self._server.stdin.close()
