@@ -67,10 +67,12 @@ unlock_setup() {
 AS_ROOT=()
 [ "$(id -u)" -eq 0 ] || AS_ROOT=(sudo)
 
-# The names that bindep.txt has for Debian under one of the given profiles.
+# The names that bindep.txt has for Debian under one of the given profiles, or
+# under that for this architecture alone.
 bindep() {
-    local profile
-    for profile; do
+    local profile machine
+    machine=$(dpkg --print-architecture)
+    for profile in "$@" "${@/%/-$machine}"; do
         sed -n "s/^\([a-z0-9.+-]*\) \[\(.* \)\?$profile \(.* \)\?platform:dpkg.*/\1/p" \
             "$TOP/bindep.txt"
     done

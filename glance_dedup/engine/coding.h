@@ -17,6 +17,11 @@
 
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
+/* Where the library can choose its code by the processor, this header makes its
+ * names stand for the functions that do. */
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>
+#endif
 
 static inline void
 gd_put16(uint8_t *p, uint16_t v)

@@ -4,7 +4,8 @@
  *
  * A hasher's OpenSSL context is made once.  Before each block it is
  * initialised again with the digest that it already holds, which allocates
- * nothing; copying a prepared context instead measures the same.
+ * nothing; copying a prepared context instead measures the same.  A multibuffer
+ * is made when many blocks are first asked for.
  */
 #include "fingerprint.h"
 
@@ -15,6 +16,7 @@
 #include <openssl/evp.h>
 
 #include "coding.h"
+#include "multibuffer.h"
 
 const gd_scope gd_global_scope = {{0}};
 const gd_scope gd_spares_scope = {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
@@ -24,6 +26,8 @@ const gd_scope gd_spares_scope = {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
 enum {
     MIN_DIGEST = 20, /* bytes: 160 bits */
     XXH3_DIGEST = sizeof(XXH128_canonical_t),
+    /* Blocks that take all lanes together as long as one after the other. */
+    FEW = 5,
 };
 
 typedef enum digest_kind {
@@ -35,11 +39,15 @@ typedef enum digest_kind {
 struct gd_digest {
     digest_kind kind;
     EVP_MD *md; /* NULL for KIND_XXH3 */
+    bool is_sha256;
 };
 
 struct gd_hasher {
+    const gd_env *env;
     const gd_digest *digest;
     EVP_MD_CTX *context; /* NULL for KIND_XXH3 */
+    gd_multibuffer *multibuffer; /* NULL if it was not needed, or not had */
+    bool multibuffer_tried;
 };
 
 #define EXAMPLES "sha256, sha512-256, blake2s256 or sha3-256"
@@ -116,6 +124,7 @@ gd_digest_open(const gd_env *env, const char *name, bool allow_weak,
         gd_digest_close(env, d);
         return s;
     }
+    d->is_sha256 = d->kind == KIND_OPENSSL && EVP_MD_is_a(d->md, "SHA256");
     *digest = d;
     return GD_OK;
 }
@@ -147,6 +156,7 @@ gd_hasher_open(const gd_env *env, const gd_digest *digest, gd_hasher **hasher,
     if (h == NULL) {
         return GD_NOMEM;
     }
+    h->env = env;
     h->digest = digest;
     if (digest->md != NULL) {
         h->context = EVP_MD_CTX_new();
@@ -164,6 +174,7 @@ void
 gd_hasher_close(const gd_env *env, gd_hasher *hasher)
 {
     if (hasher != NULL) {
+        gd_multibuffer_close(hasher->multibuffer);
         EVP_MD_CTX_free(hasher->context);
         env->release(env, hasher);
     }
@@ -242,4 +253,48 @@ gd_hasher_compute(gd_hasher *hasher, const gd_scope *scope, const void *data,
     memcpy(out->bytes, full, used);
     memset(out->bytes + used, 0, GD_FINGERPRINT_SIZE - used);
     return GD_OK;
+}
+
+/* ---- many blocks ---- */
+
+static bool
+has_multibuffer(gd_hasher *hasher)
+{
+    if (hasher->digest->is_sha256 && !hasher->multibuffer_tried) {
+        hasher->multibuffer_tried = true;
+        hasher->multibuffer = gd_multibuffer_open(hasher->env);
+    }
+    return hasher->multibuffer != NULL;
+}
+
+static gd_status
+compute_each(gd_hasher *hasher, const gd_scope *scope,
+             const gd_hash_input *inputs, size_t count, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = gd_hasher_compute(hasher, scope, inputs[i].data, inputs[i].length,
+                              inputs[i].out, err);
+    }
+    return s;
+}
+
+gd_status
+gd_hasher_compute_many(gd_hasher *hasher, const gd_scope *scope,
+                       const gd_hash_input *inputs, size_t count,
+                       gd_error *err)
+{
+    const gd_scope *before =
+        gd_scope_equal(scope, &gd_global_scope) ? NULL : scope;
+    gd_status s = GD_OK;
+    for (size_t i = 0, n; s == GD_OK && i < count; i += n) {
+        n = count - i;
+        n = n < GD_MULTIBUFFER_LANES ? n : GD_MULTIBUFFER_LANES;
+        if (n <= FEW || !has_multibuffer(hasher) ||
+            !gd_multibuffer_sha256(hasher->multibuffer, before, inputs + i,
+                                   n)) {
+            s = compute_each(hasher, scope, inputs + i, n, err);
+        }
+    }
+    return s;
 }

@@ -59,6 +59,19 @@ gd_status gd_hasher_compute(gd_hasher *hasher, const gd_scope *scope,
                             const void *data, size_t len, gd_fingerprint *out,
                             gd_error *err);
 
+/* A block whose fingerprint is wanted. */
+typedef struct gd_hash_input {
+    const void *data;
+    size_t length;
+    gd_fingerprint *out;
+} gd_hash_input;
+
+/* The same of many blocks, side by side where that can be done (multibuffer.h).
+ * After an error any of the outputs may hold anything. */
+gd_status gd_hasher_compute_many(gd_hasher *hasher, const gd_scope *scope,
+                                 const gd_hash_input *inputs, size_t count,
+                                 gd_error *err);
+
 static inline bool
 gd_fingerprint_equal(const gd_fingerprint *a, const gd_fingerprint *b)
 {

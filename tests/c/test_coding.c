@@ -4,6 +4,8 @@
 #include "coding.h"
 
 #include "check.h"
+#include "reference.h"
+#include "scratch.h"
 
 static void
 test_bytes_are_little_endian(void)
@@ -57,6 +59,25 @@ test_checksum_sees_every_bit(void)
     CHECK(gd_checksum(data, sizeof data - 1, 1) != right);
 }
 
+/* Whatever code the library chooses. */
+static void
+test_checksum_equals_the_reference(void)
+{
+    enum { LONGEST = 1 << 20 };
+    uint8_t *data = malloc(LONGEST + 7);
+    REQUIRE(data != NULL);
+    fill_random(data, LONGEST + 7, 3);
+    for (size_t length = 0; length <= LONGEST;
+         length += length < 1100 ? 1 : 1 + length / 3) {
+        for (size_t at = 0; at < 8; at += 7) {
+            uint64_t seed = at == 0 ? 0 : length * 0x9e3779b97f4a7c15;
+            CHECK(gd_checksum(data + at, length, seed) ==
+                  reference_xxh3_64(data + at, length, seed));
+        }
+    }
+    free(data);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -64,6 +85,7 @@ main(int argc, char **argv)
     RUN(test_bytes_are_little_endian);
     RUN(test_every_alignment_comes_back);
     RUN(test_checksum_is_xxh3);
+    RUN(test_checksum_equals_the_reference);
     RUN(test_checksum_sees_every_bit);
     return REPORT();
 }

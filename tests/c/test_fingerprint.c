@@ -10,6 +10,8 @@
 
 #include "check.h"
 #include "fault_env.h"
+#include "reference.h"
+#include "scratch.h"
 
 enum { PATTERN = 4096 };
 
@@ -180,6 +182,139 @@ test_weak(void)
 }
 
 static void
+test_xxh3_equals_the_reference(void)
+{
+    static uint8_t data[70000];
+    gd_digest *digest;
+    gd_hasher *hasher;
+    const gd_env *env = gd_env_posix();
+    fill_random(data, sizeof data, 4);
+    REQUIRE(gd_digest_open(env, "xxh3-128", false, &digest, NULL) == GD_OK);
+    REQUIRE(gd_hasher_open(env, digest, &hasher, NULL) == GD_OK);
+    for (size_t length = 0; length <= sizeof data;
+         length += length < 1100 ? 1 : 1 + length / 9) {
+        gd_fingerprint fp, wanted = {{0}};
+        reference_xxh3_128(data, length, wanted.bytes);
+        CHECK_INT(gd_hasher_compute(hasher, &gd_global_scope, data, length,
+                                    &fp, NULL), GD_OK);
+        CHECK(gd_fingerprint_equal(&fp, &wanted));
+    }
+    gd_hasher_close(env, hasher);
+    gd_digest_close(env, digest);
+}
+
+/* ---- many at once ---- */
+
+enum { MANY = 70, MANY_DATA = 1 << 20 };
+
+typedef struct many {
+    fault_env f;
+    gd_digest *digest;
+    gd_hasher *hasher;
+    uint8_t *data;
+    uint64_t random;
+    gd_hash_input inputs[MANY];
+    gd_fingerprint got[MANY + 1];
+} many;
+
+static void
+open_many(many *m, const char *digest)
+{
+    memset(m, 0, sizeof *m);
+    fault_env_init(&m->f);
+    m->data = malloc(MANY_DATA);
+    REQUIRE(m->data != NULL);
+    fill_random(m->data, MANY_DATA, 5);
+    REQUIRE(gd_digest_open(&m->f.env, digest, true, &m->digest, NULL) ==
+            GD_OK);
+    REQUIRE(gd_hasher_open(&m->f.env, m->digest, &m->hasher, NULL) == GD_OK);
+}
+
+static void
+close_many(many *m)
+{
+    gd_hasher_close(&m->f.env, m->hasher);
+    gd_digest_close(&m->f.env, m->digest);
+    CHECK_INT(fault_env_leaks(&m->f), 0);
+    fault_env_destroy(&m->f);
+    free(m->data);
+}
+
+/* Each as if it were asked for alone, and nothing written behind the last. */
+static void
+check_many(many *m, const gd_scope *scope, size_t count)
+{
+    gd_fingerprint one;
+    memset(m->got, 0xee, sizeof m->got);
+    CHECK_INT(gd_hasher_compute_many(m->hasher, scope, m->inputs, count, NULL),
+              GD_OK);
+    for (size_t i = 0; i < count; i++) {
+        const gd_hash_input *input = &m->inputs[i];
+        CHECK_INT(gd_hasher_compute(m->hasher, scope, input->data,
+                                    input->length, &one, NULL), GD_OK);
+        CHECK(gd_fingerprint_equal(input->out, &one));
+    }
+    CHECK_INT(m->got[count].bytes[0], 0xee);
+}
+
+/* shift: 0 for lengths of 1 to 65536; 16 for blocks of 4096 but the last. */
+static void
+check_counts(many *m, const gd_scope *scope, unsigned shift)
+{
+    for (size_t count = 0; count <= MANY; count++) {
+        for (size_t i = 0; i < count; i++) {
+            size_t at = next_random(&m->random) % (MANY_DATA - 65536);
+            size_t length = (next_random(&m->random) % 65536 >> shift) + 1;
+            if (shift > 0 && i + 1 < count) {
+                length = 4096;
+            }
+            m->inputs[i] =
+                (gd_hash_input){m->data + at, length, &m->got[i]};
+        }
+        check_many(m, scope, count);
+    }
+}
+
+static void
+test_many(void)
+{
+    static const char *const names[] = {"sha256", "sha512-256", "xxh3-128",
+                                        "weak-8"};
+    static const gd_scope scope = {{9, 8, 7}};
+    static many m;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        open_many(&m, names[i]);
+        check_counts(&m, &gd_global_scope, 16);
+        check_counts(&m, &scope, 16);
+        if (i == 0) {
+            check_counts(&m, &gd_global_scope, 0);
+            check_counts(&m, &scope, 0);
+        }
+        close_many(&m);
+    }
+}
+
+/* Each allocation fails once, also those that only make it quicker. */
+static void
+test_many_without_memory(void)
+{
+    static const gd_scope scope = {{9, 8, 7}};
+    static many m;
+    bool struck = true;
+    for (uint64_t n = 1; struck; n++) {
+        open_many(&m, "sha256");
+        for (size_t i = 0; i < 20; i++) {
+            m.inputs[i] = (gd_hash_input){m.data + i, 4096 + i, &m.got[i]};
+        }
+        fault_env_fail(&m.f, FAULT_ALLOC, n, ENOMEM, false);
+        check_many(&m, &scope, 20);
+        struck = fault_env_faults(&m.f) > 0;
+        fault_env_heal(&m.f);
+        close_many(&m);
+    }
+}
+
+static void
 check_refused(const char *name, const char *why)
 {
     gd_digest *digest = (gd_digest *)&digest;
@@ -270,6 +405,9 @@ main(int argc, char **argv)
     RUN(test_short_digest_is_padded);
     RUN(test_xxh3);
     RUN(test_weak);
+    RUN(test_xxh3_equals_the_reference);
+    RUN(test_many);
+    RUN(test_many_without_memory);
     RUN(test_refusals);
     RUN(test_openssl_queue_stays_clean);
     RUN(test_out_of_memory);

@@ -1,0 +1,38 @@
+/*
+ * multibuffer.h - SHA-256 of several blocks at once, one in each lane of the
+ * processor's vector registers.
+ *
+ * By libipsec-mb, which chooses its code by the processor: 16 lanes with
+ * AVX-512, 8 with AVX2, two interleaved with the SHA extensions.  The library
+ * may be missing: where its header is, it is looked for at run time, so that a
+ * build does not depend on it; where the header is not, or with
+ * GD_WITHOUT_IPSEC_MB defined, gd_multibuffer_open never finds it.
+ *
+ * The manager (200 KiB) is allocated by the library, beside the env table.
+ */
+#ifndef GD_MULTIBUFFER_H
+#define GD_MULTIBUFFER_H
+
+#include "fingerprint.h"
+
+enum {
+    GD_MULTIBUFFER_LANES = 16, /* blocks in one call, at most */
+    /* Bytes, with the scope's id: the library counts them in 16 bits. */
+    GD_MULTIBUFFER_LONGEST = 65534,
+};
+
+/* Belongs to one thread at a time. */
+typedef struct gd_multibuffer gd_multibuffer;
+
+/* NULL where the library cannot be had, or fails its own test. */
+gd_multibuffer *gd_multibuffer_open(const gd_env *env);
+void gd_multibuffer_close(gd_multibuffer *multibuffer);
+
+/* Fills in the SHA-256 of each input, of the scope's id (NULL: none) and then
+ * its data.  false: not done (a block too long, no memory); any of the outputs
+ * may then hold anything.
+ * REQUIRES: count <= GD_MULTIBUFFER_LANES. */
+bool gd_multibuffer_sha256(gd_multibuffer *multibuffer, const gd_scope *scope,
+                           const gd_hash_input *inputs, size_t count);
+
+#endif
