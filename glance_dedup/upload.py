@@ -25,6 +25,11 @@ the caller's thread, because a WSGI server's input may be read nowhere else.
 At most ``DEPTH`` pieces are under way, and the reader waits when they are, so
 an upload holds ``(DEPTH + 1) * PIECE`` bytes of image data, 20 MiB, at most.
 
+A request's body comes in short reads.  These are put together in buffers,
+each of which is filled again when every sink is done with the piece that was
+in it; what comes in long reads is passed on as it is.  So a sink must copy
+what it keeps.
+
 Whatever goes wrong, in the source, in a strand or in the caller's thread,
 nothing of the image is left when :func:`store` raises, with one exception: if
 the storage hangs longer than the time limit, what is left is undone by the
@@ -46,10 +51,8 @@ LOG = logging.getLogger(__name__)
 
 #: Bytes asked of the source at once.
 PIECE = 4 << 20
-#: Short reads are put together until they are at least this long ...
-SHORT = 1 << 20
-#: ... or this many.
-MOST_SHORT_READS = 1024
+#: What comes in reads at least this long is not copied.
+LONG = 1 << 20
 #: Pieces under way at once.
 DEPTH = 4
 
@@ -60,7 +63,7 @@ class WrongSize(ValueError):
     """The source has more or fewer bytes than was said."""
 
 
-def _reads(source: Any) -> Iterator[bytes]:
+def _reads(source: Any) -> Iterator[Any]:
     """What the source has, as it comes: a file-like object or an iterator."""
     if not hasattr(source, 'read'):
         yield from source
@@ -69,63 +72,78 @@ def _reads(source: Any) -> Iterator[bytes]:
         yield data
 
 
-def _pieces(source: Any, size: int) -> Iterator[bytes]:
+def _pieces(source: Any, size: int,
+            free: list[memoryview]) -> Iterator[bytes | memoryview]:
     """The source's bytes in pieces that are worth a hand-over.
 
     :param size: how many bytes there must be; 0: any number
+    :param free: buffers that may be filled; made when there are none
     :raises WrongSize: there are more, or fewer
     """
-    total = 0
-    short: list[bytes] = []
-    length = 0
+    total = filled = 0
+    buffer = None
     for data in _reads(source):
         total += len(data)
         if size and total > size:
             raise WrongSize(f'The image was said to have {size} bytes, but '
                             f'has more: at least {total}.')
-        # Buffers that the source may use again must be copied.
-        short.append(data if isinstance(data, bytes) else bytes(data))
-        length += len(data)
-        del data
-        if length >= SHORT or len(short) >= MOST_SHORT_READS:
-            piece = short[0] if len(short) == 1 else b''.join(short)
-            short.clear()
-            length = 0
-            yield piece
-            del piece
-    if short:
-        yield b''.join(short)
+        if not filled and len(data) >= LONG and isinstance(data, bytes):
+            yield data
+            del data
+            continue
+        rest = memoryview(data)
+        while rest:
+            if buffer is None:
+                buffer = free.pop() if free else memoryview(bytearray(PIECE))
+            length = min(len(rest), PIECE - filled)
+            buffer[filled:filled + length] = rest[:length]
+            rest = rest[length:]
+            filled += length
+            if filled == PIECE:
+                yield buffer
+                buffer, filled = None, 0
+        del data, rest
+    if filled:
+        yield buffer[:filled]
     if size and total != size:
         raise WrongSize(f'The image was said to have {size} bytes, but has '
                         f'only {total}.')
 
 
-def _spread(pieces: Iterator[bytes],
+def _spread(source: Any, size: int,
             sinks: list[tuple[workers.Strand, Callable]],
             limit: workers.TimeLimit) -> int:
     """Give every piece to every sink; returns the number of bytes."""
-    under_way: collections.deque[list[futures.Future]] = collections.deque()
+    under_way: collections.deque[tuple[Any, list[futures.Future]]] = (
+        collections.deque())
+    free: list[memoryview] = []
     total = 0
-    for piece in pieces:
+
+    def wait_for_first() -> None:
+        for call in under_way[0][1]:
+            limit.result(call)
+        piece, _calls = under_way.popleft()
+        if isinstance(piece, memoryview) and len(piece) == PIECE:
+            free.append(piece)
+
+    for piece in _pieces(source, size, free):
         total += len(piece)
-        under_way.append([strand.submit(function, piece)
-                          for strand, function in sinks])
+        under_way.append((piece, [strand.submit(function, piece)
+                                  for strand, function in sinks]))
         del piece
-        for calls in under_way:
+        for _piece, calls in under_way:
             for call in calls:
                 if call.done():
                     call.result()  # a failure must not wait for its turn
         if len(under_way) >= DEPTH:
-            for call in under_way.popleft():
-                limit.result(call)
+            wait_for_first()
     while under_way:
-        for call in under_way.popleft():
-            limit.result(call)
+        wait_for_first()
     return total
 
 
 def store(repository: Any, image_id: str, transaction: Any, source: Any,
-          size: int, watchers: list[Callable[[bytes], Any]],
+          size: int, watchers: list[Callable[[Any], Any]],
           storage: workers.Workers, limit: workers.TimeLimit) -> int:
     """Write all of a source into a transaction, and commit it.
 
@@ -135,7 +153,8 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
     :param source: an object with ``read(length)``, or an iterator of bytes
     :param size: the number of bytes, 0 if unknown
     :param watchers: functions called with every piece, in order, each from
-                     one thread at a time
+                     one thread at a time; a piece is bytes, or a buffer
+                     that holds others when the function has returned
     :param storage: where calls into the repository run
     :param limit: how long each of these may take
     :returns: the number of bytes stored
@@ -160,7 +179,7 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
             LOG.exception('Giving up the upload of image %s failed', image_id)
 
     try:
-        total = _spread(_pieces(source, size), sinks, limit)
+        total = _spread(source, size, sinks, limit)
         commit = engine.submit(transaction.commit)
         limit.result(commit)
         return total

@@ -14,9 +14,10 @@
 
 ``Workers`` is a bounded set of daemon threads.  A ``Strand`` runs calls one
 after the other, in the order they came in, on whichever worker is free; it
-occupies a worker only while it has calls, so any number of strands get on with
-any number of workers.  A ``TimeLimit`` lets a caller wait for so long and no
-longer for a call that may hang in the kernel.
+occupies a worker only while it has calls, and lets others have it after each
+call if they wait for one, so any number of strands get on with any number of
+workers.  A ``TimeLimit`` lets a caller wait for so long and no longer for a
+call that may hang in the kernel.
 
 All of it survives ``fork``: the child starts with no threads and no calls.
 """
@@ -96,6 +97,10 @@ class Workers:
                 self._start_thread()
         return future
 
+    def wanted(self) -> bool:
+        """Whether some call waits for a worker."""
+        return bool(self._tasks)
+
     def _start_thread(self) -> None:
         self._threads += 1
         try:
@@ -172,6 +177,9 @@ class Strand:
                 task = self._tasks.popleft()
             _perform(*task)
             del task
+            if self._workers.wanted():
+                self._workers.submit(self._run)  # behind those that wait
+                return
 
 
 class TimeLimit:

@@ -67,6 +67,37 @@ def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
     repositories.need_clean(repository)
 
 
+def heaps_of_threads(pid):
+    """glibc's: reserved 64 MiB at multiples of that, in part accessible."""
+    reserved, found, last = 64 << 20, 0, (0, 0)
+    with open(f'/proc/{pid}/maps') as maps:
+        for line in maps:
+            area, mode, *_ = line.split()
+            begin, end = (int(at, 16) for at in area.split('-'))
+            found += (mode == '---p' and begin == last[1]
+                      and last[0] % reserved == 0
+                      and end == last[0] + reserved)
+            last = begin, end
+    return found
+
+
+def test_threads_have_no_heaps_of_their_own(repository, content):
+    """What each has freed would stay its own: more than the cache's budget."""
+    def read():
+        for _ in range(5):
+            assert daemon.request('GET', IMAGE).body == content
+
+    with daemons.Daemon(repository) as daemon:
+        daemon.start()
+        daemon.wait_for_catalog()
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert heaps_of_threads(daemon.process.pid) == 0
+
+
 def test_start_takes_less_than_a_second(repository):
     """Most of which is Python's; measured from exec to the answer."""
     taken = []

@@ -151,6 +151,23 @@ def test_a_strand_keeps_the_order(pool):
     assert seen == [list(range(50))] * len(strands)
 
 
+def test_a_strand_that_never_runs_dry_lets_others_run():
+    pool = workers.Workers('test', 1)
+    greedy, other = workers.Strand(pool), workers.Strand(pool)
+    stop = threading.Event()
+
+    def again():
+        if not stop.wait(0.001):
+            greedy.submit(again)
+
+    greedy.submit(again)
+    try:
+        for _ in range(20):
+            assert other.submit(int, '5').result(5) == 5
+    finally:
+        stop.set()
+
+
 def test_an_error_does_not_stop_a_strand(pool):
     strand = workers.Strand(pool)
     bad = strand.submit(divmod, 1, 0)
