@@ -280,6 +280,7 @@ def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
 
 def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
           live_share: int, evacuate_share: int) -> Plan:
+    maintainer.reconcile()
     accountant = accounting.Accountant(maintainer, control)
     batch = accountant.foresee()
     refused = None

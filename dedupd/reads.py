@@ -12,12 +12,11 @@
 
 """Reading images over HTTP: bytes, recipes, and blocks as they are stored.
 
-The engine reads in a bounded set of threads, without the GIL, and the segments
-of what follows are fetched from the disk meanwhile. A thread that has read a
-piece sends it, and goes on until the client takes nothing more at once. Over
-TLS the next pieces are read while one is sent. The pieces grow as long as the
-client takes them fast: one that takes nothing holds four of 64 KiB and no
-thread.
+The engine reads in a bounded set of threads, without the GIL, and has the disk
+read ahead meanwhile. A thread that has read a piece sends it, and goes on
+until the client takes nothing more at once. Over TLS the next pieces are read
+while one is sent. The pieces grow as long as the client takes them fast: one
+that takes nothing holds four of 64 KiB and no thread.
 """
 
 import asyncio
@@ -52,8 +51,6 @@ LARGEST = 512 * 1024
 DEPTH = 3
 #: So many bytes a thread sends before others get their turn.
 TURN = 8 * 1024 * 1024
-#: How far ahead segments are fetched from the disk, bytes of the image.
-AHEAD = 8 * 1024 * 1024
 #: Plain bytes of the frames that are made at once.
 LOT = 2 * 1024 * 1024
 
@@ -347,14 +344,10 @@ class Reads:
 
 
 class _Step(NamedTuple):
-    """A piece that is to be read.
-
-    :ivar ahead: (length, offset) to fetch from the disk meanwhile
-    """
+    """A piece that is to be read."""
 
     view: memoryview
     offset: int
-    ahead: tuple[int, int] | None
 
 
 class _Course:
@@ -366,7 +359,7 @@ class _Course:
     def __init__(self, image: repository_module.Image, begin: int,
                  end: int) -> None:
         self._image = image
-        self._offset = self._fetched = begin
+        self._offset = begin
         self._end = end
         self._size, self._limit = SMALLEST, LARGEST
         self._sent = 0
@@ -379,19 +372,14 @@ class _Course:
 
     def next(self) -> _Step:
         """The next piece. REQUIRES: something is left."""
-        offset, ahead = self._offset, None
-        if offset + AHEAD // 2 > self._fetched < self._end:
-            ahead = (AHEAD, max(offset, self._fetched))
-            self._fetched = sum(ahead)
+        offset = self._offset
         buffer = self._spare.pop() if self._spare else bytearray(self._size)
         view = memoryview(buffer)[:min(self._size, self.left)]
         self._offset += len(view)
-        return _Step(view, offset, ahead)
+        return _Step(view, offset)
 
     def read(self, step: _Step) -> memoryview:
         """Fill the buffer of a piece, and return it."""
-        if step.ahead is not None:
-            self._image.prefetch(*step.ahead)
         if self._image.readinto(step.view, step.offset) != len(step.view):
             raise exceptions.DamagedError(
                 f'image {self._image.stat.image_id} ended before its end')

@@ -40,7 +40,7 @@ class Repository:
                  group_slots: int, segment_size: int, fingerprint: str,
                  by_value: bool, codec: str, codec_level: int, threads: int,
                  lock_timeout_ms: int, allow_weak: bool = False,
-                 reserve: int = 0) -> None: ...
+                 reserve: int = 0, codec_yields: bool = False) -> None: ...
     def attach_filter(self, path: bytes, budget: int) -> None: ...
     def rebuild_filter(self, groups: int,
                        clear: bool = False) -> tuple[bool, int, int]: ...
@@ -99,9 +99,6 @@ class Image:
     # is, too, besides its spare copy; DamagedError if neither is good.
 
     # Added for the daemon:
-    def prefetch(self, length: int, offset: int) -> None:
-        """Start read-ahead of the segments of a range, in disk order. Advice
-        only: errors are left for the read to find."""
     def describe(self, page: int) -> bytes:
         """One page of extents with their blocks' fingerprints, in the wire
         format of the HTTP reference; b'' behind the last. Each extent's
@@ -188,6 +185,8 @@ class Recipe:
     links: int
     """Names of the inode when it was opened."""
     inode: int
+    modified: int
+    """When it was last written, nanoseconds since 1970, as os.stat says."""
     def header(self) -> dict[str, Any]:
         """As Image.header(), and ``transaction_id`` (16 bytes)."""
     def live(self) -> bool:

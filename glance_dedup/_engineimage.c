@@ -182,25 +182,6 @@ image_extents(PyObject *object, PyObject *args)
     return s == GD_OK ? extents_list(&page) : gd_py_raise(object, &err);
 }
 
-/* prefetch(length, offset) */
-static PyObject *
-image_prefetch(PyObject *object, PyObject *args)
-{
-    image_object *self = (image_object *)object;
-    unsigned long long length, offset;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
-        !enter_image(self)) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_prefetch(self->image, length, offset, &err);
-    Py_END_ALLOW_THREADS
-    leave_image(self);
-    return gd_py_none(object, s, &err);
-}
-
 /* describe(page): from 0; b'' behind the last. */
 static PyObject *
 image_describe(PyObject *object, PyObject *args)
@@ -342,7 +323,6 @@ image_dealloc(PyObject *object)
 static PyMethodDef image_methods[] = {
     {"readinto", image_readinto, METH_VARARGS, NULL},
     {"read", image_read, METH_VARARGS, NULL},
-    {"prefetch", image_prefetch, METH_VARARGS, NULL},
     {"describe", image_describe, METH_VARARGS, NULL},
     {"frames", image_frames, METH_VARARGS, NULL},
     {"extents", image_extents, METH_VARARGS, NULL},

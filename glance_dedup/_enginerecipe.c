@@ -128,6 +128,13 @@ recipe_inode(PyObject *object, void *unused)
 }
 
 static PyObject *
+recipe_modified(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(judged_of(object)->modified);
+}
+
+static PyObject *
 recipe_header(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -284,6 +291,7 @@ static PyGetSetDef recipe_attributes[] = {
     {"error", recipe_error, NULL, NULL, NULL},
     {"links", recipe_links, NULL, NULL, NULL},
     {"inode", recipe_inode, NULL, NULL, NULL},
+    {"modified", recipe_modified, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -22,20 +22,20 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         "path",         "repository_id",   "block_size", "group_slots",
         "segment_size", "fingerprint",     "by_value",   "codec",
         "codec_level",  "threads",         "lock_timeout_ms",
-        "allow_weak",   "reserve",         NULL};
+        "allow_weak",   "reserve",         "codec_yields", NULL};
     PyObject *path = NULL;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
-    int by_value, allow_weak = 0;
+    int by_value, allow_weak = 0, codec_yields = 0;
     unsigned long long reserve = 0;
     gd_params params;
     memset(&params, 0, sizeof params);
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#IIIspsiII|pK", names, PyUnicode_FSConverter,
+            args, keywords, "O&y#IIIspsiII|pKp", names, PyUnicode_FSConverter,
             &path, &id, &id_length, &params.block_size, &params.group_slots,
             &params.segment_size, &fingerprint, &by_value, &codec,
             &params.codec_level, &params.threads, &params.lock_timeout_ms,
-            &allow_weak, &reserve)) {
+            &allow_weak, &reserve, &codec_yields)) {
         Py_XDECREF(path);
         return NULL;
     }
@@ -45,6 +45,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     gd_status s = GD_OK;
     params.by_value = by_value != 0;
     params.reserve = reserve;
+    params.codec_yields = codec_yields != 0;
     if (!gd_py_copy_id("repository_id", id, id_length, params.repository_id)) {
         goto done;
     }
@@ -254,7 +255,7 @@ repository_statistics(PyObject *object, PyObject *unused)
         gd_filter_get_stats(self->repo->filter, &f);
     }
     PyObject *result = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
         "blocks", atomic_load(&c->blocks),
         "zero_blocks", atomic_load(&c->zero_blocks),
         "hits", atomic_load(&c->hits),
@@ -268,6 +269,13 @@ repository_statistics(PyObject *object, PyObject *unused)
         "sync_points", atomic_load(&c->sync_points),
         "bytes_read", atomic_load(&c->bytes_read),
         "spare_reads", atomic_load(&c->spare_reads),
+        "yielded_segments", atomic_load(&c->yielded_segments),
+        "store_reads", atomic_load(&c->store.reads),
+        "store_seeks", atomic_load(&c->store.seeks),
+        "store_bytes", atomic_load(&c->store.bytes),
+        "image_reads", atomic_load(&c->image.reads),
+        "image_seeks", atomic_load(&c->image.seeks),
+        "image_bytes", atomic_load(&c->image.bytes),
         "cache_bytes", (unsigned long long)s.bytes,
         "cache_hits", (unsigned long long)s.hits,
         "cache_misses", (unsigned long long)s.misses,

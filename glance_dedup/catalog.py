@@ -64,6 +64,7 @@ _GROUP = struct.Struct('>cI')
 _COUNTS = struct.Struct('>cIB')
 _NUMBER = struct.Struct('>cQ')
 _RUN = struct.Struct('<III')
+_SEEN = struct.Struct('<QQ16s')
 
 _GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
                 'rewritten': 0}
@@ -538,11 +539,10 @@ class Catalog:
             nothing is counted meanwhile
         """
         ledger = 0
-        for key, value in self._items(b'l'):
+        for key in self._items(b'l', values=False):
             if len(key) != 17:
                 raise CatalogError(f'the catalog {self.path} has the strange '
                                    f'key {key!r}')
-            self._parse(key, value, _LEDGER, _NEEDED)
             ledger ^= int.from_bytes(key[1:], 'big')
             yield key[1:]
         if ledger != int(self._meta['ledger'], 16):
@@ -576,6 +576,25 @@ class Catalog:
         self._add(batch, runs, -1)
         batch.delete(b'l' + txid)
         batch._txids ^= int.from_bytes(txid, 'big')
+
+    def seen(self) -> Iterator[tuple[bytes, tuple[int, int, bytes]]]:
+        """Image ids, and the file that each one's recipe was last seen in.
+
+        Its inode; when it was last written, nanoseconds since 1970; and the
+        transaction id that was read in it.
+        """
+        for key, value in self._items(b'i'):
+            if len(value) != _SEEN.size:
+                raise self._damaged(f'{key!r} has {len(value)} bytes')
+            yield key[1:], _SEEN.unpack(value)
+
+    def set_seen(self, batch: Batch, image_id: bytes,
+                 file: tuple[int, int, bytes] | None) -> None:
+        """Remember the file of an image's recipe, or, with None, forget it."""
+        if file is None:
+            batch.delete(b'i' + image_id)
+        else:
+            batch.put(b'i' + image_id, _SEEN.pack(*file))
 
     def _add(self, batch: Batch, runs: bytes, delta: int) -> None:
         used: dict[int, int] = {}

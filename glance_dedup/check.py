@@ -588,6 +588,10 @@ class _Checker:
         if owner.header is not None and self.catalog is not None:
             owner.counted = self.catalog.meet(
                 owner.header, owner.blocks, owner.file)
+            if owner.image_id is not None:
+                _, inode, _, modified = owner.identity
+                self.catalog.meet_file(owner.image_id, inode, modified,
+                                       owner.header, owner.file)
         number = len(self.owners)
         self.owners.append(owner)
         for group, records in extents.items():

@@ -53,6 +53,8 @@ COUNTS = struct.Struct('>cIB')
 NUMBER = struct.Struct('>cI')
 LONG_NUMBER = struct.Struct('>cQ')
 PAIR = struct.Struct('<QQ')     # addresses of duplicates
+SEEN = struct.Struct('<QQ16s')  # inode, time of writing, transaction id
+IMAGE_KEY = re.compile(b'i[A-Za-z0-9_-]{1,128}')
 RECORD = 13                     # bytes, in the index
 COUNTER_MAX = (1 << 32) - 1
 MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
@@ -248,8 +250,8 @@ class Catalog:
         with self.db.iterator(include_value=False,
                               verify_checksums=True) as keys:
             for key in keys:
-                strange += key != b'meta' and (
-                    len(key) != lengths.get(key[:1]))
+                strange += (key != b'meta' and not IMAGE_KEY.fullmatch(key)
+                            and len(key) != lengths.get(key[:1]))
         if strange:
             self.find(DAMAGE, f'has {strange} keys of no meaning')
         for prefix in (b's', b'h'):
@@ -257,6 +259,10 @@ class Catalog:
                 if not isinstance(_json(value), dict):
                     self.find(DAMAGE, f'the value of {key!r} is not an '
                               'object')
+        for key, value in self.items(b'i'):
+            if len(value) != SEEN.size:
+                self.find(DAMAGE, f'the value of {key!r} has {len(value)} '
+                          'bytes')
         for key, value in self.items(b'p'):
             if len(key) == NUMBER.size and not self.good_duplicates(
                     NUMBER.unpack(key)[1], value):
@@ -312,6 +318,17 @@ class Catalog:
         if found != header.facts(blocks):
             self.find(DAMAGE, f'has other figures for {file} than its header')
         return True
+
+    def meet_file(self, image_id: str, inode: int, modified: int,
+                  header: form.RecipeHeader, file: str) -> None:
+        """Whether an image's file is taken for the recipe that it holds."""
+        value = self.valid and self.db.get(b'i' + image_id.encode())
+        if value and len(value) == SEEN.size:
+            *seen, transaction = SEEN.unpack(value)
+            if (seen == [inode, modified]
+                    and transaction != header.transaction):
+                self.find(DAMAGE, f'has another transaction id for {file} '
+                          'than its header')
 
     def check_ledger(self, unannounced):
         """To be called when all recipes were met.

@@ -152,7 +152,6 @@ class Maintainer:
             # N2.2, even if they look equal: what was read of the fence may
             # not be on the disk.
             self._write_fence()
-            self.reconcile()
         except catalog_module.CatalogError as e:
             self.rebuild(progress, str(e))
         self.keep_reserve()
@@ -187,7 +186,7 @@ class Maintainer:
         self._fenced, self._fence_good = self.catalog.sequence, True
 
     def reconcile(self) -> None:
-        """Compare images/ with the ledger.
+        """Compare images/ with the ledger, before anything is freed (I9).
 
         Others go on meanwhile. Since images/ is listed before the spool, and
         only the maintainer removes entries, whatever was committed or deleted
@@ -202,15 +201,10 @@ class Maintainer:
         left = set(self.catalog.txids())
         unannounced: dict[bytes, str] = {}
         doubtful: set[str] = set()
-        for image_id, recipe in self._recipes(self._images()):
-            with contextlib.closing(recipe):
-                if not recipe.complete:
-                    self.note_unreadable(recipe.name, recipe.error)
-                    continue
-                txid = recipe.header()['transaction_id']
-                if txid not in left:
-                    unannounced[txid] = image_id
-                left.discard(txid)
+        for image_id, txid in self._txids(self._images()):
+            if txid not in left:
+                unannounced[txid] = image_id
+            left.discard(txid)
         for name in self.engine.spool():
             txid, live = self._entry_facts(name)
             left.discard(txid)
@@ -233,6 +227,47 @@ class Maintainer:
         doubtful.update(unannounced.values())
         if doubtful:
             self._count(sorted(doubtful))
+
+    def _txids(self, image_ids: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Those images that are still there, with their transaction ids.
+
+        Recipes are written once. So one that is in the same file as when it
+        was last read, by inode and time of writing, is not read again: all of
+        them would cost a seek each.
+        """
+        known = dict(self.catalog.seen())
+        changed = []
+        for image_id in image_ids:
+            file = known.pop(image_id.encode(), None)
+            if file is not None and file[:2] == self._file_of(image_id):
+                yield image_id, file[2]
+            else:
+                changed.append(image_id)
+        batch = self.catalog.batch()
+        for image_id in known:
+            self.catalog.set_seen(batch, image_id, None)
+        for image_id, recipe in self._recipes(changed):
+            with contextlib.closing(recipe):
+                if not recipe.complete:
+                    self.note_unreadable(recipe.name, recipe.error)
+                    continue
+                txid = recipe.header()['transaction_id']
+                self.catalog.set_seen(
+                    batch, image_id.encode(),
+                    (recipe.inode, recipe.modified, txid))
+            yield image_id, txid
+        if len(batch):
+            # If there is no room they are read again the next time.
+            with contextlib.suppress(exceptions.NoSpaceError):
+                self.catalog.write(batch)
+
+    def _file_of(self, image_id: str) -> tuple[int, int] | None:
+        """Inode and time of writing; None if that cannot be told."""
+        try:
+            found = os.lstat(self._path(f'images/{image_id}'))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _entry_facts(self, name: str) -> tuple[bytes | None, bool]:
         """The transaction id of an entry, and whether it is an image now."""

@@ -69,11 +69,13 @@ Possible values:
 How new blocks are compressed.
 
 The codec is chosen anew for each run of blocks, and blocks that it
-does not make smaller are stored as they are. It can be changed at
-any time: what is stored already stays readable.
+does not make smaller are stored as they are; where it made nothing
+smaller for a while, only some are tried. It can be changed at any
+time: what is stored already stays readable.
 
 Related options:
     * ``dedup_store_codec_level``
+    * ``dedup_store_codec_yields``
 
 """),
     cfg.IntOpt('dedup_store_codec_level',
@@ -85,8 +87,27 @@ How hard the codec tries.
 
 Possible values:
     * 0: the codec's own default
-    * 1 to 19: a level of zstd. lz4 and none have no levels and
-      ignore it
+    * 1 to 19: a level of zstd. lz4 and none have no levels: with
+      these, any value but 0 disables adding images to the store
+
+Related options:
+    * ``dedup_store_codec``
+
+"""),
+    cfg.BoolOpt('dedup_store_codec_yields',
+                default=False,
+                help="""
+Whether uploads compress less where processors are short.
+
+While compressing, each upload measures how long its threads wait for
+a processor. Where they get less than a quarter of one, a growing
+share of the blocks is stored as it is, and all of them where they
+get less than an eighth: then many uploads run at once, or other
+programs keep the processors busy. What was stored as it is stays
+so. It pays where the codec costs much more than writing does: with
+``zstd``, hardly with ``lz4``.
+
+Without this, the same blocks always take up the same space.
 
 Related options:
     * ``dedup_store_codec``
@@ -202,7 +223,8 @@ Memory for the fingerprint filter, in MiB.
 The filter is shared by all processes of a host that use the
 repository and never grows beyond this size. A filter that is small
 for its repository misses some duplicates; it never costs
-correctness. The value counts when the filter is made anew; delete
+correctness. 200 MiB for each TiB of unique data are enough for nearly
+all duplicates. The value counts when the filter is made anew; delete
 its file, or restart the host, after changing it.
 
 Possible values:
@@ -231,16 +253,16 @@ Related options:
 
 """),
     cfg.IntOpt('dedup_store_threads',
-               default=0,
-               min=0,
+               min=1,
                max=64,
+               sample_default=4,
                help="""
 Threads with which each process computes fingerprints and
 compresses.
 
 Possible values:
-    * 0: one per processor, at most 4
-    * The number of threads
+    * Unset: one per processor, at most 4
+    * An integer of at least 1
 
 """),
     cfg.BoolOpt('dedup_store_group_access',

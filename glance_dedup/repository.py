@@ -64,11 +64,13 @@ IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 _MAX_THREADS = 64
-# A filter's rebuild is finished before the first store operation if the
-# repository has at most so many groups (half a gigabyte of new blocks each
-# at the default sizes, read in about a millisecond); a larger one is
-# rebuilt by a thread, and duplicates are missed meanwhile.
-_REBUILD_AT_ONCE = 64
+# What the first store operation waits for, if the filter is not there or not
+# complete: that one of so many bytes is made, and so many slots, in at most 64
+# groups, are read into it, which takes some 20 ms. The rest is done by a
+# thread, so many slots at a time; duplicates are missed meanwhile.
+_MADE_AT_ONCE = 64 << 20
+_READ_AT_ONCE = 1 << 16
+_READ_IN_TURN = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,6 +296,7 @@ class Repository:
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
         images read through this object share; 0: none are kept
+    :param codec_yields: store segments as they are where processors are short
     :param reserve_mib: room, MiB, that storing leaves free on the file system,
         for deleting and collecting; but never more than a hundredth of it
     :raises InvalidParameter: for a value out of bounds
@@ -312,6 +315,7 @@ class Repository:
                  filter_dir: str | None = None, filter_mib: int = 64,
                  lock_timeout: float = 30.0, segment_cache_mib: int = 0,
                  reserve_mib: int = RESERVE_MIB,
+                 codec_yields: bool = False,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
@@ -345,6 +349,7 @@ class Repository:
             'lock_timeout_ms': int(lock_timeout * 1000),
             'allow_weak': _allow_weak,
             'reserve': reserve_mib << 20,
+            'codec_yields': codec_yields,
         }
         self._segment_cache_bytes = segment_cache_mib << 20
         self._filter_dir = filter_dir
@@ -623,7 +628,12 @@ class Repository:
         them; ``cold_loads`` of fingerprint stores, and ``capped_loads`` left
         out; ``compares`` by value; ``lock_refusals``; ``sync_points``;
         ``bytes_read``; ``spare_reads`` of damaged blocks that a spare copy
-        stood in for; ``cache_bytes`` of the segment cache now, and its
+        stood in for; ``yielded_segments`` that were not compressed for want
+        of a processor; ``store_reads``, ``store_seeks`` and ``store_bytes`` of
+        fingerprint stores read for look-ups, and ``image_reads``,
+        ``image_seeks`` and ``image_bytes`` of reading images, a seek being a
+        read that does not begin where the last one of its kind ended;
+        ``cache_bytes`` of the segment cache now, and its
         ``cache_hits`` and ``cache_misses``. And of the host's filter:
         ``filter_bytes``, ``filter_places``, ``filter_hints``,
         ``filter_dropped``, ``filter_level``, ``filter_rebuilt`` (the last
@@ -645,12 +655,20 @@ class Repository:
         self._attach_filter(handle)
         clear = True
         while True:
-            more, done, total = handle.rebuild_filter(_REBUILD_AT_ONCE, clear)
+            more, done, total = handle.rebuild_filter(
+                self._groups_of(_READ_IN_TURN), clear)
             clear = False
             if progress is not None:
                 progress(done, total)
             if not more:
                 return
+
+    def _groups_of(self, slots: int) -> int:
+        return max(1, min(64, slots // self.parameters.group_slots))
+
+    def _filter_path(self) -> str:
+        return os.path.join(_filter_directory(self._filter_dir),
+                            f'{self.parameters.repository_id}.filter')
 
     def _attach_filter(self, handle: _engine.Repository,
                        create: bool = True) -> None:
@@ -658,9 +676,7 @@ class Repository:
         if self._filter_tried:
             return
         try:
-            directory = _filter_directory(self._filter_dir)
-            path = os.path.join(directory,
-                                f'{self.parameters.repository_id}.filter')
+            path = self._filter_path()
             if not create and not os.path.exists(path):
                 return
             with self._mutex:
@@ -678,12 +694,25 @@ class Repository:
             warnings.warn('no fingerprint filter, so duplicates will be '
                           f'missed: {e}', RuntimeWarning, stacklevel=4)
 
+    def _must_make_large_filter(self) -> bool:
+        if self._filter_tried or self._filter_bytes <= _MADE_AT_ONCE:
+            return False
+        try:
+            return not os.path.exists(self._filter_path())
+        except OSError:
+            return False    # attaching will say why
+
     def _complete_filter(self, handle: _engine.Repository) -> None:
-        """See to it that there is a filter, which knows what is stored."""
+        """See to it that there is a filter, which knows what is stored.
+
+        What of that takes long is not waited for.
+        """
         if self._rebuilding is not None:
             return
-        self._attach_filter(handle)
-        more, _, _ = handle.rebuild_filter(_REBUILD_AT_ONCE)
+        more = self._must_make_large_filter()
+        if not more:
+            self._attach_filter(handle)
+            more, _, _ = handle.rebuild_filter(self._groups_of(_READ_AT_ONCE))
         with self._mutex:
             if self._rebuilding is None and not self._closed:
                 self._rebuilding = threading.Thread(
@@ -695,10 +724,13 @@ class Repository:
                     self._rebuilding = _NOTHING_TO_DO
 
     def _rebuild_rest(self, handle: _engine.Repository) -> None:
+        if not self._closed:
+            self._attach_filter(handle)
         more = True
         while more and not self._closed:
             try:
-                more, _, _ = handle.rebuild_filter(1)
+                more, _, _ = handle.rebuild_filter(
+                    self._groups_of(_READ_IN_TURN))
             except exceptions.RepositoryError:
                 # The filter only holds hints: without the rest of them
                 # duplicates are missed, and the next process goes on here.
@@ -884,16 +916,6 @@ class Image:
             for fields in extents:
                 yield Extent(*fields)
             page += 1
-
-    def prefetch(self, length: int, offset: int = 0) -> None:
-        """Start to read what a read of this range will need.
-
-        Only advice: damage is left for the read to report.
-        """
-        if offset < 0 or length < 0:
-            raise exceptions.InvalidParameter(
-                f'offset {offset} or length {length} is negative')
-        self._engine.prefetch(min(length, self.size), min(offset, self.size))
 
     def describe(self, page: int) -> bytes:
         """One page of extents with the fingerprints of their blocks.

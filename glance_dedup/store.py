@@ -360,7 +360,8 @@ class Store(driver.Store):
         settings = {
             'codec': self._option('codec'),
             'codec_level': self._option('codec_level'),
-            'threads': self._option('threads') or None,
+            'codec_yields': self._option('codec_yields'),
+            'threads': self._option('threads'),
             'filter_dir': self._option('filter_dir') or None,
             'filter_mib': self._option('filter_mib'),
             'reserve_mib': self._option('reserve_mib')}
@@ -492,7 +493,8 @@ class Store(driver.Store):
             checksum = _hash('md5')
             watchers.append(checksum.update)
         if verifier:
-            watchers.append(verifier.update)
+            # It is whose it is: it may keep what it is given, or want bytes.
+            watchers.append(lambda piece: verifier.update(bytes(piece)))
 
         with _upload_errors(image_id):
             opened = self._opened()

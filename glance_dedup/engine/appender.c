@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "coding.h"
+#include "tail.h"
 
 /* Groups looked at when choosing one to lease: the newest of those that are not
  * known to be full, or of another scope.  So a handle learns about all of them
@@ -55,146 +56,6 @@ scope_tag(const gd_scope *scope)
 
 /* ---- treating what a dead writer left (N7.3) ---- */
 
-/* An error says that it could not be found out. */
-static gd_status
-verify_block(const gd_group *group, const gd_entry *entry,
-             const uint8_t *plain, gd_hasher *hasher, bool *good,
-             gd_error *err)
-{
-    gd_fingerprint fp;
-    const uint8_t *block = plain + entry->plain_offset;
-    *good = gd_checksum(block, entry->plain_length, 0) == entry->checksum;
-    if (!*good) {
-        return GD_OK;
-    }
-    gd_status s = gd_hasher_compute(hasher, &group->scope, block,
-                                    entry->plain_length, &fp, err);
-    *good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
-    return s;
-}
-
-typedef struct tail_scratch {
-    gd_hasher *hasher;
-    gd_coder *coder;
-    uint8_t *in, *plain;
-} tail_scratch;
-
-/* Of entries that name one segment: the same bytes are written again, so that
- * the coming fdatasync makes them durable, whatever became of the dead writer's
- * own.  A block that does not verify becomes damaged, which no look-up returns:
- * its neighbours need not go with it, nor what its entry says, since a recipe
- * may name it, and what hinders the reading may pass. */
-static gd_status
-renew_segment(gd_appender *appender, gd_entry *entries, uint32_t count,
-              uint32_t first_slot, tail_scratch *scratch, gd_error *err)
-{
-    const gd_group *group = appender->group;
-    gd_segment_header header;
-    gd_status s = gd_group_read_segment(group, entries, first_slot,
-                                        scratch->coder, scratch->in,
-                                        scratch->plain, &header, err);
-    if (s != GD_OK && s != GD_CORRUPT) {
-        return s;
-    }
-    bool decodes = s == GD_OK, any = false;
-    for (uint32_t i = 0; i < count; i++) {
-        bool good = decodes &&
-                    gd_group_match_segment(group, &entries[i], first_slot + i,
-                                           &header, NULL) == GD_OK;
-        if (good) {
-            s = verify_block(group, &entries[i], scratch->plain,
-                             scratch->hasher, &good, err);
-            if (s != GD_OK) {
-                return s;
-            }
-        }
-        entries[i].state = good ? GD_ENTRY_LIVE : GD_ENTRY_DAMAGED;
-        any |= good;
-    }
-    return any ? gd_write_full(group->env, group->fd, scratch->in,
-                               GD_SEGMENT_HEADER +
-                                   (size_t)header.stored_length,
-                               entries->segment, group->name, err)
-               : GD_OK;
-}
-
-/* All but those that are not valid: they stay as they are found, so that
- * nothing is lost if that was but a passing fault. */
-static gd_status
-write_tail(const gd_appender *appender, const gd_entry *entries,
-           uint32_t count, gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < count;) {
-        uint32_t n = 0;
-        while (i + n < count && entries[i + n].state != GD_ENTRY_INVALID) {
-            n++;
-        }
-        if (n > 0) {
-            s = gd_group_write_entries(appender->group,
-                                       appender->published.count + i, n,
-                                       entries + i, err);
-        }
-        i += n + 1;
-    }
-    return s;
-}
-
-/* Makes each of the tail's entries durable anew; gaps become void. */
-static gd_status
-renew_entries(gd_appender *appender, gd_entry *entries, uint32_t count,
-              tail_scratch *scratch, gd_error *err)
-{
-    for (uint32_t i = 0; i < count;) {
-        uint32_t n = 1;
-        if (entries[i].state == GD_ENTRY_EMPTY) {
-            entries[i].state = GD_ENTRY_VOID;
-        }
-        if (entries[i].state == GD_ENTRY_LIVE) {
-            while (i + n < count && entries[i + n].state == GD_ENTRY_LIVE &&
-                   entries[i + n].segment == entries[i].segment) {
-                n++;
-            }
-            gd_status s = renew_segment(appender, entries + i, n,
-                                        appender->published.count + i, scratch,
-                                        err);
-            if (s != GD_OK) {
-                return s;
-            }
-        }
-        i += n;
-    }
-    return write_tail(appender, entries, count, err);
-}
-
-static gd_status
-renew_tail(gd_appender *appender, gd_entry *entries, uint32_t count,
-           gd_error *err)
-{
-    const gd_env *env = appender->repo->env;
-    tail_scratch scratch = {0};
-    gd_status s = gd_hasher_open(env, appender->repo->digest, &scratch.hasher,
-                                 err);
-    if (s == GD_OK) {
-        s = gd_coder_open(env, &scratch.coder, err);
-    }
-    if (s == GD_OK) {
-        scratch.in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-        scratch.plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-        s = scratch.in == NULL || scratch.plain == NULL ? GD_NOMEM : GD_OK;
-    }
-    if (s == GD_OK) {
-        s = renew_entries(appender, entries, count, &scratch, err);
-    }
-    env->release(env, scratch.plain);
-    env->release(env, scratch.in);
-    gd_coder_close(env, scratch.coder);
-    if (scratch.hasher != NULL) {
-        gd_hasher_close(env, scratch.hasher);
-    }
-    return s;
-}
-
 /* Entries past the last one that is not empty are unused slots. */
 static uint32_t
 used_entries(const gd_entry *entries, uint32_t count)
@@ -221,6 +82,30 @@ insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
     }
 }
 
+/* How many slots behind the published count were ever used.  Mostly none of
+ * thousands: so they are looked at in pieces that stay in the cache. */
+static gd_status
+count_tail(const gd_appender *appender, uint32_t *count, gd_error *err)
+{
+    enum { PIECE = 1024 };
+    const gd_group *group = appender->group;
+    uint32_t base = appender->published.count;
+    uint32_t rest = group->bounds.slots - base;
+    gd_entry *entries = gd_alloc(group->env, PIECE * sizeof *entries, err);
+    gd_status s = entries == NULL ? GD_NOMEM : GD_OK;
+    *count = 0;
+    for (uint32_t i = 0; s == GD_OK && i < rest; i += PIECE) {
+        uint32_t n = rest - i < PIECE ? rest - i : PIECE;
+        s = gd_group_read_entries(group, base + i, n, entries, err);
+        uint32_t used = s == GD_OK ? used_entries(entries, n) : 0;
+        if (used > 0) {
+            *count = i + used;
+        }
+    }
+    group->env->release(group->env, entries);
+    return s;
+}
+
 /* Entries beyond the published count belong to a writer that died before it
  * published them, or to one whose published record the machine's crash undid.
  * In the second case committed recipes may name them: so nothing that verifies
@@ -229,25 +114,27 @@ static gd_status
 treat_tail(gd_appender *appender, gd_error *err)
 {
     const gd_env *env = appender->repo->env;
-    uint32_t base = appender->published.count;
-    uint32_t rest = appender->group->bounds.slots - base;
-    gd_entry *entries = gd_calloc(env, rest, sizeof *entries, err);
+    uint32_t base = appender->published.count, count;
+    gd_status s = count_tail(appender, &count, err);
+    appender->next_slot = base + count;
+    if (s != GD_OK || count == 0) {
+        return s;
+    }
+    gd_entry *entries = gd_calloc(env, count, sizeof *entries, err);
     if (entries == NULL) {
         return GD_NOMEM;
     }
-    gd_status s = gd_group_read_entries(appender->group, base, rest, entries,
-                                        err);
-    uint32_t count = s == GD_OK ? used_entries(entries, rest) : 0;
-    if (count > 0) {
-        s = renew_tail(appender, entries, count, err);
-        if (s == GD_OK) {
-            s = publish(appender, base + count, err);
-        }
-        if (s == GD_OK) {
-            insert_hints(appender, base, count, entries);
-        }
+    s = gd_group_read_entries(appender->group, base, count, entries, err);
+    if (s == GD_OK) {
+        s = gd_tail_renew(appender->repo, appender->group, base, entries,
+                          count, err);
     }
-    appender->next_slot = base + count;
+    if (s == GD_OK) {
+        s = publish(appender, base + count, err);
+    }
+    if (s == GD_OK) {
+        insert_hints(appender, base, count, entries);
+    }
     env->release(env, entries);
     return s;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "chunker.h"
 #include "coding.h"
 #include "filter.h"
 #include "spool.h"
@@ -385,13 +386,17 @@ gd_group_read_entries(const gd_group *group, uint32_t first, uint32_t count,
         return GD_OK;
     }
     size_t span = entries_span(first, count);
-    uint8_t *raw = gd_calloc(env, span, 1, err);
+    uint8_t *raw = gd_alloc(env, span, err);
     if (raw == NULL) {
         return GD_NOMEM;
     }
     uint64_t start = gd_entry_offset(first);
     gd_status s = gd_read_full(env, group->fd, raw, span, start, group->name,
                                err);
+    if (s == GD_OK && gd_is_zero(raw, span)) {
+        memset(entries, 0, count * sizeof *entries); /* most of a new group */
+        count = 0;
+    }
     for (uint32_t i = 0; s == GD_OK && i < count; i++) {
         gd_entry_decode(raw + gd_entry_offset(first + i) - start,
                         &group->bounds, first + i, &entries[i]);
@@ -427,7 +432,7 @@ gd_group_load_store(const gd_group *group, const gd_published *record,
 {
     const gd_env *env = group->env;
     size_t span = record->count == 0 ? 0 : entries_span(0, record->count);
-    uint8_t *raw = gd_calloc(env, span, 1, err);
+    uint8_t *raw = gd_alloc(env, span, err);
     if (raw == NULL) {
         return GD_NOMEM;
     }

@@ -14,6 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { LARGE_PAGE = 2 << 20 };
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* since Linux 6.1 */
+#endif
+
 static int
 result(int rc)
 {
@@ -227,13 +233,38 @@ posix_drop_cache(const gd_env *env, int fd, uint64_t offset, uint64_t length)
     (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
 }
 
+/* Begins where a large page can: more is reserved, and the rest given back. */
 static void *
 posix_mmap_shared(const gd_env *env, int fd, size_t length)
 {
     (void)env;
-    void *address =
-        mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return address == MAP_FAILED ? NULL : address;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t whole = (length + page - 1) / page * page;
+    uint8_t *room = mmap(NULL, whole + LARGE_PAGE, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = LARGE_PAGE - (uintptr_t)room % LARGE_PAGE;
+    uint8_t *start = room + before;
+    munmap(room, before);
+    if (before < LARGE_PAGE) {
+        munmap(start + whole, LARGE_PAGE - before);
+    }
+    void *address = mmap(start, length, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_FIXED, fd, 0);
+    if (address == MAP_FAILED) {
+        munmap(start, whole);
+        return NULL;
+    }
+    return address;
+}
+
+static void
+posix_use_large_pages(const gd_env *env, void *address, size_t length)
+{
+    (void)env;
+    (void)madvise(address, length, MADV_COLLAPSE);
 }
 
 static int
@@ -280,6 +311,28 @@ posix_now(const gd_env *env)
 {
     (void)env;
     return (int64_t)time(NULL);
+}
+
+static int64_t
+clock_ns(clockid_t clock)
+{
+    struct timespec t = {0};
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int64_t
+posix_monotonic_ns(const gd_env *env)
+{
+    (void)env;
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+static int64_t
+posix_thread_ns(const gd_env *env)
+{
+    (void)env;
+    return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 static void
@@ -332,11 +385,14 @@ gd_env_posix(void)
         .start_readahead = posix_start_readahead,
         .drop_cache = posix_drop_cache,
         .mmap_shared = posix_mmap_shared,
+        .use_large_pages = posix_use_large_pages,
         .munmap = posix_munmap,
         .random = posix_random,
         .getpid = posix_getpid,
         .geteuid = posix_geteuid,
         .now = posix_now,
+        .monotonic_ns = posix_monotonic_ns,
+        .thread_ns = posix_thread_ns,
         .sleep_ms = posix_sleep_ms,
         .alloc = posix_alloc,
         .release = posix_release,

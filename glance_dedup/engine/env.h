@@ -74,11 +74,18 @@ struct gd_env {
     void (*drop_cache)(const gd_env *env, int fd, uint64_t offset,
                        uint64_t length);
     void *(*mmap_shared)(const gd_env *env, int fd, size_t length);
+    /* Has a mapping's memory put together in large pages, if the system can, so
+     * that it takes few steps to find a place in it; advice, too. */
+    void (*use_large_pages)(const gd_env *env, void *address, size_t length);
     int (*munmap)(const gd_env *env, void *address, size_t length);
     int (*random)(const gd_env *env, void *buf, size_t len);
     pid_t (*getpid)(const gd_env *env);
     uid_t (*geteuid)(const gd_env *env);
     int64_t (*now)(const gd_env *env); /* seconds since the epoch */
+    /* Nanoseconds since some moment, and of processor time that the calling
+     * thread has used. */
+    int64_t (*monotonic_ns)(const gd_env *env);
+    int64_t (*thread_ns)(const gd_env *env);
     void (*sleep_ms)(const gd_env *env, unsigned ms);
     /* NULL when out of it. */
     void *(*alloc)(const gd_env *env, size_t size, bool zeroed);

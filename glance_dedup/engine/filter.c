@@ -223,6 +223,16 @@ contains(const gd_address *list, size_t count, gd_address a)
     return false;
 }
 
+void
+gd_filter_prefetch(const gd_filter *filter, const gd_fingerprint *fp)
+{
+    spot s = find_spot(filter, fp);
+    if (s.zeros >= load_level(filter)) {
+        __builtin_prefetch(s.bucket[0]);
+        __builtin_prefetch(s.bucket[1]);
+    }
+}
+
 size_t
 gd_filter_lookup(const gd_filter *filter, const gd_fingerprint *fp,
                  gd_address out[GD_FILTER_CANDIDATES])
@@ -366,6 +376,15 @@ gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete)
     uint64_t state = group | (complete ? REBUILD_COMPLETE : 0);
     atomic_store_explicit(&filter->header->rebuild, state,
                           memory_order_release);
+}
+
+/* In a large filter nearly each bucket lies in another small page, and to find a
+ * page's place takes longer than to read the bucket.  The pages belong to the
+ * file, so that other processes have them, too. */
+void
+gd_filter_settle(gd_filter *filter)
+{
+    filter->env->use_large_pages(filter->env, filter->header, filter->size);
 }
 
 /* The counts are set, not counted down, so that wrong ones are mended; what

@@ -69,6 +69,9 @@ gd_status gd_filter_open(const gd_env *env, const char *path,
  * a mapping and a descriptor are the child's own. */
 void gd_filter_close(const gd_env *env, gd_filter *filter);
 
+/* Has the memory fetched that a look-up or an insertion of this fingerprint
+ * needs: two cache lines that are hardly ever at hand. */
+void gd_filter_prefetch(const gd_filter *filter, const gd_fingerprint *fp);
 /* Up to GD_FILTER_CANDIDATES addresses whose tag agrees; the count.  0 at
  * once for a fingerprint below the sampling level. */
 size_t gd_filter_lookup(const gd_filter *filter, const gd_fingerprint *fp,
@@ -88,6 +91,9 @@ void gd_filter_remove(gd_filter *filter, const gd_fingerprint *fp,
 bool gd_filter_rebuild_lock(gd_filter *filter);
 void gd_filter_rebuild_unlock(gd_filter *filter);
 void gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete);
+/* What makes look-ups quicker and takes a while, some seconds for a GiB: for who
+ * has rebuilt the filter. */
+void gd_filter_settle(gd_filter *filter);
 /* Empties the filter, level 0, cursor 0, incomplete.  REQUIRES: the rebuild
  * lock.  Others may use the filter meanwhile. */
 void gd_filter_clear(gd_filter *filter);

@@ -234,6 +234,23 @@ keep_store(gd_fpcache *cache, gd_fpstore *store)
     cache->stores[place] = store;
 }
 
+void
+gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number)
+{
+    gd_group *group;
+    pthread_mutex_lock(&cache->mutex);
+    int place = store_place(cache, number);
+    bool cached = place >= 0 && cache->stores[place] != NULL &&
+                  cache->stores[place]->group == number;
+    pthread_mutex_unlock(&cache->mutex);
+    if (!cached &&
+        gd_fpcache_group(cache, number, false, &group, NULL) == GD_OK) {
+        cache->env->start_readahead(cache->env, group->fd, 0,
+                                    gd_data_start(group->bounds.slots));
+        gd_fpcache_return_group(cache, group);
+    }
+}
+
 gd_status
 gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fpstore **store,
                  bool *cold, gd_error *err)

@@ -34,6 +34,8 @@ void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);
  * they are open, the disk does not get their space back. */
 void gd_fpcache_drop_removed(gd_fpcache *cache);
 
+/* Has the disk begin to read the group's store, unless one is cached. */
+void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);
 /* Lends the group's fingerprint store as published now.  A cached one is used
  * only if its generation still matches and it has all published slots.
  * *cold tells whether it was read from the file.

@@ -17,6 +17,10 @@ enum {
     STATE_BITS = 3,
 };
 
+/* The halves of a place in the index. */
+#define PLACE_SLOT UINT32_C(0x0000ffff)
+#define PLACE_BITS UINT32_C(0xffff0000)
+
 static uint64_t
 take(uint64_t *place, unsigned bits)
 {
@@ -102,13 +106,14 @@ gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
     }
     store->mask = places - 1;
     store->fingerprints =
-        gd_calloc(env, slots, sizeof *store->fingerprints, err);
+        gd_alloc(env, slots * sizeof *store->fingerprints, err);
+    store->live = gd_calloc(env, places / 64, sizeof *store->live, err);
     store->index = gd_calloc(env, places, sizeof *store->index, err);
-    if (store->fingerprints == NULL || store->index == NULL) {
+    if (store->fingerprints == NULL || store->live == NULL ||
+        store->index == NULL) {
         gd_fpstore_free(env, store);
         return GD_NOMEM;
     }
-    gd_fpstore_clear(store, 0);
     *out = store;
     return GD_OK;
 }
@@ -116,7 +121,9 @@ gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
 void
 gd_fpstore_clear(gd_fpstore *store, uint32_t group)
 {
-    memset(store->index, 0xff, (store->mask + 1) * sizeof *store->index);
+    size_t places = (size_t)store->mask + 1;
+    memset(store->index, 0, places * sizeof *store->index);
+    memset(store->live, 0, places / 64 * sizeof *store->live);
     store->group = group;
     store->count = 0;
 }
@@ -124,11 +131,13 @@ gd_fpstore_clear(gd_fpstore *store, uint32_t group)
 void
 gd_fpstore_add(gd_fpstore *store, uint32_t slot, const gd_fingerprint *fp)
 {
-    uint32_t at = gd_fingerprint_bits(fp) & store->mask;
-    while (store->index[at] != GD_FPSTORE_NONE) {
+    uint32_t bits = gd_fingerprint_bits(fp);
+    uint32_t at = bits & store->mask;
+    while (store->index[at] != 0) {
         at = (at + 1) & store->mask;
     }
-    store->index[at] = (uint16_t)slot;
+    store->index[at] = (bits & PLACE_BITS) | (slot + 1);
+    store->live[slot / 64] |= UINT64_C(1) << slot % 64;
     store->fingerprints[slot] = *fp;
     if (slot >= store->count) {
         store->count = slot + 1;
@@ -164,6 +173,7 @@ void
 gd_fpstore_free(const gd_env *env, gd_fpstore *store)
 {
     env->release(env, store->fingerprints);
+    env->release(env, store->live);
     env->release(env, store->index);
     env->release(env, store);
 }
@@ -172,14 +182,16 @@ bool
 gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
                 uint32_t *probe, uint32_t *slot)
 {
-    uint32_t start = gd_fingerprint_bits(fp);
+    uint32_t bits = gd_fingerprint_bits(fp);
     for (;;) {
-        uint32_t found = store->index[(start + *probe) & store->mask];
-        if (found == GD_FPSTORE_NONE) {
+        uint32_t place = store->index[(bits + *probe) & store->mask];
+        if (place == 0) {
             return false;
         }
         ++*probe;
-        if (gd_fingerprint_equal(&store->fingerprints[found], fp)) {
+        uint32_t found = (place & PLACE_SLOT) - 1;
+        if ((place & PLACE_BITS) == (bits & PLACE_BITS) &&
+            gd_fingerprint_equal(&store->fingerprints[found], fp)) {
             *slot = found;
             return true;
         }

@@ -87,19 +87,22 @@ void gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE],
 /* ---- in memory ---- */
 
 /* Live fingerprints of slots [0, count) of one group, with an index.  One that
- * was built is immutable, and shared by reference count (fpcache.h). */
+ * was built is immutable, and shared by reference count (fpcache.h).
+ *
+ * A place of the index is 0, or has the slot plus one in its lower half and
+ * fingerprint bits in its upper one: so a fingerprint that is not in the store
+ * hardly ever leads out of the index, which is memory that caches hold. */
 typedef struct gd_fpstore {
     uint32_t group;
     uint32_t count;
     uint64_t generation;
-    gd_fingerprint *fingerprints; /* by slot; only indexed ones count */
-    uint16_t *index;              /* slot, or GD_FPSTORE_NONE */
+    gd_fingerprint *fingerprints; /* by slot; only live ones count */
+    uint64_t *live;               /* a bit for each slot */
+    uint32_t *index;
     uint32_t mask;                /* places in the index, less one */
     unsigned users;               /* guarded by the cache's mutex */
     uint64_t used_at;             /* likewise: for the LRU order */
 } gd_fpstore;
-
-enum { GD_FPSTORE_NONE = 0xffff };
 
 /* Makes a store from raw, the sectors of slots [0, count).  Entries that are
  * not live, or do not verify, are left out: such a block is stored anew. */
@@ -130,6 +133,29 @@ gd_fingerprint_bits(const gd_fingerprint *fp)
     __builtin_memcpy(&a, fp->bytes, 8);
     __builtin_memcpy(&b, fp->bytes + 8, 8);
     return (uint32_t)(((a ^ b) * UINT64_C(0x9e3779b97f4a7c15)) >> 32);
+}
+
+/* Has the memory fetched that a find begins with. */
+static inline void
+gd_fpstore_prefetch(const gd_fpstore *store, const gd_fingerprint *fp)
+{
+    __builtin_prefetch(&store->index[gd_fingerprint_bits(fp) & store->mask]);
+}
+
+static inline bool
+gd_fpstore_is_live(const gd_fpstore *store, uint32_t slot)
+{
+    return slot < store->count && (store->live[slot / 64] >> slot % 64 & 1) != 0;
+}
+
+/* Whether this slot is live and has this fingerprint: who knows where to look
+ * needs no index. */
+static inline bool
+gd_fpstore_matches(const gd_fpstore *store, uint32_t slot,
+                   const gd_fingerprint *fp)
+{
+    return gd_fpstore_is_live(store, slot) &&
+           gd_fingerprint_equal(&store->fingerprints[slot], fp);
 }
 
 #endif

@@ -184,6 +184,7 @@ take_neighbours(gd_gather *gather, const gd_want *wants, size_t count,
 {
     const gd_group *group = wants->group;
     uint64_t start = wants->entry.segment;
+    gd_plan_count(&gather->plan, group, start, end);
     gd_status s = gd_read_full(group->env, group->fd, gather->in,
                                (size_t)(end - start), start, group->name, err);
     for (size_t i = 0; s == GD_OK && i < count;) {
@@ -203,7 +204,9 @@ take_from_disk(gd_gather *gather, gd_error *err)
         return GD_OK;
     }
     gd_status s = need_buffers(gather, err);
-    gd_plan_read_ahead(plan->wants, plan->count);
+    if (!plan->asked) {
+        gd_plan_read_ahead(plan->wants, plan->count);
+    }
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         uint64_t end;
         size_t n = gd_plan_neighbours(plan->wants + i, plan->count - i, &end);
@@ -284,6 +287,8 @@ take_block(gd_gather *gather, const gd_want *want, const gd_want **held,
     if (*held == NULL || (*held)->group != want->group ||
         (*held)->entry.segment != want->entry.segment) {
         *held = NULL;
+        gd_plan_count(&gather->plan, want->group, want->entry.segment,
+                      gd_plan_segment_end(want));
         s = gd_group_read_segment(want->group, &want->entry, want->slot,
                                   gather->coder, gather->in, gather->plain,
                                   header, err);
@@ -331,6 +336,7 @@ try_ranges(gd_gather *gather, const gd_range *ranges, size_t count, way how,
     gd_plan *plan = &gather->plan;
     gd_status s = GD_OK;
     plan->fresh = how != AS_CACHED;
+    plan->asked = plan->asked && how == AS_CACHED;
     if (gather->taker.start != NULL) {
         gather->taker.start(gather->taker.arg);
     }

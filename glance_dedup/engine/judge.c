@@ -131,6 +131,8 @@ read_header(gd_judged *judged, gd_error *err)
         return gd_fail_errno(err, -rc, "cannot stat %s", judged->name);
     }
     judged->inode = st.st_ino;
+    judged->modified = (uint64_t)st.st_mtim.tv_sec * 1000000000u +
+                       (uint64_t)st.st_mtim.tv_nsec;
     judged->links = st.st_nlink;
     if (!S_ISREG(st.st_mode)) {
         gd_fail(&judged->damage, GD_CORRUPT, "%s is not a file", judged->name);

@@ -27,6 +27,7 @@ typedef struct gd_judged {
     gd_spool_kind kind; /* 0 in images/ */
     uint8_t id[GD_ID_SIZE]; /* of an entry: the digits of its name */
     uint64_t inode;
+    uint64_t modified; /* when it was last written, nanoseconds since 1970 */
     uint64_t links;   /* names of the inode when it was opened */
     bool complete;    /* it has a valid header page, in recipe */
     gd_error damage;  /* why not; GD_OK where there never was one */

@@ -5,18 +5,15 @@
 
 #include <string.h>
 
-#include "coding.h"
+#include "compare.h"
+#include "hints.h"
 
 enum {
-    COMPARES = 8,  /* of one block against its namesakes in one store */
-    TALLIES = 256, /* groups counted per batch; further ones are ignored */
+    COMPARES = 8, /* of one block against its namesakes in one store */
+    AHEAD = 8,    /* blocks whose memory is fetched while others are looked at */
+    CHOSEN_AT_ONCE = 16,     /* stores read in one go over the disk */
     CONFIRMED_AT_ONCE = 256, /* entries read together */
 };
-
-typedef struct tally {
-    uint32_t group;
-    uint32_t hints;
-} tally;
 
 struct gd_lookup {
     gd_repo *repo;
@@ -26,14 +23,10 @@ struct gd_lookup {
     uint64_t hit_at[GD_CACHED_STORES]; /* the batch of the last hit */
     int store_count;
     int last; /* the store that gave the last hit: tried first */
+    uint32_t next_slot; /* behind that hit: tried before all */
     uint64_t batch;
-    tally tallies[TALLIES];
-    size_t tally_count;
-    /* For comparing by value: the segment read last. */
-    gd_coder *coder;
-    uint8_t *in, *plain;
-    uint32_t plain_group, plain_segment;
-    gd_segment_header plain_header;
+    gd_hints *hints;
+    gd_compare *compare; /* NULL unless hits are compared by value */
 };
 
 gd_status
@@ -48,14 +41,9 @@ gd_lookup_open(gd_repo *repo, const gd_scope *scope, gd_lookup **out,
     lookup->repo = repo;
     lookup->scope = *scope;
     gd_groupmap_init(&lookup->shared, env);
-    gd_status s = GD_OK;
-    if (repo->params.by_value) {
-        s = gd_coder_open(env, &lookup->coder, err);
-        lookup->in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-        lookup->plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-        if (lookup->in == NULL || lookup->plain == NULL) {
-            s = GD_NOMEM;
-        }
+    gd_status s = gd_hints_open(env, &lookup->hints, err);
+    if (s == GD_OK && repo->params.by_value) {
+        s = gd_compare_open(repo, &lookup->compare, err);
     }
     if (s != GD_OK) {
         gd_lookup_close(lookup);
@@ -69,6 +57,7 @@ void
 gd_lookup_close(gd_lookup *lookup)
 {
     gd_repo *repo = lookup->repo;
+    gd_compare_close(lookup->compare);
     for (int i = 0; i < lookup->store_count; i++) {
         gd_fpcache_return_store(repo->cache, lookup->stores[i]);
     }
@@ -78,85 +67,62 @@ gd_lookup_close(gd_lookup *lookup)
         }
     }
     gd_groupmap_free(&lookup->shared);
-    gd_coder_close(repo->env, lookup->coder);
-    repo->env->release(repo->env, lookup->in);
-    repo->env->release(repo->env, lookup->plain);
+    gd_hints_close(repo->env, lookup->hints);
     repo->env->release(repo->env, lookup);
-}
-
-/* ---- comparing by value ---- */
-
-static gd_status
-read_plain(gd_lookup *lookup, const gd_group *group, const gd_entry *entry,
-           uint32_t slot)
-{
-    if (lookup->plain_group == group->number &&
-        lookup->plain_segment == entry->segment) {
-        return gd_group_match_segment(group, entry, slot,
-                                      &lookup->plain_header, NULL);
-    }
-    lookup->plain_group = 0;
-    gd_status s = gd_group_read_segment(group, entry, slot, lookup->coder,
-                                        lookup->in, lookup->plain,
-                                        &lookup->plain_header, NULL);
-    if (s == GD_OK) {
-        lookup->plain_group = group->number;
-        lookup->plain_segment = entry->segment;
-    }
-    return s;
-}
-
-/* Anything that is wrong with the stored block makes it unequal. */
-static bool
-equals_stored(gd_lookup *lookup, gd_address address, const gd_block *block)
-{
-    gd_group *group;
-    gd_entry entry;
-    bool equal = false;
-    if (gd_fpcache_group(lookup->repo->cache, address.group, false, &group,
-                         NULL) != GD_OK) {
-        return false;
-    }
-    atomic_fetch_add(&lookup->repo->counters.compares, 1);
-    if (gd_group_read_entries(group, address.slot, 1, &entry, NULL) == GD_OK &&
-        entry.state == GD_ENTRY_LIVE && entry.plain_length == block->length &&
-        gd_fingerprint_equal(&entry.fingerprint, &block->fingerprint) &&
-        read_plain(lookup, group, &entry, address.slot) == GD_OK) {
-        equal = memcmp(lookup->plain + entry.plain_offset, block->data,
-                       block->length) == 0;
-    }
-    gd_fpcache_return_group(lookup->repo->cache, group);
-    return equal;
 }
 
 /* ---- probing the stores at hand ---- */
 
+/* The slot has the block's fingerprint.  Is it the block (I5)? */
+static bool
+take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
+{
+    gd_address address = {lookup->stores[index]->group, slot};
+    if (lookup->compare != NULL &&
+        !gd_compare_block(lookup->compare, address, &block->fingerprint,
+                          block->data, block->length)) {
+        return false;
+    }
+    block->address = address;
+    lookup->hit_at[index] = lookup->batch;
+    lookup->last = index;
+    lookup->next_slot = slot + 1;
+    return true;
+}
+
 static bool
 probe_store(gd_lookup *lookup, int index, gd_block *block)
 {
-    const gd_fpstore *store = lookup->stores[index];
     uint32_t probe = 0, slot;
     for (int tries = 0;
-         tries < COMPARES &&
-         gd_fpstore_find(store, &block->fingerprint, &probe, &slot);
+         tries < COMPARES && gd_fpstore_find(lookup->stores[index],
+                                             &block->fingerprint, &probe,
+                                             &slot);
          tries++) {
-        gd_address address = {store->group, slot};
-        if (!lookup->repo->params.by_value ||
-            equals_stored(lookup, address, block)) {
-            block->address = address;
-            lookup->hit_at[index] = lookup->batch;
-            lookup->last = index;
+        if (take_hit(lookup, index, slot, block)) {
             return true;
         }
     }
     return false;
 }
 
+/* What follows one another in an image mostly does so in a group, too. */
+static bool
+probe_next(gd_lookup *lookup, gd_block *block)
+{
+    int index = lookup->last;
+    return index < lookup->store_count &&
+           gd_fpstore_matches(lookup->stores[index], lookup->next_slot,
+                              &block->fingerprint) &&
+           take_hit(lookup, index, lookup->next_slot, block);
+}
+
 static bool
 probe_all(gd_lookup *lookup, gd_block *block)
 {
     int first = lookup->last;
-    if (first < lookup->store_count && probe_store(lookup, first, block)) {
+    if (probe_next(lookup, block) ||
+        (first < lookup->store_count && probe_store(lookup, first, block))) {
         return true;
     }
     for (int i = 0; i < lookup->store_count; i++) {
@@ -165,6 +131,29 @@ probe_all(gd_lookup *lookup, gd_block *block)
         }
     }
     return false;
+}
+
+static void
+fetch_ahead(const gd_lookup *lookup, const gd_block *block)
+{
+    for (int i = 0; i < lookup->store_count; i++) {
+        gd_fpstore_prefetch(lookup->stores[i], &block->fingerprint);
+    }
+}
+
+/* New blocks come in runs, as duplicates do: behind a miss the indexes will be
+ * needed, behind a hit only the next slot. */
+static void
+probe_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
+{
+    bool missed = false;
+    for (size_t i = 0; i < count; i++) {
+        if (missed && i + AHEAD < count) {
+            fetch_ahead(lookup, &blocks[i + AHEAD]);
+        }
+        blocks[i].address = (gd_address){0, 0};
+        missed = !probe_all(lookup, &blocks[i]);
+    }
 }
 
 static int
@@ -181,20 +170,6 @@ store_of(const gd_lookup *lookup, uint32_t group)
 /* ---- hints ---- */
 
 static void
-count_hint(gd_lookup *lookup, uint32_t group)
-{
-    for (size_t i = 0; i < lookup->tally_count; i++) {
-        if (lookup->tallies[i].group == group) {
-            lookup->tallies[i].hints++;
-            return;
-        }
-    }
-    if (lookup->tally_count < TALLIES) {
-        lookup->tallies[lookup->tally_count++] = (tally){group, 1};
-    }
-}
-
-static void
 drop_store(gd_lookup *lookup, int at)
 {
     gd_fpcache_return_store(lookup->repo->cache, lookup->stores[at]);
@@ -203,49 +178,48 @@ drop_store(gd_lookup *lookup, int at)
     lookup->hit_at[at] = lookup->hit_at[lookup->store_count];
 }
 
-/* Asks the filter for a block that no store at hand has.  A hint to a store at
- * hand is a false one, or we would have found the block, unless the slot was
- * published after the store was loaded: then the store is given back, to be
- * loaded anew. */
+/* A hint to a store at hand is a false one, or we would have found the block,
+ * unless the slot was published after the store was loaded: then the store is
+ * given back, to be loaded anew. */
 static void
-take_hints(gd_lookup *lookup, const gd_block *block)
+take_hint(gd_lookup *lookup, const gd_block *block, gd_address to)
 {
-    gd_filter *filter = lookup->repo->filter;
-    gd_counters *counters = &lookup->repo->counters;
-    gd_address hints[GD_FILTER_CANDIDATES];
-    size_t count = gd_filter_lookup(filter, &block->fingerprint, hints);
-    if (count > 0) {
-        atomic_fetch_add(&counters->candidates, count);
+    int at = store_of(lookup, to.group);
+    if (at >= 0 && to.slot < lookup->stores[at]->count) {
+        atomic_fetch_add(&lookup->repo->counters.false_candidates, 1);
+        gd_filter_remove(lookup->repo->filter, &block->fingerprint, to);
+        return;
     }
+    if (at >= 0) {
+        drop_store(lookup, at);
+    }
+    gd_hints_add(lookup->hints, &block->address, to.group);
+}
+
+/* Asks the filter for the blocks that no store at hand has. */
+static void
+take_hints(gd_lookup *lookup, const gd_block *blocks, size_t count)
+{
+    const gd_filter *filter = lookup->repo->filter;
+    size_t candidates = 0;
     for (size_t i = 0; i < count; i++) {
-        int at = store_of(lookup, hints[i].group);
-        if (at >= 0 && hints[i].slot < lookup->stores[at]->count) {
-            atomic_fetch_add(&counters->false_candidates, 1);
-            gd_filter_remove(filter, &block->fingerprint, hints[i]);
+        if (i + AHEAD < count && blocks[i + AHEAD].address.group == 0) {
+            gd_filter_prefetch(filter, &blocks[i + AHEAD].fingerprint);
+        }
+        if (blocks[i].address.group != 0) {
             continue;
         }
-        if (at >= 0) {
-            drop_store(lookup, at);
+        gd_address hints[GD_FILTER_CANDIDATES];
+        size_t n = gd_filter_lookup(filter, &blocks[i].fingerprint, hints);
+        candidates += n;
+        for (size_t k = 0; k < n; k++) {
+            take_hint(lookup, &blocks[i], hints[k]);
         }
-        count_hint(lookup, hints[i].group);
     }
+    atomic_fetch_add(&lookup->repo->counters.candidates, candidates);
 }
 
 /* ---- loading stores ---- */
-
-static uint32_t
-take_most_hinted(gd_lookup *lookup)
-{
-    size_t best = 0;
-    for (size_t i = 1; i < lookup->tally_count; i++) {
-        if (lookup->tallies[i].hints > lookup->tallies[best].hints) {
-            best = i;
-        }
-    }
-    uint32_t group = lookup->tallies[best].group;
-    lookup->tallies[best] = lookup->tallies[--lookup->tally_count];
-    return group;
-}
 
 /* Mostly answered by a file that is open.  A group keeps its scope. */
 static bool
@@ -297,19 +271,33 @@ place_for_store(gd_lookup *lookup)
     return oldest;
 }
 
-/* -1: it cannot be had now, which counts as a miss. */
+/* False: its store cannot be had now, which counts as a miss.  If it can, the
+ * disk is asked for it. */
+static bool
+prepare_store(gd_lookup *lookup, uint32_t group)
+{
+    if (!is_in_scope(lookup, group) || lock_group(lookup, group) != GD_OK) {
+        return false;
+    }
+    gd_fpcache_expect_store(lookup->repo->cache, group);
+    return true;
+}
+
+/* -1: it cannot be had, either. */
 static int
 load_store(gd_lookup *lookup, uint32_t group)
 {
+    gd_counters *counters = &lookup->repo->counters;
     gd_fpstore *store;
     bool cold;
-    if (!is_in_scope(lookup, group) || lock_group(lookup, group) != GD_OK ||
-        gd_fpcache_store(lookup->repo->cache, group, &store, &cold, NULL) !=
-            GD_OK) {
+    if (gd_fpcache_store(lookup->repo->cache, group, &store, &cold, NULL) !=
+        GD_OK) {
         return -1;
     }
-    if (cold) {
-        atomic_fetch_add(&lookup->repo->counters.cold_loads, 1);
+    if (cold) { /* the group's first page and its entries, in one go */
+        atomic_fetch_add(&counters->cold_loads, 1);
+        gd_seeks_note(&counters->store, group, 0,
+                      GD_STORE_START + gd_store_size(store->count));
     }
     int at = place_for_store(lookup);
     lookup->stores[at] = store;
@@ -317,23 +305,45 @@ load_store(gd_lookup *lookup, uint32_t group)
     return at;
 }
 
+/* Loads the stores in the order of the disk, but those of which the ones before
+ * had all that was hoped for. */
 static void
-load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count,
-                   unsigned most)
+load_chosen(gd_lookup *lookup, const uint32_t *groups, size_t group_count,
+            gd_block *blocks, size_t count)
 {
-    for (unsigned loads = 0; lookup->tally_count > 0; loads++) {
-        if (loads == most) {
-            atomic_fetch_add(&lookup->repo->counters.capped_loads,
-                             lookup->tally_count);
-            return;
+    bool ready[CHOSEN_AT_ONCE];
+    for (size_t g = 0; g < group_count; g++) {
+        ready[g] = prepare_store(lookup, groups[g]);
+    }
+    for (size_t g = 0; g < group_count; g++) {
+        if (!ready[g] || !gd_hints_want(lookup->hints, groups[g])) {
+            continue;
         }
-        int at = load_store(lookup, take_most_hinted(lookup));
+        int at = load_store(lookup, groups[g]);
         for (size_t i = 0; at >= 0 && i < count; i++) {
-            if (blocks[i].address.group == 0) {
+            if (blocks[i].address.group == 0 &&
+                !probe_next(lookup, &blocks[i])) {
                 (void)probe_store(lookup, at, &blocks[i]);
             }
         }
     }
+}
+
+static void
+load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count,
+                   size_t most)
+{
+    uint32_t groups[CHOSEN_AT_ONCE];
+    size_t n;
+    do {
+        n = gd_hints_choose(lookup->hints,
+                            most < CHOSEN_AT_ONCE ? most : CHOSEN_AT_ONCE,
+                            groups);
+        load_chosen(lookup, groups, n, blocks, count);
+        most -= n;
+    } while (n > 0);
+    atomic_fetch_add(&lookup->repo->counters.capped_loads,
+                     gd_hints_left(lookup->hints));
 }
 
 void
@@ -341,14 +351,12 @@ gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
                 unsigned loads)
 {
     lookup->batch++;
-    lookup->tally_count = 0;
-    for (size_t i = 0; i < count; i++) {
-        blocks[i].address = (gd_address){0, 0};
-        if (!probe_all(lookup, &blocks[i]) && lookup->repo->filter != NULL) {
-            take_hints(lookup, &blocks[i]);
-        }
+    probe_batch(lookup, blocks, count);
+    if (lookup->repo->filter != NULL) {
+        gd_hints_clear(lookup->hints);
+        take_hints(lookup, blocks, count);
+        load_hinted_stores(lookup, blocks, count, loads);
     }
-    load_hinted_stores(lookup, blocks, count, loads);
 }
 
 /* ---- confirming ---- */

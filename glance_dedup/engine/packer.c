@@ -16,11 +16,14 @@
 
 #include "appender.h"
 #include "coding.h"
+#include "compare.h"
+#include "effort.h"
 
 enum {
     SYNC_BYTES = 256 << 20,
     LOT_BYTES = 4 << 20, /* plain */
     COMPARES = 8,        /* of one block against its namesakes */
+    TIMED_BYTES = 64 << 10, /* one segment in as many is timed */
 };
 
 typedef struct lot {
@@ -44,14 +47,14 @@ struct gd_packer {
     size_t room; /* segments in a lot */
     int filling; /* which of the lots */
     bool last_is_open;
-    uint8_t *read_in, *read_plain; /* for comparing by value */
-    gd_coder *read_coder;
+    gd_compare *compare; /* NULL unless hits are compared by value */
 
     /* Of the lot under way: */
     bool writing;
     gd_job write_job, pack_job;
     uint8_t *packed;   /* segment_size bytes for each segment */
     gd_coder **coders; /* one for each thread, and the waiter's */
+    gd_effort effort;
     atomic_int pack_status;
     gd_status write_status;
     gd_error write_error;
@@ -80,8 +83,8 @@ open_coders(gd_packer *packer, gd_error *err)
         s = gd_coder_open(repo->env, &packer->coders[i], err);
     }
     if (s == GD_OK && repo->params.codec != GD_CODEC_NONE) {
-        packer->packed = gd_calloc(repo->env, packer->room,
-                                   repo->params.segment_size, err);
+        packer->packed = gd_alloc(
+            repo->env, packer->room * repo->params.segment_size, err);
         s = packer->packed == NULL ? GD_NOMEM : GD_OK;
     }
     return s;
@@ -94,28 +97,12 @@ open_lot(gd_packer *packer, lot *l, gd_error *err)
     l->segments = gd_calloc(env, packer->room, sizeof *l->segments, err);
     l->stored = gd_calloc(env, packer->room, sizeof *l->stored, err);
     l->entries = gd_calloc(env, packer->room, sizeof *l->entries, err);
-    l->plain = gd_calloc(env, packer->room,
-                         packer->repo->params.segment_size, err);
+    l->plain = gd_alloc(
+        env, packer->room * packer->repo->params.segment_size, err);
     return l->segments == NULL || l->stored == NULL || l->entries == NULL ||
                    l->plain == NULL
                ? GD_NOMEM
                : GD_OK;
-}
-
-static gd_status
-open_reading(gd_packer *packer, gd_error *err)
-{
-    const gd_env *env = packer->repo->env;
-    if (!packer->repo->params.by_value) {
-        return GD_OK;
-    }
-    packer->read_in =
-        gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-    packer->read_plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-    if (packer->read_in == NULL || packer->read_plain == NULL) {
-        return GD_NOMEM;
-    }
-    return gd_coder_open(env, &packer->read_coder, err);
 }
 
 gd_status
@@ -135,8 +122,8 @@ gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
     for (int i = 0; s == GD_OK && i < 2; i++) {
         s = open_lot(packer, &packer->lots[i], err);
     }
-    if (s == GD_OK) {
-        s = open_reading(packer, err);
+    if (s == GD_OK && repo->params.by_value) {
+        s = gd_compare_open(repo, &packer->compare, err);
     }
     if (s == GD_OK) {
         s = gd_fpstore_new(repo->env, GD_MAX_SLOTS, &packer->own, err);
@@ -181,6 +168,7 @@ gd_packer_close(gd_packer *packer)
     if (packer->appender != NULL) {
         gd_appender_close(packer->appender);
     }
+    gd_compare_close(packer->compare);
     unshare_all(packer);
     gd_groupmap_free(&packer->avoided);
     for (unsigned i = 0;
@@ -194,9 +182,6 @@ gd_packer_close(gd_packer *packer)
     close_lot(env, &packer->lots[1]);
     env->release(env, packer->coders);
     env->release(env, packer->packed);
-    gd_coder_close(env, packer->read_coder);
-    env->release(env, packer->read_in);
-    env->release(env, packer->read_plain);
     env->release(env, packer);
 }
 
@@ -224,10 +209,41 @@ fill_in_checksums(const gd_segment_header *header, gd_entry *entries,
     }
 }
 
-static void
-pack_segment(void *arg, size_t task, unsigned worker)
+/* *stored is 0 if the segment is to be stored as it is: compressing it does not
+ * pay, or is not tried. */
+static gd_status
+try_compressing(gd_packer *packer, gd_coder *coder, const uint8_t *plain,
+                size_t length, uint8_t *out, size_t *stored)
 {
-    gd_packer *packer = arg;
+    const gd_params *params = &packer->repo->params;
+    int quick = gd_codec_quick_level(params->codec_level);
+    uint64_t number;
+    gd_try try = gd_effort_next(&packer->effort, &number);
+    gd_status s = GD_OK;
+    bool likely = true;
+    *stored = 0;
+    if (try == GD_TRY_YIELD) {
+        atomic_fetch_add(&packer->repo->counters.yielded_segments, 1);
+    }
+    if (try == GD_TRY_YIELD || try == GD_TRY_NOT) {
+        return GD_OK;
+    }
+    if (try == GD_TRY_QUICKLY && quick != params->codec_level) {
+        s = gd_segment_compress(coder, params->codec, quick, plain, length,
+                                out, stored, NULL);
+        likely = *stored > 0;
+    }
+    if (s == GD_OK && likely) {
+        s = gd_segment_compress(coder, params->codec, params->codec_level,
+                                plain, length, out, stored, NULL);
+    }
+    gd_effort_tried(&packer->effort, number, *stored > 0);
+    return s;
+}
+
+static void
+pack_one(gd_packer *packer, size_t task, unsigned worker)
+{
     const gd_params *params = &packer->repo->params;
     lot *l = lot_under_way(packer);
     gd_new_segment *segment = &l->segments[task];
@@ -242,9 +258,8 @@ pack_segment(void *arg, size_t task, unsigned worker)
     if (params->codec != GD_CODEC_NONE) {
         uint8_t *out = packer->packed + task * params->segment_size;
         size_t stored;
-        gd_status s = gd_segment_compress(
-            packer->coders[worker], params->codec, params->codec_level, plain,
-            header->plain_length, out, &stored, NULL);
+        gd_status s = try_compressing(packer, packer->coders[worker], plain,
+                                      header->plain_length, out, &stored);
         if (s != GD_OK) {
             atomic_store(&packer->pack_status, (int)s);
             return;
@@ -258,6 +273,30 @@ pack_segment(void *arg, size_t task, unsigned worker)
     gd_segment_header_encode(
         header, gd_appender_group(packer->appender)->bounds.seed,
         segment->pieces, segment->piece_count, segment->encoded);
+}
+
+/* Asking for the time costs a microsecond, which small segments have not got. */
+static bool
+is_timed(const gd_params *params, size_t task)
+{
+    return params->codec_yields && params->codec != GD_CODEC_NONE &&
+           task * params->segment_size % TIMED_BYTES == 0;
+}
+
+static void
+pack_segment(void *arg, size_t task, unsigned worker)
+{
+    gd_packer *packer = arg;
+    const gd_repo *repo = packer->repo;
+    bool timed = is_timed(&repo->params, task);
+    gd_effort_watch watch;
+    if (timed) {
+        gd_effort_start(repo->env, &watch);
+    }
+    pack_one(packer, task, worker);
+    if (timed) {
+        gd_effort_stop(&packer->effort, repo->env, &watch);
+    }
 }
 
 /* Packs the lot under way, on all threads, and appends it. */
@@ -276,6 +315,7 @@ write_lot(void *arg, size_t task, unsigned worker)
         (gd_job){.run = pack_segment, .arg = packer, .tasks = l->count};
     gd_pool_submit(pool, &packer->pack_job);
     gd_pool_wait(pool, &packer->pack_job);
+    gd_effort_end_lot(&packer->effort);
     gd_status s = (gd_status)atomic_load(&packer->pack_status);
     if (s != GD_OK) {
         gd_fail(err, s, "a segment could not be compressed");
@@ -495,51 +535,43 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
 
 /* ---- finding our own ---- */
 
-/* The plain bytes of a block in the lot being filled; NULL if it is not. */
+/* Where the slot's segment is in the lot being filled; NULL if it is not. */
 static const uint8_t *
-waiting_block(gd_packer *packer, uint32_t slot, uint32_t plain_offset)
+waiting_segment(const gd_packer *packer, uint32_t slot)
 {
     const lot *l = &packer->lots[packer->filling];
     for (size_t i = 0; i < l->count; i++) {
         const gd_segment_header *header = &l->segments[i].header;
         if (slot >= header->first_slot &&
             slot - header->first_slot < header->blocks) {
-            return plain_of(packer, l, i) + plain_offset;
+            return plain_of(packer, l, i);
         }
     }
     return NULL;
 }
 
 static bool
-equals_own(gd_packer *packer, uint32_t slot, const uint8_t *data,
-           uint32_t length)
+equals_own(gd_packer *packer, uint32_t slot, const gd_fingerprint *fp,
+           const uint8_t *data, uint32_t length)
 {
-    gd_segment_header header;
-    gd_entry entry;
     const gd_group *group = gd_appender_group(packer->appender);
+    const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
+    const uint8_t *waiting = waiting_segment(packer, slot);
+    if (unsynced != NULL && unsynced->plain_length != length) {
+        return false;
+    }
+    if (unsynced != NULL && waiting != NULL) {
+        atomic_fetch_add(&packer->repo->counters.compares, 1);
+        return memcmp(waiting + unsynced->plain_offset, data, length) == 0;
+    }
     if (finish_writing(packer, NULL) != GD_OK) {
         return false; /* the next flush will say why */
     }
-    const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
-    if (unsynced != NULL) {
-        entry = *unsynced;
-    } else if (gd_group_read_entries(group, slot, 1, &entry, NULL) != GD_OK ||
-               entry.state != GD_ENTRY_LIVE) {
-        return false;
-    }
-    if (entry.plain_length != length) {
-        return false;
-    }
-    atomic_fetch_add(&packer->repo->counters.compares, 1);
-    if (unsynced != NULL && entry.segment == 0) {
-        const uint8_t *waiting =
-            waiting_block(packer, slot, entry.plain_offset);
-        return waiting != NULL && memcmp(waiting, data, length) == 0;
-    }
-    return gd_group_read_segment(group, &entry, slot,
-                                 packer->read_coder, packer->read_in,
-                                 packer->read_plain, &header, NULL) == GD_OK &&
-           memcmp(packer->read_plain + entry.plain_offset, data, length) == 0;
+    return unsynced != NULL
+               ? gd_compare_entry(packer->compare, group, unsynced, slot, data)
+               : gd_compare_block(packer->compare,
+                                  (gd_address){group->number, slot}, fp, data,
+                                  length);
 }
 
 gd_address
@@ -553,8 +585,8 @@ gd_packer_find(gd_packer *packer, const uint8_t *data, uint32_t length,
     for (int tries = 0; tries < COMPARES &&
                         gd_fpstore_find(packer->own, fp, &probe, &slot);
          tries++) {
-        if (!packer->repo->params.by_value ||
-            equals_own(packer, slot, data, length)) {
+        if (packer->compare == NULL ||
+            equals_own(packer, slot, fp, data, length)) {
             return (gd_address){packer->own->group, slot};
         }
     }

@@ -27,6 +27,7 @@ typedef struct gd_params {
     /* The process's own: */
     gd_codec codec;
     int codec_level;
+    bool codec_yields; /* compress less where processors are short */
     unsigned threads;
     unsigned lock_timeout_ms;
     uint64_t reserve; /* bytes that storing leaves free (room.h) */

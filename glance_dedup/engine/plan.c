@@ -66,6 +66,16 @@ grow(const gd_env *env, void **array, size_t *room, size_t used, size_t size,
     return GD_OK;
 }
 
+void
+gd_plan_count(const gd_plan *plan, const gd_group *group, uint64_t start,
+              uint64_t end)
+{
+    if (!plan->asked) {
+        gd_seeks_note(&plan->repo->counters.image, group->inode, start,
+                      end - start);
+    }
+}
+
 /* ---- entries ---- */
 
 static gd_status
@@ -113,6 +123,8 @@ gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
                                   err);
     }
     if (s == GD_OK) {
+        gd_plan_count(plan, *out, gd_entry_offset(extent->slot),
+                      gd_entry_offset(extent->slot + extent->blocks));
         s = gd_group_read_entries(*out, extent->slot, extent->blocks,
                                   plan->entries, err);
     }
@@ -280,13 +292,19 @@ disk_order(const void *a, const void *b)
 void
 gd_plan_sort(gd_plan *plan)
 {
-    if (plan->count > 0) {
+    /* Mostly an image lies on the disk as it was stored. */
+    size_t sorted = 1;
+    while (sorted < plan->count &&
+           disk_order(&plan->wants[sorted - 1], &plan->wants[sorted]) <= 0) {
+        sorted++;
+    }
+    if (sorted < plan->count) {
         qsort(plan->wants, plan->count, sizeof *plan->wants, disk_order);
     }
 }
 
-static uint64_t
-segment_end(const gd_want *want)
+uint64_t
+gd_plan_segment_end(const gd_want *want)
 {
     return (uint64_t)want->entry.segment + GD_SEGMENT_HEADER +
            want->entry.stored_length;
@@ -307,9 +325,9 @@ size_t
 gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *out)
 {
     size_t n = 1;
-    uint64_t end = segment_end(wants);
+    uint64_t end = gd_plan_segment_end(wants);
     while (n < count && wants[n].group == wants->group) {
-        uint64_t next_end = segment_end(&wants[n]);
+        uint64_t next_end = gd_plan_segment_end(&wants[n]);
         if (wants[n].entry.segment > end + READ_GAP ||
             next_end - wants->entry.segment > GD_READ_ONCE) {
             break;

@@ -31,6 +31,7 @@ typedef struct gd_plan {
     gd_repo *repo;
     const gd_recipe *recipe;
     bool fresh; /* look group files up by name again */
+    bool asked; /* what is needed was asked for, and counted (ahead.h) */
     bool whole; /* only whole blocks: GD_INVALID otherwise */
     uint64_t most; /* bytes of blocks in all: GD_INVALID otherwise */
     size_t most_wants; /* likewise, stretches of blocks */
@@ -65,10 +66,14 @@ void gd_plan_sort(gd_plan *plan);
 /* Of sorted wants: how many, from the first, are of its segment; and how many
  * one read takes in, at most GD_READ_ONCE bytes (but at least a segment), and
  * where it ends. */
+uint64_t gd_plan_segment_end(const gd_want *want);
 size_t gd_plan_segment(const gd_want *wants, size_t count);
 size_t gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *end);
 /* Starts read-ahead for sorted wants. */
 void gd_plan_read_ahead(const gd_want *wants, size_t count);
+/* Counts a read, unless it was asked for before. */
+void gd_plan_count(const gd_plan *plan, const gd_group *group, uint64_t start,
+                   uint64_t end);
 
 enum { GD_READ_ONCE = 1 << 20 };
 

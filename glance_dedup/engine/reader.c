@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "gather.h"
-#include "segcache.h"
 #include "spool.h"
 
 enum { WINDOW = 4 << 20 }; /* bytes planned at once */
@@ -46,6 +45,7 @@ gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
         return s;
     }
     image->repo = repo;
+    gd_ahead_open(&image->ahead, repo, &image->recipe);
     *out = image;
     return GD_OK;
 }
@@ -54,6 +54,7 @@ void
 gd_image_close(gd_image *image)
 {
     const gd_env *env = image->repo->env;
+    gd_ahead_close(&image->ahead);
     env->close(env, image->recipe.fd);
     env->release(env, image);
 }
@@ -149,6 +150,7 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
     while (s == GD_OK && *done < length) {
         size_t here = length - *done < WINDOW ? length - *done : WINDOW;
         w = (window){out + *done, offset + *done};
+        gather.plan.asked = gd_ahead_read(&image->ahead, w.offset, here);
         s = gd_gather_ranges(&gather, &(gd_range){w.offset, here}, 1, err);
         *done += here;
     }
@@ -157,49 +159,4 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
         atomic_fetch_add(&image->repo->counters.bytes_read, length);
     }
     return s;
-}
-
-/* ---- read-ahead ---- */
-
-/* Leaves in the plan what a read would have to get from the disk. */
-static void
-keep_uncached(gd_plan *plan)
-{
-    size_t left = 0;
-    gd_segcache *cache = plan->repo->segcache;
-    bool enabled = gd_segcache_enabled(cache);
-    for (size_t i = 0; i < plan->count; i++) {
-        const gd_want *want = &plan->wants[i];
-        if (want->entry.state == GD_ENTRY_LIVE &&
-            !(enabled &&
-              gd_segcache_has(cache, want->group, want->entry.segment))) {
-            plan->wants[left++] = *want;
-        }
-    }
-    plan->count = left;
-}
-
-gd_status
-gd_image_prefetch(gd_image *image, uint64_t length, uint64_t offset,
-                  gd_error *err)
-{
-    gd_plan plan;
-    gd_status s = gd_repo_check_owner(image->repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    length = clip(image, offset, length);
-    s = gd_plan_open(&plan, image->repo, &image->recipe, NULL);
-    while (s == GD_OK && length > 0) {
-        uint64_t here = length < WINDOW ? length : WINDOW;
-        s = gd_plan_add(&plan, (gd_range){offset, here}, NULL);
-        gd_plan_sort(&plan);
-        keep_uncached(&plan);
-        gd_plan_read_ahead(plan.wants, plan.count);
-        gd_plan_clear(&plan);
-        offset += here;
-        length -= here;
-    }
-    gd_plan_close(&plan);
-    return GD_OK; /* whatever is wrong, the read will find it */
 }

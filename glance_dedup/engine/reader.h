@@ -12,13 +12,15 @@
 #ifndef GD_READER_H
 #define GD_READER_H
 
+#include "ahead.h"
 #include "recipe.h"
 #include "repo.h"
 
-/* Immutable while it is open. */
+/* Immutable while it is open, but for what was asked for ahead. */
 typedef struct gd_image {
     gd_repo *repo;
     gd_recipe recipe;
+    gd_ahead ahead;
 } gd_image;
 
 /* With upload_id (or NULL), only if the image is of that upload; GD_NOTFOUND
@@ -33,11 +35,6 @@ const gd_recipe_header *gd_image_header(const gd_image *image);
  * After an error nothing in out counts. */
 gd_status gd_image_read(gd_image *image, uint8_t *out, size_t length,
                         uint64_t offset, size_t *done, gd_error *err);
-
-/* Starts read-ahead for a range, of what the segment cache does not have.  Only
- * advice: what is damaged is left for the read to find. */
-gd_status gd_image_prefetch(gd_image *image, uint64_t length, uint64_t offset,
-                            gd_error *err);
 
 /* One page of extents, for listing them; *page goes from 1 to the count of
  * gd_image_pages. */

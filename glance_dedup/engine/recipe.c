@@ -322,6 +322,7 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat %s", name);
     }
+    recipe->inode = st.st_ino;
     uint64_t pages = 1 + page_count(&recipe->header);
     if (pages > UINT32_MAX ||
         (uint64_t)st.st_size != pages * GD_RECIPE_PAGE) {

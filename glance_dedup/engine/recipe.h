@@ -84,6 +84,7 @@ gd_status gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
 typedef struct gd_recipe {
     const gd_env *env;
     int fd;
+    uint64_t inode;
     char name[GD_NAME_SIZE];
     gd_recipe_header header;
 } gd_recipe;

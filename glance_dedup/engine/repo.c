@@ -110,8 +110,15 @@ gd_status
 gd_repo_attach_filter(gd_repo *repo, const char *path, uint64_t budget,
                       gd_error *err)
 {
-    return gd_filter_open(repo->env, path, repo->params.repository_id, budget,
-                          &repo->filter, err);
+    gd_filter *filter;
+    gd_status s = gd_filter_open(repo->env, path, repo->params.repository_id,
+                                 budget, &filter, err);
+    if (s == GD_OK) {
+        /* Before any group is read into it: a block that is published
+         * meanwhile is either read, or its hint goes to this filter. */
+        repo->filter = filter;
+    }
+    return s;
 }
 
 void
@@ -241,35 +248,42 @@ gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
 }
 
 static void
-insert_store(gd_filter *filter, const gd_fpstore *store)
+insert_entries(gd_filter *filter, uint32_t group, const gd_entry *entries,
+               uint32_t count)
 {
-    for (uint32_t i = 0; i <= store->mask; i++) {
-        uint16_t slot = store->index[i];
-        if (slot != GD_FPSTORE_NONE) {
-            gd_filter_insert(filter, &store->fingerprints[slot],
-                             (gd_address){store->group, slot});
+    enum { AHEAD = 16 }; /* what is fetched while others are inserted */
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            gd_filter_prefetch(filter, &entries[i + AHEAD].fingerprint);
+        }
+        if (entries[i].state == GD_ENTRY_LIVE) {
+            gd_filter_insert(filter, &entries[i].fingerprint,
+                             (gd_address){group, i});
         }
     }
 }
 
 /* A group that cannot be read gives no hints; whoever reads its blocks will
- * report it.  Its store is read past the cache: without the group lock it may
- * be out of date, which is good enough for hints only. */
+ * report it.  Without the group lock what is read may be out of date, which is
+ * good enough for hints. */
 static void
 insert_group(gd_repo *repo, uint32_t number)
 {
     gd_group *group;
     gd_published record;
-    gd_fpstore *store;
     if (gd_group_open(repo->env, repo->root, &repo->params, number, O_RDONLY,
                       &group, NULL) != GD_OK) {
         return;
     }
-    if (gd_group_read_published(group, &record, NULL) == GD_OK &&
-        gd_group_load_store(group, &record, &store, NULL) == GD_OK) {
-        insert_store(repo->filter, store);
-        gd_fpstore_free(repo->env, store);
+    gd_entry *entries =
+        gd_alloc(repo->env, group->bounds.slots * sizeof *entries, NULL);
+    if (entries != NULL &&
+        gd_group_read_published(group, &record, NULL) == GD_OK &&
+        gd_group_read_entries(group, 0, record.count, entries, NULL) ==
+            GD_OK) {
+        insert_entries(repo->filter, number, entries, record.count);
     }
+    repo->env->release(repo->env, entries);
     gd_group_close(group);
 }
 
@@ -303,6 +317,7 @@ gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
     if (s == GD_OK && next == list.count && !stats.complete) {
         gd_filter_rebuild_set(repo->filter,
                               next == 0 ? 0 : list.numbers[next - 1], true);
+        gd_filter_settle(repo->filter);
     }
     *total = (uint32_t)list.count;
     *done = stats.complete ? *total : (uint32_t)next;

@@ -23,6 +23,7 @@
 #include "locks.h"
 #include "params.h"
 #include "pool.h"
+#include "seeks.h"
 #include "status.h"
 
 /* Counts since the handle was opened. */
@@ -40,6 +41,9 @@ typedef struct gd_counters {
     atomic_ullong sync_points;
     atomic_ullong bytes_read;    /* plain bytes handed out */
     atomic_ullong spare_reads;   /* damaged blocks read from a spare copy */
+    atomic_ullong yielded_segments; /* stored as they are for want of time */
+    gd_seeks store;              /* reading fingerprint stores for look-ups */
+    gd_seeks image;              /* reading images */
 } gd_counters;
 
 typedef struct gd_repo gd_repo;
@@ -55,7 +59,9 @@ struct gd_repo {
     gd_fpcache *cache;
     struct gd_segcache *segcache; /* decompressed segments, for readers */
     struct gd_spare_index *spares;
-    gd_filter *filter; /* NULL: none could be had; duplicates are missed */
+    /* NULL: none could be had, or not yet; duplicates are missed.  Once it is
+     * there it stays, so who saw it may go on using it. */
+    gd_filter *_Atomic filter;
     gd_counters counters;
     pthread_mutex_t mutex;
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
@@ -68,8 +74,9 @@ gd_status gd_repo_open(const gd_env *env, const char *path,
                        const gd_params *params, bool allow_weak_digest,
                        gd_repo **repo, gd_error *err);
 /* Opens the host's filter for this repository, or makes it (gd_filter_open).
- * After a failure images can be stored all the same: duplicates are missed.
- * REQUIRES: no filter yet, no transaction under way. */
+ * Transactions may be under way, and use it as soon as it is there.  After a
+ * failure images can be stored all the same: duplicates are missed.  REQUIRES:
+ * no filter yet. */
 gd_status gd_repo_attach_filter(gd_repo *repo, const char *path,
                                 uint64_t budget, gd_error *err);
 /* REQUIRES: no transaction or image open on it. */

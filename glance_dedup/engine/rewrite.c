@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "coding.h"
 #include "fingerprint.h"
 #include "spool.h"
+#include "verify.h"
 
 enum { FIXED_HEADER = 512 };
 
@@ -139,30 +139,45 @@ is_of_segment(const rewriting *r, const old_segment *old, uint32_t slot)
 }
 
 static gd_status
-verify_block(rewriting *r, const old_segment *old, uint32_t slot,
-             gd_error *err)
+verify_blocks(rewriting *r, const old_segment *old, gd_verified *blocks,
+              size_t count, gd_error *err)
 {
     const gd_group *group = r->held->group;
-    const gd_entry *entry = &r->held->entries[slot];
-    const uint8_t *block = r->plain + entry->plain_offset;
-    gd_fingerprint fp;
-    gd_status s = gd_group_match_segment(group, entry, slot, &old->header,
-                                         err);
-    if (s != GD_OK) {
-        return s;
-    }
-    bool good = gd_checksum(block, entry->plain_length, 0) == entry->checksum;
-    if (good) {
-        s = gd_hasher_compute(r->hasher, &group->scope, block,
-                              entry->plain_length, &fp, err);
-        good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
-    }
-    if (s == GD_OK && !good) {
-        s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u, in the segment "
-                    "at offset %u, is damaged", group->name, slot,
-                    old->offset);
+    gd_status s = gd_verify_blocks(group, &old->header, r->plain, r->hasher,
+                                   blocks, count, err);
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        if (!blocks[i].good) {
+            s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u, in the "
+                        "segment at offset %u, is damaged", group->name,
+                        blocks[i].slot, old->offset);
+        }
     }
     return s;
+}
+
+/* *whole is cleared if not all of the segment's blocks are live. */
+static gd_status
+verify_segment(rewriting *r, const old_segment *old, bool *whole,
+               gd_error *err)
+{
+    gd_verified blocks[GD_VERIFIED_AT_ONCE];
+    size_t count = 0;
+    for (uint32_t slot = old->first; slot < old->end; slot++) {
+        if (!is_of_segment(r, old, slot)) {
+            *whole = false;
+            continue;
+        }
+        blocks[count++] =
+            (gd_verified){&r->held->entries[slot], slot, false};
+        if (count == GD_VERIFIED_AT_ONCE) {
+            gd_status s = verify_blocks(r, old, blocks, count, err);
+            if (s != GD_OK) {
+                return s;
+            }
+            count = 0;
+        }
+    }
+    return verify_blocks(r, old, blocks, count, err);
 }
 
 /* Reads the segment that the slot names, and verifies every live block of it.
@@ -185,14 +200,7 @@ read_segment(rewriting *r, uint32_t slot, old_segment *old, bool *whole,
     old->end = end < slots ? (uint32_t)end : slots;
     *whole = slot == old->header.first_slot && end == old->end &&
              gd_segment_intact(r->in, &old->header, group->bounds.seed);
-    for (uint32_t i = slot; s == GD_OK && i < old->end; i++) {
-        if (is_of_segment(r, old, i)) {
-            s = verify_block(r, old, i, err);
-        } else {
-            *whole = false;
-        }
-    }
-    return s;
+    return verify_segment(r, old, whole, err);
 }
 
 static gd_status

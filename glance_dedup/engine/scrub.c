@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "blockgroup.h"
-#include "coding.h"
+#include "verify.h"
 
 enum {
     WINDOW = 4 << 20, /* of the disk, read ahead at once */
@@ -130,24 +130,6 @@ sort_places(scrub *x, bool again)
 
 /* ---- segments ---- */
 
-static gd_status
-judge_block(scrub *x, const gd_entry *entry, const gd_segment_header *header,
-            uint32_t slot, bool *good, gd_error *err)
-{
-    gd_fingerprint fp;
-    const uint8_t *block = x->plain + entry->plain_offset;
-    *good = gd_group_match_segment(x->group, entry, slot, header, NULL) ==
-                GD_OK &&
-            gd_checksum(block, entry->plain_length, 0) == entry->checksum;
-    if (!*good) {
-        return GD_OK;
-    }
-    gd_status s = gd_hasher_compute(x->hasher, &x->group->scope, block,
-                                    entry->plain_length, &fp, err);
-    *good = s == GD_OK && gd_fingerprint_equal(&fp, &entry->fingerprint);
-    return s;
-}
-
 /* Reads and decodes the segment as this entry describes it. */
 static gd_status
 decode_segment(scrub *x, const gd_entry *entry, gd_segment_header *header,
@@ -197,6 +179,30 @@ read_segment(scrub *x, const place *places, size_t count,
     return GD_OK;
 }
 
+/* Judges blocks of one segment; header: NULL if that does not decode. */
+static gd_status
+judge_blocks(scrub *x, const place *places, size_t count,
+             const gd_segment_header *header, bool intact, gd_error *err)
+{
+    gd_verified blocks[GD_VERIFIED_AT_ONCE];
+    gd_status s = GD_OK;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t index = places[i].index;
+        blocks[i] =
+            (gd_verified){&x->entries[index], x->first + index, false};
+    }
+    if (header != NULL) {
+        s = gd_verify_blocks(x->group, header, x->plain, x->hasher, blocks,
+                             count, err);
+    }
+    for (size_t i = 0; i < count; i++) {
+        x->verdicts[places[i].index] = !blocks[i].good ? GD_VERDICT_DAMAGED
+                                       : intact        ? GD_VERDICT_GOOD
+                                                       : GD_VERDICT_WORN;
+    }
+    return s;
+}
+
 /* Judges the blocks of one segment. */
 static gd_status
 judge_segment(scrub *x, const place *places, size_t count, gd_error *err)
@@ -208,16 +214,11 @@ judge_segment(scrub *x, const place *places, size_t count, gd_error *err)
      * block is lost, but a byte of the disk has changed. */
     bool intact = s == GD_OK && decodes &&
                   gd_segment_intact(x->in, &header, x->group->bounds.seed);
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        uint32_t index = places[i].index;
-        bool good = false;
-        if (decodes) {
-            s = judge_block(x, &x->entries[index], &header, x->first + index,
-                            &good, err);
-        }
-        x->verdicts[index] = !good    ? GD_VERDICT_DAMAGED
-                             : intact ? GD_VERDICT_GOOD
-                                      : GD_VERDICT_WORN;
+    for (size_t i = 0, n; s == GD_OK && i < count; i += n) {
+        n = count - i;
+        n = n < GD_VERIFIED_AT_ONCE ? n : GD_VERIFIED_AT_ONCE;
+        s = judge_blocks(x, places + i, n, decodes ? &header : NULL, intact,
+                         err);
     }
     return s;
 }

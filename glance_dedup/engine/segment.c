@@ -113,6 +113,12 @@ gd_codec_check_level(gd_codec codec, int level, gd_error *err)
     return GD_OK;
 }
 
+int
+gd_codec_quick_level(int level)
+{
+    return level > ZSTD_CLEVEL_DEFAULT ? 0 : level;
+}
+
 gd_status
 gd_coder_open(const gd_env *env, gd_coder **coder, gd_error *err)
 {

@@ -56,6 +56,9 @@ gd_status gd_codec_parse(const char *name, gd_codec *codec, gd_error *err);
 /* 0 means the codec's default; zstd takes 1 to 19, the others only 0. */
 gd_status gd_codec_check_level(gd_codec codec, int level, gd_error *err);
 
+/* The level that tells, for little, whether compressing at this one would pay. */
+int gd_codec_quick_level(int level);
+
 /* A thread's contexts for compressing and decoding, made at first use. */
 typedef struct gd_coder gd_coder;
 gd_status gd_coder_open(const gd_env *env, gd_coder **coder, gd_error *err);

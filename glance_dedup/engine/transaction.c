@@ -16,6 +16,7 @@ enum {
     IN_PLACE = 1 << 20,    /* a write this large is not copied into a batch */
     HASH_TASK = 64,        /* blocks fingerprinted in one go */
     FIND_LOADS = 16,       /* stores loaded for a batch of fingerprints */
+    AHEAD = 8,             /* blocks whose first bytes are fetched early */
 };
 
 /* The blocks of a stretch of the image. */
@@ -89,7 +90,7 @@ open_batch(gd_transaction *transaction, batch *b, gd_error *err)
     gd_repo *repo = transaction->repo;
     unsigned hashers = gd_pool_threads(repo->pool) + 1;
     b->scope = &transaction->scope;
-    b->data = gd_calloc(repo->env, BATCH_BYTES, 1, err);
+    b->data = gd_alloc(repo->env, BATCH_BYTES, err);
     b->blocks = gd_calloc(repo->env, transaction->batch_blocks,
                           sizeof *b->blocks, err);
     b->hashers = gd_calloc(repo->env, hashers, sizeof *b->hashers, err);
@@ -235,15 +236,17 @@ static void
 hash_blocks(void *arg, size_t task, unsigned worker)
 {
     batch *b = arg;
-    size_t end = (task + 1) * HASH_TASK;
+    gd_hash_input inputs[HASH_TASK];
+    size_t count = 0, end = (task + 1) * HASH_TASK;
     for (size_t i = task * HASH_TASK; i < end && i < b->count; i++) {
         gd_block *block = &b->blocks[i];
-        gd_status s = gd_hasher_compute(b->hashers[worker], b->scope,
-                                        block->data, block->length,
-                                        &block->fingerprint, NULL);
-        if (s != GD_OK) {
-            atomic_store(&b->failed, (int)s);
-        }
+        inputs[count++] = (gd_hash_input){block->data, block->length,
+                                          &block->fingerprint};
+    }
+    gd_status s = gd_hasher_compute_many(b->hashers[worker], b->scope, inputs,
+                                         count, NULL);
+    if (s != GD_OK) {
+        atomic_store(&b->failed, (int)s);
     }
 }
 
@@ -266,18 +269,17 @@ hash_batch(gd_transaction *transaction, gd_error *err)
 
 /* Gives the block an address: of an equal one of ours, or a new one. */
 static gd_status
-store_block(gd_transaction *transaction, gd_block *block, gd_error *err)
+store_block(gd_transaction *transaction, gd_block *block, size_t *misses,
+            gd_error *err)
 {
-    gd_counters *counters = &transaction->repo->counters;
     if (block->address.group == 0) {
         block->address = gd_packer_find(transaction->packer, block->data,
                                         block->length, &block->fingerprint);
     }
     if (block->address.group != 0) {
-        atomic_fetch_add(&counters->hits, 1);
         return GD_OK;
     }
-    atomic_fetch_add(&counters->misses, 1);
+    ++*misses;
     return gd_packer_add(transaction->packer, block->data, block->length,
                          &block->fingerprint, &block->address, err);
 }
@@ -286,7 +288,9 @@ static gd_status
 store_batch(gd_transaction *transaction, gd_error *err)
 {
     batch *b = &transaction->batch;
+    gd_counters *counters = &transaction->repo->counters;
     gd_recipe_writer *recipe = transaction->recipe;
+    size_t done = 0, misses = 0;
     gd_status s = hash_batch(transaction, err);
     if (s == GD_OK) {
         s = gd_repo_check_room(transaction->repo, gd_recipe_bytes(b->count),
@@ -296,11 +300,11 @@ store_batch(gd_transaction *transaction, gd_error *err)
         gd_lookup_batch(transaction->lookup, b->blocks, b->count,
                         GD_COLD_LOADS);
     }
-    for (size_t i = 0; s == GD_OK && i < b->count; i++) {
-        gd_block *block = &b->blocks[i];
+    for (; s == GD_OK && done < b->count; done++) {
+        gd_block *block = &b->blocks[done];
         s = gd_recipe_add_zeros(recipe, block->zeros_before, err);
         if (s == GD_OK) {
-            s = store_block(transaction, block, err);
+            s = store_block(transaction, block, &misses, err);
         }
         if (s == GD_OK) {
             s = gd_recipe_add_block(recipe, block->address,
@@ -313,7 +317,9 @@ store_batch(gd_transaction *transaction, gd_error *err)
     if (s == GD_OK) {
         s = gd_packer_flush(transaction->packer, err);
     }
-    atomic_fetch_add(&transaction->repo->counters.blocks, b->count);
+    atomic_fetch_add(&counters->blocks, b->count);
+    atomic_fetch_add(&counters->hits, done - misses);
+    atomic_fetch_add(&counters->misses, misses);
     b->count = 0;
     b->used = 0;
     b->zeros_after = 0;
@@ -401,6 +407,9 @@ take_bytes(gd_transaction *transaction, const uint8_t *data, size_t length,
             memcpy(transaction->carry, data, length);
             transaction->carried = length;
             break;
+        }
+        if (length > AHEAD * used) {
+            __builtin_prefetch(data + AHEAD * used);
         }
         s = take_block(transaction, data, used, stays, err);
         data += used;

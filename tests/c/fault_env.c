@@ -384,6 +384,13 @@ fault_mmap_shared(const gd_env *env, int fd, size_t length)
     return address;
 }
 
+static void
+fault_use_large_pages(const gd_env *env, void *address, size_t length)
+{
+    const gd_env *real = self(env)->real;
+    real->use_large_pages(real, address, length);
+}
+
 static int
 fault_munmap(const gd_env *env, void *address, size_t length)
 {
@@ -425,6 +432,20 @@ fault_now(const gd_env *env)
     return real->now(real);
 }
 
+static int64_t
+fault_monotonic_ns(const gd_env *env)
+{
+    const gd_env *real = self(env)->real;
+    return real->monotonic_ns(real);
+}
+
+static int64_t
+fault_thread_ns(const gd_env *env)
+{
+    const gd_env *real = self(env)->real;
+    return real->thread_ns(real);
+}
+
 static void
 fault_sleep_ms(const gd_env *env, unsigned ms)
 {
@@ -457,7 +478,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 31 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 34 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -490,11 +511,14 @@ fault_env_init(fault_env *f)
         .start_readahead = fault_start_readahead,
         .drop_cache = fault_drop_cache,
         .mmap_shared = fault_mmap_shared,
+        .use_large_pages = fault_use_large_pages,
         .munmap = fault_munmap,
         .random = fault_random,
         .getpid = fault_getpid,
         .geteuid = fault_geteuid,
         .now = fault_now,
+        .monotonic_ns = fault_monotonic_ns,
+        .thread_ns = fault_thread_ns,
         .sleep_ms = fault_sleep_ms,
         .alloc = fault_alloc,
         .release = fault_release,

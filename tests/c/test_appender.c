@@ -751,6 +751,36 @@ test_other_states_are_kept(void)
     teardown(&t);
 }
 
+/* However thin it is, and however far behind the record: a slot that was used
+ * once is used up, and so are all before it. */
+static void
+test_tail_of_a_large_group(void)
+{
+    static const uint32_t slots[] = {0, 1023, 1024, 2500, 4094};
+    const gd_entry freed = {.state = GD_ENTRY_FREED};
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+        fixture t;
+        gd_entry entries[2];
+        uint32_t slot = slots[i], before = slot - (slot > 0);
+        setup(&t);
+        t.x.params.group_slots = 4096;
+        another_handle(&t);
+        close_appender(&t, open_appender(&t)); /* makes the group */
+        write_entry(&t, 0, &freed);
+        write_entry(&t, slot, &freed);
+        gd_appender *appender = open_appender(&t);
+        const gd_group *group = gd_appender_group(appender);
+        CHECK_INT(group->number, 1);
+        CHECK_INT(gd_appender_room(appender), 4096 - slot - 1);
+        CHECK_INT(gd_group_read_entries(group, before, 2, entries, NULL),
+                  GD_OK);
+        CHECK_INT(entries[slot - before].state, GD_ENTRY_FREED);
+        CHECK(slot == 0 || entries[0].state == GD_ENTRY_VOID);
+        close_appender(&t, appender);
+        teardown(&t);
+    }
+}
+
 /* A tail up to the last slot leaves no room, but it is made durable. */
 static void
 test_tail_that_fills_the_group(void)
@@ -1003,6 +1033,7 @@ main(int argc, char **argv)
     RUN(test_torn_entries);
     RUN(test_entries_that_lie);
     RUN(test_other_states_are_kept);
+    RUN(test_tail_of_a_large_group);
     RUN(test_tail_that_fills_the_group);
     RUN(test_tail_survives_any_failure);
     RUN(test_failed_fdatasync_poisons);

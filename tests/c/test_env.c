@@ -407,6 +407,32 @@ test_leaks_are_seen(void)
     teardown(&x);
 }
 
+/* A large mapping begins where a large page can; what is in it is in the
+ * file, before it is asked for large pages and after. */
+static void
+test_mapping(void)
+{
+    enum { LARGE = 2 << 20 };
+    fixture x;
+    setup(&x);
+    for (size_t length = LARGE; length <= 3 * LARGE; length += LARGE + 5000) {
+        CHECK_INT(x.env->ftruncate(x.env, x.fd, length), 0);
+        for (int round = 0; round < 3; round++) {
+            uint8_t *mapping = x.env->mmap_shared(x.env, x.fd, length);
+            REQUIRE(mapping != NULL);
+            CHECK_INT((uintptr_t)mapping % LARGE, 0);
+            mapping[length - 1] = (uint8_t)(round + 7);
+            x.env->use_large_pages(x.env, mapping, length);
+            uint8_t last = 0;
+            CHECK_INT(x.env->pread(x.env, x.fd, &last, 1, length - 1), 1);
+            CHECK_INT(last, round + 7);
+            CHECK_INT(mapping[length - 1], round + 7);
+            CHECK_INT(x.env->munmap(x.env, mapping, length), 0);
+        }
+    }
+    teardown(&x);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -428,5 +454,6 @@ main(int argc, char **argv)
     RUN(test_faults_once_and_forever);
     RUN(test_fault_names);
     RUN(test_leaks_are_seen);
+    RUN(test_mapping);
     return REPORT();
 }

@@ -302,7 +302,13 @@ test_build(void)
         uint32_t last = 0;
         CHECK_INT(count_found(store, &fp, &last), there);
         CHECK(!there || last == slot);
+        CHECK_INT(gd_fpstore_matches(store, slot, &fp), there);
+        CHECK(!gd_fpstore_matches(store, slot == 0 ? 1 : slot - 1, &fp));
+        /* What is not live is not a block of zeros, either. */
+        fp = (gd_fingerprint){{0}};
+        CHECK_INT(gd_fpstore_matches(store, slot, &fp), slot == 0);
     }
+    CHECK(!gd_fpstore_is_live(store, UINT32_MAX));
     gd_fpstore_free(&f.env, store);
     REQUIRE(gd_fpstore_build(&f.env, raw, 7, 0, 1, &BOUNDS, &store, NULL) ==
             GD_OK);
@@ -327,6 +333,12 @@ test_add(void)
         gd_fpstore_clear(store, (uint32_t)round);
         CHECK_INT(store->group, round);
         CHECK_INT(store->count, 0);
+        gd_fingerprint some = numbered(0);
+        gd_fpstore_add(store, SLOTS - 1, &some);
+        for (uint32_t slot = 0; slot < SLOTS; slot++) {
+            CHECK_INT(gd_fpstore_is_live(store, slot), slot == SLOTS - 1);
+        }
+        gd_fpstore_clear(store, (uint32_t)round);
         for (uint32_t slot = 0; slot < SLOTS; slot++) {
             gd_fingerprint fp = numbered(slot % 8);
             CHECK_INT(count_found(store, &fp, &last), slot / 8);

@@ -150,6 +150,10 @@ test_committed(void)
     gd_judged_close(&t.judged);
     CHECK_INT(open_image(&t, "one"), GD_OK);
     CHECK(t.judged.kind == 0 && t.judged.inode != inode && is_live(&t));
+    struct stat st;
+    CHECK_INT(fstatat(t.x.root, "images/one", &st, 0), 0);
+    CHECK(t.judged.modified == (uint64_t)st.st_mtim.tv_sec * 1000000000u +
+                                   (uint64_t)st.st_mtim.tv_nsec);
     gd_judged_close(&t.judged);
     CHECK_INT(open_image(&t, "two"), GD_NOTFOUND);
     CHECK_INT(open_image(&t, "../key"), GD_INVALID);

@@ -188,6 +188,28 @@ test_neighbours_of_a_hit(void)
     teardown();
 }
 
+/* A group has blocks twice: those behind the last hit are taken, so that what
+ * is a run in the image is one in the group. */
+static void
+test_runs_stay_together(void)
+{
+    setup("sha256", false);
+    store("a", 1, 4);
+    another_handle();
+    empty_filter();
+    store("b", 0, 4);
+    another_handle();
+    for (int at_hand = 0; at_hand < 2; at_hand++) {
+        CHECK_INT(look_up(0, 4), 4);
+        CHECK_INT(COUNTER(cold_loads), 1);
+        for (size_t i = 0; i < 4; i++) {
+            CHECK_INT(t.blocks[i].address.group, 1);
+            CHECK_INT(t.blocks[i].address.slot, 3 + i);
+        }
+    }
+    teardown();
+}
+
 /* Four cold loads to a batch, those with most hints first. */
 static void
 test_cold_loads_are_few(void)
@@ -215,6 +237,154 @@ test_cold_loads_are_few(void)
     teardown();
 }
 
+/* What was asked of the disk, in order: 'r' for the read-ahead of a group, 's'
+ * for its store. */
+static struct {
+    char what[64];
+    uint32_t group[64];
+    size_t count;
+    ssize_t (*pread)(const gd_env *, int, void *, size_t, uint64_t);
+} asked;
+
+static void
+note_asked(int fd, char what)
+{
+    char link[64], path[512];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    const char *name = strstr((path[n < 0 ? 0 : n] = '\0', path), "groups/");
+    if (name != NULL && asked.count < sizeof asked.what) {
+        asked.what[asked.count] = what;
+        asked.group[asked.count++] =
+            (uint32_t)strtoul(name + strlen("groups/"), NULL, 16);
+    }
+}
+
+static void
+asked_readahead(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    (void)env;
+    CHECK_INT(offset, 0);
+    CHECK_INT(length, gd_data_start(64));
+    note_asked(fd, 'r');
+}
+
+static ssize_t
+asked_pread(const gd_env *env, int fd, void *buffer, size_t length,
+            uint64_t offset)
+{
+    if (offset == GD_STORE_START) {
+        note_asked(fd, 's');
+    }
+    return asked.pread(env, fd, buffer, length, offset);
+}
+
+static void
+note_what_is_asked(void)
+{
+    memset(&asked, 0, sizeof asked);
+    asked.pread = t.x.f.env.pread;
+    t.x.f.env.pread = asked_pread;
+    t.x.f.env.start_readahead = asked_readahead;
+}
+
+/* Hints decide which stores are loaded, their place on the disk when. */
+static void
+test_loads_in_disk_order(void)
+{
+    static const uint32_t order[] = {2, 3, 5, 6};
+    setup("sha256", false);
+    store("a", 0, 6 * 64);
+    another_handle();
+    note_what_is_asked();
+    size_t count = 0;
+    for (size_t group = 6; group >= 1; group--) {
+        size_t blocks = group == 1 || group == 4 ? 1 : group;
+        for (size_t i = 0; i < blocks; i++, count++) {
+            memcpy(t.data + (500 + count) * BLOCK,
+                   t.data + ((group - 1) * 64 + i) * BLOCK, BLOCK);
+        }
+    }
+    CHECK_INT(look_up(500, 500 + count), count - 2);
+    CHECK_INT(asked.count, 8);
+    for (size_t i = 0; i < 4; i++) {
+        CHECK_INT(asked.what[i], 'r');
+        CHECK_INT(asked.group[i], order[i]);
+        CHECK_INT(asked.what[4 + i], 's');
+        CHECK_INT(asked.group[4 + i], order[i]);
+    }
+    CHECK_INT(COUNTER(store.reads), 4);
+    CHECK_INT(COUNTER(store.seeks), 4);
+    CHECK_INT(COUNTER(store.bytes), 4 * (4096 + 8 * 512));
+    /* What is cached is not asked for again. */
+    gd_lookup_close(t.lookup);
+    CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
+              GD_OK);
+    CHECK_INT(look_up(500, 500 + count), count - 2);
+    CHECK_INT(asked.count, 8);
+    CHECK_INT(COUNTER(store.reads), 4);
+    teardown();
+}
+
+/* Stores 64 blocks twice, in groups 1 and 2, and hints for both. */
+static void
+store_twice(void)
+{
+    store("a", 0, 64);
+    another_handle();
+    empty_filter();
+    store("b", 0, 64);
+    another_handle();
+    CHECK_INT(look_up(0, 64), 64);
+    for (uint32_t i = 0; i < 64; i++) {
+        CHECK_INT(t.blocks[i].address.group, 2);
+        gd_filter_insert(t.repo->filter, &t.blocks[i].fingerprint,
+                         (gd_address){1, i});
+    }
+    another_handle();
+}
+
+/* Of two groups that have the same blocks one is enough; the other one stands
+ * in if that one cannot be had. */
+static void
+test_copies_are_not_loaded(void)
+{
+    setup("sha256", false);
+    store_twice();
+    CHECK_INT(look_up(0, 64), 64);
+    CHECK_INT(COUNTER(cold_loads), 1);
+    CHECK_INT(COUNTER(capped_loads), 0);
+    CHECK_INT(is_locked(1) + is_locked(2), 1);
+    uint32_t first = t.blocks[0].address.group;
+    another_handle();
+    const gd_env *env = gd_env_posix();
+    int fd = openat(t.x.root, GD_FILE_GROUP_LOCKS, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->lock(env, fd, (UINT64_C(1) << 32) + first, F_WRLCK), 0);
+    CHECK_INT(look_up(0, 64), 64);
+    CHECK_INT(t.blocks[0].address.group, 3 - first);
+    CHECK_INT(COUNTER(cold_loads), 1);
+    CHECK_INT(COUNTER(lock_refusals), 1);
+    close(fd);
+    teardown();
+}
+
+/* A store that was chosen, but of which the one before it had everything. */
+static void
+test_chosen_in_vain(void)
+{
+    setup("sha256", false);
+    store_twice();
+    empty_filter();
+    for (uint32_t i = 0; i < 64; i++) {
+        gd_filter_insert(t.repo->filter, &t.blocks[i].fingerprint,
+                         (gd_address){1 + i % 2, i});
+    }
+    CHECK_INT(look_up(0, 64), 64);
+    check_addresses(0, 64);
+    CHECK_INT(COUNTER(cold_loads), 1);
+    teardown();
+}
+
 /* More groups, one after the other, than stores are kept at hand. */
 static void
 test_many_groups(void)
@@ -231,6 +401,43 @@ test_many_groups(void)
     for (uint32_t group = 1; group <= 9; group++) {
         CHECK(is_locked(group)); /* once named, locked to the end */
     }
+    teardown();
+}
+
+static int settled;
+
+static void
+note_settled(const gd_env *env, void *address, size_t length)
+{
+    (void)env;
+    (void)address;
+    CHECK_INT(length, GD_FILTER_MIN_BYTES);
+    settled++;
+}
+
+/* Once, when the last group is in the filter. */
+static void
+test_rebuilt_filters_are_settled(void)
+{
+    bool more = true;
+    uint32_t done, total;
+    setup("sha256", false);
+    store("a", 0, 3 * 64);
+    another_handle();
+    empty_filter();
+    settled = 0;
+    t.x.f.env.use_large_pages = note_settled;
+    for (int calls = 1; more; calls++) {
+        CHECK_INT(settled, 0);
+        CHECK_INT(gd_repo_rebuild_filter(t.repo, 1, &more, &done, &total,
+                                         &t.x.err), GD_OK);
+        CHECK_INT(done, calls);
+    }
+    CHECK_INT(settled, 1);
+    CHECK_INT(gd_repo_rebuild_filter(t.repo, 1, &more, &done, &total,
+                                     &t.x.err), GD_OK);
+    CHECK_INT(settled, 1);
+    CHECK_INT(look_up(0, 3 * 64), 3 * 64);
     teardown();
 }
 
@@ -435,8 +642,13 @@ main(int argc, char **argv)
     RUN(test_stored_blocks_are_found);
     RUN(test_without_a_filter);
     RUN(test_neighbours_of_a_hit);
+    RUN(test_runs_stay_together);
     RUN(test_cold_loads_are_few);
+    RUN(test_loads_in_disk_order);
+    RUN(test_copies_are_not_loaded);
+    RUN(test_chosen_in_vain);
     RUN(test_many_groups);
+    RUN(test_rebuilt_filters_are_settled);
     RUN(test_the_collector_is_in_it);
     RUN(test_hints_that_lead_nowhere);
     RUN(test_published_since);

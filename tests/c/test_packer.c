@@ -286,8 +286,50 @@ test_find(void)
 }
 
 /* By value, a stored block that is damaged is not equal to anything. */
+/* A block that is but the start of another, with the fingerprint of that: how
+ * long it is. */
+static uint32_t
+shorter_namesake(fixture *t, uint64_t seed, uint32_t length)
+{
+    uint8_t data[512];
+    gd_fingerprint whole, part;
+    content(seed, data, length);
+    CHECK_INT(gd_hasher_compute(t->hasher, &gd_global_scope, data, length,
+                                &whole, NULL), GD_OK);
+    do {
+        CHECK_INT(gd_hasher_compute(t->hasher, &gd_global_scope, data,
+                                    --length, &part, NULL), GD_OK);
+    } while (length > 1 && !gd_fingerprint_equal(&whole, &part));
+    CHECK(length > 1);
+    return length;
+}
+
 static void
-test_damaged_blocks_are_not_found(void)
+test_length_counts(void)
+{
+    fixture t;
+    scratch_init(&t.x);
+    t.x.params.by_value = true;
+    strcpy(t.x.params.digest, "weak-8");
+    open_all(&t);
+    uint32_t shorter = shorter_namesake(&t, 8, 512);
+    CHECK_INT(add(&t, 8, 512), GD_OK); /* noise */
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(find(&t, 8, 512).group, 1);
+        CHECK_INT(find(&t, 8, shorter).group, 0);
+        CHECK_INT(find(&t, 8, 512).group, 1);
+        if (i == 0) {
+            flush(&t);
+        } else {
+            sync_all(&t);
+        }
+    }
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+static void
+check_damage(uint64_t at, uint32_t group)
 {
     fixture t;
     scratch_init(&t.x);
@@ -296,15 +338,191 @@ test_damaged_blocks_are_not_found(void)
     CHECK_INT(add(&t, 3, 4096), GD_OK); /* noise */
     flush(&t);
     sync_all(&t);
-    CHECK_INT(find(&t, 3, 4096).group, 1);
-    scratch_flip(&t.x, "groups/00000001", 8192 + 32 + 77, 1);
-    CHECK_INT(find(&t, 3, 4096).group, 0);
-    scratch_flip(&t.x, "groups/00000001", 8192 + 32 + 77, 1);
-    CHECK_INT(find(&t, 3, 4096).group, 1);
-    scratch_flip(&t.x, "groups/00000001", gd_entry_offset(0), 1);
-    CHECK_INT(find(&t, 3, 4096).group, 0);
+    scratch_flip(&t.x, "groups/00000001", at, 1);
+    CHECK_INT(find(&t, 3, 4096).group, group);
     close_all(&t);
     CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+static void
+test_damaged_blocks_are_not_found(void)
+{
+    check_damage(8192 + 32 + 77, 0);
+    check_damage(8192, 0); /* the segment's magic */
+    check_damage(gd_entry_offset(0), 0);
+    check_damage(gd_entry_offset(1), 1); /* a neighbour's */
+}
+
+/* ---- compression gives way ---- */
+
+/* How block number i was stored. */
+static gd_entry
+stored_entry(fixture *t, uint32_t i)
+{
+    gd_group *group;
+    gd_entry entry = {0};
+    gd_address at = t->addresses[i];
+    if (CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, at.group,
+                                O_RDONLY, &group, &t->x.err), GD_OK)) {
+        CHECK_INT(gd_group_read_entries(group, at.slot, 1, &entry, &t->x.err),
+                  GD_OK);
+        gd_group_close(group);
+    }
+    return entry;
+}
+
+static void
+open_with_codec(fixture *t, gd_codec codec, int level, uint32_t segment)
+{
+    scratch_init(&t->x);
+    t->x.params.codec = codec;
+    t->x.params.codec_level = level;
+    t->x.params.segment_size = segment;
+}
+
+/* So many blocks of noise, or text. */
+static void
+add_blocks(fixture *t, uint32_t count, bool noise)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK_INT(add(t, 5 * (uint64_t)t->count + (noise ? 3 : 1), 4096),
+                  GD_OK);
+        if (t->waiting == ROOM) {
+            flush(t);
+        }
+    }
+}
+
+static void
+test_noise_and_text(void)
+{
+    enum { NOISE = 205 }; /* the last of it is tried: the most is lost */
+    for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
+        fixture t;
+        uint32_t raw = 0;
+        open_with_codec(&t, (gd_codec)codec, 0, 4096);
+        open_all(&t);
+        add_blocks(&t, 50, false);
+        add_blocks(&t, NOISE, true);
+        add_blocks(&t, 200, false);
+        sync_all(&t);
+        for (uint32_t i = 0; i < t.count; i++) {
+            int wanted = i >= 50 && i < 50 + NOISE + raw ? GD_CODEC_NONE : codec;
+            int found = stored_entry(&t, i).codec;
+            if (i >= 50 + NOISE && raw < 7 && found == GD_CODEC_NONE) {
+                raw++;
+            } else {
+                CHECK_INT(found, wanted);
+            }
+        }
+        CHECK_INT(raw, 7);
+        check_stored(&t);
+        close_all(&t);
+        CHECK_INT(scratch_destroy(&t.x), 0);
+    }
+}
+
+/* What is found to pay by a quick try is compressed as well as anything. */
+static void
+test_level_after_noise(void)
+{
+    static uint8_t plain[65536], out[65536], quick_out[65536];
+    fixture t;
+    gd_coder *coder;
+    size_t quick, slow;
+    uint64_t dice = 1;
+    gd_fingerprint fp = {{1}};
+    gd_address address;
+    for (size_t i = 0; i < sizeof plain; i += 4) {
+        uint64_t word = next_random(&dice) % 600;
+        memcpy(plain + i, &word, 4);
+    }
+    open_with_codec(&t, GD_CODEC_ZSTD, 19, 65536);
+    t.x.params.block_size = 65536;
+    open_all(&t);
+    REQUIRE(gd_coder_open(t.x.env, &coder, NULL) == GD_OK);
+    CHECK_INT(gd_segment_compress(coder, GD_CODEC_ZSTD, 0, plain,
+                                  sizeof plain, quick_out, &quick, NULL),
+              GD_OK);
+    CHECK_INT(gd_segment_compress(coder, GD_CODEC_ZSTD, 19, plain,
+                                  sizeof plain, out, &slow, NULL), GD_OK);
+    CHECK(slow > 0 && slow < quick);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(add(&t, 3, 65536), GD_OK); /* noise */
+    }
+    CHECK_INT(gd_packer_add(t.packer, plain, sizeof plain, &fp, &address,
+                            &t.x.err), GD_OK);
+    sync_all(&t);
+    t.addresses[t.count] = address;
+    CHECK_INT(stored_entry(&t, t.count).stored_length, slow);
+    gd_coder_close(t.x.env, coder);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+/* Clocks of a machine on which each thread gets one processor in `crowd`. */
+static struct {
+    int64_t worked, asked;
+    int crowd;
+} machine;
+
+static int64_t
+crowded_thread_ns(const gd_env *env)
+{
+    (void)env;
+    machine.asked++;
+    return machine.worked += 1000;
+}
+
+static int64_t
+crowded_monotonic_ns(const gd_env *env)
+{
+    (void)env;
+    machine.asked++;
+    return machine.worked * machine.crowd / 2; /* two steps each time */
+}
+
+/* How many of the 256 blocks after the first lot were stored as they are. */
+static uint32_t
+store_in_crowd(int crowd, bool yields, gd_codec codec)
+{
+    enum { FIRST_LOT = ROOM - 1 }; /* the last one is open yet */
+    fixture t;
+    uint32_t raw = 0;
+    open_with_codec(&t, codec, 0, 4096);
+    t.x.params.codec_yields = yields;
+    t.x.f.env.monotonic_ns = crowded_monotonic_ns;
+    t.x.f.env.thread_ns = crowded_thread_ns;
+    memset(&machine, 0, sizeof machine);
+    machine.crowd = crowd;
+    open_all(&t);
+    add_blocks(&t, FIRST_LOT + 256, false);
+    sync_all(&t);
+    for (uint32_t i = FIRST_LOT; i < t.count; i++) {
+        raw += stored_entry(&t, i).codec == GD_CODEC_NONE;
+    }
+    CHECK_INT(atomic_load(&t.repo->counters.yielded_segments),
+              codec == GD_CODEC_NONE ? 0 : raw);
+    check_stored(&t);
+    close_all(&t);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+    return raw;
+}
+
+static void
+test_crowds(void)
+{
+    CHECK_INT(store_in_crowd(1, true, GD_CODEC_LZ4), 0);
+    CHECK_INT(store_in_crowd(3, true, GD_CODEC_LZ4), 0);
+    uint32_t some = store_in_crowd(6, true, GD_CODEC_ZSTD);
+    CHECK(some >= 64 && some <= 192);
+    CHECK_INT(store_in_crowd(20, true, GD_CODEC_LZ4), 256);
+    /* One segment in sixteen was timed, by four looks at clocks. */
+    CHECK(machine.asked > 0 && machine.asked <= 4 * (320 / 16 + 6));
+    CHECK_INT(store_in_crowd(20, false, GD_CODEC_LZ4), 0);
+    CHECK_INT(machine.asked, 0);
+    CHECK_INT(store_in_crowd(20, true, GD_CODEC_NONE), 256);
+    CHECK_INT(machine.asked, 0);
 }
 
 /* ---- giving up ---- */
@@ -425,7 +643,11 @@ main(int argc, char **argv)
     RUN(test_random_blocks);
     RUN(test_neighbouring_data);
     RUN(test_find);
+    RUN(test_length_counts);
     RUN(test_damaged_blocks_are_not_found);
+    RUN(test_noise_and_text);
+    RUN(test_level_after_noise);
+    RUN(test_crowds);
     RUN(test_close_without_sync);
     RUN(test_failures);
     RUN(test_scopes);

@@ -703,83 +703,6 @@ test_cache_of_a_rewritten_group(void)
     teardown();
 }
 
-/* ---- read-ahead ---- */
-
-static gd_range ahead[100];
-static size_t ahead_count;
-
-static void
-note_readahead(const gd_env *env, int fd, uint64_t offset, uint64_t length)
-{
-    (void)env;
-    (void)fd;
-    if (ahead_count < 100) {
-        ahead[ahead_count++] = (gd_range){offset, length};
-    }
-}
-
-static void
-test_prefetch(void)
-{
-    enum { SIZE = 12 << 20 };
-    static uint8_t data[SIZE];
-    setup(4096, 32768, 65536, GD_CODEC_NONE);
-    fill_random(data, SIZE, 1);
-    memset(data + (1 << 20), 0, 1 << 20);
-    put("a", data, SIZE);
-    gd_image *image = open_image("a");
-    x.f.env.start_readahead = note_readahead;
-    uint64_t start = gd_data_start(32768);
-    /* Two blocks in the middle of a segment: all of it. */
-    CHECK_INT(gd_image_prefetch(image, 8192, 5 * 4096, &x.err), GD_OK);
-    CHECK_INT(ahead_count, 1);
-    CHECK_INT(ahead[0].offset, start);
-    CHECK_INT(ahead[0].length, 65536 + 32);
-    /* Everything, in the order of the disk, though the end is only the end. */
-    ahead_count = 0;
-    CHECK_INT(gd_image_prefetch(image, UINT64_MAX, 100, &x.err), GD_OK);
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < ahead_count; i++) {
-        CHECK(ahead[i].length <= GD_READ_ONCE);
-        CHECK(i == 0 || ahead[i].offset >= ahead[i - 1].offset);
-        bytes += ahead[i].length;
-    }
-    CHECK(bytes >= SIZE - (1 << 20) && bytes < SIZE);
-    ahead_count = 0;
-    CHECK_INT(gd_image_prefetch(image, 100, SIZE, &x.err), GD_OK);
-    CHECK_INT(gd_image_prefetch(image, 100, UINT64_MAX, &x.err), GD_OK);
-    CHECK_INT(gd_image_prefetch(image, 0, 0, &x.err), GD_OK);
-    CHECK_INT(gd_image_prefetch(image, 1 << 20, 1 << 20, &x.err), GD_OK);
-    CHECK_INT(ahead_count, 0); /* zeros need nothing */
-    /* In the order of the disk, not of the image. */
-    static uint8_t turned[2 << 20];
-    for (size_t at = 0; at < sizeof turned; at += 4096) {
-        memcpy(turned + at, data + SIZE - 4096 - at, 4096);
-    }
-    put("turned", turned, sizeof turned);
-    gd_image *other = open_image("turned");
-    CHECK_INT(gd_image_prefetch(other, sizeof turned, 0, &x.err), GD_OK);
-    CHECK_INT(ahead_count, 3); /* a megabyte each */
-    CHECK(ahead_count > 1 && ahead[1].offset > ahead[0].offset);
-    gd_image_close(other);
-    /* Nor does what is in the cache. */
-    uint8_t byte;
-    size_t done;
-    gd_segcache_set_budget(repo->segcache, 1 << 20);
-    CHECK_INT(gd_image_read(image, &byte, 1, 0, &done, &x.err), GD_OK);
-    ahead_count = 0;
-    CHECK_INT(gd_image_prefetch(image, 65536 + 1, 0, &x.err), GD_OK);
-    CHECK_INT(ahead_count, 1);
-    CHECK_INT(ahead[0].offset, start + 65536 + 32);
-    CHECK_INT(cache_stats().hits, 0);
-    /* Only advice: damage is for the read to find. */
-    scratch_flip(&x, GROUP_1, gd_entry_offset(3), 1);
-    CHECK_INT(gd_image_prefetch(image, SIZE, 0, &x.err), GD_OK);
-    CHECK_INT(gd_image_read(image, &byte, 1, 0, &done, &x.err), GD_CORRUPT);
-    gd_image_close(image);
-    teardown();
-}
-
 int
 main(int argc, char **argv)
 {
@@ -802,6 +725,5 @@ main(int argc, char **argv)
     RUN(test_cache_is_shared);
     RUN(test_damaged_cache);
     RUN(test_cache_of_a_rewritten_group);
-    RUN(test_prefetch);
     return REPORT();
 }

@@ -352,6 +352,35 @@ check_refused(fixture *t, gd_status wanted, const char *words)
     CHECK(is_clean(t));
 }
 
+/* More of them than are verified in one go. */
+static void
+test_many_blocks_in_a_segment(void)
+{
+    enum { MANY = 200, SMALL = 512 };
+    static uint8_t data[MANY * SMALL];
+    fixture t = {.held = NULL};
+    scratch_init(&t.x);
+    t.x.params.block_size = SMALL;
+    t.x.params.segment_size = 256 * SMALL;
+    t.x.params.group_slots = 256;
+    t.x.params.codec = GD_CODEC_NONE;
+    t.repo = scratch_repo_filter(&t.x);
+    fill_random(data, sizeof data, 3);
+    CHECK_INT(put(&t, "one", data, sizeof data), GD_OK);
+    enter(&t, 1);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    CHECK(is_image(&t, "one", data, sizeof data));
+    uint64_t start = gd_data_start(256) + GD_SEGMENT_HEADER;
+    for (uint64_t slot = 5; slot < MANY; slot += 64) {
+        scratch_flip(&t.x, GROUP_1, start + slot * SMALL, 1);
+        check_refused(&t, GD_CORRUPT, "is damaged");
+        scratch_flip(&t.x, GROUP_1, start + slot * SMALL, 1);
+    }
+    gd_repo_close(t.repo);
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
 static void
 test_damage(void)
 {
@@ -665,6 +694,7 @@ main(int argc, char **argv)
     RUN(test_partly_dead);
     RUN(test_states_stay);
     RUN(test_codecs);
+    RUN(test_many_blocks_in_a_segment);
     RUN(test_damage);
     RUN(test_not_published);
     RUN(test_other_handles);

@@ -109,6 +109,37 @@ test_good(void)
     }
 }
 
+/* More of them than are verified in one go. */
+static void
+test_many_blocks_in_a_segment(void)
+{
+    enum { MANY = 200 };
+    static const int damaged[] = {3, 63, 64, 130, 199, -1};
+    static uint8_t many[MANY * BLOCK];
+    gd_scrub_result found;
+    scratch_init(&x);
+    x.params.block_size = BLOCK;
+    x.params.segment_size = 256 * BLOCK;
+    x.params.group_slots = 256;
+    x.params.codec = GD_CODEC_NONE;
+    repo = scratch_repo(&x);
+    fill_random(many, sizeof many, 2);
+    CHECK_INT(put_image(repo, "one", many, sizeof many, sizeof many, NULL,
+                        &x.err), GD_OK);
+    for (int i = 0; damaged[i] >= 0; i++) {
+        scratch_flip(&x, GROUP_1, gd_data_start(256) + GD_SEGMENT_HEADER +
+                                      (uint64_t)damaged[i] * BLOCK + 9, 1);
+    }
+    REQUIRE(gd_scrub(repo, 1, 0, MANY, &found, &x.err) == GD_OK);
+    for (int i = 0, k = 0; i < MANY; i++) {
+        CHECK_INT(found.verdicts[i],
+                  i == damaged[k] ? GD_VERDICT_DAMAGED : GD_VERDICT_WORN);
+        k += i == damaged[k];
+    }
+    x.env->release(x.env, found.verdicts);
+    teardown();
+}
+
 static void
 test_part_of_a_group(void)
 {
@@ -495,6 +526,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_good);
+    RUN(test_many_blocks_in_a_segment);
     RUN(test_part_of_a_group);
     RUN(test_states_that_are_not_live);
     RUN(test_every_byte_of_a_segment);

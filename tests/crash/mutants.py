@@ -84,6 +84,7 @@ class Mutant:
 
 _SPOOL = 'glance_dedup/engine/spool.c'
 _APPENDER = 'glance_dedup/engine/appender.c'
+_TAIL = 'glance_dedup/engine/tail.c'
 _GROUP = 'glance_dedup/engine/blockgroup.c'
 _COLLECT = 'glance_dedup/engine/collect.c'
 _REWRITE = 'glance_dedup/engine/rewrite.c'
@@ -235,14 +236,14 @@ MUTANTS = (
         workload='store'),
     Mutant(
         'tail-not-verified', 'N7.3', (
-            Edit(_APPENDER,
-                 'good ? GD_ENTRY_LIVE : GD_ENTRY_DAMAGED;',
+            Edit(_TAIL,
+                 'blocks[k].good ? GD_ENTRY_LIVE : GD_ENTRY_DAMAGED;',
                  'GD_ENTRY_LIVE;'),),
         workload='store'),
     Mutant(
         'tail-not-written-again', 'N7.3', (
-            Edit(_APPENDER,
-                 '        any |= good;\n',
+            Edit(_TAIL,
+                 '            *any |= blocks[k].good;\n',
                  ''),),
         tests=('tests/unit/test_c.py::test_c[test_appender-plain]',),
         why_not='the new owner\'s own fdatasync makes the tail durable, '

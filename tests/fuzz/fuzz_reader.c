@@ -194,11 +194,14 @@ read_parts(session *x, unsigned image)
     if (s != GD_OK) {
         return;
     }
+    uint64_t next = 0;
     for (size_t i = 0; i < 9; i++) {
         uint64_t offset = (i * 7919 + x->what * 131U) % (LENGTH + 99);
         size_t length = 1 + (i * 5557U) % 4000;
-        s = gd_image_prefetch(open, length, offset, &x->r.err);
-        must_have_words(x, s);
+        if (i % 3 != 0) {
+            offset = next; /* reading on: what follows is asked for, too */
+        }
+        next = offset + length;
         s = gd_image_read(open, out, length, offset, &done, &x->r.err);
         must_have_words(x, s);
         MUST(s != GD_OK || done <= length);

@@ -444,10 +444,7 @@ read_range(world *w, gd_image *image, const content *wanted, input *in)
     uint64_t offset = take16(in) % (wanted->length + 2);
     size_t length = take16(in) % sizeof out;
     arm(w);
-    gd_status s = gd_image_prefetch(image, length, offset, &w->r.err);
-    if (s == GD_OK) {
-        s = gd_image_read(image, out, length, offset, &done, &w->r.err);
-    }
+    gd_status s = gd_image_read(image, out, length, offset, &done, &w->r.err);
     must_have_words(w, s);
     MUST(s == GD_OK || w->disturbed);
     if (s == GD_OK) {

@@ -723,6 +723,14 @@ memory_mmap(const gd_env *env, int fd, size_t length)
     return file->node->data;
 }
 
+static void
+memory_use_large_pages(const gd_env *env, void *address, size_t length)
+{
+    (void)env;
+    (void)address;
+    (void)length;
+}
+
 static int
 memory_munmap(const gd_env *env, void *address, size_t length)
 {
@@ -770,6 +778,13 @@ memory_geteuid(const gd_env *env)
 
 static int64_t
 memory_now(const gd_env *env)
+{
+    return self(env)->clock++;
+}
+
+/* Nobody waits for a processor here. */
+static int64_t
+memory_any_ns(const gd_env *env)
 {
     return self(env)->clock++;
 }
@@ -883,7 +898,7 @@ memory_release(const gd_env *env, void *memory)
 /* ---- the environment itself ---- */
 
 /* A call that is new in env.h would lead to nowhere. */
-_Static_assert(sizeof(gd_env) == 31 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 34 * sizeof(void (*)(void)),
                "memory_env_init fills the whole table");
 
 void
@@ -913,11 +928,14 @@ memory_env_init(memory_env *m)
     m->env.start_readahead = memory_advice;
     m->env.drop_cache = memory_advice;
     m->env.mmap_shared = memory_mmap;
+    m->env.use_large_pages = memory_use_large_pages;
     m->env.munmap = memory_munmap;
     m->env.random = memory_random;
     m->env.getpid = memory_getpid;
     m->env.geteuid = memory_geteuid;
     m->env.now = memory_now;
+    m->env.monotonic_ns = memory_any_ns;
+    m->env.thread_ns = memory_any_ns;
     m->env.sleep_ms = memory_sleep_ms;
     m->env.alloc = memory_alloc;
     m->env.release = memory_release;

@@ -414,6 +414,7 @@ def judge(moment, words, changes, path):
     with repositories.open_repository(path, codec='none') as repo:
         with maintaining(repo) as maintainer:
             warnings = list(maintainer.warnings)
+            maintainer.guard(maintainer.reconcile)
             maintenance.account(maintainer)
             give_up_deleted(maintainer, words)
             maintenance.need_counted(maintainer)

@@ -483,6 +483,23 @@ def test_not_finished(repository, catalog):
     one(repository, NOTE, 'not finished')
 
 
+@pytest.mark.parametrize('inode, modified, upload, wrong', [
+    (0, 0, 'upload of one', False), (0, 0, 'other', True),
+    (1, 0, 'other', False), (0, 1, 'other', False)])
+def test_file_of_an_image(repository, catalog, inode, modified, upload,
+                          wrong):
+    """It must not be taken for another recipe than it holds."""
+    file = os.stat(repository.path / 'images' / 'one')
+    catalog.more[b'ione'] = struct.pack(
+        '<QQ16s', file.st_ino + inode, file.st_mtime_ns + modified,
+        writer.some_id(upload))
+    catalog.save()
+    if wrong:
+        one(repository, DAMAGE, 'another transaction id')
+    else:
+        no_findings(repository)
+
+
 @pytest.mark.parametrize('key, value', [
     (b'x', b''), (b'c', b''), (b'l12', b'{}'), (b'g12345', b'{}'),
     (b'f1', b'x'), (b'd1', b'{}'), (b'h1', b'{}'), (b'', b''),
@@ -490,6 +507,7 @@ def test_not_finished(repository, catalog):
     (b'd' + bytes(8), b'{}'), (b'd' + b'\xff' * 8, b'{}'), (b'p', b''),
     (b'p\0\0\0\1', b''), (b'p\0\0\0\1', bytes(16)),
     (b'c\0\0\0\1\0', b'x'), (b'g\0\0\0\1', b'['), (b'g\0\0\0\1', b'9' * 5000),
+    (b'i', bytes(32)), (b'i/', bytes(32)), (b'ione', bytes(31)),
     (b'l' + writer.some_id('upload of one'), b'[' * 5000)], ids=str)
 def test_strange_keys(repository, catalog, key, value):
     catalog.more[key] = value

@@ -217,6 +217,7 @@ def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
     shutil.copytree(tmp_path / 'backup' / 'catalog', path / 'catalog')
     shutil.copy(tmp_path / 'backup' / 'fence', path / 'fence')
     with maintaining(repo) as maintainer:
+        assert 'image-0' in collect(maintainer).refused
         assert 'image-0' in maintainer.unreadable()
         maintainer.rebuild()
         assert maintainer.unreadable() == {}
@@ -471,11 +472,11 @@ def test_image_that_nothing_announces_is_counted(path, repo, other):
     for name in repositories.spool(path):
         (path / 'spool' / name).unlink()
     with maintaining(repo) as maintainer:
-        assert 'new' in maintainer.warnings[0]
-        maintenance.need_counted(maintainer)
         collect(maintainer)
+        assert 'new' in maintainer.warnings[0]
         maintenance.need_collected(maintainer)
     with maintaining(repo) as maintainer:
+        collect(maintainer)
         assert maintainer.warnings == []
     assert repositories.read_all(other, 'new') == content(50)
 
@@ -500,7 +501,7 @@ def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
     (path / 'images' / 'image-1').unlink()
     del model['image-1']
     with maintaining(repo) as maintainer:
-        assert 'image-1' in maintainer.unreadable()
+        assert 'image-1' in collect(maintainer).refused
         maintainer.rebuild()
         assert collector.run_once(maintainer, task.Control()).refused is None
         maintenance.need_collected(maintainer)
@@ -511,6 +512,7 @@ def test_image_that_vanishes_under_a_maintainer(path, repo, other):
     some(path, other)
     with maintaining(repo) as maintainer:
         (path / 'images' / 'image-1').rename(path / 'aside')
+        assert 'image-1' in collector.plan(maintainer).refused
         assert 'image-1' in collector.run_once(
             maintainer, task.Control()).refused
         (path / 'aside').rename(path / 'images' / 'image-1')
@@ -585,11 +587,107 @@ def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
             patch.setattr(maintainer_module, '_engine', Module)
             maintainer = maintainer_module.Maintainer(repo)
         with maintainer:
+            maintainer.reconcile()
             maintenance.unwatch(maintainer)
             assert maintainer.warnings == []
             account(maintainer)
             maintenance.need_counted(maintainer)
     maintenance.need_contents(other, model)
+
+
+def watch_opening(maintainer):
+    """The images whose recipes are opened from now on."""
+    opened = []
+    open_recipe = maintainer.engine.open_recipe
+
+    class Engine:
+        def __getattr__(self, name):
+            return getattr(engine, name)
+
+        @staticmethod
+        def open_recipe(image_id):
+            opened.append(image_id)
+            return open_recipe(image_id)
+    engine, maintainer.engine = maintainer.engine, Engine()
+    return opened
+
+
+def test_start_opens_no_recipe(path, repo, other, monkeypatch):
+    some(path, other)
+    log = maintenance.Log()
+    engine = maintainer_module._engine.Maintenance
+
+    class Module:
+        @staticmethod
+        def Maintenance(handle):
+            return maintenance.Watched(engine(handle), 'engine', log)
+    monkeypatch.setattr(maintainer_module, '_engine', Module)
+    maintainer_module.Maintainer(repo).close()
+    assert log.where('read_fence') and not log.where('open_recipe')
+
+
+def test_only_what_changed_is_opened_to_reconcile(path, repo, other):
+    model = some(path, other)
+    with maintaining(repo) as maintainer:
+        opened = watch_opening(maintainer)
+        maintainer.reconcile()
+        assert opened == sorted(model)
+        maintainer.reconcile()
+        assert opened == sorted(model)
+        put(other, 'new', content(50))
+        other.delete('image-1')
+        account(maintainer)
+    with maintaining(repo) as maintainer:
+        opened = watch_opening(maintainer)
+        maintainer.reconcile()
+        assert opened == ['new']
+        assert sorted(key for key, _ in maintainer.catalog.seen()) == [
+            b'image-0', b'image-2', b'image-3', b'new']
+
+
+@pytest.mark.parametrize('same', ['inode', 'time', 'neither'])
+def test_another_recipe_in_a_known_place(path, repo, other, same):
+    """The spool was lost, with what it said of one image and the next."""
+    model = some(path, other)
+    image = path / 'images' / 'image-1'
+    with maintaining(repo) as maintainer:
+        maintainer.reconcile()
+        seen = dict(maintainer.catalog.seen())[b'image-1']
+        other.delete('image-1')
+        put(other, 'image-1', content(60))
+        model['image-1'] = content(60)
+        for entry in (path / 'spool').iterdir():
+            entry.unlink()
+        if same == 'inode':     # since it was free again
+            batch = maintainer.catalog.batch()
+            maintainer.catalog.set_seen(
+                batch, b'image-1', (image.stat().st_ino, *seen[1:]))
+            maintainer.catalog.write(batch)
+        elif same == 'time':
+            os.utime(image, ns=(0, seen[1]))
+        # The one before it is counted, though nobody knows where it is.
+        assert 'image-1' in collect(maintainer).refused
+        assert len(list(maintainer.catalog.txids())) == 5
+        maintainer.rebuild()
+        assert collect(maintainer).refused is None
+        maintenance.need_collected(maintainer)
+    maintenance.need_contents(other, model)
+
+
+def test_where_recipes_were_seen_needs_no_room(path, repo, other,
+                                               monkeypatch):
+    """What is only to save time must not keep anything from being freed."""
+    some(path, other)
+    with maintaining(repo) as maintainer:
+        write = maintainer.catalog.write
+
+        def no_room(batch, **options):
+            if any(key.startswith(b'i') for key, _ in batch.items()):
+                raise exceptions.NoSpaceError('no room')
+            write(batch, **options)
+        monkeypatch.setattr(maintainer.catalog, 'write', no_room)
+        assert collect(maintainer).refused is None
+        maintenance.need_collected(maintainer)
 
 
 def test_strange_files_in_images(path, repo, other):
@@ -599,6 +697,7 @@ def test_strange_files_in_images(path, repo, other):
     (path / 'images' / '.nfs0123456789').write_bytes(b'')
     (path / 'images' / os.fsdecode(b'\xff\xfe')).write_bytes(b'x')
     with maintaining(repo) as maintainer:
+        collect(maintainer)
         assert len(maintainer.warnings) == 3
         assert ['x.bak' in w for w in maintainer.warnings].count(True) == 1
         assert maintainer.unreadable() == {}
@@ -662,8 +761,8 @@ def test_image_that_cannot_be_opened(path, repo, other):
     some(path, other)
     (path / 'images' / 'strange').symlink_to(path / 'key')
     with maintaining(repo) as maintainer:
-        assert list(maintainer.unreadable()) == ['strange']
         assert collect(maintainer).refused is not None
+        assert list(maintainer.unreadable()) == ['strange']
         (path / 'images' / 'strange').unlink()
         assert collect(maintainer).refused is None
 

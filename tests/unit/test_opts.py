@@ -31,7 +31,7 @@ def test_every_option(opt):
     assert opt.name.startswith('dedup_store_')
     assert opt.help.startswith('\n') and len(opt.help.split()) > 10
     assert max(map(len, opt.help.splitlines())) < 72
-    if opt.name != 'dedup_store_threads' and isinstance(opt, cfg.IntOpt):
+    if isinstance(opt, cfg.IntOpt):
         assert opt.type.min is not None
     if 'is a property of the repository' in opt.help:
         assert opt.default is None and opt.sample_default is not None
@@ -62,7 +62,7 @@ def test_sample_defaults_are_what_the_repository_takes(tmp_path):
     ('segment_size', ['512', '1048576'], ['511', '1048577']),
     ('compare', ['hash', 'value'], ['bytes']),
     ('filter_mib', ['1', '4096'], ['0', '-1', '1.5']),
-    ('threads', ['0', '64'], ['-1', '100000']),
+    ('threads', ['1', '64'], ['0', '-1', '65', '100000']),
     ('timeout', ['0', '3600'], ['-1', '1.5', '30s'])])
 def test_bounds(tmp_path, name, good, bad):
     for value in good + bad:

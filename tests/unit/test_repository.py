@@ -585,6 +585,36 @@ def test_compression_pays_or_is_left_out(tmp_path):
             assert read_all(repo, codec) == codec.encode() + text
 
 
+@pytest.mark.parametrize('codec', ['lz4', 'zstd'])
+def test_little_is_lost_where_compression_begins_to_pay(tmp_path, codec):
+    """Seven segments of 64 KiB at most, however long nothing paid."""
+    text = b''.join(b'the same line again, %d\n' % i for i in range(200000))
+    path = create(tmp_path / 'r')
+    with open_repository(path, codec=codec) as repo:
+        alone = put(repo, 'alone', text).stored_bytes
+    path = create(tmp_path / 'other')
+    with open_repository(path, codec=codec) as repo:
+        both = put(repo, 'both', noise(16 * MIB, 1) + text)
+        raw = both.stored_bytes - 16 * MIB - alone
+        assert 0 < raw < 7 * 65536 + MIB // 16
+        assert read_all(repo, 'both')[16 * MIB:] == text
+
+
+def test_a_codec_that_yields(tmp_path):
+    """How much is stored as it is depends on the machine, and no more."""
+    text = b''.join(b'the same line again, %d\n' % i for i in range(400000))
+    path = create(tmp_path / 'r')
+    with open_repository(path, codec='zstd', codec_yields=True) as repo:
+        stored = put(repo, 'one', text).stored_bytes
+        yielded = repo.statistics()['yielded_segments']
+        assert 0 <= yielded <= len(text) // 65536 + 1
+        assert stored >= yielded * 60000
+        assert read_all(repo, 'one') == text
+    with open_repository(path, codec='zstd') as repo:
+        put(repo, 'two', b'x' + text)
+        assert repo.statistics()['yielded_segments'] == 0
+
+
 def test_put(repo, tmp_path):
     data = mixture(50000)
     (tmp_path / 'file').write_bytes(data)
@@ -1155,6 +1185,54 @@ def test_filter_of_many_groups_is_rebuilt_in_the_background(path):
         repositories.eventually(
             lambda: repo.statistics()['filter_complete'])
         assert put(repo, 'second', data[-512 * 64:]).new_bytes == 0
+
+
+def test_large_filter_is_not_waited_for(path, monkeypatch):
+    """It is made while images are stored, and knows them all in the end."""
+    monkeypatch.setattr(repository, '_MADE_AT_ONCE', 0)
+    go = threading.Event()
+
+    class Handle:
+        def __init__(self, engine):
+            self.engine = engine
+
+        def attach_filter(self, *args):
+            assert go.wait(60)
+            self.engine.attach_filter(*args)
+
+        def __getattr__(self, name):
+            return getattr(self.engine, name)
+
+    first, second, third = (noise(512 * 100, n) for n in range(3))
+    with open_repository(path) as repo:
+        put(repo, 'before', first)
+    filter_file(path).unlink()
+    with open_repository(path) as repo:
+        repo._engine = Handle(repo._engine)
+        put(repo, 'meanwhile', second)
+        with repo.begin('under-way') as transaction:
+            transaction.write(third[:512 * 70])
+            assert repo.statistics()['filter_bytes'] == 0
+            go.set()
+            repositories.eventually(
+                lambda: repo.statistics()['filter_complete'])
+            transaction.write(third[512 * 70:])
+            transaction.commit()
+        repo.delete('under-way')
+        for number, data in enumerate((first, second, third)):
+            assert put(repo, f'again-{number}', data).new_bytes == 0
+    # One that is there is opened at once.
+    with open_repository(path) as repo:
+        put(repo, 'image', b'x')
+        assert repo.statistics()['filter_bytes'] > 0
+
+
+def test_closing_while_a_large_filter_is_made(path, monkeypatch):
+    monkeypatch.setattr(repository, '_MADE_AT_ONCE', 0)
+    for number in range(20):
+        with open_repository(path) as repo:
+            put(repo, f'image-{number}', noise(5000, number))
+        filter_file(path).unlink(missing_ok=True)
 
 
 def test_rebuild_filter(path):

@@ -228,8 +228,7 @@ def test_closed(repo):
     put(repo, 'a', noise(BLOCK))
     image = repo.open_image('a')
     image.close()
-    for call in (lambda: image.describe(0), lambda: image.frames([]),
-                 lambda: image.prefetch(1, 0)):
+    for call in (lambda: image.describe(0), lambda: image.frames([])):
         with pytest.raises(exceptions.ClosedError):
             call()
     transaction = repo.begin('b')
@@ -336,7 +335,7 @@ def test_nothing_is_found_by_value(tmp_path):
             assert transaction.find(*packed(blocks)) == bytes(32)
 
 
-# -- the segment cache and read-ahead -----------------------------------------
+# -- the segment cache --------------------------------------------------------
 
 def test_segment_cache(path):
     data = mixture(300 * BLOCK, unit=BLOCK)
@@ -388,17 +387,23 @@ def test_threads_share_the_cache(path):
         assert repo.statistics()['cache_bytes'] <= 30000
 
 
-def test_prefetch(repo):
-    data = mixture(300 * BLOCK, unit=BLOCK)
+# -- what the disk is asked for -----------------------------------------------
+
+def test_seeks_of_reading(repo):
+    data = noise(300 * BLOCK)
     put(repo, 'a', data)
-    with repo.open_image('a') as image:
-        image.prefetch(1 << 70)
-        image.prefetch(5, 1 << 70)
-        image.prefetch(0)
-        assert image.read() == data
-        for arguments in ((-1, 0), (1, -1)):
-            with pytest.raises(exceptions.InvalidParameter):
-                image.prefetch(*arguments)
+    put(repo, 'turned', b''.join(data[i:i + BLOCK] for i in reversed(
+        range(0, len(data), BLOCK))))
+    before = repo.statistics()
+    assert before['image_reads'] == before['image_seeks'] == 0
+    with repo.open_image('turned') as image:
+        assert len(image.read()) == len(data)
+    figures = repo.statistics()
+    # The recipe; each group's entries and data; but not 300 blocks.
+    groups = len(os.listdir(os.path.join(repo.path, 'groups')))
+    assert 0 < figures['image_seeks'] <= 1 + 2 * groups
+    assert figures['image_reads'] >= figures['image_seeks']
+    assert figures['image_bytes'] > len(data)
 
 
 # -- spare copies -------------------------------------------------------------

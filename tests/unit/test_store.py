@@ -255,6 +255,15 @@ def test_the_verifier_sees_every_byte(store):
     assert b''.join(verifier.seen) == data
 
 
+def test_a_verifier_may_keep_what_it_sees(store):
+    data = noise(30 * MIB)
+    seen = []
+    add(Dribble(data, 65536),
+        verifier=types.SimpleNamespace(update=seen.append))
+    assert {type(piece) for piece in seen} == {bytes}
+    assert b''.join(seen) == data
+
+
 def test_a_verifier_that_raises(store):
     with pytest.raises(ArithmeticError):
         add(noise(11 * MIB), verifier=Verifier(fail_at=1))
@@ -635,6 +644,19 @@ def read_all(download):
         for piece in download:
             got += piece
     return got
+
+
+def test_the_codec_yields_where_told_to(configure):
+    assert repo(configure(one={}))._options['codec_yields'] is False
+    store = configure(one={'dedup_store_codec_yields': True})
+    assert repo(store)._options['codec_yields'] is True
+
+
+def test_threads_are_those_of_the_machine_unless_told_otherwise(configure):
+    wanted = min(4, len(os.sched_getaffinity(0)))
+    assert repo(configure(one={}))._options['threads'] == wanted
+    store = configure(one={'dedup_store_threads': 7})
+    assert repo(store)._options['threads'] == 7
 
 
 @pytest.mark.parametrize('where', [0.2, 0.5, 0.9, 0.99])
@@ -1023,6 +1045,7 @@ def test_an_option_that_disagrees(configure, name, value):
     {'dedup_store_segment_size': 1024},
     {'dedup_store_fingerprint': 'md5'},
     {'dedup_store_fingerprint': 'none-such'},
+    {'dedup_store_codec': 'lz4', 'dedup_store_codec_level': 3},
     {'dedup_store_fingerprint': 'xxh3-128'},
 ], ids=str)
 def test_bad_configurations(configure, values):
@@ -1039,7 +1062,8 @@ def test_bad_configurations(configure, values):
 @pytest.mark.parametrize('name,value', [
     ('block_size', '3'), ('block_size', 'x'), ('filter_mib', '0'),
     ('codec', 'gzip'), ('compare', 'luck'), ('timeout', '-1'),
-    ('threads', '-1'), ('group_slots', '65536')])
+    ('threads', '-1'), ('threads', '0'), ('codec_level', '20'),
+    ('group_slots', '65536')])
 def test_values_that_do_not_parse(configure, tmp_path, name, value):
     """They come from a file, so the option's type sees them only when read."""
     path = tmp_path / 'glance.conf'

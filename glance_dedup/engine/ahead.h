@@ -1,0 +1,41 @@
+/*
+ * ahead.h - asks for what will be read of an image, in the order in which it
+ * lies on the disk, some way ahead of the reading (design.rst, "Reading").
+ *
+ * Asking brings it into the page cache, from where plan.h and gather.h read and
+ * verify it: so nothing here is verified, and nothing that goes wrong here is an
+ * error.  Whoever reads on gets further ahead with each step, to 32 MiB of
+ * blocks; whoever reads here and there, only what he reads.
+ *
+ * What is asked for is what a disk with a head has to do: it is counted here
+ * (seeks.h).
+ */
+#ifndef GD_AHEAD_H
+#define GD_AHEAD_H
+
+#include <pthread.h>
+
+#include "groupmap.h"
+#include "recipe.h"
+#include "repo.h"
+
+/* Of one open image; thread-safe. */
+typedef struct gd_ahead {
+    gd_repo *repo;
+    const gd_recipe *recipe;
+    pthread_mutex_t mutex; /* guards the next four */
+    uint64_t start, end;   /* of the image: asked for */
+    uint64_t span; /* bytes of blocks asked for last; 0: not reading on yet */
+    bool busy;     /* a thread is asking; it alone uses what follows */
+    uint64_t recipe_start, recipe_end; /* bytes of the file: asked for */
+    gd_groupmap stores; /* how much of a group's store was asked for */
+} gd_ahead;
+
+void gd_ahead_open(gd_ahead *ahead, gd_repo *repo, const gd_recipe *recipe);
+void gd_ahead_close(gd_ahead *ahead);
+
+/* To be called before a range is read.  True: all that it needs was asked for,
+ * now or before.  REQUIRES: the range lies within the image. */
+bool gd_ahead_read(gd_ahead *ahead, uint64_t offset, uint64_t length);
+
+#endif
