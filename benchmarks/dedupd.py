@@ -34,81 +34,32 @@ the page cache needs root; without it the figures called cold are left out. No
 figure passes or fails.
 """
 
-import argparse
 import concurrent.futures
-import contextlib
 import os
 import random
 import shutil
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import common
+from common import MIB
+from common import PIECE
+from common import timed
 
-from dedupd import accounting  # noqa: E402
-from dedupd import client  # noqa: E402
-from dedupd import collector  # noqa: E402
-from dedupd import merger  # noqa: E402
-from dedupd import scrubber  # noqa: E402
-from dedupd import task  # noqa: E402
-from glance_dedup import maintainer as maintainer_module  # noqa: E402
-from glance_dedup import pull  # noqa: E402
-from glance_dedup import repository  # noqa: E402
+from dedupd import accounting
+from dedupd import client
+from dedupd import collector
+from dedupd import merger
+from dedupd import scrubber
+from dedupd import task
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import pull
+from glance_dedup import repository
 
-MIB = 1 << 20
-PIECE = 4 * MIB
 READERS = 8
-TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-class Table:
-    """Figures of the rounds, and their ratios to one of the same round."""
-
-    def __init__(self):
-        self.figures, self.units, self.ratios = {}, {}, {}
-
-    def add(self, name, figure, unit='MB/s', of=None):
-        self.figures.setdefault(name, []).append(figure)
-        self.units[name] = unit
-        if of is not None:
-            self.ratios.setdefault(name, {}).setdefault(of, []).append(
-                figure / self.figures[of][-1])
-
-    def show(self):
-        print(f'{"":42}{"median":>9}{"low":>9}{"high":>9}')
-        for name, found in self.figures.items():
-            of = ''.join(f'  {statistics.median(r):.2f} of {other}'
-                         for other, r in self.ratios.get(name, {}).items())
-            figures = ''.join(
-                f'{figure:9.0f}' if figure >= 1000 else f'{figure:9.3g}'
-                for figure in (statistics.median(found), min(found),
-                               max(found)))
-            print(f'{name:42}{figures} {self.units[name]}{of}')
-
-
-def timed(function, *args):
-    start = time.perf_counter()
-    result = function(*args)
-    return time.perf_counter() - start, result
-
-
-def empty_page_cache():
-    os.sync()
-    with open('/proc/sys/vm/drop_caches', 'w') as f:
-        f.write('3\n')
-
-
-def can_empty_page_cache():
-    try:
-        empty_page_cache()
-    except OSError:
-        return False
-    return True
 
 
 def bytes_read():
@@ -165,82 +116,39 @@ def all_at_once(function, arguments):
             done.result()
 
 
-@contextlib.contextmanager
-def daemon(directory, path, **options):
-    """A dedupd of its own process; yields its address and its pid."""
-    conf = os.path.join(directory, 'dedupd.conf')
-    socket = os.path.join(directory, 'dedupd.sock')
-    settings = {'datadir': path, 'socket': socket, 'filter_dir': directory,
-                'collect_interval': 0, 'merge_interval': 0,
-                'scrub_interval': 0, **options}
-    with open(conf, 'w') as f:
-        f.write('[dedupd]\n')
-        f.writelines(f'{k} = {v}\n' for k, v in settings.items())
-    with open(os.path.join(directory, 'dedupd.log'), 'ab') as log:
-        process = subprocess.Popen(
-            [sys.executable, '-m', 'dedupd.main', '--config-file', conf],
-            cwd=TOP, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 30
-        while not os.path.exists(socket):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit('dedupd did not start; see dedupd.log')
-            time.sleep(0.02)
-        yield f'unix:{socket}', process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def resident(pid):
-    with open(f'/proc/{pid}/status') as f:
-        for line in f:
-            if line.startswith('VmRSS'):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
 def reading(table, directory, repo, address, plain, cold):
     size = os.path.getsize(plain[0])
 
-    def rate(spent):
-        return size / spent / 1e6
+    def measure(name, of, function, *args):
+        table.add(name, size, timed(function, *args), of)
 
     read_plain(plain[0])
     read_directly(repo, 'image-0')
     read_through(address, 'image-0')
-    table.add('warm: cat of a plain file', rate(timed(read_plain,
-                                                      plain[0])[0]))
-    table.add('warm: direct', rate(timed(read_directly, repo, 'image-0')[0]),
-              of='warm: cat of a plain file')
-    table.add('warm: through the socket',
-              rate(timed(read_through, address, 'image-0')[0]),
-              of='warm: direct')
+    measure('warm: cat of a plain file', None, read_plain, plain[0])
+    measure('warm: direct', 'warm: cat of a plain file', read_directly, repo,
+            'image-0')
+    measure('warm: through the socket', 'warm: direct', read_through, address,
+            'image-0')
     if not cold:
         return
     last = len(plain) - 1
-    empty_page_cache()
-    table.add('cold: cat of a plain file', rate(timed(read_plain,
-                                                      plain[last])[0]))
-    empty_page_cache()
-    table.add('cold: direct',
-              rate(timed(read_directly, repo, f'image-{last}')[0]),
-              of='cold: cat of a plain file')
-    empty_page_cache()
-    table.add('cold: through the socket',
-              rate(timed(read_through, address, f'image-{last}')[0]),
-              of='cold: direct')
+    common.empty_page_cache()
+    measure('cold: cat of a plain file', None, read_plain, plain[last])
+    common.empty_page_cache()
+    measure('cold: direct', 'cold: cat of a plain file', read_directly, repo,
+            f'image-{last}')
+    common.empty_page_cache()
+    measure('cold: through the socket', 'cold: direct', read_through, address,
+            f'image-{last}')
 
     def many(name, function, arguments, of=None):
-        empty_page_cache()
+        common.empty_page_cache()
         before = bytes_read()
-        spent, _ = timed(all_at_once, function, arguments)
-        table.add(name, len(arguments) * size / spent / 1e6, of=of)
-        table.add(f'{name}: from disk', (bytes_read() - before) / MIB, 'MiB')
+        table.add(name, len(arguments) * size,
+                  timed(all_at_once, function, arguments), of)
+        table.figure(f'{name}: from disk', (bytes_read() - before) / MIB,
+                     'MiB')
 
     many('eight plain files', read_plain, [(p,) for p in plain])
     many('eight images, direct', read_directly,
@@ -282,26 +190,27 @@ def maintenance(table, directory, size):
         keeper = maintainer_module.Maintainer(repo)
         try:
             store_twice(repo, data)
-            spent, _ = timed(accounting.run_once, keeper, control)
-            table.add('counting', 2 * size / spent / 1e9, 'GB/s logical')
-            spent, result = timed(merger.run_once, keeper, control)
-            table.add('merging', result.merged_blocks / spent / 1e6,
-                      'million blocks/s merged')
-            table.add('merging: scanning', result.scanned / spent / 1e6,
-                      'million entries/s')
+            spent = timed(accounting.run_once, keeper, control).wall
+            table.figure('counting', 2 * size / spent / 1e9, 'GB/s logical')
+            spent, _, _, result = timed(merger.run_once, keeper, control)
+            table.figure('merging', result.merged_blocks / spent / 1e6,
+                         'million blocks/s merged')
+            table.figure('merging: scanning', result.scanned / spent / 1e6,
+                         'million entries/s')
             empty = collector.run_once(keeper, control)
             blocks = size // 4096
-            table.add('catalog', keeper.catalog.disk_bytes() / blocks,
-                      'MB per million blocks')
+            table.figure('catalog', keeper.catalog.disk_bytes() / blocks,
+                         'MB per million blocks')
             before = bytes_on_disk(path)
-            spent, _ = timed(scrubber.run_once, keeper, control)
-            table.add('scrub', before / spent / 1e6)
+            table.add('scrub', before,
+                      timed(scrubber.run_once, keeper, control))
             repo.delete('one')
             repo.delete('two')
-            spent, result = timed(collector.run_once, keeper, control)
-            table.add('collecting', 2 * size / spent / 1e9, 'GB/s logical')
-            table.add('collecting: space back',
-                      (before - bytes_on_disk(path)) / before, 'of the disk')
+            spent, _, _, result = timed(collector.run_once, keeper, control)
+            table.figure('collecting', 2 * size / spent / 1e9, 'GB/s logical')
+            table.figure('collecting: space back',
+                         (before - bytes_on_disk(path)) / before,
+                         'of the disk')
             del empty, result
         finally:
             keeper.close()
@@ -320,8 +229,8 @@ def beside_upload(table, directory, size):
     with repository.Repository(path, codec='none',
                                filter_dir=directory) as repo:
         store(repo, 'first', os.urandom(size))
-        spent, _ = timed(store, repo, 'alone', os.urandom(size))
-        table.add('upload alone', size / spent / 1e6)
+        table.add('upload alone', size,
+                  timed(store, repo, 'alone', os.urandom(size)))
         stop = threading.Event()
         with repository.Repository(path, filter_dir=directory) as other:
             keeper = maintainer_module.Maintainer(other)
@@ -337,13 +246,12 @@ def beside_upload(table, directory, size):
             thread = threading.Thread(target=work)
             thread.start()
             try:
-                spent, _ = timed(store, repo, 'beside', os.urandom(size))
+                spent = timed(store, repo, 'beside', os.urandom(size))
             finally:
                 stop.set()
                 thread.join()
                 keeper.close()
-        table.add('upload beside maintenance', size / spent / 1e6,
-                  of='upload alone')
+        table.add('upload beside maintenance', size, spent, 'upload alone')
     shutil.rmtree(path)
 
 
@@ -354,11 +262,12 @@ def pulling(table, directory, address, plain):
     with repository.Repository(path, filter_dir=directory) as repo:
         far = client.Client(address)
         pull.pull(repo, 'image-0', far)
-        spent, result = timed(pull.pull, repo, 'image-1', far)
+        spent = timed(pull.pull, repo, 'image-1', far)
         size = os.path.getsize(plain[1])
-        table.add('pull of a similar image', size / spent / 1e6)
-        table.add('pull: received of missing',
-                  result.received_bytes / (size / 4), '(1: nothing spared)')
+        table.add('pull of a similar image', size, spent)
+        table.figure('pull: received of missing',
+                     spent.result.received_bytes / (size / 4),
+                     '(1: nothing spared)')
     shutil.rmtree(path)
 
 
@@ -370,30 +279,27 @@ def one_round(table, directory, size, cold):
                                filter_dir=directory) as repo:
         for number, file in enumerate(plain):
             repo.put(f'image-{number}', file)
-        with daemon(directory, path) as (address, pid):
+        with common.daemon(directory, path) as (address, pid):
             time.sleep(1)
-            table.add('daemon: memory when idle', resident(pid) / MIB, 'MiB')
+            table.figure('daemon: memory when idle',
+                         common.memory(pid).resident / MIB, 'MiB')
             reading(table, directory, repo, address, plain, cold)
             pulling(table, directory, address, plain)
-            table.add('daemon: memory after reading', resident(pid) / MIB,
-                      'MiB')
+            table.figure('daemon: memory after reading',
+                         common.memory(pid).resident / MIB, 'MiB')
     shutil.rmtree(path)
     maintenance(table, directory, size)
     beside_upload(table, directory, size)
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description='What the daemon and the maintainer do per second.')
-    parser.add_argument('--mib', type=int, default=512)
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--dir', default='.')
-    args = parser.parse_args()
-    cold = can_empty_page_cache()
+    args = common.arguments(
+        'What the daemon and the maintainer do per second.').parse_args()
+    cold = common.can_empty_page_cache()
     if not cold:
         print('the page cache cannot be emptied: no cold figures',
               file=sys.stderr)
-    table = Table()
+    table = common.Table()
     for number in range(args.rounds):
         print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:

@@ -26,6 +26,9 @@ a ratio to its reference, which is measured in the same round, just before:
 * storing the same again (every block a duplicate), against the rate at which
   all processors together compute the repository's digest;
 * storing zeros, and reading an image back, against memcpy;
+* the same incompressible data stored with each codec, against codec none, by
+  rate and by the processor time outside the kernel, where memory that was not
+  touched before does not count; and what is not zeros of the images named;
 * the peak memory that storing takes, beside the filter;
 * bytes of filter per million blocks, of metadata per GiB;
 * for the images named: what is stored, and the inline path's share of the
@@ -35,31 +38,22 @@ DIR (default: a directory beside the current one's files) decides which disk is
 measured. No figure passes or fails.
 """
 
-import argparse
 import concurrent.futures
 import hashlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import common
+from common import GIB
+from common import MIB
+from common import PIECE
+from common import timed
 
-from glance_dedup import repository  # noqa: E402
-
-MIB = 1 << 20
-PIECE = 4 * MIB
-
-
-def timed(function, *args):
-    """Seconds of wall and of processor time that a call takes."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    function(*args)
-    return time.perf_counter() - wall, time.process_time() - cpu
+from glance_dedup import repository
 
 
 def hash_all_cores(data):
@@ -111,37 +105,6 @@ def read_back(repo, image_id):
             offset += n
 
 
-class Table:
-    """Rates of the rounds, and their ratios to a reference of the round."""
-
-    def __init__(self):
-        self.rates, self.ratios, self.cpu = {}, {}, {}
-
-    def add(self, name, size, spent, reference=None):
-        wall, cpu = spent
-        self.rates.setdefault(name, []).append(size / wall / 1e6)
-        self.cpu.setdefault(name, []).append(cpu / (size / 2**30))
-        if reference is not None:
-            self.compare(name, reference, 1)
-
-    def compare(self, name, reference, count):
-        """Relate the last rate to the mean of the reference's last ones."""
-        ratio = self.rates[name][-1] / statistics.mean(
-            self.rates[reference][-count:])
-        self.ratios.setdefault((name, reference), []).append(ratio)
-
-    def show(self):
-        print(f'{"":38}{"MB/s":>8}{"low":>8}{"high":>8}{"cpu s/GiB":>11}'
-              '  of')
-        for name, rates in self.rates.items():
-            of = ''.join(
-                f'  {statistics.median(r):.2f} {reference}'
-                for (n, reference), r in self.ratios.items() if n == name)
-            print(f'{name:38}{statistics.median(rates):8.0f}'
-                  f'{min(rates):8.0f}{max(rates):8.0f}'
-                  f'{statistics.median(self.cpu[name]):11.2f}{of}')
-
-
 def one_round(table, directory, data, source):
     """All measurements once, in a repository of its own."""
     size = len(data)
@@ -179,13 +142,12 @@ def one_round(table, directory, data, source):
 
 
 PROBE = '''
-import json, os, sys
+import json, sys
+import common
 from glance_dedup import repository
 
 def peak():
-    for line in open('/proc/self/status'):
-        if line.startswith('VmHWM'):
-            return int(line.split()[1]) * 1024
+    return common.memory().peak
 
 path, filter_dir, source = sys.argv[1:]
 repository.Repository.create(path)
@@ -207,13 +169,45 @@ print(json.dumps([stored - before, peak() - before]))
 def peak_memory(directory, source):
     """Growth of a fresh process's peak memory by storing, then reading."""
     path = os.path.join(directory, 'memory')
-    env = {**os.environ, 'PYTHONPATH': os.path.dirname(
-        os.path.dirname(os.path.abspath(__file__)))}
+    env = {**os.environ,
+           'PYTHONPATH': os.path.join(common.TOP, 'benchmarks')}
     done = subprocess.run(
         [sys.executable, '-c', PROBE, path, directory, source], env=env,
         check=True, capture_output=True, timeout=600)
     shutil.rmtree(path)
     return json.loads(done.stdout)
+
+
+def codecs(table, directory, title, data):
+    """Stores the same data with each codec, in repositories of their own."""
+    reference = None
+    for codec in ('none', 'lz4', 'zstd'):
+        path = os.path.join(directory, codec)
+        name = f'store {title}, {codec}'
+        repository.Repository.create(path)
+        common.warm_pages(len(data), directory)
+        with repository.Repository(path, codec=codec,
+                                   filter_dir=directory) as repo:
+            repo.statistics()
+            user = os.times().user
+            spent = timed(store, repo, 'one', data)
+            user = os.times().user - user
+        shutil.rmtree(path)
+        table.add(name, len(data), spent, reference)
+        table.figure(f'{name}: user mode', user / (len(data) / GIB), 's/GiB',
+                     reference and f'{reference}: user mode')
+        reference = reference or name
+
+
+def not_zeros(images, limit):
+    """The first bytes of the images, so many, without blocks of zeros."""
+    data, zeros = bytearray(), bytes(4096)
+    for path in images:
+        with open(path, 'rb') as f:
+            while len(data) < limit and (block := f.read(4096)):
+                if block != zeros:
+                    data += block
+    return bytes(data)
 
 
 def exact_unique(images, block_size):
@@ -258,11 +252,7 @@ def real_images(directory, images):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description='What the engine does per second and per GiB.')
-    parser.add_argument('--mib', type=int, default=512)
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--dir', default='.')
+    parser = common.arguments('What the engine does per second and per GiB.')
     parser.add_argument('images', nargs='*')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
@@ -272,10 +262,14 @@ def main():
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
-        table = Table()
+        images = not_zeros(args.images, len(data))
+        table = common.Table()
         for number in range(args.rounds):
             print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
             figures, metadata = one_round(table, d, data, source)
+            codecs(table, d, 'noise', data)
+            if images:
+                codecs(table, d, 'images', images)
         table.show()
         storing, reading = peak_memory(d, source)
         print(f'\npeak memory of storing {storing / MIB:.0f} MiB, of storing '

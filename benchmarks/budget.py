@@ -1,0 +1,153 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the fingerprint filter's budget buys.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/budget.py [--versions 4] [--dir DIR] IMAGE...
+
+It stores the images, and later versions of each, one after the other, each by
+a handle of its own, which knows nothing but the filter; once for each budget.
+Then it merges. A line of the table has:
+
+* the budget, and what it is per TiB of unique data, so that a few images stand
+  for many: LiveDFS takes up to 2 GiB; it says that ZFS takes 64 and SDFS 8;
+* the sampling level that the filter came to: 1 in 2^level blocks has a hint;
+* the share of the savings of an exact deduplication that the uploads reached,
+  and that there was after merging;
+* fingerprint stores read, and left out because of the cap, per GiB that is not
+  zeros;
+* the rate of storing.
+
+A few images fill a few groups, of which eight stores are kept at hand. With
+``--group-slots 1024`` they are spread over as many groups as if the repository
+were 32 times as large.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+
+import common
+import disk
+import engine
+
+from dedupd import merger
+from dedupd import task
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import repository
+
+BLOCK = 4096
+#: KiB. The least that the engine takes is 64.
+BUDGETS = [64, 128, 256, 512, 1024, 4096]
+
+
+def open_repository(path: str, directory: str,
+                    budget: int) -> repository.Repository:
+    """With a budget that is smaller than the option may be."""
+    repo = repository.Repository(path, codec='lz4', filter_dir=directory)
+    repo._filter_bytes = budget
+    return repo
+
+
+def store(path: str, directory: str, budget: int,
+          images: list[str]) -> dict[str, int]:
+    """Store the images; returns the counts of all handles."""
+    counts: dict[str, int] = {}
+    for i, image in enumerate(images):
+        with open_repository(path, directory, budget) as repo:
+            repo.put(f'image-{i}', image)
+            figures = repo.statistics()
+        for name in ('misses', 'cold_loads', 'capped_loads'):
+            counts[name] = counts.get(name, 0) + figures[name]
+        counts['level'] = figures['filter_level']
+    return counts
+
+
+def blocks_named(repo: repository.Repository) -> int:
+    """Distinct blocks that recipes name."""
+    named: dict[int, bytearray] = {}
+    for image_id in repo.images():
+        with repo.open_image(image_id) as image:
+            for extent in image.extents():
+                if extent.kind == 'blocks':
+                    slots = named.setdefault(extent.group, bytearray(32768))
+                    end = extent.slot + extent.blocks
+                    slots[extent.slot:end] = b'\1' * extent.blocks
+    return sum(map(sum, named.values()))
+
+
+def merge(path: str, directory: str, budget: int) -> int:
+    """Merge all that can be; returns the blocks that are still named."""
+    with open_repository(path, directory, budget) as repo:
+        with maintainer_module.Maintainer(repo) as maintainer:
+            merger.run_once(maintainer, task.Control())
+        return blocks_named(repo)
+
+
+def one_budget(directory: str, budget: int, slots: int, images: list[str],
+               nonzero: int, unique: int) -> None:
+    path = os.path.join(directory, 'repository')
+    repository.Repository.create(path, group_slots=slots)
+    spent = common.timed(store, path, directory, budget, images)
+    counts = spent.result
+    possible = max(nonzero - unique, 1)
+    inline = (nonzero - counts['misses'] * BLOCK) / possible
+    merged = (nonzero - merge(path, directory, budget) * BLOCK) / possible
+    gib = nonzero / common.GIB
+    print(f'{budget >> 10:8}{budget / unique * (1 << 20):12.0f}'
+          f'{counts["level"]:7}{inline:10.2%}{merged:10.2%}'
+          f'{counts["cold_loads"] / gib:11.1f}'
+          f'{counts["capped_loads"] / gib:10.1f}'
+          f'{nonzero / spent.wall / 1e6:8.0f}', flush=True)
+    shutil.rmtree(path)
+    for name in os.listdir(directory):
+        if name.endswith('.filter'):
+            os.unlink(os.path.join(directory, name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="What the filter's budget buys.")
+    parser.add_argument('--dir', default='.',
+                        help='on which disk (default: the current directory)')
+    parser.add_argument('--versions', type=int, default=4,
+                        help='of each image (default: %(default)s)')
+    parser.add_argument('--changed', type=float, default=5,
+                        help='per cent, from one version to the next '
+                        '(default: %(default)s)')
+    parser.add_argument('--budget', type=int, action='append', metavar='KIB',
+                        help=f'may be repeated (default: {BUDGETS})')
+    parser.add_argument('--group-slots', type=int, default=32768,
+                        help='blocks in a group (default: %(default)s)')
+    parser.add_argument('images', nargs='+')
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir,
+                                     prefix='bench-') as directory:
+        images = disk.with_versions(args.images, args.versions, args.changed,
+                                    directory)
+        print('deduplicating exactly', file=sys.stderr)
+        unique, nonzero = engine.exact_unique(images, BLOCK)
+        print(f'{len(images)} images, {nonzero / common.GIB:.2f} GiB that is '
+              f'not zeros, {unique / common.GIB:.2f} GiB unique\n')
+        print(f'{"KiB":>8}{"MiB per TiB":>12}{"level":>7}{"inline":>10}'
+              f'{"merged":>10}{"loads/GiB":>11}{"left out":>10}{"MB/s":>8}')
+        for budget in args.budget or BUDGETS:
+            one_budget(directory, budget << 10, args.group_slots, images,
+                       nonzero, unique)
+
+
+if __name__ == '__main__':
+    main()

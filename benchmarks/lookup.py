@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a look-up costs, from a million stored blocks to a hundred million.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/lookup.py [--blocks 1000000,3000000,10000000]
+        [--budget MIB,all] [--rounds 15] [--dir DIR] [--filter-dir /dev/shm]
+
+For each number of blocks a repository with so many is made (``synthetic.py``:
+its fingerprint stores are real, the blocks are not there), and removed behind
+it; 100 million blocks take 5.6 GB of DIR. Its filter is built from the groups,
+once with room for all blocks (``all``) and once with the budget that is the
+default. Then, in each round, after the same in the smallest repository, it
+looks up by their fingerprints
+
+* new blocks: no store at hand has them, and the filter has no hint;
+* an image: 65536 blocks that were stored one after the other;
+* single blocks from everywhere: a batch's are in more groups than are loaded
+  for it, so that only a part is found.
+
+It shows the nanoseconds of processor time per block, median and lowest of the
+rounds, and the lowest as a ratio to that of the smallest repository: whoever
+else uses the machine's memory makes look-ups slower, never quicker. They are
+those of ``Transaction.find``, which a pull uses. It loads up to 16 stores for
+1024 blocks, an upload up to four; and it looks at the group again for each
+block that it has found. The loads of stores and the share of blocks found are
+given, too.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+
+import common
+import synthetic
+
+from glance_dedup import repository
+
+ALL = 0  # the budget that has room for all
+FILL = 7 / 8  # of the filter, when its level rises
+NEW = 1 << 17
+IMAGE = 1 << 16
+SINGLE = 1 << 13
+KINDS = ('new', 'image', 'single')
+
+
+def budget_of(mib, blocks):
+    if mib != ALL:
+        return mib
+    return int(blocks * 8 / FILL * 1.05 / common.MIB) + 1
+
+
+def chosen(kind, blocks):
+    """Fingerprints to look up."""
+    if kind == 'new':
+        return os.urandom(32 * NEW)
+    if kind == 'image':
+        first = random.randrange(blocks - IMAGE)
+        numbers = range(first, first + IMAGE)
+    else:
+        numbers = random.sample(range(blocks), SINGLE)
+    return b''.join(map(synthetic.fingerprint, numbers))
+
+
+class Subject:
+    """A repository with so many blocks, and its filter."""
+
+    def __init__(self, path, filter_dir, mib, blocks):
+        self.blocks = blocks
+        self.repo = repository.Repository(
+            path, filter_dir=filter_dir, filter_mib=budget_of(mib, blocks))
+        self.figures = {kind: [] for kind in KINDS}
+        self.loads = {kind: [] for kind in KINDS}
+        self.found = {kind: [] for kind in KINDS}
+
+    def measure(self, kind):
+        """One look-up."""
+        fingerprints = chosen(kind, self.blocks)
+        count = len(fingerprints) // 32
+        lengths = (4096).to_bytes(4, 'little') * count
+        before = self.repo.statistics()['cold_loads']
+        with self.repo.begin('measured') as transaction:
+            start = time.process_time()
+            addresses = transaction.find(fingerprints, lengths)
+            spent = (time.process_time() - start) / count * 1e9
+        missing = sum(addresses[i:i + 8] == bytes(8)
+                      for i in range(0, len(addresses), 8))
+        self.figures[kind].append(spent)
+        self.found[kind].append(1 - missing / count)
+        self.loads[kind].append(
+            (self.repo.statistics()['cold_loads'] - before) / count)
+
+    def close(self):
+        self.repo.close()
+
+
+@contextlib.contextmanager
+def subject(directory, filter_dir, mib, blocks, program):
+    """Makes the repository and its filter; removes both at the end."""
+    path = os.path.join(directory, f'repository-{blocks}')
+    filters = os.path.join(filter_dir, f'filter-{blocks}-{mib}')
+    os.mkdir(filters)
+    result = None
+    try:
+        if not os.path.exists(path):
+            print(f'making {blocks:,} blocks', file=sys.stderr)
+            synthetic.make(path, blocks, program=program)
+        result = Subject(path, filters, mib, blocks)
+        print(f'building the filter of {blocks:,} blocks, '
+              f'{budget_of(mib, blocks)} MiB', file=sys.stderr)
+        result.repo.rebuild_filter()
+        yield result
+    finally:
+        if result is not None:
+            result.close()
+        shutil.rmtree(filters)
+
+
+def show(subject, smallest):
+    stats = subject.repo.statistics()
+    row = (f'{subject.blocks:12,}{stats["filter_bytes"] / common.MIB:8.1f}'
+           f'{stats["filter_level"]:6}')
+    for kind in KINDS:
+        spent = subject.figures[kind]
+        ratio = min(spent) / min(smallest.figures[kind])
+        row += f'{statistics.median(spent):9.0f}{min(spent):7.0f}{ratio:6.2f}'
+        if kind != 'new':
+            row += (f'{statistics.mean(subject.loads[kind]) * 1024:7.2f}'
+                    f'{statistics.mean(subject.found[kind]):7.1%}')
+    print(row, flush=True)
+
+
+def measure_budget(args, mib, directory, filter_dir, program):
+    print(f'\n{"":12}{"filter":>8}{"":6}{"new blocks":>22}'
+          f'{"an image":>36}{"single blocks":>36}')
+    times = f'{"ns":>9}{"low":>7}{"ratio":>6}'
+    loaded = f'{times}{"loads":>7}{"found":>7}'
+    print(f'{"blocks":>12}{"MiB":>8}{"level":>6}{times}{loaded}{loaded}',
+          flush=True)
+    smallest, *others = args.blocks
+    with subject(directory, filter_dir, mib, smallest, program) as first:
+        for kind in KINDS * args.rounds:
+            first.measure(kind)
+        show(first, first)
+        for blocks in others:
+            with subject(directory, filter_dir, mib, blocks, program) as one:
+                for kind in KINDS * args.rounds:
+                    first.measure(kind)
+                    one.measure(kind)
+                show(one, first)
+            if mib == args.budgets[-1]:
+                shutil.rmtree(os.path.join(directory, f'repository-{blocks}'))
+
+
+def numbers(text):
+    return sorted(int(n) for n in text.split(','))
+
+
+def budgets(text):
+    return [ALL if n == 'all' else int(n) for n in text.split(',')]
+
+
+def main():
+    parser = common.arguments(
+        'What a look-up costs, from a million blocks to a hundred.', rounds=15)
+    parser.add_argument('--blocks', type=numbers,
+                        default=numbers('1000000,3000000,10000000'),
+                        help='how many (default: 1000000,3000000,10000000)')
+    parser.add_argument('--budget', type=budgets, dest='budgets',
+                        default=budgets('all,64'),
+                        help='of the filter, MiB (default: all,64)')
+    parser.add_argument('--filter-dir', default='/dev/shm',
+                        help='for the filters (default: %(default)s)')
+    args = parser.parse_args()
+    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
+          tempfile.TemporaryDirectory(dir=args.filter_dir,
+                                      prefix='bench-') as filter_dir):
+        program = synthetic.build(d)
+        for mib in args.budgets:
+            measure_budget(args, mib, d, filter_dir, program)
+    print('\nloads: of stores, for 1024 blocks')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,160 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the store's processes take of the memory.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/memory.py [--mib 512] [--clients 4] [--dir DIR]
+
+It shows, each in a process of its own:
+
+* the growth of a process's peak memory by an upload through the driver, of
+  data half of which can be compressed away, and by a download, directly and
+  through the daemon; from when the store is configured; of one client, and of
+  several at once;
+* the daemon's memory: when it is idle, when it has served these downloads,
+  when it has merged and collected, and when it has scrubbed.
+
+A page of several processes counts in part as *proportional*, and whole as
+*resident*; the filter is mapped, and counted where it is used.  Its size here
+is 1 MiB.  No figure passes or fails.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import common
+from common import MIB
+from glance_store import location
+import upload
+
+from dedupd import client
+from glance_dedup import store as dedup_store
+
+#: Seconds for a task of the daemon.
+PATIENCE = 600
+
+
+class Bench(upload.Bench):
+    """A store in this process; and what is done with it."""
+
+    def __init__(self, directory: str, socket: str):
+        super().__init__(directory)
+        self.conf.set_override('dedup_store_dedupd_socket', socket,
+                               group='lz4')
+        self._store = self.open('lz4', os.path.join(directory, 'store'),
+                                filter_mib=1)
+
+    def uploads(self, clients: str, source: str) -> list[str]:
+        """Upload a file, each client its part of it."""
+        return self.upload(self._store, self.parts(source, int(clients)))
+
+    def twins(self, source: str) -> list[str]:
+        """Upload a file twice at once: neither finds the other's blocks."""
+        return self.upload(self._store, self.parts(source, 1) * 2)
+
+    def downloads(self, *urls: str) -> None:
+        upload.at_once(self._read, [(url,) for url in urls])
+
+    def _read(self, url: str) -> None:
+        place = location.Location('dedup', dedup_store.StoreLocation,
+                                  self.conf, uri=url)
+        pieces, size = self._store.get(place)
+        for piece in pieces:
+            size -= len(piece)
+        if size:
+            raise SystemExit('a download was cut off')
+
+
+def probe(what: str, directory: str, socket: str, *arguments: str) -> None:
+    """Do one thing in this process; print its growth and the result."""
+    do = getattr(Bench(directory, socket), what)
+    before = common.memory().resident
+    common.forget_peak()
+    result = do(*arguments)
+    json.dump([common.memory().peak - before, result], sys.stdout)
+
+
+def in_a_process(*arguments: Any) -> tuple[int, Any]:
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', os.path.abspath(__file__), '--probe',
+         *map(str, arguments)], check=True, stdout=subprocess.PIPE,
+        timeout=PATIENCE)
+    growth, result = json.loads(done.stdout)
+    return growth, result
+
+
+def show_growth(name: str, growth: int) -> None:
+    print(f'{name:42}{growth / MIB:9.1f}', flush=True)
+
+
+def show_memory(name: str, pid: int) -> None:
+    peak, resident, proportional = (n / MIB for n in common.memory(pid))
+    print(f'{name:42}{peak:9.1f}{resident:9.1f}{proportional:9.1f}',
+          flush=True)
+
+
+def daemon_at_work(directory: str, images: list[str]) -> None:
+    path = os.path.join(directory, 'store')
+    with common.daemon(directory, path, filter_mib=1,
+                       scrub_rate_mib=0) as (address, pid):
+        time.sleep(3)
+        show_memory('dedupd, idle', pid)
+        for urls in (images[:1], images):
+            growth, _ = in_a_process('downloads', directory,
+                                     address.removeprefix('unix:'), *urls)
+            show_growth(f'download through dedupd, {len(urls)} at once',
+                        growth)
+        show_memory('dedupd, after these', pid)
+        with client.Client(address) as far:
+            for task in ('merge', 'collect', 'scrub'):
+                far.wait(task, far.start(task))
+                show_memory(f'dedupd, after {task}', pid)
+        time.sleep(5)
+        show_memory('dedupd, idle again', pid)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ['--probe']:
+        return probe(*sys.argv[2:])
+    parser = common.arguments("What the store's processes take of the memory.",
+                              rounds=None)
+    parser.add_argument('--clients', type=int, default=4,
+                        help='how many at once (default: %(default)s)')
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+        d = os.path.abspath(d)
+        source = os.path.join(d, 'source')
+        upload.write_out(source, upload.half_random(args.mib * MIB))
+        print(f'{"MiB":42}{"growth":>9}')
+        for clients in (1, args.clients):
+            shutil.rmtree(os.path.join(d, 'store'), ignore_errors=True)
+            os.mkdir(os.path.join(d, 'store'), 0o700)
+            growth, images = in_a_process('uploads', d, '', clients, source)
+            show_growth(f'upload, {clients} at once', growth)
+            growth, _ = in_a_process('downloads', d, '', *images)
+            show_growth(f'download, {clients} at once', growth)
+        upload.write_out(source, os.urandom(args.mib * MIB // 2))
+        in_a_process('twins', d, '', source)
+        print(f'\n{"MiB":42}{"peak":>9}{"resident":>9}{"proport.":>9}')
+        daemon_at_work(d, images)
+
+
+if __name__ == '__main__':
+    main()
