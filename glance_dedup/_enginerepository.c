@@ -22,20 +22,21 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         "path",         "repository_id",   "block_size", "group_slots",
         "segment_size", "fingerprint",     "by_value",   "codec",
         "codec_level",  "threads",         "lock_timeout_ms",
-        "allow_weak",   "reserve",         "codec_yields", NULL};
+        "allow_weak",   "reserve",         "codec_yields",
+        "direct_io",    NULL};
     PyObject *path = NULL;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
-    int by_value, allow_weak = 0, codec_yields = 0;
+    int by_value, allow_weak = 0, codec_yields = 0, direct_io = 0;
     unsigned long long reserve = 0;
     gd_params params;
     memset(&params, 0, sizeof params);
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#IIIspsiII|pKp", names, PyUnicode_FSConverter,
+            args, keywords, "O&y#IIIspsiII|pKpp", names, PyUnicode_FSConverter,
             &path, &id, &id_length, &params.block_size, &params.group_slots,
             &params.segment_size, &fingerprint, &by_value, &codec,
             &params.codec_level, &params.threads, &params.lock_timeout_ms,
-            &allow_weak, &reserve, &codec_yields)) {
+            &allow_weak, &reserve, &codec_yields, &direct_io)) {
         Py_XDECREF(path);
         return NULL;
     }
@@ -46,6 +47,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     params.by_value = by_value != 0;
     params.reserve = reserve;
     params.codec_yields = codec_yields != 0;
+    params.direct_io = direct_io != 0;
     if (!gd_py_copy_id("repository_id", id, id_length, params.repository_id)) {
         goto done;
     }

@@ -265,6 +265,20 @@ Possible values:
     * An integer of at least 1
 
 """),
+    cfg.BoolOpt('dedup_store_direct_io',
+                default=False,
+                help="""
+Whether new blocks are written beside the page cache.
+
+It saves the processor time that filling the page cache takes, and
+leaves the memory to others. The first read of an image then comes
+from the disk. Choose it where the disk is fast, or where images are
+mostly read long after they were stored; not where a server is booted
+from an image just after its upload, and the disk is slow.
+
+A file system that cannot do it is written to as usual.
+
+"""),
     cfg.BoolOpt('dedup_store_group_access',
                 sample_default=False,
                 help="""

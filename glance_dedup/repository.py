@@ -297,6 +297,8 @@ class Repository:
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
         images read through this object share; 0: none are kept
     :param codec_yields: store segments as they are where processors are short
+    :param direct_io: write new blocks beside the page cache, where the file
+        system can
     :param reserve_mib: room, MiB, that storing leaves free on the file system,
         for deleting and collecting; but never more than a hundredth of it
     :raises InvalidParameter: for a value out of bounds
@@ -315,7 +317,7 @@ class Repository:
                  filter_dir: str | None = None, filter_mib: int = 64,
                  lock_timeout: float = 30.0, segment_cache_mib: int = 0,
                  reserve_mib: int = RESERVE_MIB,
-                 codec_yields: bool = False,
+                 codec_yields: bool = False, direct_io: bool = False,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
@@ -350,6 +352,7 @@ class Repository:
             'allow_weak': _allow_weak,
             'reserve': reserve_mib << 20,
             'codec_yields': codec_yields,
+            'direct_io': direct_io,
         }
         self._segment_cache_bytes = segment_cache_mib << 20
         self._filter_dir = filter_dir

@@ -361,6 +361,7 @@ class Store(driver.Store):
             'codec': self._option('codec'),
             'codec_level': self._option('codec_level'),
             'codec_yields': self._option('codec_yields'),
+            'direct_io': self._option('direct_io'),
             'threads': self._option('threads'),
             'filter_dir': self._option('filter_dir') or None,
             'filter_mib': self._option('filter_mib'),

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "coding.h"
+#include "direct.h"
 #include "tail.h"
 
 /* Groups looked at when choosing one to lease: the newest of those that are not
@@ -22,6 +23,8 @@ struct gd_appender {
     uint32_t next_slot;
     uint64_t synced_end; /* of the file, at the last sync point */
     uint64_t end;        /* where the next segment goes */
+    gd_direct *direct;   /* NULL: through the page cache */
+    bool longer; /* the file may have zeros behind end, which direct wrote */
     gd_entry *entries;   /* of slots from published.count */
     bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
 };
@@ -237,6 +240,10 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         s = settle_in(appender, err);
     }
     if (s == GD_OK && has_space(appender)) {
+        if (repo->params.direct_io) {
+            appender->direct =
+                gd_direct_open(repo->env, repo->root, appender->group);
+        }
         *out = appender;
         return GD_OK;
     }
@@ -417,7 +424,9 @@ gd_appender_close(gd_appender *appender)
     gd_repo *repo = appender->repo;
     const gd_env *env = repo->env;
     gd_group *group = appender->group;
-    if (appender->end > appender->synced_end && !appender->cannot_cut) {
+    gd_direct_close(appender->direct);
+    if ((appender->end > appender->synced_end || appender->longer) &&
+        !appender->cannot_cut) {
         /* No entry names these bytes and nobody else knows the slots. */
         (void)env->ftruncate(env, group->fd, appender->synced_end);
     }
@@ -508,12 +517,35 @@ place_segment(gd_appender *appender, const gd_segment_header *header,
     }
 }
 
+/* At the end; length is that of all pieces.  A failure beside the page cache is
+ * of no account: the same bytes are then written to the same place through it. */
+static gd_status
+write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
+             uint64_t length, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    const gd_group *group = appender->group;
+    if (appender->direct != NULL) {
+        appender->longer = true;
+        if (gd_direct_write(appender->direct, pieces, count, appender->end)) {
+            return GD_OK;
+        }
+        gd_direct_close(appender->direct);
+        appender->direct = NULL;
+    }
+    gd_status s = gd_writev_full(env, group->fd, pieces, (int)count,
+                                 appender->end, group->name, err);
+    if (s == GD_OK) {
+        env->start_writeback(env, group->fd, appender->end, length);
+    }
+    return s;
+}
+
 gd_status
 gd_appender_append(gd_appender *appender, gd_new_segment *segments,
                    size_t count, uint64_t *written, gd_error *err)
 {
     const gd_env *env = appender->repo->env;
-    gd_group *group = appender->group;
     size_t pieces = count;
     for (size_t i = 0; i < count; i++) {
         pieces += (size_t)segments[i].piece_count;
@@ -535,12 +567,7 @@ gd_appender_append(gd_appender *appender, gd_new_segment *segments,
         s = gd_repo_check_room(appender->repo, offset - appender->end, err);
     }
     if (s == GD_OK) {
-        s = gd_writev_full(env, group->fd, iov, (int)n, appender->end,
-                           group->name, err);
-    }
-    if (s == GD_OK) {
-        env->start_writeback(env, group->fd, appender->end,
-                             offset - appender->end);
+        s = write_pieces(appender, iov, n, offset - appender->end, err);
     }
     *written = offset - appender->end;
     appender->end = offset; /* after an error too: so that it is cut off */

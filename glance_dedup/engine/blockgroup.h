@@ -44,7 +44,7 @@ typedef struct gd_published {
     uint64_t generation; /* random: no two states of the entries share one */
     uint32_t count; /* entries below it are durable */
     uint32_t flags;
-    uint64_t end; /* the file's length at the sync point */
+    uint64_t end; /* of the last segment at the sync point; more may follow */
 } gd_published;
 
 /* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION or GD_CORRUPT (also for a

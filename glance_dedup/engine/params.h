@@ -28,6 +28,7 @@ typedef struct gd_params {
     gd_codec codec;
     int codec_level;
     bool codec_yields; /* compress less where processors are short */
+    bool direct_io; /* new blocks are written beside the page cache */
     unsigned threads;
     unsigned lock_timeout_ms;
     uint64_t reserve; /* bytes that storing leaves free (room.h) */

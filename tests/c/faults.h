@@ -62,6 +62,7 @@ typedef struct fault_task {
     gd_status again;
     gd_status also;
     bool by_value;
+    bool direct_io;
 } fault_task;
 
 /* Tries all tasks; returns how many checks failed. */

@@ -85,6 +85,7 @@ class Mutant:
 _SPOOL = 'glance_dedup/engine/spool.c'
 _APPENDER = 'glance_dedup/engine/appender.c'
 _TAIL = 'glance_dedup/engine/tail.c'
+_DIRECT = 'glance_dedup/engine/direct.c'
 _GROUP = 'glance_dedup/engine/blockgroup.c'
 _COLLECT = 'glance_dedup/engine/collect.c'
 _REWRITE = 'glance_dedup/engine/rewrite.c'
@@ -248,6 +249,17 @@ MUTANTS = (
         tests=('tests/unit/test_c.py::test_c[test_appender-plain]',),
         why_not='the new owner\'s own fdatasync makes the tail durable, '
         'unless an earlier one failed'),
+    Mutant(
+        'page-without-its-head', 'I2', (
+            Edit(_DIRECT,
+                 '    return gd_read_full(direct->env, direct->group->fd, '
+                 'direct->room,\n'
+                 '                        direct->used, direct->start, '
+                 'direct->group->name,\n'
+                 '                        NULL) == GD_OK;\n',
+                 '    memset(direct->room, 0, direct->used);\n'
+                 '    return true;\n'),),
+        workload='store-direct'),
     # -- deleting (N9) ----------------------------------------------------
     Mutant(
         'delete-spool-not-fsynced', 'N9.4', (

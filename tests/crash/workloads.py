@@ -210,6 +210,24 @@ def store_threads(stage):
 
 
 @workload
+def store_direct(stage):
+    """Beside the page cache: a page is written again behind what counts."""
+    stage.create()
+    with (stage.open(direct_io=True) as one,
+          stage.open(direct_io=True) as two, stage.open() as usual):
+        stage.put(one, 'a', (1, 11), (2, 2))
+        stage.put(two, 'b', (1, 11), (3, 9))
+        stage.abort(one, 'c', (4, 7), (5, 3))
+        stage.put(usual, 'd', (4, 3), (2, 2))
+        first = stage.begin(one, 'e', [(6, 10), (7, 5)])
+        first.write(make([(6, 10)]))
+        first.keep()
+        stage.put(two, 'f', (6, 10), (8, 20))
+        first.write(make([(7, 5)]))
+        stage.end(first, 'e')
+
+
+@workload
 def store_meeting(stage):
     """Uploads that meet others in the middle of their syncs and commits."""
     stage.create()

@@ -615,6 +615,30 @@ def test_a_codec_that_yields(tmp_path):
         assert repo.statistics()['yielded_segments'] == 0
 
 
+@pytest.mark.parametrize('threads', [0, 2])
+def test_beside_the_page_cache(tmp_path, threads):
+    """The files are the same, to the byte at their end."""
+    sizes = []
+    for direct_io in (False, True):
+        path = create(tmp_path / f'direct-{direct_io}', compare='value')
+        with open_repository(path, direct_io=direct_io,
+                             threads=threads) as repo:
+            # Of the last, half is found in what was written so just before.
+            data = [noise(5 * MIB + 100, 1), noise(7777, 2) + noise(9000, 1),
+                    2 * noise(2 * MIB, 4)]
+            for number, content in enumerate(data):
+                put(repo, str(number), content)
+                with repo.begin('given-up') as transaction:
+                    transaction.write(noise(3 * MIB + 5, 3))
+            assert repo.stat('2').new_bytes == 2 * MIB
+            for number, content in enumerate(data):
+                assert read_all(repo, str(number)) == content
+        repositories.need_clean(path)
+        sizes.append({name: os.stat(path / 'groups' / name).st_size
+                      for name in os.listdir(path / 'groups')})
+    assert sizes[0] == sizes[1]
+
+
 def test_put(repo, tmp_path):
     data = mixture(50000)
     (tmp_path / 'file').write_bytes(data)

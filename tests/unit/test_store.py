@@ -652,6 +652,14 @@ def test_the_codec_yields_where_told_to(configure):
     assert repo(store)._options['codec_yields'] is True
 
 
+def test_beside_the_page_cache_where_told_to(configure):
+    assert repo(configure(one={}))._options['direct_io'] is False
+    store = configure(one={'dedup_store_direct_io': True})
+    assert repo(store)._options['direct_io'] is True
+    data = noise(3 * MIB + 77)
+    assert b''.join(glance_store.get(add(data)[0], 'one')[0]) == data
+
+
 def test_threads_are_those_of_the_machine_unless_told_otherwise(configure):
     wanted = min(4, len(os.sched_getaffinity(0)))
     assert repo(configure(one={}))._options['threads'] == wanted
