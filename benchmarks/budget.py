@@ -121,8 +121,7 @@ def one_budget(directory: str, budget: int, slots: int, images: list[str],
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="What the filter's budget buys.")
-    parser.add_argument('--dir', default='.',
-                        help='on which disk (default: the current directory)')
+    common.add_directory(parser)
     parser.add_argument('--versions', type=int, default=4,
                         help='of each image (default: %(default)s)')
     parser.add_argument('--changed', type=float, default=5,

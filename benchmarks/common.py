@@ -48,9 +48,13 @@ def arguments(description: str, mib: int = 512,
     if rounds is not None:
         parser.add_argument('--rounds', type=int, default=rounds,
                             help='how often (default: %(default)s)')
-    parser.add_argument('--dir', default='.',
-                        help='on which disk (default: the current directory)')
+    add_directory(parser)
     return parser
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--dir', default='.', type=os.path.abspath,
+                        help='on which disk (default: the current directory)')
 
 
 # -- time ---------------------------------------------------------------------

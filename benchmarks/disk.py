@@ -283,8 +283,7 @@ def one_codec(directory: str, codec: str, images: list[str], args) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(
         description='What a disk with a head has to do.')
-    parser.add_argument('--dir', default='.',
-                        help='on which disk (default: the current directory)')
+    common.add_directory(parser)
     parser.add_argument('--codec', action='append',
                         choices=('none', 'lz4', 'zstd'),
                         help='may be repeated (default: none and lz4)')

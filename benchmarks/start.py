@@ -389,8 +389,7 @@ def one_round(subject: Subject, figures: Figures, cold: bool) -> None:
             # What comes first meets what was left; so each gets its own.
             for measure in (subject.upload, subject.driver, subject.download,
                             subject.daemon):
-                if case == 'lost power' and (
-                        warm or measure == subject.download):
+                if case == 'lost power' and warm:
                     continue
                 leave()
                 if not warm:
@@ -435,8 +434,7 @@ def main() -> None:
                         help='how often (default: %(default)s)')
     parser.add_argument('--filter-mib', type=int, default=900,
                         help="the filter's budget (default: %(default)s)")
-    parser.add_argument('--dir', default='.',
-                        help='on which disk (default: the current directory)')
+    common.add_directory(parser)
     args = parser.parse_args()
     if os.geteuid() == 0 and shutil.which('mkfs.ext4') is None:
         raise SystemExit('there is no mkfs.ext4')
