@@ -121,17 +121,11 @@ def one_budget(directory: str, budget: int, slots: int, images: list[str],
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="What the filter's budget buys.")
-    common.add_directory(parser)
-    parser.add_argument('--versions', type=int, default=4,
-                        help='of each image (default: %(default)s)')
-    parser.add_argument('--changed', type=float, default=5,
-                        help='per cent, from one version to the next '
-                        '(default: %(default)s)')
+    disk.add_images(parser)
     parser.add_argument('--budget', type=int, action='append', metavar='KIB',
                         help=f'may be repeated (default: {BUDGETS})')
     parser.add_argument('--group-slots', type=int, default=32768,
                         help='blocks in a group (default: %(default)s)')
-    parser.add_argument('images', nargs='+')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir,
                                      prefix='bench-') as directory:

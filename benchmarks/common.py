@@ -200,10 +200,14 @@ class Table:
             self.compare(name, of)
 
     def compare(self, name: str, of: str, count: int = 1) -> None:
-        """Relate the last figure to the mean of the reference's last ones."""
-        ratio = self.figures[name][-1] / statistics.mean(
-            self.figures[of][-count:])
-        self.ratios.setdefault(name, {}).setdefault(of, []).append(ratio)
+        """Relate the last figure to the mean of the reference's last ones.
+
+        Not to 0: what takes less than a tick of the clock has no time.
+        """
+        reference = statistics.mean(self.figures[of][-count:])
+        if reference:
+            self.ratios.setdefault(name, {}).setdefault(of, []).append(
+                self.figures[name][-1] / reference)
 
     def show(self) -> None:
         """Print medians, lowest and highest; seconds are those per GiB."""

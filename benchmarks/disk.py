@@ -280,23 +280,28 @@ def one_codec(directory: str, codec: str, images: list[str], args) -> None:
             os.unlink(os.path.join(directory, name))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What a disk with a head has to do.')
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """The options of :func:`with_versions`, and the directory."""
     common.add_directory(parser)
-    parser.add_argument('--codec', action='append',
-                        choices=('none', 'lz4', 'zstd'),
-                        help='may be repeated (default: none and lz4)')
     parser.add_argument('--versions', type=int, default=4,
                         help='of each image (default: %(default)s)')
     parser.add_argument('--changed', type=float, default=5,
                         help='per cent, from one version to the next '
                         '(default: %(default)s)')
+    parser.add_argument('images', nargs='+')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description='What a disk with a head has to do.')
+    add_images(parser)
+    parser.add_argument('--codec', action='append',
+                        choices=('none', 'lz4', 'zstd'),
+                        help='may be repeated (default: none and lz4)')
     parser.add_argument('--ranges', type=int, default=50,
                         help='read of each image (default: %(default)s)')
     parser.add_argument('--seek-ms', type=float, default=8.5)
     parser.add_argument('--mb-s', type=float, default=120)
-    parser.add_argument('images', nargs='+')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir,
                                      prefix='bench-') as directory:

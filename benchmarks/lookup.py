@@ -38,6 +38,7 @@ block that it has found. The loads of stores and the share of blocks found are
 given, too.
 """
 
+import argparse
 import contextlib
 import os
 import random
@@ -169,7 +170,10 @@ def measure_budget(args, mib, directory, filter_dir, program):
 
 
 def numbers(text):
-    return sorted(int(n) for n in text.split(','))
+    found = sorted(int(n) for n in text.split(','))
+    if found[0] <= IMAGE:
+        raise argparse.ArgumentTypeError(f'an image has {IMAGE} blocks')
+    return found
 
 
 def budgets(text):
