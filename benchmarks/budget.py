@@ -113,9 +113,7 @@ def one_budget(directory: str, budget: int, slots: int, images: list[str],
           f'{counts["capped_loads"] / gib:10.1f}'
           f'{nonzero / spent.wall / 1e6:8.0f}', flush=True)
     shutil.rmtree(path)
-    for name in os.listdir(directory):
-        if name.endswith('.filter'):
-            os.unlink(os.path.join(directory, name))
+    common.remove_filters(directory)
 
 
 def main() -> None:

@@ -57,6 +57,13 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
                         help='on which disk (default: the current directory)')
 
 
+def remove_filters(directory: str) -> None:
+    """Those of repositories that are gone."""
+    for name in os.listdir(directory):
+        if name.endswith('.filter'):
+            os.unlink(os.path.join(directory, name))
+
+
 # -- time ---------------------------------------------------------------------
 
 class Spent(NamedTuple):

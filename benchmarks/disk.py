@@ -275,9 +275,7 @@ def one_codec(directory: str, codec: str, images: list[str], args) -> None:
     show(f'{codec}: {args.ranges} ranges of 64 KiB', found.ranges,
          files.ranges, args)
     shutil.rmtree(path)
-    for name in os.listdir(directory):
-        if name.endswith('.filter'):
-            os.unlink(os.path.join(directory, name))
+    common.remove_filters(directory)
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan.h"
 #include "segcache.h"
 
 enum {
@@ -13,9 +14,10 @@ enum {
     SPAN_MAX = 32 << 20,
     PIECES = 4096,         /* extents looked at for it, at most */
     STRETCHES = 8192,      /* segments brought into order at once */
-    GAP = 512 << 10,       /* bytes read over rather than seeked over */
+    /* Bytes read over rather than seeked over, if that much is wanted around
+     * them; GD_READ_GAP always are. */
+    GAP = 512 << 10,
     MANY_BLOCKS = 32,      /* more of them are not each looked at */
-    SMALL_GAP = 32 << 10,  /* the same, whatever is wanted around it */
     RECIPE_ONCE = 1 << 20, /* bytes of the recipe */
     /* Of a single request the kernel may leave out what is more than the
      * device takes at once. */
@@ -180,7 +182,8 @@ ask_stretches(step *step, const gd_group *group)
             uint64_t from = all[i].start, to = all[i].end;
             uint64_t gap = from > joined.end ? from - joined.end : 0;
             uint64_t more = to > joined.end ? to - joined.end - gap : 0;
-            if (gap > GAP || (gap > SMALL_GAP && vain + gap > wanted + more)) {
+            if (gap > GAP ||
+                (gap > GD_READ_GAP && vain + gap > wanted + more)) {
                 break;
             }
             vain += gap;
@@ -199,8 +202,7 @@ note_stretch(step *step, const gd_group *group, uint64_t start,
         ask_stretches(step, group);
     }
     step->stretches[step->stretch_count++] =
-        (stretch){start, (uint64_t)last->segment + GD_SEGMENT_HEADER +
-                             last->stored_length};
+        (stretch){start, gd_entry_segment_end(last)};
 }
 
 /* Notes the segments of the blocks wanted, but those that are in the cache. */
@@ -268,7 +270,7 @@ ask_entries(step *step, const gd_group *group, const piece *pieces,
     bool together = true;
     for (size_t i = 1; i < count; i++) {
         stretch next = entries_of(&pieces[i]);
-        together = together && next.start <= some.end + SMALL_GAP;
+        together = together && next.start <= some.end + GD_READ_GAP;
         some.end = next.end > some.end ? next.end : some.end;
     }
     uint32_t *asked = gd_groupmap_at(&ahead->stores, group->number, NULL);

@@ -38,6 +38,13 @@ typedef struct gd_group {
     uint64_t used_at; /* likewise: for the LRU order */
 } gd_group;
 
+/* Where an entry's segment ends in the file. */
+static inline uint64_t
+gd_entry_segment_end(const gd_entry *entry)
+{
+    return (uint64_t)entry->segment + GD_SEGMENT_HEADER + entry->stored_length;
+}
+
 /* The record that says what is visible to others. */
 typedef struct gd_published {
     uint64_t sequence;

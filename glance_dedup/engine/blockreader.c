@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "coding.h"
+#include "verify.h"
 
 struct gd_block_reader {
     gd_repo *repo;
@@ -107,13 +107,11 @@ static gd_status
 verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
        gd_error *err)
 {
-    gd_fingerprint fp;
-    const uint8_t *block = reader->plain + entry->plain_offset;
-    gd_status s = gd_hasher_compute(reader->hasher, &reader->group->scope,
-                                    block, entry->plain_length, &fp, err);
-    if (s == GD_OK &&
-        (gd_checksum(block, entry->plain_length, 0) != entry->checksum ||
-         !gd_fingerprint_equal(&fp, &entry->fingerprint))) {
+    gd_verified block = {entry, slot, false};
+    gd_status s = gd_verify_blocks(reader->group, &reader->header,
+                                   reader->plain, reader->hasher, &block, 1,
+                                   err);
+    if (s == GD_OK && !block.good) {
         s = gd_fail(err, GD_CORRUPT,
                     "%s: the block of slot %u, in the segment at offset %u, "
                     "is not what its checksum and fingerprint say",

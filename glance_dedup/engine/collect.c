@@ -319,14 +319,12 @@ needed_ranges(const gd_held *held, range **out, size_t *count, gd_error *err)
     size_t n = 0;
     for (uint32_t i = 0; i < slots; i++) {
         const gd_entry *entry = &held->entries[i];
-        uint64_t from = entry->segment;
+        uint64_t from = entry->segment, to = gd_entry_segment_end(entry);
         if ((entry->state == GD_ENTRY_LIVE ||
              entry->state == GD_ENTRY_DAMAGED) &&
             (n == 0 || ranges[n - 1].from != from ||
-             ranges[n - 1].to !=
-                 from + GD_SEGMENT_HEADER + entry->stored_length)) {
-            ranges[n++] = (range){
-                from, from + GD_SEGMENT_HEADER + entry->stored_length};
+             ranges[n - 1].to != to)) {
+            ranges[n++] = (range){from, to};
         }
     }
     if (n > 0) {

@@ -288,7 +288,7 @@ take_block(gd_gather *gather, const gd_want *want, const gd_want **held,
         (*held)->entry.segment != want->entry.segment) {
         *held = NULL;
         gd_plan_count(&gather->plan, want->group, want->entry.segment,
-                      gd_plan_segment_end(want));
+                      gd_entry_segment_end(&want->entry));
         s = gd_group_read_segment(want->group, &want->entry, want->slot,
                                   gather->coder, gather->in, gather->plain,
                                   header, err);

@@ -8,7 +8,6 @@
 
 #include "coding.h"
 
-enum { READ_GAP = 32768 }; /* bytes skipped over rather than seeked over */
 
 gd_status
 gd_plan_open(gd_plan *plan, gd_repo *repo, const gd_recipe *recipe,
@@ -303,13 +302,6 @@ gd_plan_sort(gd_plan *plan)
     }
 }
 
-uint64_t
-gd_plan_segment_end(const gd_want *want)
-{
-    return (uint64_t)want->entry.segment + GD_SEGMENT_HEADER +
-           want->entry.stored_length;
-}
-
 size_t
 gd_plan_segment(const gd_want *wants, size_t count)
 {
@@ -325,10 +317,10 @@ size_t
 gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *out)
 {
     size_t n = 1;
-    uint64_t end = gd_plan_segment_end(wants);
+    uint64_t end = gd_entry_segment_end(&wants->entry);
     while (n < count && wants[n].group == wants->group) {
-        uint64_t next_end = gd_plan_segment_end(&wants[n]);
-        if (wants[n].entry.segment > end + READ_GAP ||
+        uint64_t next_end = gd_entry_segment_end(&wants[n].entry);
+        if (wants[n].entry.segment > end + GD_READ_GAP ||
             next_end - wants->entry.segment > GD_READ_ONCE) {
             break;
         }

@@ -66,7 +66,6 @@ void gd_plan_sort(gd_plan *plan);
 /* Of sorted wants: how many, from the first, are of its segment; and how many
  * one read takes in, at most GD_READ_ONCE bytes (but at least a segment), and
  * where it ends. */
-uint64_t gd_plan_segment_end(const gd_want *want);
 size_t gd_plan_segment(const gd_want *wants, size_t count);
 size_t gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *end);
 /* Starts read-ahead for sorted wants. */
@@ -75,6 +74,9 @@ void gd_plan_read_ahead(const gd_want *wants, size_t count);
 void gd_plan_count(const gd_plan *plan, const gd_group *group, uint64_t start,
                    uint64_t end);
 
-enum { GD_READ_ONCE = 1 << 20 };
+enum {
+    GD_READ_ONCE = 1 << 20,
+    GD_READ_GAP = 32768, /* bytes skipped over rather than seeked over */
+};
 
 #endif

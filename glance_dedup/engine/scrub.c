@@ -237,8 +237,7 @@ same_segment(const place *places, size_t count)
 static uint64_t
 end_of(const scrub *x, const place *p)
 {
-    return (uint64_t)p->segment + GD_SEGMENT_HEADER +
-           x->entries[p->index].stored_length;
+    return gd_entry_segment_end(&x->entries[p->index]);
 }
 
 /* Makes the page cache forget the range of the next places, and has it read
