@@ -299,6 +299,18 @@ put_image(gd_repo *repo, const char *image_id, const uint8_t *data,
     return s;
 }
 
+gd_image *
+need_image(gd_repo *repo, const char *image_id)
+{
+    gd_image *image = NULL;
+    gd_error err;
+    if (!CHECK_INT(gd_image_open(repo, image_id, NULL, &image, &err), GD_OK)) {
+        fprintf(stderr, "%s\n", err.text);
+        exit(1);
+    }
+    return image;
+}
+
 gd_status
 get_image(gd_repo *repo, const char *image_id, const uint8_t *data,
           size_t length, bool *equal, gd_error *err)

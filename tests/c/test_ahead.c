@@ -71,12 +71,7 @@ put(const char *image_id, const uint8_t *data, size_t length)
 static gd_image *
 open_image(const char *image_id)
 {
-    gd_image *image = NULL;
-    if (!CHECK_INT(gd_image_open(repo, image_id, NULL, &image, &x.err),
-                   GD_OK)) {
-        fprintf(stderr, "%s\n", x.err.text);
-        exit(1);
-    }
+    gd_image *image = need_image(repo, image_id);
     asked_count = 0;
     return image;
 }

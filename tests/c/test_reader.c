@@ -52,18 +52,6 @@ put(const char *image_id, const uint8_t *data, size_t length)
     }
 }
 
-static gd_image *
-open_image(const char *image_id)
-{
-    gd_image *image = NULL;
-    if (!CHECK_INT(gd_image_open(repo, image_id, NULL, &image, &x.err),
-                   GD_OK)) {
-        fprintf(stderr, "%s\n", x.err.text);
-        exit(1);
-    }
-    return image;
-}
-
 /* GD_OK only with exactly these bytes. */
 static gd_status
 get(const char *image_id, const uint8_t *data, size_t length)
@@ -103,7 +91,7 @@ test_ranges(void)
         setup(512, 64, 4096, (gd_codec)codec);
         fill_image(data, SIZE, 512, 60, 1);
         put("a", data, SIZE);
-        gd_image *image = open_image("a");
+        gd_image *image = need_image(repo, "a");
         for (int i = 0; i < 1500; i++) {
             uint64_t from = next_random(&seed) % (SIZE + 100);
             size_t length = i % 3 == 0 ? next_random(&seed) % SIZE
@@ -137,7 +125,7 @@ test_windows(void)
         setup(sizes[i][0], 1024, sizes[i][1], GD_CODEC_LZ4);
         fill_image(data, SIZE, sizes[i][0], 3000, 1);
         put("a", data, SIZE);
-        gd_image *image = open_image("a");
+        gd_image *image = need_image(repo, "a");
         check_range(image, data, SIZE, 0, SIZE);
         check_range(image, data, SIZE, (4 << 20) - 1, 2);
         check_range(image, data, SIZE, 1, 4 << 20);
@@ -170,7 +158,7 @@ test_many_extents(void)
         memcpy(data + k * 512, kept, 512);
     }
     put("mixed", data, sizeof data);
-    gd_image *image = open_image("mixed");
+    gd_image *image = need_image(repo, "mixed");
     CHECK(gd_image_header(image)->extents > 19 * 102);
     CHECK(gd_image_pages(image) >= 20);
     for (uint64_t n = 1; n <= gd_image_pages(image); n++) {
@@ -204,7 +192,7 @@ test_open(void)
     put("a", data, sizeof data);
     CHECK_INT(gd_image_open(repo, "b", NULL, &image, &x.err), GD_NOTFOUND);
     CHECK_INT(gd_image_open(repo, "../a", NULL, &image, &x.err), GD_INVALID);
-    image = open_image("a");
+    image = need_image(repo, "a");
     memcpy(upload_id, gd_image_header(image)->upload_id, GD_ID_SIZE);
     CHECK(strcmp(gd_image_header(image)->project, "project") == 0);
     gd_image_close(image);
@@ -229,7 +217,7 @@ test_deleted_while_open(void)
     setup(512, 64, 4096, GD_CODEC_LZ4);
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
-    gd_image *image = open_image("a");
+    gd_image *image = need_image(repo, "a");
     CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
               GD_OK);
     check_range(image, data, sizeof data, 0, sizeof data);
@@ -558,7 +546,7 @@ test_failing_disk(void)
     setup(512, 64, 4096, GD_CODEC_LZ4);
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
-    gd_image *image = open_image("a");
+    gd_image *image = need_image(repo, "a");
     uint8_t out[512];
     size_t done;
     CHECK_INT(gd_image_read(image, out, 512, 0, &done, &x.err), GD_OK);
@@ -593,7 +581,7 @@ test_cached_ranges(void)
         setup(512, 64, 4096, (gd_codec)codec);
         fill_image(data, SIZE, 512, 2000, 1);
         put("a", data, SIZE);
-        gd_image *image = open_image("a");
+        gd_image *image = need_image(repo, "a");
         for (int b = 0; b < 4; b++) {
             gd_segcache_set_budget(repo->segcache, budgets[b]);
             for (int i = 0; i < 500; i++) {
@@ -629,7 +617,7 @@ test_cache_is_shared(void)
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
     put("b", data + 3 * 512, 4 * 512);
-    gd_image *a = open_image("a"), *b = open_image("b");
+    gd_image *a = need_image(repo, "a"), *b = need_image(repo, "b");
     check_range(a, data, sizeof data, 5, 1);
     CHECK_INT(cache_stats().misses, 1);
     CHECK(cache_stats().bytes >= 4096 && cache_stats().bytes < 5000);

@@ -39,18 +39,6 @@ teardown(void)
 }
 
 static gd_image *
-open_image(const char *image_id)
-{
-    gd_image *image = NULL;
-    if (!CHECK_INT(gd_image_open(repo, image_id, NULL, &image, &x.err),
-                   GD_OK)) {
-        fprintf(stderr, "%s\n", x.err.text);
-        exit(1);
-    }
-    return image;
-}
-
-static gd_image *
 put_and_open(const char *image_id, const uint8_t *data, size_t length)
 {
     if (!CHECK_INT(put_image(repo, image_id, data, length, 1 << 20, NULL,
@@ -59,7 +47,7 @@ put_and_open(const char *image_id, const uint8_t *data, size_t length)
         fprintf(stderr, "%s\n", x.err.text);
         exit(1);
     }
-    return open_image(image_id);
+    return need_image(repo, image_id);
 }
 
 /* Half of each block compresses, and no two are alike. */
@@ -590,7 +578,7 @@ test_rewritten_group(void)
                             &x.err),
                   GD_OK);
         gd_repo_close(other);
-        image = open_image("b");
+        image = need_image(repo, "b");
         if (what == 0) {
             check_ranges(image, data, sizeof data, &all, 1);
         } else {
@@ -649,7 +637,7 @@ test_failures(void)
             received r;
             gd_repo_close(repo);
             repo = scratch_repo_filter(&x);
-            gd_image *image = open_image("a");
+            gd_image *image = need_image(repo, "a");
             uint64_t faults = fault_env_faults(&x.f);
             fault_env_fail(&x.f, kind == 0 ? FAULT_ANY : FAULT_ALLOC, n,
                            errors[kind], kind == 0 && n % 2 == 0);
