@@ -17,8 +17,6 @@ Who asks is said by the headers that Keystone's middleware would set.
 """
 
 import json
-import pathlib
-import sys
 
 import pytest
 
@@ -30,32 +28,7 @@ noise = repositories.noise
 MIB = 1 << 20
 
 
-class Server(glance_server.GlanceServer):
-    @staticmethod
-    def _open_policy():
-        """Glance's own, but whoever starts it may ask whether it answers."""
-        return '"get_images": "@"\n' + ''.join(
-            f'"{name}": "role:admin or project_id:%(project_id)s"\n'
-            for name in ('get_image_location', 'set_image_location'))
-
-
-class Client(glance_server.Client):
-    def __init__(self, url, project, roles='member,reader'):
-        super().__init__(url)
-        self.who = {'X-Identity-Status': 'Confirmed', 'X-User-Id': project,
-                    'X-Project-Id': project, 'X-Tenant-Id': project,
-                    'X-Roles': roles}
-
-    def request(self, method, path, body=None, headers=None, **options):
-        return super().request(method, path, body,
-                               {**(headers or {}), **self.who}, **options)
-
-    def open(self, image_id, first=None, last=None):
-        raise NotImplementedError
-
-    def download(self, image_id):
-        return self.request('GET', f'/v2/images/{image_id}/file')[2]
-
+class Client(glance_server.ProjectClient):
     def store(self, data, name='private'):
         image_id = self.create(name='image')['id']
         self.upload(image_id, data, store=name)
@@ -69,22 +42,15 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def server(place):
-    prefix = pathlib.Path(sys.prefix)
-    paste = (prefix / 'etc/glance/glance-api-paste.ini').read_text()
-    (place / 'paste.ini').write_text(
-        paste.replace('unauthenticated-context rootapp', 'context rootapp'))
     stores = {
         name: {'type': 'dedup', 'dedup_store_datadir': place / name,
                'dedup_store_filter_dir': place / 'filter',
                'dedup_store_filter_mib': 1, 'dedup_store_scope': scope,
                'dedup_store_dedupd_socket': ''}
         for name, scope in (('private', 'project'), ('shared', 'global'))}
-    options = {
-        'DEFAULT': {'show_multiple_locations': True,
-                    'allow_anonymous_access': True},
-        'paste_deploy': {'config_file': place / 'paste.ini'}}
-    with Server(place / 'server', stores, processes=1, threads=2,
-                options=options) as running:
+    options = {'DEFAULT': {'show_multiple_locations': True}}
+    with glance_server.ProjectServer(place / 'server', stores, processes=1,
+                                     threads=2, options=options) as running:
         yield running
 
 
