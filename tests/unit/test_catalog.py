@@ -16,10 +16,10 @@ import array
 import collections
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import struct
 import threading
 
@@ -568,29 +568,31 @@ def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
         catalog.counted(txid(1))
 
 
+def _write_batches(path):
+    catalog = open_catalog(path)
+    base = catalog.sequence
+    for number in range(base + 1, base + 10000):
+        batch = catalog.batch()
+        catalog.count(batch, txid(number), pack(
+            (1, number % 30000, 9), (2, 3, 5)), facts())
+        catalog.write(batch, sync=number % 16 == 0, sequence=number)
+
+
 def test_killed_in_the_middle(path):
     """Of batches that were written each is there, or not, as a whole."""
     catalog_module.Catalog(path, REPOSITORY, create=True).close()
+    # Not forked: a child has none of the threads that LevelDB has begun here.
+    context = multiprocessing.get_context('spawn')
     for round_ in range(4):
-        def child():
-            catalog = open_catalog(path)
-            base = catalog.sequence
-            for number in range(base + 1, base + 10000):
-                batch = catalog.batch()
-                catalog.count(batch, txid(number), pack(
-                    (1, number % 30000, 9), (2, 3, 5)), facts())
-                catalog.write(batch, sync=number % 16 == 0, sequence=number)
-        pid, pipe = repositories.fork_child(child)
-        log = path / 'LOG'
+        child = context.Process(target=_write_batches, args=(path,))
+        child.start()
         try:
             repositories.eventually(
                 lambda: sum(f.stat().st_size for f in path.glob('*.log'))
                 > 200000 * (round_ + 1))
         finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(pipe)
-        assert log.exists()
+            child.kill()
+            child.join()
         catalog = open_catalog(path)
         numbers = {int.from_bytes(t, 'big') for t in catalog.txids()}
         assert numbers == set(range(1, catalog.sequence + 1))
