@@ -58,10 +58,12 @@ _MARKING = 120.0
 
 _FRAME = struct.Struct('<4sBBHIIQ')
 _PLACE = struct.Struct('<QII')
-_RECIPE = struct.Struct('<8sI4xQQQ16s16s8x')
+_RECIPE = struct.Struct('<8sI4xQQQ16s16sII')
 _EXTENT = struct.Struct('<QQI4x')
+_LENGTH = struct.Struct('<32xI')  # of a block, behind its fingerprint
 _FRAME_MAGIC = b'GDFR'
-_RECIPE_MAGIC = b'GDWIRE\0\1'
+_RECIPE_MAGIC = b'GDWIRE\0'
+_RECIPE_VERSION = 2
 #: Blocks of an extent, which lies in one group.
 _MOST_BLOCKS = 32768
 _BLOCK = 36                     # fingerprint, length
@@ -306,6 +308,8 @@ class RecipeHeader:
     fingerprint: str
     scope: bytes
     """the id of that of the fingerprints"""
+    cutting: str
+    """as in the repository's parameters"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +327,7 @@ class Recipe:
     """What an image consists of, as it comes.
 
     Iterating gives its extents, checked: they follow each other and make up
-    the image; all blocks but its last have the block size.
+    the image; blocks have at most the block size, and make up their extent.
 
     :ivar upload_id: the upload that wrote the image
     """
@@ -335,18 +339,25 @@ class Recipe:
         upload_id = answer.header('ETag').strip('"')
         if not re.fullmatch('[0-9a-f]{32}', upload_id):
             raise self._bad('the answer does not say of which upload it is')
-        (magic, block_size, size, zero_bytes, extents, name,
-         scope) = _RECIPE.unpack(answer.read_exactly(_RECIPE.size, timeout))
-        if magic != _RECIPE_MAGIC:
+        (magic, block_size, size, zero_bytes, extents, name, scope, minimum,
+         average) = _RECIPE.unpack(answer.read_exactly(_RECIPE.size, timeout))
+        if magic[:-1] != _RECIPE_MAGIC:
             raise self._bad('the answer is not a recipe')
+        if magic[-1] != _RECIPE_VERSION:
+            raise self._bad(f'the recipe is of version {magic[-1]}; this '
+                            f'program knows {_RECIPE_VERSION}')
         if not 512 <= block_size <= 65536 or block_size & (block_size - 1):
             raise self._bad(f'the recipe has blocks of {block_size} bytes')
+        if (minimum or average) and not 64 <= minimum < average < block_size:
+            raise self._bad(f'the recipe has blocks of {minimum} to '
+                            f'{block_size} bytes, on an average {average}')
         if size >= 1 << 62 or zero_bytes > size or extents > size:
             raise self._bad(f'the recipe is of {size} bytes, {zero_bytes} '
                             f'zeros and {extents} extents')
         self.header = RecipeHeader(
             block_size, size, zero_bytes, extents,
-            name.rstrip(b'\0').decode('ascii', 'replace'), scope)
+            name.rstrip(b'\0').decode('ascii', 'replace'), scope,
+            f'gear {minimum} {average}' if average else 'fixed')
         self.upload_id = upload_id
 
     def __iter__(self) -> Iterator[RecipeExtent]:
@@ -367,21 +378,15 @@ class Recipe:
             self._answer.read_exactly(_EXTENT.size, self._timeout))
         # Which also bounds what is read and kept of it.
         if (offset != end or not 0 < length <= header.size - offset
-                or blocks > _MOST_BLOCKS
-                or blocks not in (0, -(-length // header.block_size))):
+                or blocks > min(length, _MOST_BLOCKS)):
             raise self._bad(f'the recipe has an extent of {length} bytes and '
                             f'{blocks} blocks at {offset}, behind {end}')
-        if length % header.block_size and offset + length != header.size:
-            raise self._bad(f'the recipe has a part of a block at {offset}')
         table = self._answer.read_exactly(blocks * _BLOCK, self._timeout)
-        full = min(blocks, length // header.block_size)
-        lengths = struct.pack('<I', header.block_size) * full
-        if full < blocks:
-            lengths += struct.pack('<I', length % header.block_size)
-        for lane in range(4):
-            if table[32 + lane::_BLOCK] != lengths[lane::4]:
-                raise self._bad('the recipe has a block of another length '
-                                f'in the extent at {offset}')
+        lengths = [n for n, in _LENGTH.iter_unpack(table)]
+        if blocks and not (0 < min(lengths) and max(lengths)
+                           <= header.block_size and sum(lengths) == length):
+            raise self._bad('the recipe has a block of another length '
+                            f'in the extent at {offset}')
         return RecipeExtent(offset, length, blocks, table)
 
     def close(self) -> None:

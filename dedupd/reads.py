@@ -20,11 +20,11 @@ that takes nothing holds four of 64 KiB and no thread.
 """
 
 import asyncio
+import bisect
 import collections
 from collections.abc import AsyncGenerator
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterator
 import contextlib
 import re
 import struct
@@ -51,8 +51,6 @@ LARGEST = 512 * 1024
 DEPTH = 3
 #: So many bytes a thread sends before others get their turn.
 TURN = 8 * 1024 * 1024
-#: Plain bytes of the frames that are made at once.
-LOT = 2 * 1024 * 1024
 
 #: Of ``POST /v1/images/{id}/blocks``.
 RANGES_BYTES = 1024 * 1024
@@ -63,7 +61,7 @@ FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
 _UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
-_RECIPE_HEADER = struct.Struct('<8sIIQQQ16s16s8x')
+_RECIPE_HEADER = struct.Struct('<8sI4xQQQ16s16sII')
 _FRAME_HEADER = struct.pack('<4sBBHII', b'GDFR', 0, 0, 0, 0, 0)
 #: The frame that says that all came.
 END_FRAME = _FRAME_HEADER + struct.pack('<Q', xxhash.xxh3_64_intdigest(
@@ -116,9 +114,10 @@ def parse_range(value: str, size: int) -> tuple[int, int] | None:
     return begin, end
 
 
-def parse_ranges(body: Any, size: int,
-                 block_size: int) -> list[tuple[int, int]]:
+def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
     """The ranges of the body of ``POST .../blocks``.
+
+    Whether they lie at blocks, the engine knows.
 
     :raises http.HTTPError: 400 or 416
     """
@@ -141,28 +140,17 @@ def parse_ranges(body: Any, size: int,
             raise http.HTTPError(
                 416, f'The image has {size} bytes, and not the range '
                      f'{[offset, length]}.')
-        if offset % block_size or (before % block_size and before != size):
-            raise http.HTTPError(
-                400, f'{[offset, length]} does not lie at blocks of '
-                     f'{block_size} bytes.')
     return [(offset, length) for offset, length in ranges]
 
 
-def lots(ranges: list[tuple[int, int]],
-         most: int) -> Iterator[list[tuple[int, int]]]:
-    """Cut ranges into lists of at most `most` bytes each."""
-    lot: list[tuple[int, int]] = []
-    room = most
-    for offset, length in ranges:
-        while length:
-            take = min(length, room)
-            lot.append((offset, take))
-            offset, length, room = offset + take, length - take, room - take
-            if not room:
-                yield lot
-                lot, room = [], most
-    if lot:
-        yield lot
+def rest_of(ranges: list[tuple[int, int]],
+            end: int) -> list[tuple[int, int]]:
+    """What of ranges in order lies behind an offset."""
+    first = bisect.bisect_right(ranges, end, key=sum)
+    rest = ranges[first:]
+    if rest and rest[0][0] < end:
+        rest[0] = end, sum(rest[0]) - end
+    return rest
 
 
 class Reads:
@@ -228,8 +216,7 @@ class Reads:
         """POST /v1/images/{image_id}/blocks"""
         image = await self._open(request, image_id)
         try:
-            ranges = parse_ranges(request.json(), image.size,
-                                  self._repository.parameters.block_size)
+            ranges = parse_ranges(request.json(), image.size)
         except BaseException:
             await self._run(image.close)
             raise
@@ -301,9 +288,10 @@ class Reads:
         try:
             stat, parameters = image.stat, self._repository.parameters
             yield _RECIPE_HEADER.pack(
-                b'GDWIRE\0\1', parameters.block_size, 0, stat.size,
+                b'GDWIRE\0\2', parameters.block_size, stat.size,
                 stat.zero_bytes, stat.extents,
-                parameters.fingerprint.encode(), bytes.fromhex(stat.scope))
+                parameters.fingerprint.encode(), bytes.fromhex(stat.scope),
+                *parameters.cuts)
             page = 0
             while data := await self._run(image.describe, page):
                 yield data
@@ -317,15 +305,13 @@ class Reads:
         """The frames of ranges, read one lot ahead; then that which ends."""
         reading = None
         try:
-            remaining = lots(ranges, LOT)
-            lot = next(remaining, None)
-            if lot is not None:
-                reading = self._run(image.frames, lot)
+            if ranges:
+                reading = self._run(image.frames, ranges)
             while reading is not None:
-                frames = await reading
-                lot = next(remaining, None)
-                reading = None if lot is None else (
-                    self._run(image.frames, lot))
+                frames, end = await reading
+                ranges = rest_of(ranges, end)
+                reading = (self._run(image.frames, ranges) if ranges
+                           else None)
                 while frames:
                     yield frames.pop(0)
             yield END_FRAME

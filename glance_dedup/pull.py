@@ -115,6 +115,8 @@ def _why_whole(ours: repository_module.Parameters,
     if ours.block_size != theirs.block_size:
         return (f'blocks have {ours.block_size} bytes here and '
                 f'{theirs.block_size} there')
+    if ours.cutting != theirs.cutting:
+        return f'cutting is {ours.cutting} here and {theirs.cutting} there'
     if ours.fingerprint != theirs.fingerprint:
         return (f'the fingerprint is {ours.fingerprint} here and '
                 f'{theirs.fingerprint} there')
@@ -158,13 +160,13 @@ class _Blocks:
 
     :ivar offset: in the image, of the first
     :ivar names: their fingerprints
-    :ivar lengths: their lengths, packed
+    :ivar lengths: their lengths
     :ivar addresses: where they are here, 0 for those that are not
     """
 
     offset: int
     names: list[bytes]
-    lengths: bytes
+    lengths: array.array
     addresses: Any = None
 
 
@@ -174,7 +176,8 @@ class _Lot:
 
     :ivar parts: runs of blocks, and numbers of zeros, in order
     :ivar end: the offset behind it
-    :ivar wanted: what is to come, by the number of the block in the image
+    :ivar wanted: what is to come, by the block's offset in the image:
+        fingerprint and length
     :ivar names: the fingerprints of these
     :ivar received: what came, by fingerprint
     :ivar before: lots of which it uses what came once more
@@ -202,15 +205,9 @@ def _lots(file: Any, block_size: int) -> Iterator[_Lot]:
             offset += length
         while blocks:
             take = min(blocks, room)
-            table = file.read(take * _RECORD)
-            part = _Blocks(
-                offset,
-                [table[at:at + _FINGERPRINT]
-                 for at in range(0, len(table), _RECORD)],
-                b''.join([table[at + _FINGERPRINT:at + _RECORD]
-                          for at in range(0, len(table), _RECORD)]))
+            part = _Blocks(offset, *_columns(file.read(take * _RECORD)))
             parts.append(part)
-            offset += sum(array.array('I', part.lengths))
+            offset += sum(part.lengths)
             blocks -= take
             room -= take
             if not room:
@@ -221,6 +218,15 @@ def _lots(file: Any, block_size: int) -> Iterator[_Lot]:
             parts, room = [], most
     if parts:
         yield _Lot(parts, offset)
+
+
+def _columns(table: bytes) -> tuple[list[bytes], array.array]:
+    """The fingerprints and the lengths of a table of blocks."""
+    return ([table[at:at + _FINGERPRINT]
+             for at in range(0, len(table), _RECORD)],
+            array.array('I', b''.join(
+                [table[at + _FINGERPRINT:at + _RECORD]
+                 for at in range(0, len(table), _RECORD)])))
 
 
 class _Puller:
@@ -297,26 +303,25 @@ class _Puller:
 
     def _look_up(self, lot: _Lot, part: _Blocks) -> None:
         part.addresses = array.array('Q', self._transaction.find(
-            b''.join(part.names), part.lengths) if self._find else bytes(
-                8 * len(part.names)))
-        lengths = array.array('I', part.lengths)
-        first = part.offset // self._parameters.block_size
-        for number, address in enumerate(part.addresses):
-            name = part.names[number]
+            b''.join(part.names), part.lengths.tobytes())
+            if self._find else bytes(8 * len(part.names)))
+        offset = part.offset
+        for name, length, address in zip(part.names, part.lengths,
+                                         part.addresses):
             # Of what is asked for and not stored yet, find does not know.
             if address or name in lot.names or any(
                     name in earlier.names for earlier in lot.before):
                 self.found += 1
             else:
                 lot.names.add(name)
-                lot.wanted[first + number] = name, lengths[number]
+                lot.wanted[offset] = name, length
+            offset += length
 
     def _fetch(self, lot: _Lot) -> None:
         """Receive the blocks of a lot, in a thread."""
         wanted = dict(lot.wanted)
         for frame in self._client.blocks(
-                self._image_id, self._recipe.upload_id,
-                _ranges(wanted, self._parameters.block_size)):
+                self._image_id, self._recipe.upload_id, _ranges(wanted)):
             view = memoryview(frame.plain)
             for offset, start, length in frame.places:
                 self._take(lot, wanted, offset, view[start:start + length])
@@ -326,24 +331,23 @@ class _Puller:
     def _take(self, lot: _Lot, wanted: dict[int, tuple[bytes, int]],
               offset: int, plain: memoryview) -> None:
         """Verify the blocks that came for an offset of the image."""
-        number, odd = divmod(offset, self._parameters.block_size)
         while plain:
-            if odd or number not in wanted:
-                self._bad('what came is not the block', number)
-            name, length = wanted.pop(number)
+            if offset not in wanted:
+                self._bad('what came is not the block', offset)
+            name, length = wanted.pop(offset)
             block = plain[:length]
             if _engine.fingerprint(self._parameters.fingerprint, block,
                                    self._recipe.header.scope) != name:
-                self._bad('a block came that has not its fingerprint', number)
+                self._bad('a block came that has not its fingerprint', offset)
             # A copy: what else came in the frame is not kept.
             lot.received[name] = bytes(block)
             plain = plain[length:]
-            number += 1
+            offset += length
 
-    def _bad(self, what: str, number: int) -> None:
+    def _bad(self, what: str, offset: int) -> None:
         raise client_module.BadAnswer(
             f'{self._client.address}: image {self._image_id}, offset '
-            f'{number * self._parameters.block_size}: {what}')
+            f'{offset}: {what}')
 
     # -- storing ----------------------------------------------------------
 
@@ -370,15 +374,15 @@ class _Puller:
             while end < len(addresses) and (
                     bool(addresses[end]) == bool(addresses[first])):
                 end += 1
+            lengths = part.lengths[first:end].tobytes()
             if addresses[first]:
-                self._transaction.add(
-                    b''.join(part.names[first:end]),
-                    part.lengths[4 * first:4 * end],
-                    addresses[first:end].tobytes())
+                self._transaction.add(b''.join(part.names[first:end]), lengths,
+                                      addresses[first:end].tobytes())
             else:
-                self._transaction.write(b''.join(
-                    [self._block(lot, name)
-                     for name in part.names[first:end]]))
+                # Cut as they are there: the next pull finds them by that.
+                self._transaction.write_blocks(
+                    b''.join([self._block(lot, name)
+                              for name in part.names[first:end]]), lengths)
             first = end
 
     def _block(self, lot: _Lot, name: bytes) -> bytes:
@@ -387,12 +391,10 @@ class _Puller:
                     if name in some.received)
 
 
-def _ranges(wanted: dict[int, tuple[bytes, int]],
-            block_size: int) -> list[tuple[int, int]]:
-    """The ranges of the image that blocks make up, by their numbers."""
+def _ranges(wanted: dict[int, tuple[bytes, int]]) -> list[tuple[int, int]]:
+    """The ranges of the image that blocks make up, by their offsets."""
     ranges: list[tuple[int, int]] = []
-    for number, (_, length) in sorted(wanted.items()):
-        offset = number * block_size
+    for offset, (_, length) in sorted(wanted.items()):
         if ranges and sum(ranges[-1]) == offset:
             ranges[-1] = ranges[-1][0], ranges[-1][1] + length
         else:

@@ -7,9 +7,10 @@
 
 static size_t
 next_fixed(const gd_chunker *chunker, const uint8_t *data, size_t len,
-           bool last)
+           size_t known, bool last)
 {
     (void)data; /* a fixed cut looks at no byte */
+    (void)known;
     if (len >= chunker->max_length) {
         return chunker->max_length;
     }
@@ -27,7 +28,9 @@ gd_chunker_fixed(gd_chunker *chunker, size_t block_size, gd_error *err)
                        "two from %d to %d",
                        block_size, GD_BLOCK_MIN, GD_BLOCK_MAX);
     }
-    *chunker = (gd_chunker){.max_length = block_size, .next = next_fixed};
+    *chunker = (gd_chunker){.max_length = block_size,
+                            .average = block_size,
+                            .next = next_fixed};
     return GD_OK;
 }
 

@@ -283,13 +283,15 @@ frame_segment(void *arg, const gd_want *wants, size_t count,
     return s;
 }
 
+/* *end: of the last one. */
 static gd_status
 check_ranges(const gd_image *image, const gd_range *ranges, size_t count,
-             gd_error *err)
+             uint64_t *end, gd_error *err)
 {
-    uint64_t end = 0, size = image->recipe.header.size;
+    uint64_t size = image->recipe.header.size;
+    *end = 0;
     for (size_t i = 0; i < count; i++) {
-        if (ranges[i].offset < end || ranges[i].offset > size ||
+        if (ranges[i].offset < *end || ranges[i].offset > size ||
             ranges[i].length > size - ranges[i].offset) {
             return gd_fail(err, GD_INVALID,
                            "%s: the range of %llu bytes at offset %llu is not "
@@ -298,7 +300,7 @@ check_ranges(const gd_image *image, const gd_range *ranges, size_t count,
                            (unsigned long long)ranges[i].length,
                            (unsigned long long)ranges[i].offset);
         }
-        end = ranges[i].offset + ranges[i].length;
+        *end = ranges[i].offset + ranges[i].length;
     }
     return GD_OK;
 }
@@ -322,7 +324,7 @@ gather_frames(gd_gather *gather, framing *f, const gd_range *ranges,
 
 gd_status
 gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
-                gd_frames *frames, gd_error *err)
+                gd_frames *frames, uint64_t *end, gd_error *err)
 {
     gd_gather gather;
     const gd_env *env = image->repo->env;
@@ -334,7 +336,7 @@ gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
     *frames = (gd_frames){.env = env};
     gd_status s = gd_repo_check_owner(image->repo, err);
     if (s == GD_OK) {
-        s = check_ranges(image, ranges, count, err);
+        s = check_ranges(image, ranges, count, end, err);
     }
     if (s != GD_OK) {
         return s;
@@ -342,6 +344,7 @@ gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
     s = gd_gather_open(&gather, image->repo, &image->recipe, &taker, err);
     if (s == GD_OK) {
         s = gather_frames(&gather, &f, ranges, count, err);
+        *end = gather.plan.full ? gather.plan.left : *end;
     }
     gd_gather_close(&gather);
     env->release(env, f.plain);

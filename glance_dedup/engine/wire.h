@@ -25,7 +25,7 @@ enum {
     GD_FRAME_HEADER = 24,
     GD_FRAME_PLACE = 16,
     GD_FRAME_PLAIN = 1 << 20,  /* bytes in a frame, at most */
-    GD_FRAMES_PLAIN = 4 << 20, /* and in all frames of a call */
+    GD_FRAMES_PLAIN = 2 << 20, /* and in all frames of a call */
 };
 
 /* Bytes in a row; `ends` says where each frame ends. */
@@ -46,13 +46,15 @@ gd_status gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
                             size_t *length, gd_error *err);
 
 /* The blocks of ranges, which must be sorted, not overlap, and neither begin
- * nor end within a block: GD_INVALID otherwise, and for more than
- * GD_FRAMES_PLAIN bytes of blocks.  Zeros are left out.  Every block is verified
+ * nor end within a block: GD_INVALID otherwise.  They end with GD_FRAMES_PLAIN
+ * bytes of blocks; *end is where in the image the next call has to go on, or
+ * where the last range ends.  Zeros are left out.  Every block is verified
  * (I7).  A segment goes out as it is stored only if each byte of it is of a block
  * that is asked for: the others may be of an image that whoever asks may not
  * read.  To be freed by gd_frames_free, also after an error. */
 gd_status gd_image_frames(gd_image *image, const gd_range *ranges,
-                          size_t count, gd_frames *frames, gd_error *err);
+                          size_t count, gd_frames *frames, uint64_t *end,
+                          gd_error *err);
 void gd_frames_free(gd_frames *frames);
 
 #endif

@@ -32,15 +32,15 @@ test_one_cut(void)
     gd_error err;
     uint8_t data[1024] = {0};
     REQUIRE(gd_chunker_fixed(&c, 512, &err) == GD_OK);
-    CHECK_INT(c.next(&c, data, 0, false), 0);
-    CHECK_INT(c.next(&c, data, 0, true), 0);
-    CHECK_INT(c.next(&c, data, 1, false), 0);
-    CHECK_INT(c.next(&c, data, 1, true), 1);
-    CHECK_INT(c.next(&c, data, 511, false), 0);
-    CHECK_INT(c.next(&c, data, 511, true), 511);
-    CHECK_INT(c.next(&c, data, 512, false), 512);
-    CHECK_INT(c.next(&c, data, 512, true), 512);
-    CHECK_INT(c.next(&c, data, 1024, true), 512);
+    CHECK_INT(c.next(&c, data, 0, 0, false), 0);
+    CHECK_INT(c.next(&c, data, 0, 0, true), 0);
+    CHECK_INT(c.next(&c, data, 1, 0, false), 0);
+    CHECK_INT(c.next(&c, data, 1, 0, true), 1);
+    CHECK_INT(c.next(&c, data, 511, 0, false), 0);
+    CHECK_INT(c.next(&c, data, 511, 0, true), 511);
+    CHECK_INT(c.next(&c, data, 512, 0, false), 512);
+    CHECK_INT(c.next(&c, data, 512, 0, true), 512);
+    CHECK_INT(c.next(&c, data, 1024, 0, true), 512);
 }
 
 /* Streams of every length around a few blocks, given in portions of every
@@ -59,7 +59,7 @@ test_streams(void)
             for (size_t have = 0; start < len;) {
                 have = have + portion < len ? have + portion : len;
                 size_t n;
-                while ((n = c.next(&c, data + start, have - start,
+                while ((n = c.next(&c, data + start, have - start, 0,
                                    have == len)) != 0) {
                     start += n;
                     blocks++;

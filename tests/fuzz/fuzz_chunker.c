@@ -1,8 +1,9 @@
 /*
  * fuzz_chunker.c - where a stream is cut does not depend on the pieces it comes
- * in, and the fast test for zeros agrees with the scalar one.
+ * in; the fast cuts, and the fast test for zeros, agree with the scalar ones.
  *
- * Input: block size (1), seed of the pieces (4), the stream.
+ * Input: block size (1), seed of the pieces (4); for blocks cut by their content,
+ * the smallest and the average one (2 each); the stream.
  */
 #include "chunker.h"
 #include "fuzz.h"
@@ -28,8 +29,10 @@ cut_whole(const gd_chunker *chunker, const uint8_t *data, size_t size, cuts *c)
 {
     c->count = 0;
     while (size > 0) {
-        size_t length = chunker->next(chunker, data, size, true);
+        size_t length = chunker->next(chunker, data, size, 0, true);
         MUST(length <= size);
+        MUST(chunker->minimum == 0 ||
+             length == gd_gear_next_scalar(chunker, data, size, true));
         add_cut(c, length, chunker);
         data += length;
         size -= length;
@@ -38,12 +41,13 @@ cut_whole(const gd_chunker *chunker, const uint8_t *data, size_t size, cuts *c)
 
 /* A copy as long as what has come, so that a look beyond it is seen. */
 static size_t
-ask(const gd_chunker *chunker, const uint8_t *data, size_t length, bool last)
+ask(const gd_chunker *chunker, const uint8_t *data, size_t length,
+    size_t known, bool last)
 {
     uint8_t *copy = malloc(length + 1);
     MUST(copy != NULL);
     memcpy(copy + 1, data, length); /* of an odd alignment */
-    size_t cut = chunker->next(chunker, copy + 1, length, last);
+    size_t cut = chunker->next(chunker, copy + 1, length, known, last);
     free(copy);
     MUST(cut <= length);
     return cut;
@@ -53,7 +57,7 @@ static void
 cut_pieces(const gd_chunker *chunker, const uint8_t *data, size_t size,
            uint32_t seed, cuts *c)
 {
-    size_t from = 0, had = 0;
+    size_t from = 0, had = 0, known = 0; /* those that were too few */
     c->count = 0;
     while (from < size) {
         seed = seed * 1664525 + 1013904223;
@@ -62,11 +66,13 @@ cut_pieces(const gd_chunker *chunker, const uint8_t *data, size_t size,
         for (;;) {
             size_t cut = from == had ? 0
                                      : ask(chunker, data + from, had - from,
-                                           had == size);
+                                           known, had == size);
             if (cut == 0) {
                 MUST(had - from < chunker->max_length && had < size);
+                known = had - from;
                 break;
             }
+            known = 0;
             add_cut(c, cut, chunker);
             from += cut;
             if (from == size) {
@@ -96,6 +102,22 @@ check_zeros(const uint8_t *data, size_t size)
     }
 }
 
+static gd_status
+open_gear(gd_chunker *chunker, input *in, size_t block, bool good)
+{
+    gd_error err;
+    size_t minimum = take16(in), average = take16(in);
+    if (average % 4 != 0) { /* so that enough of them are good */
+        average = (size_t)128 << average % 8;
+        minimum = 64 + minimum % average;
+    }
+    good = good && minimum >= GD_GEAR_WINDOW && minimum < average &&
+           average < block && (average & (average - 1)) == 0;
+    gd_status s = gd_chunker_gear(chunker, minimum, average, block, &err);
+    MUST((s == GD_OK) == good && (good || err.text[0] != '\0'));
+    return s;
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -105,11 +127,13 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     gd_error err;
     size_t block = (size_t)take8(&in);
     uint32_t seed = take32(&in);
+    bool gear = block % 16 >= 8;
     block = block < 128 ? (size_t)512 << block % 8 : block * 16;
-    gd_status s = gd_chunker_fixed(&chunker, block, &err);
     bool good = block >= GD_BLOCK_MIN && block <= GD_BLOCK_MAX &&
                 (block & (block - 1)) == 0;
-    MUST((s == GD_OK) == good);
+    gd_status s = gear ? open_gear(&chunker, &in, block, good)
+                       : gd_chunker_fixed(&chunker, block, &err);
+    MUST(gear || (s == GD_OK) == good);
     check_zeros(in.at, in.left);
     if (s == GD_OK) {
         cut_whole(&chunker, in.at, in.left, &whole);

@@ -234,7 +234,8 @@ describe(session *x, unsigned image)
     }
     gd_range ranges[2] = {{0, size / 2 / 512 * 512}, {size / 2 / 512 * 512, 0}};
     ranges[1].length = size - ranges[1].offset;
-    s = gd_image_frames(open, ranges, 2, &frames, &x->r.err);
+    uint64_t end;
+    s = gd_image_frames(open, ranges, 2, &frames, &end, &x->r.err);
     must_have_words(x, s);
     gd_frames_free(&frames);
     gd_image_close(open);

@@ -4,8 +4,8 @@
  * takes apart to exactly the bytes asked for, and to no byte of a block that was
  * not asked for.
  *
- * Input: how the images are stored (2 bytes), their contents (4), flags (1:
- * ranges lie on blocks' borders), then ranges of 4 bytes.
+ * Input: how the images are cut and stored (2 bytes), their contents (4), flags
+ * (1: ranges lie on blocks' borders), then ranges of 4 bytes.
  */
 #include "coding.h"
 #include "fuzz.h"
@@ -23,6 +23,7 @@ enum {
 };
 
 static uint8_t content[LENGTH], other[LENGTH];
+static bool border[LENGTH + 1]; /* of a block */
 
 /* ---- frames, taken apart ---- */
 
@@ -101,8 +102,7 @@ are_legal(const gd_range *ranges, size_t count)
             __builtin_add_overflow(ranges[i].offset, ranges[i].length, &to) ||
             to > LENGTH ||
             (ranges[i].length > 0 &&
-             (ranges[i].offset % BLOCK != 0 ||
-              (to % BLOCK != 0 && to != LENGTH)))) {
+             (!border[ranges[i].offset] || !border[to]))) {
             return false;
         }
         end = to;
@@ -148,29 +148,49 @@ check_frames(const gd_frames *frames, const gd_range *ranges, size_t count)
 }
 
 static void
+mark_borders(const gd_chunker *chunker)
+{
+    memset(border, 0, sizeof border);
+    border[0] = true;
+    for (size_t at = 0; at < LENGTH;) {
+        at += chunker->next(chunker, content + at, LENGTH - at, 0, true);
+        border[at] = true;
+    }
+}
+
+/* So many blocks further on, or at the end. */
+static uint64_t
+further(uint64_t at, uint64_t blocks)
+{
+    while (at < LENGTH && blocks > 0) {
+        at++;
+        blocks -= border[at];
+    }
+    return at;
+}
+
+static void
 ask(repository *r, gd_image *image, input *in, bool on_borders)
 {
     gd_range ranges[RANGES];
     gd_frames frames;
     size_t count = 0;
-    uint64_t end = 0;
+    uint64_t end = 0, behind;
     while (in->left > 0 && count < RANGES) {
         uint64_t gap = take16(in), length = take16(in);
         if (on_borders) {
-            gap = gap % 8 * BLOCK;
-            length = length % 20 * BLOCK;
-            gap = end + gap < LENGTH ? gap : 0;
-            if (end + gap + length > LENGTH) {
-                length = LENGTH - end - gap;
-            }
+            gap = further(end, gap % 8) - end;
+            length = further(end + gap, length % 20) - end - gap;
         } else if (gap > 65000) {
             length = UINT64_MAX - length;
         }
         ranges[count++] = (gd_range){end + gap, length};
         end += gap + length;
     }
-    gd_status s = gd_image_frames(image, ranges, count, &frames, &r->err);
+    gd_status s =
+        gd_image_frames(image, ranges, count, &frames, &behind, &r->err);
     if (s == GD_OK) {
+        MUST(behind == end); /* it is not much */
         check_frames(&frames, ranges, count);
     } else {
         MUST(s == GD_INVALID && r->err.text[0] != '\0');
@@ -218,6 +238,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     repository_init(&r);
     r.params.codec = (gd_codec)(how % 3);
     r.params.segment_size = 512U << (how >> 2) % 6;
+    if ((how & 64) != 0) {
+        r.params.cut_minimum = 64;
+        r.params.cut_average = 128;
+    }
     repository_fill(content, LENGTH, BLOCK, kinds, seed);
     repository_fill(other, LENGTH, BLOCK, kinds, seed_other);
     MUST(repository_open(&r, (how & 128) == 0) == GD_OK);
@@ -228,6 +252,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                         NULL) == GD_OK);
     MUST(gd_image_open(r.repo, "image", NULL, &image, &r.err) == GD_OK);
     check_description(&r, image);
+    mark_borders(&r.repo->chunker);
     ask(&r, image, &in, (flags & 1) != 0);
     gd_image_close(image);
     repository_destroy(&r);

@@ -660,7 +660,11 @@ choose_parameters(world *w, input *in)
     p->reserve = 1 << 20;
     w->filter = (how & 64) == 0;
     w->scopes = (how & 128) != 0;
-    (void)take16(in);
+    uint16_t cuts = take16(in);
+    if (cuts % 3 == 1) {
+        p->cut_minimum = 64 + cuts % 64;
+        p->cut_average = 128 << cuts % 2;
+    }
 }
 
 int

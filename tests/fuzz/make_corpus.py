@@ -116,6 +116,10 @@ def filter_seeds():
 def chunker_seeds():
     for block in (0, 3, 7, 128, 130):
         yield struct.pack('<BI', block, block) + bytes(700) + b'x' * 600
+    rng = random.Random(3)
+    for block in (8, 9, 11):  # by content
+        yield (struct.pack('<BIHH', block, block, 0, 1) + rng.randbytes(900)
+               + bytes(700) + rng.randbytes(900))
 
 
 def fence_and_index_seeds():

@@ -18,9 +18,9 @@
 
 The files of a version are made once, by the last program before its release
 that writes it, and never again: what they prove is that a later program reads
-what an earlier one wrote. ``1.0-*`` are made. If a test with them fails, the
-program is at fault, not the files. A new format version gets files of its own
-beside them.
+what an earlier one wrote. ``1.0-*`` and ``1.1-*`` are made. If a test with
+them fails, the program is at fault, not the files. A new format version gets
+files of its own beside them.
 
 Each is a repository, packed, and a JSON file with what must come out of it:
 ``images`` (size, SHA-256, project and scope of each; null for what is
@@ -38,6 +38,7 @@ import tempfile
 
 from dedupd import collector
 from dedupd import merger
+from dedupd import recompressor
 from dedupd import scrubber
 from dedupd import task
 from glance_dedup import check
@@ -136,6 +137,7 @@ def maintain(maker):
         maker.put(repo, 'damaged', noise(10 * BLOCK, 310))
         with maintaining(repo) as maintainer:
             merger.run_once(maintainer, control)
+            recompressor.run_once(maintainer, control, 'zstd', 19)
             for number in (0, 1, 2, 4, 5):
                 maker.delete(repo, f'goes-{number}')
             maker.damage(repo, 'damaged', 4)
@@ -268,6 +270,7 @@ def main(version):
         make(f'{version}-hash', directory, True)
         make(f'{version}-value', directory, False, fingerprint='xxh3-128',
              compare='value', block_size=4096, segment_size=16384)
+        make(f'{version}-gear', directory, False, cutting='gear 64 256')
 
 
 if __name__ == '__main__':

@@ -342,9 +342,9 @@ def test_an_image_is_cut_off(path):
 # -- recipes ------------------------------------------------------------------
 
 def header(block_size=4096, size=10000, zeros=0, extents=1,
-           name=b'sha256', magic=b'GDWIRE\0\1', scope=bytes(16)):
-    return struct.pack('<8sI4xQQQ16s16s8x', magic, block_size, size, zeros,
-                       extents, name, scope)
+           name=b'sha256', magic=b'GDWIRE\0\2', scope=bytes(16), cuts=(0, 0)):
+    return struct.pack('<8sI4xQQQ16s16sII', magic, block_size, size, zeros,
+                       extents, name, scope, *cuts)
 
 
 def extent(offset, length, lengths):
@@ -369,14 +369,36 @@ def test_a_recipe(path):
         with client.recipe('one') as found:
             assert found.upload_id == UPLOAD
             assert found.header == client_module.RecipeHeader(
-                4096, 16484, 8192, 3, 'sha256', b's' * 16)
+                4096, 16484, 8192, 3, 'sha256', b's' * 16, 'fixed')
             assert [(e.offset, e.length, e.blocks, len(e.table))
                     for e in found] == [
                 (0, 8192, 2, 72), (8192, 8192, 0, 0), (16384, 100, 1, 36)]
 
 
+def test_a_recipe_of_blocks_of_many_lengths(path):
+    body = (header(size=9000, zeros=1000, extents=3, cuts=(512, 1024))
+            + extent(0, 4596, [500, 4096]) + extent(4596, 1000, [])
+            + extent(5596, 3404, [1, 3000, 403]))
+    with daemons.scripted(path, sends(recipe(body))), (
+            client_of(path)) as client:
+        with client.recipe('one') as found:
+            assert found.header.cutting == 'gear 512 1024'
+            assert [(e.offset, e.length, e.blocks) for e in found] == [
+                (0, 4596, 2), (4596, 1000, 0), (5596, 3404, 3)]
+
+
+def test_a_recipe_of_another_version(path):
+    body = header(magic=b'GDWIRE\0\1')
+    with daemons.scripted(path, sends(recipe(body))), (
+            client_of(path)) as client:
+        with pytest.raises(client_module.BadAnswer, match='version 1'):
+            client.recipe('one')
+
+
 @pytest.mark.parametrize('body', [
-    header(magic=b'GDWIRE\0\2'),
+    header(magic=b'GDWIRE\0\3'), header(magic=b'GDWIRD\0\2'),
+    header(cuts=(63, 1024)), header(cuts=(1024, 1024)),
+    header(cuts=(512, 4096)), header(cuts=(512, 0)), header(cuts=(0, 1024)),
     header(block_size=0), header(block_size=256), header(block_size=3000),
     header(block_size=1 << 31), header(size=1 << 63),
     header(size=10, zeros=11), header(size=10, extents=11),
@@ -395,12 +417,13 @@ def test_a_recipe(path):
     header(size=8192) + extent(0, 8192, [4096]),
     header(size=8192) + extent(0, 8192, [4096, 4096, 4096]),
     header(size=8192) + extent(0, 8192, [4096, 4095]),
+    header(size=8192) + extent(0, 8192, [4096, 4097]),
+    header(size=8192) + extent(0, 8192, [8192]),
     header(size=8192) + extent(0, 8192, [8192, 0]),
-    header(size=8192, extents=2) + extent(0, 100, [100]) + extent(
-        100, 8092, [4096, 3996]),
-    header(size=8192, extents=2) + extent(0, 100, []) + extent(
-        100, 8092, [4096, 3996]),
+    header(size=8192) + extent(0, 8192, [4096, 0, 4096]),
+    header(size=1) + extent(0, 1, [1, 0]),
     header(size=5000) + extent(0, 5000, [4096, 905]),
+    header(size=5000) + extent(0, 5000, [4096, (1 << 32) - 3192]),
     header(size=1 << 40) + struct.pack('<QQI4x', 0, 1 << 40, 1 << 28)])
 def test_bad_recipes(path, body):
     with daemons.scripted(path, sends(recipe(body))), (

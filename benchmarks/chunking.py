@@ -1,0 +1,266 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""What cutting by content saves, beside fixed blocks, and what it costs.
+
+Run it from a checkout in which the extension is built; gcc is needed::
+
+    python benchmarks/chunking.py [--rounds 3] [--cutting LIST] [--dir DIR]
+        [--plot FILE] IMAGE...
+
+For each way to cut (``--cutting``: ``BLOCK_SIZE``, or
+``MINIMUM/AVERAGE/MAXIMUM``, separated by commas) it makes a repository, and
+stores into it, with lz4, the images, and then two twins of the last of them:
+one whose partition begins at sector 63 instead of 2048, and one with 100 bytes
+put in behind its first MiB. It shows
+
+* the bytes that were new of each, in percent of what is not zeros in it;
+* what the repository takes on the disk in the end, and how much of that is
+  metadata: fingerprint stores and recipes;
+* the blocks, and how long they are: the mean, and the length below which a
+  twentieth, a quarter, half, three quarters and nineteen twentieths of the
+  bytes of the first image are in blocks;
+* the processor time that storing took, per GiB of images, and the rate of
+  cutting alone, on one core, of the first image's bytes, each as the median of
+  the rounds with the lowest and the highest, and the rate of memcpy of the
+  same bytes.
+
+An image is read into memory. ``--plot`` draws the lengths.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import common
+from common import GIB
+from common import MIB
+from common import PIECE
+import plot
+import synthetic
+
+from glance_dedup import repository
+
+CUTTINGS = ('4096,8192,1024/2048/8192,1024/4096/16384,2048/4096/16384,'
+            '2048/8192/32768,4096/8192/32768')
+SECTOR = 512
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Cutting(NamedTuple):
+    minimum: int  #: 0 where cuts are fixed
+    average: int
+    maximum: int
+
+    @classmethod
+    def parse(cls, text: str) -> 'Cutting':
+        parts = [int(n) for n in text.split('/')]
+        return cls(0, 0, *parts) if len(parts) == 1 else cls(*parts)
+
+    def __str__(self) -> str:
+        return ('/'.join(map(str, self)) if self.average
+                else f'fixed {self.maximum}')
+
+    def create(self, path: str) -> None:
+        repository.Repository.create(
+            path, block_size=self.maximum, cutting=(
+                f'gear {self.minimum} {self.average}' if self.average
+                else 'fixed'))
+
+
+def nonzero(data: bytes) -> int:
+    """The bytes that are not in blocks of zeros, of 4 KiB."""
+    zeros = bytes(4096)
+    return sum(4096 for at in range(0, len(data), 4096)
+               if data[at:at + 4096] != zeros[:len(data) - at])
+
+
+def twins(data: bytes) -> dict[str, bytes]:
+    """As if partitioned long ago; and something put in."""
+    return {'sector 63': data[:SECTOR] + data[SECTOR * (1 + 2048 - 63):],
+            '100 bytes put in': data[:MIB] + bytes(range(100)) + data[MIB:]}
+
+
+def lengths(image: repository.Image) -> list[int]:
+    """Those of an image's blocks."""
+    found: list[int] = []
+    page = 0
+    while text := image.describe(page):
+        at = 0
+        while at < len(text):
+            blocks, = struct.unpack_from('<I', text, at + 16)
+            end = at + 24 + 36 * blocks
+            found += [n for n, in struct.iter_unpack('<32xI',
+                                                     text[at + 24:end])]
+            at = end
+        page += 1
+    return sorted(found)
+
+
+def share_below(found: list[int], shares: tuple[float, ...]) -> list[int]:
+    """The lengths below which these shares of the bytes are."""
+    wanted = [share * sum(found) for share in shares]
+    below, result = 0, []
+    for length in found:
+        below += length
+        while len(result) < len(wanted) and below >= wanted[len(result)]:
+            result.append(length)
+    return result
+
+
+def disk_bytes(path: str) -> int:
+    return sum(os.stat(os.path.join(path, kind, name)).st_blocks * 512
+               for kind in ('groups', 'images')
+               for name in os.listdir(os.path.join(path, kind)))
+
+
+class Result:
+    """What came of storing the images with one cutting.
+
+    :ivar new: by image, the bytes that were new
+    """
+
+    def __init__(self) -> None:
+        self.new: dict[str, int] = {}
+        self.lengths: list[int] = []
+        self.disk = self.payload = 0
+        self.stored: list[float] = []  #: seconds of processor time per GiB
+        self.rates: list[float] = []
+        self.copies: list[float] = []
+
+    def store(self, cutting: Cutting, images: dict[str, bytes],
+              directory: str) -> None:
+        path = os.path.join(directory, 'repository')
+        cutting.create(path)
+        try:
+            with repository.Repository(
+                    path, filter_dir=directory, filter_mib=64) as repo:
+                spent = common.timed(self._put, repo, images)
+                size = sum(map(len, images.values()))
+                self.stored.append(spent.cpu / (size / GIB))
+                with repo.open_image('0') as image:
+                    self.lengths = lengths(image)
+            self.disk = disk_bytes(path)
+        finally:
+            shutil.rmtree(path)
+            common.remove_filters(directory)
+
+    def _put(self, repo: repository.Repository,
+             images: dict[str, bytes]) -> None:
+        self.payload = 0
+        for number, (name, data) in enumerate(images.items()):
+            with repo.begin(str(number)) as transaction:
+                view = memoryview(data)
+                for at in range(0, len(data), PIECE):
+                    transaction.write(view[at:at + PIECE])
+                stat = transaction.commit()
+            self.new[name] = stat.new_bytes
+            self.payload += stat.stored_bytes
+
+    def cut(self, cutting: Cutting, program: str, image: str) -> None:
+        """Measure cutting alone."""
+        done = subprocess.run(
+            [program, image, *map(str, cutting), '1'], check=True,
+            capture_output=True, text=True)
+        _, cut, copy = done.stdout.split()
+        size = os.path.getsize(image)
+        self.rates.append(size / float(cut) / 1e9)
+        self.copies.append(size / float(copy) / 1e9)
+
+
+def spread(figures: list[float]) -> str:
+    return (f'{statistics.median(figures):.2f} '
+            f'({min(figures):.2f}-{max(figures):.2f})')
+
+
+def table(head: list[str], rows: list[list[str]]) -> None:
+    print('| ' + ' | '.join(head) + ' |')
+    print('|' + ' --- |' * len(head))
+    for row in rows:
+        print('| ' + ' | '.join(row) + ' |')
+    print()
+
+
+def show(results: dict[Cutting, Result], images: dict[str, bytes]) -> None:
+    solid = {name: nonzero(data) for name, data in images.items()}
+    print('New bytes, in percent of those that are not zeros\n')
+    table(['cutting', *images, 'on the disk, MiB', 'of it metadata'],
+          [[str(cutting),
+            *[f'{100 * r.new[name] / max(1, solid[name]):.2f}'
+              for name in images],
+            f'{r.disk / MIB:.1f}',
+            f'{100 * (r.disk - r.payload) / r.disk:.1f} %']
+           for cutting, r in results.items()])
+    print('Blocks of the first image: how many, their mean, and below which '
+          'length 5, 25, 50, 75 and 95 % of the bytes are\n')
+    table(['cutting', 'blocks', 'mean', '5 %', '25 %', '50 %', '75 %', '95 %'],
+          [[str(cutting), str(len(r.lengths)),
+            f'{statistics.mean(r.lengths):.0f}',
+            *map(str, share_below(r.lengths, SHARES))]
+           for cutting, r in results.items()])
+    print('Processor time\n')
+    table(['cutting', 'storing, s/GiB', 'cutting alone, GB/s',
+           'memcpy, GB/s'],
+          [[str(cutting), spread(r.stored),
+            spread(r.rates) if cutting.average else '', spread(r.copies)]
+           for cutting, r in results.items()])
+
+
+def draw(results: dict[Cutting, Result], path: str) -> None:
+    shares = [n / 50 for n in range(1, 51)]
+    plot.lines(
+        {str(cutting): (share_below(r.lengths, tuple(shares)),
+                        [100 * share for share in shares])
+         for cutting, r in results.items() if cutting.average},
+        'length of a block, bytes', 'bytes in shorter blocks, %',
+        'How long blocks cut by their content are', path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('images', nargs='+', metavar='IMAGE')
+    parser.add_argument('--rounds', type=int, default=3,
+                        help='how often (default: %(default)s)')
+    parser.add_argument('--cutting', default=CUTTINGS, metavar='LIST',
+                        help='ways to cut (default: %(default)s)')
+    common.add_directory(parser)
+    plot.argument(parser)
+    given = parser.parse_args()
+    cuttings = [Cutting.parse(text) for text in given.cutting.split(',')]
+    images = {}
+    for name in given.images:
+        with open(name, 'rb') as f:
+            images[os.path.basename(name)] = f.read()
+    images |= twins(list(images.values())[-1])
+    results = {cutting: Result() for cutting in cuttings}
+    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
+        program = synthetic.build(directory, 'chunking')
+        common.warm_pages(sum(map(len, images.values())) // 2, directory)
+        for number in range(given.rounds):
+            for cutting, result in results.items():
+                print(f'round {number + 1}: {cutting}', file=sys.stderr)
+                result.store(cutting, images, directory)
+                result.cut(cutting, program, given.images[0])
+    show(results, images)
+    if given.plot:
+        draw(results, given.plot)
+
+
+if __name__ == '__main__':
+    main()

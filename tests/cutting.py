@@ -1,0 +1,60 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Content-defined cutting, written a second time, from the format's text."""
+
+from collections.abc import Iterator
+
+_MASK = (1 << 64) - 1
+
+
+def _constant(byte: int) -> int:
+    """Of SplitMix64 that starts with 0, the number after so many steps."""
+    z = byte * 0x9e3779b97f4a7c15 & _MASK
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 & _MASK
+    z = (z ^ z >> 27) * 0x94d049bb133111eb & _MASK
+    return z ^ z >> 31
+
+
+CONSTANTS = [_constant(byte) for byte in range(256)]
+
+
+def _zeros(data: bytes, start: int) -> int:
+    """How many zeros there are from `start` on."""
+    end = start
+    while end < len(data) and not data[end]:
+        end += 1
+    return end - start
+
+
+def lengths(data: bytes, minimum: int, average: int,
+            maximum: int) -> Iterator[int]:
+    """The lengths of the blocks of an image."""
+    start = 0
+    while start < len(data):
+        most = min(maximum, len(data) - start)
+        length = min(most, _zeros(data, start))
+        if length < minimum:
+            length = _cut(data[start:start + most], minimum, average)
+        yield length
+        start += length
+
+
+def _cut(data: bytes, minimum: int, average: int) -> int:
+    value = 0
+    for length, byte in enumerate(data, 1):
+        value = (2 * value + CONSTANTS[byte]) & _MASK
+        need = (1 << 64) // average
+        need = need // 4 if length <= average else need * 4
+        if length >= minimum and value < need:
+            return length
+    return len(data)
