@@ -284,6 +284,62 @@ transaction_find(PyObject *object, PyObject *args)
     return result;
 }
 
+/* As they come packed; NULL, and an error, if they are not of so many bytes. */
+static uint32_t *
+copy_lengths(const Py_buffer *packed, Py_ssize_t bytes)
+{
+    size_t count = (size_t)packed->len / 4;
+    uint64_t sum = 0;
+    uint32_t *lengths = PyMem_Calloc(count + 1, sizeof *lengths);
+    if (lengths == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        lengths[i] = gd_get32((const uint8_t *)packed->buf + i * 4);
+        sum += lengths[i];
+    }
+    if (packed->len % 4 != 0 || sum != (uint64_t)bytes) {
+        PyErr_SetString(PyExc_ValueError,
+                        "lengths of 4 bytes are needed, which together are "
+                        "that of the data");
+        PyMem_Free(lengths);
+        return NULL;
+    }
+    return lengths;
+}
+
+/* write_blocks(data, lengths) */
+static PyObject *
+transaction_write_blocks(PyObject *object, PyObject *args)
+{
+    transaction_object *self = (transaction_object *)object;
+    Py_buffer data, packed;
+    gd_error err;
+    gd_status s = GD_OK;
+    if (!PyArg_ParseTuple(args, "y*y*", &data, &packed)) {
+        return NULL;
+    }
+    uint32_t *lengths = copy_lengths(&packed, data.len);
+    size_t count = (size_t)packed.len / 4;
+    PyBuffer_Release(&packed);
+    if (lengths == NULL) {
+        PyBuffer_Release(&data);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = enter_transaction(self, &err);
+    if (s == GD_OK) {
+        s = gd_transaction_write_blocks(self->transaction, data.buf, lengths,
+                                        count, &err);
+        leave_transaction(self);
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(lengths);
+    PyBuffer_Release(&data);
+    return gd_py_none(object, s, &err);
+}
+
 /* add(fingerprints, lengths, addresses) */
 static PyObject *
 transaction_add(PyObject *object, PyObject *args)
@@ -383,6 +439,7 @@ static PyMethodDef transaction_methods[] = {
     {"write", transaction_write, METH_O, NULL},
     {"find", transaction_find, METH_VARARGS, NULL},
     {"add", transaction_add, METH_VARARGS, NULL},
+    {"write_blocks", transaction_write_blocks, METH_VARARGS, NULL},
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},

@@ -26,7 +26,8 @@ gd_status gd_transaction_begin(gd_repo *repo, const char *image_id,
 const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
 
 /* Appends to the image.  data is the caller's again on return.  After an error
- * only abort is left. */
+ * only abort is left.  Where blocks are cut is no concern of the caller's, and
+ * may change (phase.h), until he first calls one of those below. */
 gd_status gd_transaction_write(gd_transaction *transaction,
                                const uint8_t *data, size_t length,
                                gd_error *err);
@@ -49,6 +50,13 @@ gd_status gd_transaction_add(gd_transaction *transaction,
                              const uint32_t *lengths,
                              const gd_address *addresses, size_t count,
                              gd_error *err);
+/* Appends blocks that lie one behind the other in data, cut as they are, since
+ * they were cut elsewhere.  GD_INVALID for one that is empty or longer than any
+ * here, and after a write that ended within a block. */
+gd_status gd_transaction_write_blocks(gd_transaction *transaction,
+                                      const uint8_t *data,
+                                      const uint32_t *lengths, size_t count,
+                                      gd_error *err);
 /* Appends zeros; GD_INVALID after a write that ended within a block. */
 gd_status gd_transaction_add_zeros(gd_transaction *transaction,
                                    uint64_t length, gd_error *err);

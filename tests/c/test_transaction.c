@@ -260,8 +260,9 @@ test_interleaved(void)
     gd_recipe_header header;
     bool linked;
     uint64_t seed = 8;
-    setup();
-    repo->params.block_size = 512; /* of the handle only, for small batches */
+    scratch_init(&x);
+    x.params.block_size = 512; /* for small batches */
+    repo = scratch_repo_filter(&x);
     for (int i = 0; i < TRANSACTIONS; i++) {
         fill_image(data[i], LENGTH, 512, 300, (uint64_t)i);
         transactions[i] = begin(ids[i]);

@@ -1,0 +1,94 @@
+/*
+ * hashing.c - see hashing.h.
+ */
+#include "hashing.h"
+
+enum { TASK = 64 }; /* blocks fingerprinted in one go */
+
+struct gd_hashing {
+    gd_repo *repo;
+    gd_scope scope;
+    gd_hasher **hashers; /* one for each thread, and the waiter's */
+    /* Of the run under way: */
+    gd_block *blocks;
+    size_t count;
+    gd_job job;
+    atomic_int failed;
+};
+
+gd_status
+gd_hashing_open(gd_repo *repo, const gd_scope *scope, gd_hashing **out,
+                gd_error *err)
+{
+    unsigned count = gd_pool_threads(repo->pool) + 1;
+    gd_hashing *hashing = gd_calloc(repo->env, 1, sizeof *hashing, err);
+    if (hashing == NULL) {
+        return GD_NOMEM;
+    }
+    hashing->repo = repo;
+    hashing->scope = *scope;
+    hashing->hashers =
+        gd_calloc(repo->env, count, sizeof *hashing->hashers, err);
+    gd_status s = hashing->hashers == NULL ? GD_NOMEM : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i < count; i++) {
+        s = gd_hasher_open(repo->env, repo->digest, &hashing->hashers[i],
+                           err);
+    }
+    if (s != GD_OK) {
+        gd_hashing_close(hashing);
+        return s;
+    }
+    *out = hashing;
+    return GD_OK;
+}
+
+void
+gd_hashing_close(gd_hashing *hashing)
+{
+    gd_repo *repo = hashing->repo;
+    for (unsigned i = 0; hashing->hashers != NULL &&
+                         i <= gd_pool_threads(repo->pool); i++) {
+        if (hashing->hashers[i] != NULL) {
+            gd_hasher_close(repo->env, hashing->hashers[i]);
+        }
+    }
+    repo->env->release(repo->env, hashing->hashers);
+    repo->env->release(repo->env, hashing);
+}
+
+static void
+hash_blocks(void *arg, size_t task, unsigned worker)
+{
+    gd_hashing *hashing = arg;
+    gd_hash_input inputs[TASK];
+    size_t count = 0, end = (task + 1) * TASK;
+    for (size_t i = task * TASK; i < end && i < hashing->count; i++) {
+        gd_block *block = &hashing->blocks[i];
+        inputs[count++] = (gd_hash_input){block->data, block->length,
+                                          &block->fingerprint};
+    }
+    gd_status s = gd_hasher_compute_many(hashing->hashers[worker],
+                                         &hashing->scope, inputs, count, NULL);
+    if (s != GD_OK) {
+        atomic_store(&hashing->failed, (int)s);
+    }
+}
+
+gd_status
+gd_hashing_run(gd_hashing *hashing, gd_block *blocks, size_t count,
+               gd_error *err)
+{
+    gd_pool *pool = hashing->repo->pool;
+    hashing->blocks = blocks;
+    hashing->count = count;
+    atomic_store(&hashing->failed, GD_OK);
+    hashing->job = (gd_job){.run = hash_blocks,
+                            .arg = hashing,
+                            .tasks = (count + TASK - 1) / TASK};
+    gd_pool_submit(pool, &hashing->job);
+    gd_pool_wait(pool, &hashing->job);
+    gd_status s = (gd_status)atomic_load(&hashing->failed);
+    return s == GD_OK
+               ? GD_OK
+               : gd_fail(err, s, "a fingerprint could not be computed");
+}
