@@ -50,6 +50,8 @@ _FREED = 3
 # With what is damaged, or not valid. Void, freed and empty slots have nothing.
 _USED = (_LIVE, 4, 7)
 _POISONED = 1
+# Of a segment that was compressed anew, at least (segment.h).
+_JOINED = 256 << 10
 _SLOT_BITS = 15
 _ENTRY_WORDS = 12
 _ENTRY_BYTES = 4 * _ENTRY_WORDS
@@ -302,8 +304,8 @@ def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
         action, reason = _foresee_action(
             look, facts, number == last, evacuate_share, _has_lost(
                 look, maintainer.catalog.group(number, batch), live_share)
-            and look.live_share(
-                maintainer.repository.parameters.segment_size) < live_share)
+            and look.live_share(_segment_size(maintainer, facts))
+            < live_share)
         groups.append(GroupPlan(
             number, facts['slots'], facts['published'], look.live,
             len(look.free), look.pinned, action, reason))
@@ -312,6 +314,16 @@ def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
                      cost=_ENTRY_BYTES * facts['slots'])
     return Plan(sorted(groups, key=lambda g: g.number),
                 sum(g.free for g in groups), freed, refused)
+
+
+def _segment_size(maintainer: maintainer_module.Maintainer,
+                  facts: dict[str, int]) -> int:
+    """Of a full segment of a group, before compression."""
+    parameters = maintainer.repository.parameters
+    size = parameters.segment_size
+    if facts['codec']:
+        size = max(size, _JOINED)
+    return min(size, facts['slots'] * parameters.block_size)
 
 
 def _foresee_action(look: _Look, facts: dict[str, int], last: bool,

@@ -27,6 +27,7 @@ from pbr import version
 
 from dedupd import figures as figures_module
 from dedupd import scheduler as scheduler_module
+from glance_dedup import _engine
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
 
@@ -37,12 +38,21 @@ Fields = dict[str, Any]
 #: The arguments of each task, and their types.
 ARGUMENTS: dict[str, dict[str, type]] = {
     'account': {}, 'collect': {'dry_run': bool}, 'merge': {'dry_run': bool},
-    'scrub': {'full': bool}, 'rebuild-catalog': {}}
+    'scrub': {'full': bool},
+    'recompress': {'dry_run': bool, 'codec': str, 'level': int},
+    'rebuild-catalog': {}}
 
 #: Seconds that a call waits at most.
 LONGEST_WAIT = 60.0
 
 _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
+
+
+def _check_codec(codec: str, level: int = 0, **others: Any) -> None:
+    """Refuse a level that the codec lacks, by its name."""
+    if not 0 <= level < 256:
+        raise exceptions.InvalidParameter(f'no codec has a level {level}')
+    _engine.codec_mark(codec, level)
 
 
 class Control:
@@ -75,6 +85,7 @@ class Control:
                 'path': self._repository.path,
                 'id': parameters.repository_id,
                 'block_size': parameters.block_size,
+                'cutting': parameters.cutting,
                 'group_slots': parameters.group_slots,
                 'fingerprint': parameters.fingerprint,
                 'compare': parameters.compare},
@@ -142,6 +153,8 @@ class Control:
                 raise exceptions.InvalidParameter(
                     f'{key}: {value!r} is not of the type '
                     f'{known[key].__name__}')
+        if name == 'recompress' and 'codec' in arguments:
+            _check_codec(**arguments)
         return {'task': name,
                 'number': self._scheduler.request(name, **arguments)}
 

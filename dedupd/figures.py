@@ -96,7 +96,7 @@ class Figures:
                           if name in sums}
                 fields['unique_bytes'] = (
                     sums['unique_blocks']
-                    * self._repository.parameters.block_size)
+                    * self._repository.parameters.average_block)
         total = sum(disk.values())
         logical = fields.get('logical_bytes')
         fields |= {
@@ -154,9 +154,9 @@ class Figures:
                 'project', 'size', 'zero_bytes', 'new_bytes', 'stored_bytes',
                 'blocks', 'fragments', 'created')) | {
                     'image_id': image_id, 'damaged': True}
-        block_size = self._repository.parameters.block_size
+        average = self._repository.parameters.average_block
         return vars(stat) | {
-            'blocks': -(-(stat.size - stat.zero_bytes) // block_size)}
+            'blocks': -(-(stat.size - stat.zero_bytes) // average)}
 
     def damage(self) -> tuple[int, set[str]]:
         """Damaged blocks that are not healed, and the images that are hit."""

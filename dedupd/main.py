@@ -51,6 +51,7 @@ from dedupd import http
 from dedupd import opts
 from dedupd import reads as reads_module
 from dedupd import scheduler as scheduler_module
+from dedupd import tasks
 from dedupd import tokens as tokens_module
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
@@ -81,6 +82,7 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
          version=version.VersionInfo('glance-dedup').version_string())
     for option in opts.dedupd_opts:
         conf.dedupd[option.dest]
+    tasks.check_options(conf.dedupd)
     return conf
 
 

@@ -33,7 +33,7 @@ LOG = log.getLogger(__name__)
 MOST_EVENTS = 1000
 
 #: Tasks of which notifications tell. Accounting, each minute, is no news.
-TOLD_TASKS = frozenset(('collect', 'merge', 'scrub'))
+TOLD_TASKS = frozenset(('collect', 'merge', 'scrub', 'recompress'))
 
 _Event = tuple[str, str, scheduler_module.Fields]
 

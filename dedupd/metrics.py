@@ -38,7 +38,7 @@ _GAUGES = (
      ('daemon', 'started')),
     ('dedupd_ready', 'Whether the daemon serves requests (0 or 1).',
      ('daemon', 'ready')),
-    ('dedupd_block_size_bytes', 'Size of a block, the unit of deduplication.',
+    ('dedupd_block_size_bytes', 'Size of a block, or of the largest ones.',
      ('repository', 'block_size')),
     ('dedupd_images', 'Images in the repository.', ('space', 'images')),
     ('dedupd_logical_bytes', 'Sum of the sizes of all images.',

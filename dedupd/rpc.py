@@ -282,12 +282,13 @@ class Client:
     def sharing(self) -> Reply:
         return self._call('sharing')
 
-    def start_task(self, name: str, **arguments: bool) -> Reply:
+    def start_task(self, name: str, **arguments: bool | str | int) -> Reply:
         """Have a task run as soon as can be.
 
-        :param name: ``account``, ``collect``, ``merge``, ``scrub`` or
-            ``rebuild-catalog``
-        :param arguments: ``dry_run``, of collect and merge
+        :param name: ``account``, ``collect``, ``merge``, ``scrub``,
+            ``recompress`` or ``rebuild-catalog``
+        :param arguments: ``dry_run``, of collect, merge and recompress;
+            ``codec`` and ``level``, of recompress
         :returns: with ``number``, to wait for
         """
         return self._call('start_task', name=name, **arguments)

@@ -20,8 +20,9 @@ be made anew; reads are served meanwhile.
 Tasks run when somebody asks for them, in order, and else when their interval
 is over. Deleted and new images are counted (``account``) every minute, and
 before each collection and merging. A scrub takes long, and gives way to
-everything else between two steps. A task that fails is told in the log and in
-the status, and tried again when its time comes.
+everything else between two steps; so does recompression, which is in no hurry
+at all, and gives way to a scrub, too. A task that fails is told in the log and
+in the status, and tried again when its time comes.
 """
 
 import collections
@@ -49,7 +50,8 @@ LOG = log.getLogger(__name__)
 #: (a name is an option's).
 TASKS: dict[str, str | int] = {
     'account': 60, 'collect': 'collect_interval', 'merge': 'merge_interval',
-    'scrub': 'scrub_interval', 'rebuild-catalog': 0}
+    'scrub': 'scrub_interval', 'recompress': 'recompress_interval',
+    'rebuild-catalog': 0}
 #: Between two trials to become the maintainer, seconds.
 TRIAL_INTERVAL = 60.0
 #: Until a scrub goes on that could not come to its end, seconds.
@@ -58,7 +60,10 @@ RETRY_INTERVAL = 600.0
 SAMPLE_INTERVAL = 300.0
 
 _COUNT_FIRST = ('collect', 'merge')
-_GIVES_WAY = 'scrub'
+# Each of these also to those before it.
+_GIVE_WAY = ('scrub', 'recompress')
+# Arguments that do not hold for the rest of what they began.
+_BEGIN_ANEW = ('full',)
 _ERRORS = 20
 _MIB = 1 << 20
 
@@ -66,6 +71,11 @@ Fields = dict[str, Any]
 #: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
 #: 'error', the payload the arguments, the result, or ``{'error': sentence}``.
 Listener = Callable[[str, str, Fields], None]
+
+
+def _rank(name: str) -> int:
+    """Of two tasks the one with the lower rank goes first."""
+    return _GIVE_WAY.index(name) + 1 if name in _GIVE_WAY else 0
 
 
 class NotMaintainer(exceptions.BusyError):
@@ -112,7 +122,7 @@ class Scheduler:
         self._stopping = False
         self._numbers = 0
         self._requests: collections.deque[_Job] = collections.deque()
-        self._suspended: _Job | None = None
+        self._suspended: dict[str, _Job] = {}   # what has made way
         self._due: dict[str, float] = {}    # by time.monotonic()
         self._states = {name: _State() for name in TASKS}
         self._current: task_module.Control | None = None
@@ -185,12 +195,14 @@ class Scheduler:
                     return job.number
             self._numbers += 1
             number = self._numbers
-            underway = self._scrub_underway() if (
-                name == _GIVES_WAY and not any(arguments.values())) else None
+            underway = None if any(arguments.values()) else (
+                self._underway(name))
             if underway is not None:
                 # It is what was asked for; whoever waits for it before waits
                 # for the same.
                 underway.number = number
+                if self._states[name].control is not None:
+                    self._states[name].control.patient = False
             else:
                 self._requests.append(_Job(number, name, arguments))
                 self._make_way()
@@ -245,8 +257,8 @@ class Scheduler:
     def _status(self, name: str) -> Fields:
         state = self._states[name]
         control, job = state.control, state.job
-        waiting = any(j.name == name for j in self._requests) or (
-            self._suspended is not None and self._suspended.name == name)
+        waiting = name in self._suspended or any(
+            j.name == name for j in self._requests)
         left = None if control is None else control.seconds_left()
         due = self._due.get(name)
         return {
@@ -383,20 +395,23 @@ class Scheduler:
     def _take(self) -> _Job | None:
         if self._requests:
             return self._requests.popleft()
-        name = self._first_due()
+        suspended = min(self._suspended, key=_rank, default=None)
+        name = self._first_due(before=suspended)
         if name is not None:
             return _Job(0, name, {})
-        job, self._suspended = self._suspended, None
-        return job
+        return None if suspended is None else self._suspended.pop(suspended)
 
-    def _scrub_underway(self) -> _Job | None:
-        if self._states[_GIVES_WAY].control is not None:
-            return self._states[_GIVES_WAY].job
-        return self._suspended
+    def _underway(self, name: str) -> _Job | None:
+        """The job of a task that gives way, if it has begun."""
+        if name in _GIVE_WAY and self._states[name].control is not None:
+            return self._states[name].job
+        return self._suspended.get(name)
 
-    def _first_due(self) -> str | None:
+    def _first_due(self, before: str | None = None) -> str | None:
+        """What is due; of that, only what `before` gives way to."""
         now = time.monotonic()
-        return min((name for name, due in self._due.items() if due <= now),
+        return min((name for name, due in self._due.items() if due <= now
+                    and (before is None or _rank(name) < _rank(before))),
                    key=self._due.get, default=None)
 
     # -- one run -----------------------------------------------------------
@@ -413,7 +428,9 @@ class Scheduler:
             if first:
                 job.began, job.started = time.time(), time.monotonic()
             state.job = job
-            control = task_module.Control(self._progress, self._rate(job.name))
+            control = task_module.Control(
+                lambda *args: self._progress(job.name), self._rate(job.name),
+                patient=not job.number)
             state.control = self._current = control
             interval = self._interval(job.name)
             if interval and first:
@@ -432,8 +449,10 @@ class Scheduler:
                 with self._changed:
                     state.control = self._current = None
                     # It goes on where it is, and does not begin anew.
-                    job.arguments = {}
-                    self._suspended = job
+                    job.arguments = {
+                        key: value for key, value in job.arguments.items()
+                        if key not in _BEGIN_ANEW}
+                    self._suspended[job.name] = job
                 return
             error = 'it was stopped, since the daemon ended'
         except Exception as e:
@@ -456,10 +475,9 @@ class Scheduler:
             else:
                 state.failures += 1
             state.control = state.job = self._current = None
-            if self._suspended is not None and (
-                    self._suspended.name == job.name):
+            if not job.arguments.get('dry_run'):
                 # That was its pass, too.
-                self._suspended = None
+                self._suspended.pop(job.name, None)
             if job.name in self._due and (result or {}).get(
                     'complete') is False:
                 # A pass that something kept from ending.
@@ -474,17 +492,19 @@ class Scheduler:
             self._notify('error', job.name, {'error': error})
         self._tell()
 
-    def _progress(self, done: int, total: int, what: str) -> None:
-        """Called in each step of a task: a scrub makes way."""
+    def _progress(self, name: str) -> None:
+        """Called in each step of a task, which may have to make way."""
         with self._changed:
-            if self._requests or self._first_due() not in (None, _GIVES_WAY):
+            if name in _GIVE_WAY and (
+                    self._requests or self._first_due(before=name)):
                 self._make_way()
 
     def _make_way(self) -> None:
-        """Have a scrub that runs stop after its step; it goes on later."""
-        scrub = self._states[_GIVES_WAY].control
-        if scrub is not None:
-            scrub.stop()
+        """Have what gives way stop after its step; it goes on later."""
+        for name in _GIVE_WAY:
+            control = self._states[name].control
+            if control is not None:
+                control.stop()
 
     def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
                        error: Exception) -> None:

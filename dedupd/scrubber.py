@@ -654,7 +654,7 @@ class _Run:
         repository = self._maintainer.repository
         slots = repository.parameters.group_slots
         wanted = self._most_used(
-            self._spare_max // repository.parameters.block_size)
+            self._spare_max // repository.parameters.average_block)
         before = self._state['spares'].get('files', 0)
         files = [wanted[at:at + slots] for at in range(0, len(wanted), slots)]
         written = copied = 0

@@ -20,12 +20,24 @@ stopped without harm.
 """
 
 from collections.abc import Callable
+import os
 import threading
 import time
 
 #: How long a step is made to wait at most for the pace, seconds; so that a
 #: task that is to stop does so soon.
 LONGEST_WAIT = 0.2
+#: For how long it is watched whether others want the processors, seconds.
+WATCH = 1.0
+
+_TICKS = os.sysconf('SC_CLK_TCK')
+
+
+def idle_seconds() -> float:
+    """How long processors had nothing to do since the machine's start."""
+    with open('/proc/stat') as f:
+        # Those that wait for a disk could work.
+        return sum(map(int, f.readline().split()[4:6])) / _TICKS
 
 
 class Stopped(Exception):
@@ -41,12 +53,16 @@ class Control:
     :param progress: called as `progress(done, total, what)` after each step
     :param rate: bytes a second of the disk that the task may read and write;
         None: as fast as it goes. May be changed while the task runs.
+    :param patient: nobody waits for the task; so it gives others the
+        processors (:meth:`wait_until_idle`)
     """
 
     def __init__(self, progress: Callable[[int, int, str], None] | None = None,
                  rate: int | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic,
+                 patient: bool = False) -> None:
         self.rate = rate
+        self.patient = patient
         self.done = 0
         self.total = 0
         self.what = ''
@@ -85,6 +101,35 @@ class Control:
                 break
             self._stop.wait(min(left, LONGEST_WAIT))
             self.check()
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        :raises Stopped: if the task is to stop
+        """
+        self.step(self.done, self.total, self.what)
+        self._stop.wait(seconds)
+        self.check()
+
+    def wait_until_idle(self,
+                        idle: Callable[[], float] | None = None) -> None:
+        """If the task is patient: wait while others want the processors.
+
+        Half of them have to be idle for a while in which the task does
+        nothing itself.
+
+        :param idle: seconds that processors were idle, all together
+        :raises Stopped: if the task is to stop
+        """
+        idle = idle or idle_seconds
+        while self.patient:
+            self.step(self.done, self.total, 'waiting for idle processors')
+            before, began = idle(), self._clock()
+            self._stop.wait(WATCH)
+            self.check()
+            passed = self._clock() - began
+            if 2 * (idle() - before) >= passed * (os.cpu_count() or 1):
+                break
 
     def check(self) -> None:
         """Raise Stopped if the task is to stop."""

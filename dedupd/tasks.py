@@ -23,6 +23,8 @@ from oslo_config import cfg
 
 from dedupd import opts
 from dedupd import task
+from glance_dedup import _engine
+from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
 
 Maintainer = maintainer_module.Maintainer
@@ -40,6 +42,20 @@ def load_options(path: str | None = None) -> cfg.ConfigOpts:
          default_config_files=[] if path is None else [path],
          default_config_dirs=[])
     return conf
+
+
+def check_options(options: Any) -> None:
+    """What no single option's bounds say.
+
+    :param options: the group ``[dedupd]``
+    :raises ValueError: for a level that the codec lacks
+    """
+    if options.recompress_codec != 'none':
+        try:
+            _engine.codec_mark(options.recompress_codec,
+                               options.recompress_level)
+        except exceptions.InvalidParameter as e:
+            raise ValueError(f'recompress_level: {e}') from e
 
 
 def run(name: str, maintainer: Maintainer, control: task.Control,
@@ -91,6 +107,21 @@ def _scrub(maintainer: Maintainer, control: task.Control, options: Any,
                              spare_threshold=options.spare_threshold)
 
 
+def _recompress(maintainer: Maintainer, control: task.Control, options: Any,
+                dry_run: bool = False, codec: str | None = None,
+                level: int | None = None) -> Any:
+    from dedupd import recompressor
+
+    if codec is None:
+        codec, level = options.recompress_codec, options.recompress_level
+        if codec == 'none':
+            recompressor.give_up(maintainer)
+            return None
+    if dry_run:
+        return recompressor.plan(maintainer, codec, level or 0)
+    return recompressor.run_once(maintainer, control, codec, level or 0)
+
+
 def _rebuild(maintainer: Maintainer, control: task.Control,
              options: Any) -> None:
     maintainer.rebuild(control.step)
@@ -98,4 +129,4 @@ def _rebuild(maintainer: Maintainer, control: task.Control,
 
 _RUNS: dict[str, Callable[..., Any]] = {
     'account': _account, 'collect': _collect, 'merge': _merge,
-    'scrub': _scrub, 'rebuild-catalog': _rebuild}
+    'scrub': _scrub, 'recompress': _recompress, 'rebuild-catalog': _rebuild}

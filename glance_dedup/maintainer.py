@@ -95,6 +95,9 @@ class Maintainer:
         self.warnings: list[str] = []
         self.announced: set[int] = set()
         """Groups whose intent byte is held, to be collected next time."""
+        self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
+        """What a recompression that made way goes on with, and its codec and
+        level as numbers; it is closed with the engine."""
         self._catalog: catalog_module.Catalog | None = None
         self._unreadable: dict[str, tuple[str, int, str]] = {}
         # Counted images whose recipes are gone: transaction ids, image ids.

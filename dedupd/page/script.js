@@ -15,7 +15,7 @@
   const MOST_CELLS = 2500;
   const SHORTEST_SPAN = 3600;       // of the plot over time, seconds
   const NAMED = { account: 'Accounting', collect: 'Collection',
-                  merge: 'Merging', scrub: 'Scrub',
+                  merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
                   'rebuild-catalog': 'Rebuilding the catalog' };
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
@@ -405,8 +405,19 @@
     setText($('daemon'),
       `dedupd ${daemon.version} on ${daemon.host}, process ${daemon.pid}, `
       + `up for ${duration(now() - daemon.started)}. Repository `
-      + `${repository.id}: blocks of ${bytes(repository.block_size)}, `
+      + `${repository.id}: blocks of ${blockWords(repository)}, `
       + `${repository.fingerprint}, compared by ${repository.compare}.`);
+  }
+
+  // Of blocks that are cut by their content, the last word of "gear MINIMUM
+  // AVERAGE"; else all have one size.
+  function averageBlock(repository) {
+    return Number(repository.cutting.split(' ')[2]) || repository.block_size;
+  }
+
+  function blockWords(repository) {
+    return repository.cutting === 'fixed' ? bytes(repository.block_size)
+      : `about ${bytes(averageBlock(repository))}`;
   }
 
   function drawSplit(space) {
@@ -923,7 +934,7 @@
     names.replaceChildren(...order.map((image, i) =>
       el('li', null, el('span', { class: 'number' }, `${i + 1}`),
          name(images[image]))));
-    const blockSize = state.status ? state.status.repository.block_size : 0;
+    const blockSize = state.status ? averageBlock(state.status.repository) : 0;
     box.map = {
       count: size * size, columns: size,
       at(x, y) {

@@ -78,6 +78,11 @@ def saved(data: int, stored: int) -> Percent:
     return Percent(round(100 * (1 - stored / data), 1) + 0.0)
 
 
+def share(part: int, whole: int) -> Percent:
+    """A part of something, in percent of it."""
+    return Percent(round(100 * part / whole, 2) if whole else None)
+
+
 def add_scope(parser):
     """The option that says whose blocks a new image shares."""
     parser.add_argument(

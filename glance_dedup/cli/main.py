@@ -37,6 +37,8 @@ COMMANDS = {
     'collect': 'glance_dedup.cli.maintenance:Collect',
     'merge': 'glance_dedup.cli.maintenance:Merge',
     'scrub': 'glance_dedup.cli.maintenance:Scrub',
+    'recompress': 'glance_dedup.cli.maintenance:Recompress',
+    'space': 'glance_dedup.cli.repository:Space',
     'repository create': 'glance_dedup.cli.repository:Create',
     'repository show': 'glance_dedup.cli.repository:Show',
     'repository check': 'glance_dedup.cli.repository:Check',

@@ -132,6 +132,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                 'repository': {
                     'path': repo.path, 'id': parameters.repository_id,
                     'block_size': parameters.block_size,
+                    'cutting': parameters.cutting,
                     'group_slots': parameters.group_slots,
                     'fingerprint': parameters.fingerprint,
                     'compare': parameters.compare},
@@ -264,6 +265,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             ours = os.path.realpath(options.datadir) == os.path.realpath(path)
             for name in options:
                 options[name]
+            tasks.check_options(options)
         except (cfg.Error, ValueError) as e:
             raise common.UsageError(f'{given}: {e}') from e
         if ours or given is None:
@@ -363,6 +365,40 @@ class Scrub(TaskCommand):
 
     def take_action(self, parsed_args):
         return self.run_task(full=parsed_args.full)
+
+
+class Recompress(TaskCommand):
+    """Compress full block groups anew, smaller than uploads did.
+
+    Each group once for each codec and level. Uploads and downloads go on
+    meanwhile. A running daemon does the same when its host is idle.
+    """
+
+    task = 'recompress'
+    what = 'compressing groups anew'
+    unit = 'group'
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--codec', choices=('lz4', 'zstd'),
+            help="Instead of the daemon's options recompress_codec and "
+            'recompress_level.')
+        parser.add_argument(
+            '--level', type=int, default=0,
+            help='For zstd 1 to 19; only with --codec. Default: 0, the '
+            "codec's own.")
+        _add_dry_run(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        arguments = {'dry_run': parsed_args.dry_run}
+        if parsed_args.codec is not None:
+            arguments |= {'codec': parsed_args.codec,
+                          'level': parsed_args.level}
+        elif parsed_args.level:
+            raise common.UsageError('--level is only for --codec')
+        return self.run_task(**arguments)
 
 
 class RebuildCatalog(TaskCommand):

@@ -14,6 +14,7 @@
 
 import os
 
+from cliff import lister
 from cliff import show
 
 from glance_dedup import check
@@ -28,9 +29,16 @@ class Create(common.RepositoryCommand, show.ShowOne):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            '--block-size', type=int, default=4096, metavar='BYTES',
+            '--block-size', type=int, metavar='BYTES',
             help='The unit of deduplication: a power of two from 512 to '
-            '65536. Default: %(default)s.')
+            '65536. With --cutting gear, the size of the largest ones. '
+            'Default: 4096, with gear 16384.')
+        parser.add_argument(
+            '--cutting', default='fixed', metavar='fixed|gear',
+            help="Where images are cut into blocks: every so many bytes, or, "
+            'with gear, where the content says so. Also with the sizes of the '
+            "smallest and of an average block: 'gear 2048 4096', which is the "
+            'default of gear. Default: %(default)s.')
         parser.add_argument(
             '--group-slots', type=int, default=32768, metavar='N',
             help='Blocks in a block group, 64 to 32768. Default: '
@@ -58,6 +66,7 @@ class Create(common.RepositoryCommand, show.ShowOne):
 
         repository.Repository.create(
             self.path, block_size=parsed_args.block_size,
+            cutting=parsed_args.cutting,
             group_slots=parsed_args.group_slots,
             segment_size=parsed_args.segment_size,
             fingerprint=parsed_args.fingerprint,
@@ -131,6 +140,39 @@ class Show(common.RepositoryCommand, show.ShowOne):
                 except FileNotFoundError:
                     continue
         return count, size
+
+
+class Space(common.RepositoryCommand, lister.Lister):
+    """Show where the bytes of a repository are.
+
+    Every byte that it takes of the disk: blocks by the codec that they are
+    stored with, and all that goes with them. Percentages are of the blocks
+    that live, before compression, and of the images' bytes that are not
+    zeros.
+    """
+
+    def take_action(self, parsed_args):
+        from glance_dedup import space
+
+        def tell(error):
+            self.app.tell(error)
+            self.app.note(error)
+
+        with self.open() as repo:
+            with self.progress('looking', unit='groups') as progress:
+                parts = space.parts(repo, progress.update, tell)
+            nonzero = sum(found.size - found.zero_bytes
+                          for found in common.stats(repo, self.app))
+        plain = sum(part.plain_bytes or 0 for part in parts)
+        parts.append(space.Part('all', sum(part.bytes for part in parts),
+                                plain))
+        return (('part', 'disk_bytes', 'plain_bytes', 'percent_of_unique',
+                 'percent_of_nonzero'),
+                [(part.name, common.Size(part.bytes),
+                  None if part.plain_bytes is None
+                  else common.Size(part.plain_bytes),
+                  common.share(part.bytes, plain),
+                  common.share(part.bytes, nonzero)) for part in parts])
 
 
 class Check(common.RepositoryCommand, show.ShowOne):

@@ -293,6 +293,8 @@ decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
     record->count = gd_get32(in + 16);
     record->flags = gd_get32(in + 20);
     record->end = gd_get64(in + 24);
+    record->codec = in[32];
+    record->level = in[33];
     /* One of the highest sequences could not be superseded; none gets there by
      * counting. */
     return gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, bounds->seed) &&
@@ -330,6 +332,8 @@ gd_group_write_published(const gd_group *group, const gd_published *record,
     gd_put32(raw + 16, record->count);
     gd_put32(raw + 20, record->flags);
     gd_put64(raw + 24, record->end);
+    raw[32] = record->codec;
+    raw[33] = record->level;
     gd_put64(raw + CHECKED, gd_checksum(raw, CHECKED, group->bounds.seed));
     return gd_write_full(group->env, group->fd, raw, sizeof raw,
                          record_offset(record->sequence), group->name, err);

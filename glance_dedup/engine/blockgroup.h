@@ -52,6 +52,8 @@ typedef struct gd_published {
     uint32_t count; /* entries below it are durable */
     uint32_t flags;
     uint64_t end; /* of the last segment at the sync point; more may follow */
+    uint8_t codec, level; /* with which it was last compressed anew, or would
+                           * gain nothing by it; zeros: as it was stored */
 } gd_published;
 
 /* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION or GD_CORRUPT (also for a

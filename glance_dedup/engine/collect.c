@@ -15,34 +15,23 @@
 
 /* ---- entering and leaving ---- */
 
-/* N6.1: lease, then exclusive lock. */
 static gd_status
-lock_group(gd_repo *repo, uint32_t number, gd_error *err)
+lease_group(gd_repo *repo, uint32_t number, gd_error *err)
 {
     gd_status s = gd_locks_lease(repo->locks, number, err);
-    if (s == GD_BUSY) {
-        return gd_fail(err, s, "group %08x is being appended to",
-                       (unsigned)number);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_locks_exclude(repo->locks, number, err);
-    if (s == GD_BUSY) {
-        gd_fail(err, s, "a transaction names blocks of group %08x",
-                (unsigned)number);
-    }
-    if (s != GD_OK) {
-        gd_locks_unlease(repo->locks, number);
-    }
-    return s;
+    return s == GD_BUSY ? gd_fail(err, s, "group %08x is being appended to",
+                                  (unsigned)number)
+                        : s;
 }
 
-static void
-unlock_group(gd_repo *repo, uint32_t number)
+/* REQUIRES: the lease (N6.1). */
+static gd_status
+exclude_others(gd_repo *repo, uint32_t number, gd_error *err)
 {
-    gd_locks_admit(repo->locks, number);
-    gd_locks_unlease(repo->locks, number);
+    gd_status s = gd_locks_exclude(repo->locks, number, err);
+    return s == GD_BUSY ? gd_fail(err, s, "a transaction names blocks of "
+                                  "group %08x", (unsigned)number)
+                        : s;
 }
 
 static bool
@@ -56,35 +45,69 @@ has_state(const gd_held *held, gd_entry_state state)
     return false;
 }
 
+/* I4: after locking. */
 static gd_status
-read_group(gd_held *held, uint32_t number, gd_error *err)
+check_name(const gd_held *held, gd_error *err)
+{
+    const gd_group *group = held->group;
+    const gd_repo *repo = held->repo;
+    bool same;
+    gd_status s = gd_find_same(repo->env, group->fd, repo->root, group->name,
+                               &same, err);
+    return s != GD_OK || same ? s
+                              : gd_fail(err, GD_BUSY, "%s was replaced while "
+                                        "it was open", group->name);
+}
+
+static gd_status
+check_sealed(const gd_held *held, gd_error *err)
+{
+    const gd_published *published = &held->published;
+    bool sealed = published->count == held->group->bounds.slots &&
+                  (published->flags & GD_GROUP_POISONED) == 0;
+    return sealed ? GD_OK
+                  : gd_fail(err, GD_BUSY, "%s is not sealed: a writer may "
+                            "come to it", held->group->name);
+}
+
+/* Of what others could change if locks were of no account. */
+static gd_status
+see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
+{
+    size_t length = (size_t)gd_data_start(group->bounds.slots);
+    uint8_t *start = gd_alloc(group->env, length, err);
+    if (start == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_read_full(group->env, group->fd, start, length, 0,
+                               group->name, err);
+    *checksum = s == GD_OK ? gd_checksum(start, length, 0) : 0;
+    group->env->release(group->env, start);
+    return s;
+}
+
+static gd_status
+read_group(gd_held *held, gd_error *err)
 {
     gd_repo *repo = held->repo;
-    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
-                                O_RDWR, &held->group, err);
-    if (s != GD_OK) {
-        return s;
-    }
     gd_group *group = held->group;
-    bool same;
-    s = gd_find_same(repo->env, group->fd, repo->root, group->name, &same,
-                     err);
-    if (s != GD_OK || !same) {
-        return s != GD_OK ? s
-                          : gd_fail(err, GD_BUSY, "%s was replaced while it "
-                                    "was being opened", group->name); /* I4 */
-    }
     held->entries = gd_calloc(repo->env, group->bounds.slots,
                               sizeof *held->entries, err);
     if (held->entries == NULL) {
         return GD_NOMEM;
     }
-    s = gd_group_read_published(group, &held->published, err);
+    gd_status s = gd_group_read_published(group, &held->published, err);
     if (s == GD_OK) {
         s = gd_group_settle_name(group, repo->root, &held->published, err);
     }
     if (s == GD_OK) {
-        s = gd_appender_treat_poisoned(repo, group, &held->published, err);
+        s = held->excluded
+                ? gd_appender_treat_poisoned(repo, group, &held->published,
+                                             err)
+                : check_sealed(held, err);
+    }
+    if (s == GD_OK && !held->excluded) {
+        s = see_group(group, &held->seen, err);
     }
     if (s == GD_OK) {
         s = gd_group_read_entries(group, 0, group->bounds.slots, held->entries,
@@ -108,8 +131,39 @@ free_held(gd_held *held)
     env->release(env, held);
 }
 
-gd_status
-gd_held_open(gd_repo *repo, uint32_t number, gd_held **out, gd_error *err)
+static void
+unlock_group(gd_repo *repo, uint32_t number, bool excluded)
+{
+    if (excluded) {
+        gd_locks_admit(repo->locks, number);
+    }
+    gd_locks_unlease(repo->locks, number);
+}
+
+/* REQUIRES: the lease. */
+static gd_status
+enter_group(gd_held *held, uint32_t number, bool exclusively, gd_error *err)
+{
+    gd_repo *repo = held->repo;
+    gd_status s = GD_OK;
+    if (exclusively) {
+        s = exclude_others(repo, number, err);
+        held->excluded = s == GD_OK;
+    }
+    /* Opened after locking: nobody may replace it any more. */
+    if (s == GD_OK) {
+        s = gd_group_open(repo->env, repo->root, &repo->params, number,
+                          O_RDWR, &held->group, err);
+    }
+    if (s == GD_OK) {
+        s = check_name(held, err);
+    }
+    return s == GD_OK ? read_group(held, err) : s;
+}
+
+static gd_status
+hold_group(gd_repo *repo, uint32_t number, bool exclusively, gd_held **out,
+           gd_error *err)
 {
     gd_held *held = gd_calloc(repo->env, 1, sizeof *held, err);
     if (held == NULL) {
@@ -118,13 +172,12 @@ gd_held_open(gd_repo *repo, uint32_t number, gd_held **out, gd_error *err)
     held->repo = repo;
     gd_status s = gd_repo_check_owner(repo, err);
     if (s == GD_OK) {
-        s = lock_group(repo, number, err);
+        s = lease_group(repo, number, err);
     }
     if (s == GD_OK) {
-        /* Opened after locking: nobody may replace it any more. */
-        s = read_group(held, number, err);
+        s = enter_group(held, number, exclusively, err);
         if (s != GD_OK) {
-            unlock_group(repo, number);
+            unlock_group(repo, number, held->excluded);
         }
     }
     if (s != GD_OK) {
@@ -135,13 +188,48 @@ gd_held_open(gd_repo *repo, uint32_t number, gd_held **out, gd_error *err)
     return GD_OK;
 }
 
+gd_status
+gd_held_open(gd_repo *repo, uint32_t number, gd_held **held, gd_error *err)
+{
+    return hold_group(repo, number, true, held, err);
+}
+
+gd_status
+gd_held_lease(gd_repo *repo, uint32_t number, gd_held **held, gd_error *err)
+{
+    return hold_group(repo, number, false, held, err);
+}
+
+gd_status
+gd_held_exclude(gd_held *held, gd_error *err)
+{
+    uint64_t now;
+    if (held->excluded) {
+        return GD_OK;
+    }
+    gd_status s = exclude_others(held->repo, held->group->number, err);
+    held->excluded = s == GD_OK;
+    if (s == GD_OK) {
+        s = check_name(held, err);
+    }
+    if (s == GD_OK) {
+        s = see_group(held->group, &now, err);
+    }
+    if (s == GD_OK && now != held->seen) {
+        s = gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had not "
+                    "its lease", held->group->name);
+    }
+    return s;
+}
+
 void
 gd_held_close(gd_held *held)
 {
     gd_repo *repo = held->repo;
     uint32_t number = held->group->number;
+    bool excluded = held->excluded;
     free_held(held);
-    unlock_group(repo, number);
+    unlock_group(repo, number, excluded);
 }
 
 gd_status
@@ -182,6 +270,29 @@ next_generation(gd_held *held, gd_error *err)
     }
     if (s == GD_OK) {
         held->published = record;
+    }
+    return s;
+}
+
+gd_status
+gd_held_note_codec(gd_held *held, gd_codec codec, int level, gd_error *err)
+{
+    gd_published record = held->published;
+    record.sequence++;
+    record.codec = (uint8_t)codec;
+    record.level = (uint8_t)gd_codec_real_level(codec, level);
+    gd_status s = gd_held_check(held, err);
+    if (s == GD_OK) {
+        /* A torn write of this one falls back to that before it. */
+        s = sync_group(held->group, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_write_published(held->group, &record, err);
+    }
+    if (s == GD_OK) {
+        held->published = record;
+        s = held->excluded ? GD_OK
+                           : see_group(held->group, &held->seen, err);
     }
     return s;
 }
@@ -461,7 +572,9 @@ survey_segment(const gd_held *held, uint32_t first, survey *found)
 {
     const gd_entry *entries = held->entries;
     uint32_t slots = held->group->bounds.slots;
-    uint64_t most = held->repo->params.segment_size;
+    uint64_t most = held->published.codec == GD_CODEC_NONE
+                        ? held->repo->params.segment_size
+                        : gd_segment_joined(held->repo->params.segment_size);
     uint64_t behind = 0;
     *found = (survey){.last = first};
     for (uint32_t i = first; i < slots; i++) {
@@ -480,11 +593,9 @@ survey_segment(const gd_held *held, uint32_t first, survey *found)
         found->plain = end > found->plain ? end : found->plain;
         found->last = i;
         behind = 0;
-        if (found->plain >= most) {
-            return;
-        }
     }
-    found->plain += behind < most - found->plain ? behind : most - found->plain;
+    uint64_t room = found->plain < most ? most - found->plain : 0;
+    found->plain += behind < room ? behind : room;
 }
 
 gd_status

@@ -32,6 +32,8 @@ typedef struct gd_held {
     gd_published published;
     gd_entry *entries; /* of all slots, as they are in the file */
     bool settled;      /* every freed entry is known to be durable */
+    bool excluded;     /* the exclusive lock is held, too */
+    uint64_t seen;     /* until then: checksum of records and entries */
     bool failed;
 } gd_held;
 
@@ -40,7 +42,23 @@ typedef struct gd_held {
  * words, if either is refused; GD_NOTFOUND if there is no such group. */
 gd_status gd_held_open(gd_repo *repo, uint32_t number, gd_held **held,
                        gd_error *err);
+/* The same with the lease alone, of a group that is *sealed*: all its slots are
+ * published, and it is not poisoned, so that no writer comes to it; GD_BUSY,
+ * with words, of another.  What changes entries must not be called: only reading,
+ * rewriting (rewrite.h) and gd_held_note_codec. */
+gd_status gd_held_lease(gd_repo *repo, uint32_t number, gd_held **held,
+                        gd_error *err);
+/* Takes the exclusive lock, unless it is held: GD_BUSY, with words, if it is
+ * refused.  GD_CORRUPT if the group is not what it was when it was leased: then
+ * locks were lost, or nobody cared for them. */
+gd_status gd_held_exclude(gd_held *held, gd_error *err);
 void gd_held_close(gd_held *held);
+
+/* Has the record say that its segments were compressed with this, or would not
+ * be smaller for it.  Nothing else of the group changes; what is not written
+ * is tried again some time. */
+gd_status gd_held_note_codec(gd_held *held, gd_codec codec, int level,
+                             gd_error *err);
 
 /* GD_CLOSED once anything failed. */
 gd_status gd_held_check(const gd_held *held, gd_error *err);

@@ -1,32 +1,68 @@
 /*
  * rewrite.c - see rewrite.h.
+ *
+ * Slots are gone through in order, cut into runs, each of which becomes a
+ * segment.  A lot of runs at a time goes through three jobs of the pool's, one
+ * task for each run:
+ *
+ *     gather: read the old segments, verify   |
+ *             the blocks, compress them       | append all | read back, compare
  */
 #include "rewrite.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "fingerprint.h"
 #include "spool.h"
 #include "verify.h"
 
-enum { FIXED_HEADER = 512 };
+enum {
+    FIXED_HEADER = 512,
+    LOT_BYTES = 4 << 20, /* plain */
+    LOT_RUNS = 64,
+};
 
-typedef struct rewriting {
+/* Consecutive live slots, which become a segment. */
+typedef struct run {
+    uint32_t first, end;
+    uint32_t length; /* of the blocks together */
+    uint8_t *plain;  /* these, one behind the other */
+    uint8_t *packed; /* as they are stored, unless plain is */
+    bool copied;     /* the old segment, as it is stored */
+    gd_segment_header header;
+    uint8_t encoded[GD_SEGMENT_HEADER];
+    uint64_t read; /* bytes of old segments */
+    gd_status status;
+    gd_error err;
+} run;
+
+/* Of each thread. */
+typedef struct worker {
+    gd_hasher *hasher;
+    gd_coder *coder;
+    uint8_t *in;    /* a segment as it is stored */
+    uint8_t *plain; /* its plain bytes */
+} worker;
+
+struct gd_rewriting {
     gd_held *held;
-    const gd_codec *codec;
+    bool anew; /* all is compressed anew, with: */
+    gd_codec codec;
     int level;
     gd_spool_file file;
     gd_group target;   /* the new file, as a group */
-    gd_entry *entries; /* the new ones; of live blocks, those copied so far */
+    gd_entry *entries; /* the new ones, below next */
     uint64_t end;      /* of the new file */
-    gd_hasher *hasher;
-    gd_coder *coder;
-    uint8_t *in;     /* a segment as it is stored */
-    uint8_t *plain;  /* its plain bytes */
-    uint8_t *picked; /* those of them that go into a new one */
-    uint8_t *packed; /* compressed */
-} rewriting;
+    uint32_t next;     /* the first slot that was not gone through */
+    bool complete;
+    gd_published record; /* of the complete file */
+    worker *workers;
+    run *runs; /* the lot */
+    size_t count;
+    uint8_t *plain, *packed; /* the runs' */
+};
 
 /* ---- preparing ---- */
 
@@ -52,47 +88,81 @@ check_entries(const gd_held *held, gd_error *err)
     return GD_OK;
 }
 
-static gd_status
-open_buffers(rewriting *r, gd_error *err)
+/* The pool's threads, and the one that waits for them. */
+static unsigned
+count_workers(const gd_rewriting *r)
 {
-    gd_repo *repo = r->held->repo;
-    gd_status s = gd_hasher_open(repo->env, repo->digest, &r->hasher, err);
+    return gd_pool_threads(r->held->repo->pool) + 1;
+}
+
+static gd_status
+open_worker(gd_repo *repo, worker *w, gd_error *err)
+{
+    gd_status s = gd_hasher_open(repo->env, repo->digest, &w->hasher, err);
     if (s == GD_OK) {
-        s = gd_coder_open(repo->env, &r->coder, err);
+        s = gd_coder_open(repo->env, &w->coder, err);
     }
     if (s != GD_OK) {
         return s;
     }
-    r->entries = gd_calloc(repo->env, r->held->group->bounds.slots,
-                           sizeof *r->entries, err);
-    r->in = gd_calloc(repo->env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-    r->plain = gd_calloc(repo->env, GD_SEGMENT_MAX, 1, err);
-    r->picked = gd_calloc(repo->env, GD_SEGMENT_MAX, 1, err);
-    r->packed = gd_calloc(repo->env, GD_SEGMENT_MAX, 1, err);
-    return r->entries == NULL || r->in == NULL || r->plain == NULL ||
-                   r->picked == NULL || r->packed == NULL
-               ? GD_NOMEM
-               : GD_OK;
+    w->in = gd_alloc(repo->env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+    w->plain = gd_alloc(repo->env, GD_SEGMENT_MAX, err);
+    return w->in == NULL || w->plain == NULL ? GD_NOMEM : GD_OK;
 }
 
 static void
-close_buffers(rewriting *r)
+close_worker(const gd_env *env, worker *w)
 {
-    const gd_env *env = r->held->repo->env;
-    env->release(env, r->packed);
-    env->release(env, r->picked);
-    env->release(env, r->plain);
-    env->release(env, r->in);
-    env->release(env, r->entries);
-    gd_coder_close(env, r->coder);
-    if (r->hasher != NULL) {
-        gd_hasher_close(env, r->hasher);
+    env->release(env, w->plain);
+    env->release(env, w->in);
+    gd_coder_close(env, w->coder);
+    if (w->hasher != NULL) {
+        gd_hasher_close(env, w->hasher);
     }
+}
+
+static gd_status
+open_buffers(gd_rewriting *r, gd_error *err)
+{
+    gd_repo *repo = r->held->repo;
+    const gd_env *env = repo->env;
+    unsigned count = count_workers(r);
+    r->entries = gd_calloc(env, r->held->group->bounds.slots,
+                           sizeof *r->entries, err);
+    r->runs = gd_calloc(env, LOT_RUNS, sizeof *r->runs, err);
+    r->plain = gd_alloc(env, LOT_BYTES, err);
+    r->packed = gd_alloc(env, LOT_BYTES, err);
+    r->workers = gd_calloc(env, count, sizeof *r->workers, err);
+    gd_status s = r->entries == NULL || r->runs == NULL || r->plain == NULL ||
+                          r->packed == NULL || r->workers == NULL
+                      ? GD_NOMEM
+                      : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i < count; i++) {
+        s = open_worker(repo, &r->workers[i], err);
+    }
+    return s;
+}
+
+void
+gd_rewriting_close(gd_rewriting *r)
+{
+    gd_repo *repo = r->held->repo;
+    const gd_env *env = repo->env;
+    for (unsigned i = 0; r->workers != NULL && i < count_workers(r); i++) {
+        close_worker(env, &r->workers[i]);
+    }
+    env->release(env, r->workers);
+    env->release(env, r->packed);
+    env->release(env, r->plain);
+    env->release(env, r->runs);
+    env->release(env, r->entries);
+    gd_spool_discard(env, repo->root, &r->file); /* if it is still there */
+    env->release(env, r);
 }
 
 /* The fixed header is the same, and with it the seed of all that follows. */
 static gd_status
-start_file(rewriting *r, gd_error *err)
+start_file(gd_rewriting *r, gd_error *err)
 {
     const gd_group *old = r->held->group;
     const gd_env *env = old->env;
@@ -122,211 +192,404 @@ start_file(rewriting *r, gd_error *err)
                   : GD_OK;
 }
 
-/* ---- segments ---- */
+/* Whichever of the two files a crash leaves under the name must be whole. */
+static gd_status
+sync_old(const gd_held *held, gd_error *err)
+{
+    const gd_group *group = held->group;
+    int rc = group->env->fsync(group->env, group->fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", group->name)
+                  : GD_OK;
+}
+
+static void
+expect_segments(const gd_held *held)
+{
+    const gd_group *group = held->group;
+    uint64_t start = gd_data_start(group->bounds.slots);
+    if (held->published.end > start) {
+        group->env->start_readahead(group->env, group->fd, start,
+                                    held->published.end - start);
+    }
+}
+
+gd_status
+gd_rewriting_open(gd_held *held, const gd_codec *codec, int level,
+                  gd_rewriting **out, gd_error *err)
+{
+    gd_repo *repo = held->repo;
+    gd_status s = gd_held_check(held, err);
+    if (s == GD_OK) {
+        s = check_entries(held, err);
+    }
+    if (s == GD_OK) {
+        s = sync_old(held, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_rewriting *r = gd_calloc(repo->env, 1, sizeof *r, err);
+    if (r == NULL) {
+        return GD_NOMEM;
+    }
+    r->held = held;
+    r->anew = codec != NULL;
+    r->codec = codec != NULL ? *codec : GD_CODEC_NONE;
+    r->level = gd_codec_real_level(r->codec, level);
+    s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP, &r->file, err);
+    if (s != GD_OK) {
+        repo->env->release(repo->env, r);
+        return s;
+    }
+    s = open_buffers(r, err);
+    if (s == GD_OK) {
+        s = start_file(r, err);
+    }
+    if (s != GD_OK) {
+        gd_rewriting_close(r);
+        return s;
+    }
+    expect_segments(held);
+    *out = r;
+    return GD_OK;
+}
+
+/* ---- cutting ---- */
+
+/* Whether two neighbours go into one segment.  What no codec made smaller goes
+ * with its like: so it is found out at a quick level that it stays so. */
+static bool
+goes_with(const gd_rewriting *r, const gd_entry *first, const gd_entry *next)
+{
+    return r->anew ? (first->codec == GD_CODEC_NONE) ==
+                         (next->codec == GD_CODEC_NONE)
+                   : first->segment == next->segment;
+}
+
+/* The run that begins with a live slot. */
+static void
+cut_run(const gd_rewriting *r, uint32_t first, run *one)
+{
+    const gd_entry *entries = r->held->entries;
+    uint32_t most = GD_SEGMENT_MAX; /* of the old segment: entries that share
+                                     * bytes are not of our making */
+    if (r->anew) {
+        most = gd_segment_joined(r->held->repo->params.segment_size);
+    }
+    one->first = first;
+    one->end = first;
+    one->length = 0;
+    while (one->end < r->held->published.count &&
+           entries[one->end].state == GD_ENTRY_LIVE &&
+           goes_with(r, &entries[first], &entries[one->end]) &&
+           one->length + entries[one->end].plain_length <= most) {
+        one->length += entries[one->end].plain_length;
+        one->end++;
+    }
+}
+
+/* The next lot; empty at the end. */
+static void
+cut_lot(gd_rewriting *r)
+{
+    const gd_held *held = r->held;
+    size_t used = 0;
+    r->count = 0;
+    while (r->next < held->published.count && r->count < LOT_RUNS) {
+        if (held->entries[r->next].state != GD_ENTRY_LIVE) {
+            r->entries[r->next] = held->entries[r->next]; /* void, freed */
+            r->next++;
+            continue;
+        }
+        run *one = &r->runs[r->count];
+        cut_run(r, r->next, one);
+        if (used + one->length > LOT_BYTES) {
+            break;
+        }
+        one->plain = r->plain + used;
+        one->packed = r->packed + used;
+        used += one->length;
+        r->next = one->end;
+        r->count++;
+    }
+}
+
+/* ---- the pool's part: gathering and compressing ---- */
 
 /* Slots [first, end) that name one segment, which was read. */
 typedef struct old_segment {
     gd_segment_header header;
-    uint32_t offset;
     uint32_t first, end;
 } old_segment;
 
-static bool
-is_of_segment(const rewriting *r, const old_segment *old, uint32_t slot)
-{
-    const gd_entry *entry = &r->held->entries[slot];
-    return entry->state == GD_ENTRY_LIVE && entry->segment == old->offset;
-}
-
 static gd_status
-verify_blocks(rewriting *r, const old_segment *old, gd_verified *blocks,
-              size_t count, gd_error *err)
+verify_blocks(const gd_rewriting *r, worker *w, const old_segment *old,
+              gd_error *err)
 {
     const gd_group *group = r->held->group;
-    gd_status s = gd_verify_blocks(group, &old->header, r->plain, r->hasher,
-                                   blocks, count, err);
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        if (!blocks[i].good) {
-            s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u, in the "
-                        "segment at offset %u, is damaged", group->name,
-                        blocks[i].slot, old->offset);
-        }
-    }
-    return s;
-}
-
-/* *whole is cleared if not all of the segment's blocks are live. */
-static gd_status
-verify_segment(rewriting *r, const old_segment *old, bool *whole,
-               gd_error *err)
-{
     gd_verified blocks[GD_VERIFIED_AT_ONCE];
-    size_t count = 0;
-    for (uint32_t slot = old->first; slot < old->end; slot++) {
-        if (!is_of_segment(r, old, slot)) {
-            *whole = false;
-            continue;
+    gd_status s = GD_OK;
+    for (uint32_t slot = old->first; s == GD_OK && slot < old->end;) {
+        size_t count = 0;
+        for (; slot < old->end && count < GD_VERIFIED_AT_ONCE; slot++) {
+            blocks[count++] =
+                (gd_verified){&r->held->entries[slot], slot, false};
         }
-        blocks[count++] =
-            (gd_verified){&r->held->entries[slot], slot, false};
-        if (count == GD_VERIFIED_AT_ONCE) {
-            gd_status s = verify_blocks(r, old, blocks, count, err);
-            if (s != GD_OK) {
-                return s;
+        s = gd_verify_blocks(group, &old->header, w->plain, w->hasher, blocks,
+                             count, err);
+        for (size_t i = 0; s == GD_OK && i < count; i++) {
+            if (!blocks[i].good) {
+                s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u, in "
+                            "the segment at offset %u, is damaged",
+                            group->name, blocks[i].slot,
+                            blocks[i].entry->segment);
             }
-            count = 0;
         }
     }
-    return verify_blocks(r, old, blocks, count, err);
+    return s;
 }
 
-/* Reads the segment that the slot names, and verifies every live block of it.
- * *whole: all of its blocks live, and its checksum is right. */
+/* Reads the segment that the slot names, and verifies those blocks of it that
+ * are the run's. */
 static gd_status
-read_segment(rewriting *r, uint32_t slot, old_segment *old, bool *whole,
-             gd_error *err)
+read_segment(const gd_rewriting *r, worker *w, run *one, uint32_t slot,
+             old_segment *old, gd_error *err)
 {
-    const gd_group *group = r->held->group;
-    const gd_entry *entry = &r->held->entries[slot];
-    gd_status s = gd_group_read_segment(group, entry, slot, r->coder, r->in,
-                                        r->plain, &old->header, err);
+    const gd_entry *entries = r->held->entries;
+    gd_status s = gd_group_read_segment(r->held->group, &entries[slot], slot,
+                                        w->coder, w->in, w->plain,
+                                        &old->header, err);
     if (s != GD_OK) {
         return s;
     }
+    one->read += GD_SEGMENT_HEADER + (uint64_t)old->header.stored_length;
     uint64_t end = (uint64_t)old->header.first_slot + old->header.blocks;
-    uint32_t slots = group->bounds.slots;
-    old->offset = entry->segment;
-    old->first = slot;
-    old->end = end < slots ? (uint32_t)end : slots;
-    *whole = slot == old->header.first_slot && end == old->end &&
-             gd_segment_intact(r->in, &old->header, group->bounds.seed);
-    return verify_segment(r, old, whole, err);
+    old->first = old->end = slot;
+    while (old->end < one->end && old->end < end &&
+           entries[old->end].segment == entries[slot].segment) {
+        old->end++;
+    }
+    return verify_blocks(r, w, old, err);
+}
+
+/* Whether the run is all of this segment, down to its checksum.  One whose
+ * stored bytes have no room in the run's place is not of our making. */
+static bool
+is_whole(const gd_rewriting *r, const worker *w, const run *one,
+         const old_segment *old)
+{
+    return !r->anew && old->header.first_slot == one->first &&
+           old->header.blocks == one->end - one->first &&
+           old->header.stored_length <= one->length &&
+           gd_segment_intact(w->in, &old->header,
+                             r->held->group->bounds.seed);
 }
 
 static gd_status
-append(rewriting *r, struct iovec *pieces, int count, uint64_t length,
-       gd_error *err)
+gather(gd_rewriting *r, worker *w, run *one, gd_error *err)
 {
-    if (r->end + length > UINT32_MAX) {
-        return gd_fail(err, GD_NOSPACE, "%s would have more than 4 GiB",
-                       r->held->group->name);
-    }
-    gd_status s = gd_repo_check_room(r->held->repo, length, err);
-    return s == GD_OK
-               ? gd_writev_full(r->target.env, r->target.fd, pieces, count,
-                                r->end, r->target.name, err)
-               : s;
-}
-
-static gd_status
-copy_segment(rewriting *r, const old_segment *old, gd_error *err)
-{
-    struct iovec piece = {r->in, GD_SEGMENT_HEADER +
-                                     (size_t)old->header.stored_length};
-    uint64_t length = piece.iov_len;
-    gd_status s = append(r, &piece, 1, length, err);
-    for (uint32_t i = old->first; s == GD_OK && i < old->end; i++) {
-        r->entries[i] = r->held->entries[i];
-        r->entries[i].segment = (uint32_t)r->end;
-    }
-    r->end += length;
-    return s;
-}
-
-/* The plain bytes in picked become a segment of these slots. */
-static gd_status
-write_segment(rewriting *r, uint32_t first, uint32_t count, uint32_t length,
-              gd_codec codec, gd_error *err)
-{
-    uint8_t encoded[GD_SEGMENT_HEADER];
-    size_t stored;
-    gd_status s = gd_segment_compress(r->coder, codec, r->level, r->picked,
-                                      length, r->packed, &stored, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    gd_segment_header header = {
-        .codec = stored == 0 ? GD_CODEC_NONE : codec,
-        .blocks = count,
-        .first_slot = first,
-        .plain_length = length,
-        .stored_length = stored == 0 ? length : (uint32_t)stored,
-    };
-    struct iovec pieces[2] = {
-        {encoded, sizeof encoded},
-        {stored == 0 ? r->picked : r->packed, header.stored_length}};
-    gd_segment_header_encode(&header, r->target.bounds.seed, &pieces[1], 1,
-                             encoded);
-    uint64_t total = GD_SEGMENT_HEADER + (uint64_t)header.stored_length;
-    s = append(r, pieces, 2, total, err);
-    for (uint32_t i = first; s == GD_OK && i < first + count; i++) {
-        r->entries[i].segment = (uint32_t)r->end;
-        r->entries[i].stored_length = header.stored_length;
-        r->entries[i].codec = (uint8_t)header.codec;
-    }
-    r->end += total;
-    return s;
-}
-
-/* Its live blocks become new segments, one for each run of slots, since a
- * segment's blocks lie in consecutive ones. */
-static gd_status
-repack_segment(rewriting *r, const old_segment *old, gd_error *err)
-{
-    gd_codec codec = r->codec == NULL ? old->header.codec : *r->codec;
     gd_status s = GD_OK;
-    for (uint32_t i = old->first; s == GD_OK && i < old->end;) {
-        uint32_t n = 0, length = 0;
-        while (i + n < old->end && is_of_segment(r, old, i + n)) {
-            const gd_entry *entry = &r->held->entries[i + n];
-            if (length + entry->plain_length > GD_SEGMENT_MAX) {
-                break; /* entries that share bytes: not of our making */
-            }
-            memcpy(r->picked + length, r->plain + entry->plain_offset,
-                   entry->plain_length);
-            r->entries[i + n] = *entry;
-            r->entries[i + n].plain_offset = length;
-            length += entry->plain_length;
-            n++;
-        }
-        if (n > 0) {
-            s = write_segment(r, i, n, length, codec, err);
-        } else {
-            n = 1; /* a slot that is not of the segment */
-        }
-        i += n;
-    }
-    return s;
-}
-
-static gd_status
-write_segments(rewriting *r, gd_error *err)
-{
-    const gd_held *held = r->held;
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < held->published.count; i++) {
+    uint32_t at = 0;
+    one->copied = false;
+    one->read = 0;
+    for (uint32_t slot = one->first; s == GD_OK && slot < one->end;) {
         old_segment old;
-        bool whole;
-        if (held->entries[i].state != GD_ENTRY_LIVE) {
-            r->entries[i] = held->entries[i]; /* void, freed, damaged */
-            continue;
+        s = read_segment(r, w, one, slot, &old, err);
+        for (; s == GD_OK && slot < old.end; slot++) {
+            const gd_entry *entry = &r->held->entries[slot];
+            r->entries[slot] = *entry;
+            r->entries[slot].plain_offset = at;
+            memcpy(one->plain + at, w->plain + entry->plain_offset,
+                   entry->plain_length);
+            at += entry->plain_length;
         }
-        if (r->entries[i].state == GD_ENTRY_LIVE) {
-            continue; /* went with a segment before */
-        }
-        s = read_segment(r, i, &old, &whole, err);
-        if (s == GD_OK) {
-            s = whole && r->codec == NULL ? copy_segment(r, &old, err)
-                                          : repack_segment(r, &old, err);
+        if (s == GD_OK && is_whole(r, w, one, &old)) {
+            one->copied = true;
+            one->header = old.header;
+            memcpy(one->packed, w->in + GD_SEGMENT_HEADER,
+                   old.header.stored_length);
         }
     }
+    for (uint32_t i = one->first; one->copied && i < one->end; i++) {
+        r->entries[i].plain_offset = r->held->entries[i].plain_offset;
+    }
     return s;
+}
+
+/* The level at which a segment is packed that keeps its codec. */
+static int
+kept_level(const gd_held *held, gd_codec codec)
+{
+    int level = held->published.level;
+    bool fits = held->published.codec == codec &&
+                gd_codec_check_level(codec, level, NULL) == GD_OK;
+    return fits ? level : 0;
+}
+
+/* The plain bytes become a segment of their slots. */
+static gd_status
+pack(gd_rewriting *r, worker *w, run *one, gd_error *err)
+{
+    gd_codec old = r->held->entries[one->first].codec;
+    gd_codec codec = r->anew ? r->codec : old;
+    int level = r->anew ? r->level : kept_level(r->held, codec);
+    int quick = gd_codec_quick_level(level);
+    size_t stored = 0;
+    gd_status s = GD_OK;
+    bool likely = true;
+    if (r->anew && old == GD_CODEC_NONE && quick != level) {
+        s = gd_segment_compress(w->coder, codec, quick, one->plain,
+                                one->length, one->packed, &stored, err);
+        likely = stored > 0;
+    }
+    if (s == GD_OK && likely) {
+        s = gd_segment_compress(w->coder, codec, level, one->plain,
+                                one->length, one->packed, &stored, err);
+    }
+    one->header = (gd_segment_header){
+        .codec = stored == 0 ? GD_CODEC_NONE : codec,
+        .blocks = one->end - one->first,
+        .first_slot = one->first,
+        .plain_length = one->length,
+        .stored_length = stored == 0 ? one->length : (uint32_t)stored,
+    };
+    return s;
+}
+
+/* What is stored of a run. */
+static struct iovec
+stored_bytes(const run *one)
+{
+    bool packed = one->copied || one->header.codec != GD_CODEC_NONE;
+    return (struct iovec){packed ? one->packed : one->plain,
+                          one->header.stored_length};
+}
+
+static void
+gather_task(void *arg, size_t task, unsigned number)
+{
+    gd_rewriting *r = arg;
+    run *one = &r->runs[task];
+    worker *w = &r->workers[number];
+    one->status = gather(r, w, one, &one->err);
+    if (one->status == GD_OK && !one->copied) {
+        one->status = pack(r, w, one, &one->err);
+    }
+    if (one->status == GD_OK) {
+        struct iovec stored = stored_bytes(one);
+        gd_segment_header_encode(&one->header, r->target.bounds.seed, &stored,
+                                 1, one->encoded);
+    }
+}
+
+/* ---- the pool's part: reading back ---- */
+
+/* Whether what others will read are the blocks that were verified, whatever a
+ * codec, or memory, did to them.  (Whether the disk has it, only a later reading
+ * can tell.) */
+static gd_status
+read_back(const gd_rewriting *r, worker *w, const run *one, gd_error *err)
+{
+    gd_segment_header header;
+    const uint8_t *wanted = one->plain;
+    gd_status s = gd_group_read_segment(
+        &r->target, &r->entries[one->first], one->first, w->coder, w->in,
+        w->plain, &header, err);
+    for (uint32_t i = one->first; s == GD_OK && i < one->end; i++) {
+        const gd_entry *entry = &r->entries[i];
+        s = gd_group_match_segment(&r->target, entry, i, &header, err);
+        if (s == GD_OK && memcmp(w->plain + entry->plain_offset, wanted,
+                                 entry->plain_length) != 0) {
+            s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u is not "
+                        "what was written", r->target.name, i);
+        }
+        wanted += entry->plain_length;
+    }
+    return s;
+}
+
+static void
+read_back_task(void *arg, size_t task, unsigned number)
+{
+    gd_rewriting *r = arg;
+    run *one = &r->runs[task];
+    one->status = read_back(r, &r->workers[number], one, &one->err);
+}
+
+/* ---- a lot ---- */
+
+/* One task for each run; the error is the first run's that has one. */
+static gd_status
+run_job(gd_rewriting *r, void (*task)(void *, size_t, unsigned),
+        gd_error *err)
+{
+    gd_pool *pool = r->held->repo->pool;
+    gd_job job = {.run = task, .arg = r, .tasks = r->count};
+    gd_pool_submit(pool, &job);
+    gd_pool_wait(pool, &job);
+    for (size_t i = 0; i < r->count; i++) {
+        if (r->runs[i].status != GD_OK) {
+            if (err != NULL) {
+                *err = r->runs[i].err;
+            }
+            return r->runs[i].status;
+        }
+    }
+    return GD_OK;
+}
+
+/* Writes the lot's segments behind the others, and has their entries say so. */
+static gd_status
+append_lot(gd_rewriting *r, uint64_t *written, gd_error *err)
+{
+    struct iovec pieces[2 * LOT_RUNS];
+    uint64_t at = r->end;
+    for (size_t i = 0; i < r->count; i++) {
+        run *one = &r->runs[i];
+        pieces[2 * i] = (struct iovec){one->encoded, sizeof one->encoded};
+        pieces[2 * i + 1] = stored_bytes(one);
+        for (uint32_t slot = one->first; slot < one->end; slot++) {
+            r->entries[slot].segment = (uint32_t)at;
+            r->entries[slot].stored_length = one->header.stored_length;
+            r->entries[slot].codec = (uint8_t)one->header.codec;
+        }
+        at += GD_SEGMENT_HEADER + (uint64_t)one->header.stored_length;
+        if (at > UINT32_MAX) {
+            return gd_fail(err, GD_NOSPACE, "%s would have more than 4 GiB",
+                           r->held->group->name);
+        }
+    }
+    *written = at - r->end;
+    gd_status s = gd_repo_check_room(r->held->repo, *written, err);
+    if (s == GD_OK) {
+        s = gd_writev_full(r->target.env, r->target.fd, pieces,
+                           (int)(2 * r->count), r->end, r->target.name, err);
+    }
+    if (s == GD_OK) {
+        r->target.env->start_writeback(r->target.env, r->target.fd, r->end,
+                                       *written);
+        r->end = at;
+    }
+    return s;
+}
+
+static gd_status
+write_lot(gd_rewriting *r, uint64_t *cost, gd_error *err)
+{
+    gd_status s = run_job(r, gather_task, err);
+    if (s == GD_OK) {
+        s = append_lot(r, cost, err);
+    }
+    for (size_t i = 0; s == GD_OK && i < r->count; i++) {
+        *cost += r->runs[i].read;
+    }
+    return s == GD_OK ? run_job(r, read_back_task, err) : s;
 }
 
 /* ---- completing ---- */
 
 static gd_status
-write_entries(rewriting *r, gd_error *err)
+write_entries(gd_rewriting *r, gd_error *err)
 {
     uint32_t count = r->held->published.count;
     gd_status s = GD_OK;
@@ -345,12 +608,17 @@ write_entries(rewriting *r, gd_error *err)
 }
 
 static gd_status
-complete_file(rewriting *r, gd_published *record, gd_error *err)
+complete_file(gd_rewriting *r, gd_error *err)
 {
     const gd_env *env = r->target.env;
+    gd_published *record = &r->record;
     *record = r->held->published;
     record->flags |= GD_GROUP_UNSETTLED;
     record->end = r->end;
+    if (r->anew) {
+        record->codec = (uint8_t)r->codec;
+        record->level = (uint8_t)r->level;
+    }
     gd_status s = gd_group_next_generation(env, record, err);
     if (s == GD_OK) {
         s = write_entries(r, err);
@@ -366,8 +634,64 @@ complete_file(rewriting *r, gd_published *record, gd_error *err)
                                    r->target.name)
                    : GD_OK;
     }
+    r->complete = s == GD_OK;
     return s;
 }
+
+gd_status
+gd_rewriting_step(gd_rewriting *r, bool *done, uint64_t *cost, gd_error *err)
+{
+    gd_status s = GD_OK;
+    *cost = 0;
+    cut_lot(r);
+    if (r->count > 0) {
+        s = write_lot(r, cost, err);
+    } else if (!r->complete) {
+        s = complete_file(r, err);
+    }
+    *done = r->complete;
+    return s;
+}
+
+uint32_t
+gd_rewriting_slots(const gd_rewriting *r)
+{
+    return r->next;
+}
+
+static gd_status
+stat_file(const gd_group *group, struct stat *st, gd_error *err)
+{
+    int rc = group->env->fstat(group->env, group->fd, st);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
+                  : GD_OK;
+}
+
+static uint64_t
+whole_pages(uint64_t bytes)
+{
+    enum { PAGE = 4096 };
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+gd_status
+gd_rewriting_sizes(const gd_rewriting *r, uint64_t *before, uint64_t *after,
+                   gd_error *err)
+{
+    struct stat st;
+    gd_status s = stat_file(r->held->group, &st, err);
+    if (s == GD_OK) {
+        /* Not what the file system has set aside for a file that grows, as XFS
+         * does, or needs to find its pieces, as ext4 does. */
+        uint64_t most = whole_pages(r->held->published.end);
+        *before = (uint64_t)st.st_blocks * 512;
+        *before = *before < most ? *before : most;
+        *after = whole_pages(r->end);
+    }
+    return s;
+}
+
+/* ---- the exchange ---- */
 
 /* The new file's name is durable.  If this is lost, the next one who enters the
  * group syncs the directory once more, for nothing. */
@@ -382,10 +706,9 @@ mark_settled(gd_held *held)
     }
 }
 
-/* Puts the new file in the old one's place; from the rename on it is held's. */
+/* From the rename on the new file is held's. */
 static gd_status
-exchange(rewriting *r, const gd_published *record, uint64_t inode,
-         gd_error *err)
+exchange(gd_rewriting *r, uint64_t inode, gd_error *err)
 {
     gd_held *held = r->held;
     gd_repo *repo = held->repo;
@@ -403,7 +726,7 @@ exchange(rewriting *r, const gd_published *record, uint64_t inode,
     env->release(env, held->entries);
     held->entries = r->entries;
     r->entries = NULL;
-    held->published = *record;
+    held->published = r->record;
     held->settled = true;
     gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
     held->failed = s != GD_OK;
@@ -413,49 +736,20 @@ exchange(rewriting *r, const gd_published *record, uint64_t inode,
     return s;
 }
 
-/* Whichever of the two files a crash leaves under the name must be whole. */
-static gd_status
-sync_old(const gd_held *held, gd_error *err)
+gd_status
+gd_rewriting_exchange(gd_rewriting *r, gd_error *err)
 {
-    const gd_group *group = held->group;
-    int rc = group->env->fsync(group->env, group->fd);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", group->name)
-                  : GD_OK;
-}
-
-static gd_status
-rewrite(rewriting *r, uint64_t *bytes, gd_error *err)
-{
-    const gd_env *env = r->target.env;
-    const gd_group *group = r->held->group;
-    gd_published record;
-    struct stat before, after;
-    uint64_t start = gd_data_start(group->bounds.slots);
-    if (r->held->published.end > start) {
-        env->start_readahead(env, group->fd, start,
-                             r->held->published.end - start);
-    }
-    gd_status s = start_file(r, err);
+    struct stat st;
+    gd_status s = gd_held_check(r->held, err);
     if (s == GD_OK) {
-        s = write_segments(r, err);
+        s = stat_file(&r->target, &st, err);
     }
     if (s == GD_OK) {
-        s = complete_file(r, &record, err);
+        s = gd_held_exclude(r->held, err);
     }
-    if (s != GD_OK) {
-        return s;
-    }
-    int rc = env->fstat(env, group->fd, &before);
-    if (rc >= 0) {
-        rc = env->fstat(env, r->file.fd, &after);
-    }
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot stat %s", r->file.name);
-    }
-    s = exchange(r, &record, after.st_ino, err);
-    gd_fpcache_drop_removed(r->held->repo->cache);
-    if (s == GD_OK && before.st_blocks > after.st_blocks) {
-        *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
+    if (s == GD_OK) {
+        s = exchange(r, st.st_ino, err);
+        gd_fpcache_drop_removed(r->held->repo->cache);
     }
     return s;
 }
@@ -464,29 +758,26 @@ gd_status
 gd_held_rewrite(gd_held *held, const gd_codec *codec, int level,
                 uint64_t *bytes, gd_error *err)
 {
-    gd_repo *repo = held->repo;
-    rewriting r = {.held = held, .codec = codec, .level = level};
+    gd_rewriting *r;
+    bool done = false;
+    uint64_t cost, before, after;
     *bytes = 0;
-    gd_status s = gd_held_check(held, err);
-    if (s == GD_OK) {
-        s = check_entries(held, err);
-    }
-    if (s == GD_OK) {
-        s = sync_old(held, err);
-    }
-    if (s == GD_OK) {
-        s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP, &r.file,
-                            err);
-    }
+    gd_status s = gd_rewriting_open(held, codec, level, &r, err);
     if (s != GD_OK) {
         return s;
     }
-    r.target.env = repo->env;
-    s = open_buffers(&r, err);
-    if (s == GD_OK) {
-        s = rewrite(&r, bytes, err);
+    while (s == GD_OK && !done) {
+        s = gd_rewriting_step(r, &done, &cost, err);
     }
-    close_buffers(&r);
-    gd_spool_discard(repo->env, repo->root, &r.file); /* if it is still there */
+    if (s == GD_OK) {
+        s = gd_rewriting_sizes(r, &before, &after, err);
+    }
+    if (s == GD_OK) {
+        s = gd_rewriting_exchange(r, err);
+    }
+    if (s == GD_OK && before > after) {
+        *bytes = before - after;
+    }
+    gd_rewriting_close(r);
     return s;
 }

@@ -288,6 +288,8 @@ open_world(world *w, const fault_task *task)
     w->x.params.segment_size = 4096;
     w->x.params.by_value = task->by_value;
     w->x.params.direct_io = task->direct_io;
+    w->x.params.cut_minimum = task->gear ? 64 : 0;
+    w->x.params.cut_average = task->gear ? 256 : 0;
     w->x.params.codec = task->by_value ? GD_CODEC_ZSTD : GD_CODEC_LZ4;
     w->repo = scratch_repo_filter(&w->x);
     need_ok(w, store_image(w, KEPT), "store");

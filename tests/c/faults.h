@@ -63,6 +63,7 @@ typedef struct fault_task {
     gd_status also;
     bool by_value;
     bool direct_io;
+    bool gear; /* blocks are cut by their content */
 } fault_task;
 
 /* Tries all tasks; returns how many checks failed. */

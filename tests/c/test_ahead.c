@@ -273,6 +273,35 @@ test_farthest(void)
     teardown();
 }
 
+/* What lies in many places is asked for farther ahead, so that more of them
+ * are neighbours. */
+static void
+test_scattered(void)
+{
+    enum { BASE = 4 * MIB, PLACES = 4, TIMES = 1040 };
+    size_t size = (size_t)TIMES * PLACES * SEGMENT, used = 0;
+    uint64_t most = 0;
+    uint8_t *base = malloc(BASE), *data = malloc(size);
+    setup(32768);
+    fill_random(base, BASE, 1);
+    put("base", base, BASE);
+    for (size_t i = 0; used < size; i++, used += SEGMENT) {
+        memcpy(data + used, base + i % PLACES * (BASE / PLACES), SEGMENT);
+    }
+    put("a", data, size);
+    gd_image *image = open_image("a");
+    for (uint64_t at = 0; at < size; at += MIB) {
+        read_range(image, data, at, MIB);
+        most = image->ahead.end - at > most ? image->ahead.end - at : most;
+        CHECK(image->ahead.span <= 128 * MIB);
+    }
+    CHECK(most > 128 * MIB && most <= (128 + 64 + 1) * (uint64_t)MIB);
+    gd_image_close(image);
+    free(base);
+    free(data);
+    teardown();
+}
+
 /* Whoever does not read on is not read ahead for. */
 static void
 test_jumps(void)
@@ -528,6 +557,7 @@ main(int argc, char **argv)
     RUN(test_damage);
     RUN(test_reading_on);
     RUN(test_farthest);
+    RUN(test_scattered);
     RUN(test_jumps);
     RUN(test_asking_at_once);
     RUN(test_threads);

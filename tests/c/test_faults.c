@@ -118,7 +118,8 @@ send_image(world *w)
     if (s == GD_OK) {
         gd_frames frames;
         const gd_range range = {0, FAULT_LENGTH};
-        s = gd_image_frames(image, &range, 1, &frames, &w->x.err);
+        uint64_t end;
+        s = gd_image_frames(image, &range, 1, &frames, &end, &w->x.err);
         gd_frames_free(&frames);
     }
     gd_image_close(image);
@@ -147,7 +148,8 @@ receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
                                   &w->x.err);
     }
     return s == GD_OK
-               ? gd_transaction_write(transaction, block, length, &w->x.err)
+               ? gd_transaction_write_blocks(transaction, block, &length, 1,
+                                             &w->x.err)
                : s;
 }
 
@@ -208,6 +210,7 @@ static const fault_task TASKS[] = {
     {.name = "put", .work = put, .again = GD_EXISTS},
     {.name = "put-by-value", .work = put, .again = GD_EXISTS,
      .by_value = true},
+    {.name = "put-gear", .work = put, .again = GD_EXISTS, .gear = true},
     {.name = "put-direct", .work = put, .again = GD_EXISTS,
      .direct_io = true},
     {.name = "put-without-filter", .setup = without_filter, .work = put,

@@ -254,6 +254,46 @@ rewrite(world *w)
     return in_each_group(w, rewrite_in);
 }
 
+/* With the lease alone until the exchange; not what is not sealed. */
+static gd_status
+recompress_group(world *w, uint32_t number)
+{
+    static const gd_codec codec = GD_CODEC_ZSTD;
+    gd_held *held;
+    gd_rewriting *r;
+    bool done = false;
+    uint64_t cost;
+    gd_status s = gd_held_lease(w->repo, number, &held, &w->x.err);
+    if (s != GD_OK) {
+        return s == GD_BUSY || s == GD_NOTFOUND ? GD_OK : s;
+    }
+    s = gd_rewriting_open(held, &codec, 1, &r, &w->x.err);
+    if (s == GD_OK) {
+        while (s == GD_OK && !done) {
+            s = gd_rewriting_step(r, &done, &cost, &w->x.err);
+        }
+        if (s == GD_OK) {
+            s = gd_rewriting_exchange(r, &w->x.err);
+        }
+        gd_rewriting_close(r);
+    }
+    if (s == GD_OK) {
+        s = gd_held_note_codec(held, codec, 2, &w->x.err);
+    }
+    gd_held_close(held);
+    return s;
+}
+
+static gd_status
+recompress(world *w)
+{
+    gd_status s = GD_OK;
+    for (uint32_t number = 1; s == GD_OK && number <= GROUPS; number++) {
+        s = recompress_group(w, number);
+    }
+    return s;
+}
+
 static void
 free_dead(world *w)
 {
@@ -490,6 +530,7 @@ static const fault_task TASKS[] = {
     {.name = "mark-damaged", .setup = find_dead, .work = mark_damaged},
     {.name = "unlink-group", .setup = empty_group, .work = unlink_groups},
     {.name = "rewrite", .setup = free_dead, .work = rewrite},
+    {.name = "recompress", .setup = free_dead, .work = recompress},
     {.name = "merge", .setup = prepare_merge, .work = merge},
     {.name = "merge-by-value", .setup = prepare_merge, .work = merge,
      .by_value = true},

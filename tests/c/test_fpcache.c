@@ -71,7 +71,10 @@ publish(fixture *t, uint32_t number, uint64_t sequence, uint64_t generation,
         fill_random(entries[slot].fingerprint.bytes, GD_FINGERPRINT_SIZE,
                     number * 64 + slot);
     }
-    const gd_published record = {sequence, generation, count, 0, 8192};
+    const gd_published record = {.sequence = sequence,
+                                 .generation = generation,
+                                 .count = count,
+                                 .end = 8192};
     CHECK(count == 0 ||
           gd_group_write_entries(group, 0, count, entries, NULL) == GD_OK);
     CHECK_INT(gd_group_write_published(group, &record, NULL), GD_OK);

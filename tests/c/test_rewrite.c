@@ -4,6 +4,10 @@
  */
 #include "rewrite.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "coding.h"
 #include "reader.h"
@@ -686,6 +690,341 @@ test_faults(void)
     }
 }
 
+/* ---- in two stages ---- */
+
+static gd_rewriting *
+begin(fixture *t, uint32_t number, int level)
+{
+    static const gd_codec codec = GD_CODEC_ZSTD;
+    gd_rewriting *r = NULL;
+    CHECK_INT(gd_held_lease(t->repo, number, &t->held, &t->x.err), GD_OK);
+    CHECK_INT(gd_rewriting_open(t->held, &codec, level, &r, &t->x.err),
+              GD_OK);
+    return r;
+}
+
+static void
+go_through(fixture *t, gd_rewriting *r)
+{
+    bool done = false;
+    uint64_t cost, sum = 0;
+    while (!done) {
+        REQUIRE(gd_rewriting_step(r, &done, &cost, &t->x.err) == GD_OK);
+        sum += cost;
+    }
+    CHECK(sum > 0);
+    CHECK_INT(gd_rewriting_slots(r), SLOTS);
+}
+
+static void
+end(fixture *t, gd_rewriting *r)
+{
+    gd_rewriting_close(r);
+    gd_held_close(t->held);
+    CHECK(is_clean(t));
+}
+
+/* Uploads find the group's duplicates meanwhile, and put off the exchange as
+ * long as they name them. */
+static void
+test_two_stages(void)
+{
+    fixture t;
+    gd_published old, record;
+    gd_entry before[SLOTS], after[SLOTS];
+    uint64_t sizes[2];
+    setup(&t, true);
+    (void)check_group(&t, 1, &old, before);
+    gd_repo *other = scratch_repo_filter(&t.x);
+    gd_rewriting *r = begin(&t, 1, 19);
+    CHECK_INT(put_image(other, "again", t.one, LENGTH, LENGTH, NULL,
+                        &t.x.err), GD_OK);
+    CHECK_INT(atomic_load(&other->counters.hits), SLOTS);
+    go_through(&t, r);
+    CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_OK);
+    CHECK_INT(gd_rewriting_exchange(r, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "a transaction names blocks of group");
+    (void)check_group(&t, 1, &record, after);
+    CHECK_INT(record.sequence, old.sequence);
+    gd_locks_unshare(other->locks, 1);
+    CHECK_INT(gd_rewriting_sizes(r, &sizes[0], &sizes[1], &t.x.err), GD_OK);
+    CHECK(sizes[1] <= sizes[0]);
+    CHECK_INT(sizes[1] % 4096, 0);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(gd_rewriting_exchange(r, &t.x.err), GD_OK);
+    check_trace(&t, "renameat fsync pwritev");
+    CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_BUSY);
+    end(&t, r);
+    CHECK_INT(check_group(&t, 1, &record, after), SLOTS);
+    CHECK(record.generation != old.generation);
+    CHECK_INT(record.flags, 0);
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
+    CHECK(is_image(&t, "again", t.one, LENGTH));
+    CHECK_INT(put_image(other, "more", t.one, LENGTH, LENGTH, NULL,
+                        &t.x.err), GD_OK);
+    CHECK_INT(atomic_load(&other->counters.hits), 2 * SLOTS);
+    gd_repo_close(other);
+    /* What others change keeps it. */
+    enter(&t, 1);
+    free_slots(&t, 3, 1);
+    need_rewritten(&t);
+    gd_held_close(t.held);
+    (void)check_group(&t, 1, &record, after);
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
+    teardown(&t);
+}
+
+static void
+test_segments_are_joined(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    setup(&t, true);
+    CHECK_INT(put(&t, "rest", t.two + LENGTH / 2, LENGTH / 2), GD_OK);
+    gd_rewriting *r = begin(&t, 1, 0);
+    go_through(&t, r);
+    CHECK_INT(gd_rewriting_exchange(r, &t.x.err), GD_OK);
+    end(&t, r);
+    CHECK_INT(check_group(&t, 1, &record, entries), SLOTS);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(entries[i].segment, entries[0].segment);
+        CHECK_INT(entries[i].plain_offset, i * BLOCK);
+    }
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 3);
+    /* What cannot be made smaller, too. */
+    r = begin(&t, 2, 19);
+    go_through(&t, r);
+    uint64_t sizes[2];
+    CHECK_INT(gd_rewriting_sizes(r, &sizes[0], &sizes[1], &t.x.err), GD_OK);
+    CHECK_INT(sizes[0], sizes[1]);
+    CHECK_INT(gd_rewriting_exchange(r, &t.x.err), GD_OK);
+    end(&t, r);
+    CHECK_INT(check_group(&t, 2, &record, entries), SLOTS);
+    CHECK_INT(entries[0].codec, GD_CODEC_NONE);
+    CHECK_INT(entries[SLOTS - 1].segment, entries[0].segment);
+    teardown(&t);
+}
+
+/* What no codec made smaller is joined with its like only. */
+static void
+test_raw_segments_stay_apart(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    setup(&t, false);
+    for (size_t at = LENGTH / 2; at < LENGTH; at++) {
+        t.one[at] = (uint8_t)('a' + at % (7 + at / BLOCK));
+    }
+    memset(t.two, 7, LENGTH / 2); /* fills up the second group */
+    CHECK_INT(put(&t, "fill", t.two + LENGTH / 2, LENGTH / 2), GD_OK);
+    CHECK_INT(put(&t, "mixed", t.one, LENGTH), GD_OK);
+    CHECK_INT(put(&t, "mixed-2", t.one + LENGTH / 2, LENGTH / 2), GD_OK);
+    uint8_t *rest = malloc(LENGTH);
+    fill_random(rest, LENGTH, 9);
+    CHECK_INT(put(&t, "rest", rest, LENGTH), GD_OK);
+    gd_rewriting *r = begin(&t, 3, 0);
+    go_through(&t, r);
+    CHECK_INT(gd_rewriting_exchange(r, &t.x.err), GD_OK);
+    end(&t, r);
+    CHECK_INT(check_group(&t, 3, &record, entries), SLOTS);
+    CHECK_INT(entries[0].codec, GD_CODEC_ZSTD);
+    CHECK_INT(entries[SLOTS / 2 - 1].segment, entries[0].segment);
+    CHECK_INT(entries[SLOTS / 2].codec, GD_CODEC_NONE);
+    CHECK_INT(entries[SLOTS - 1].segment, entries[SLOTS / 2].segment);
+    CHECK(is_image(&t, "mixed", t.one, LENGTH));
+    CHECK(is_image(&t, "rest", rest, LENGTH));
+    free(rest);
+    teardown(&t);
+}
+
+static void
+test_only_what_is_sealed(void)
+{
+    fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    setup(&t, false);
+    CHECK_INT(gd_held_lease(t.repo, 2, &t.held, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "groups/00000002 is not sealed");
+    CHECK_INT(gd_held_lease(t.repo, 3, &t.held, &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_locks_lease(t.repo->locks, 1, &t.x.err), GD_OK);
+    CHECK_INT(gd_held_lease(t.repo, 1, &t.held, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "is being appended to");
+    gd_locks_unlease(t.repo->locks, 1);
+    (void)check_group(&t, 1, &record, entries);
+    enter(&t, 1);
+    record.sequence++;
+    record.flags = GD_GROUP_POISONED;
+    CHECK_INT(gd_group_write_published(t.held->group, &record, &t.x.err),
+              GD_OK);
+    gd_held_close(t.held);
+    CHECK_INT(gd_held_lease(t.repo, 1, &t.held, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "is not sealed");
+    /* Nothing of it is locked any more. */
+    enter(&t, 1);
+    gd_held_close(t.held);
+    teardown(&t);
+}
+
+/* By somebody who did not take the lease: kind 0 frees a slot, 1 writes a
+ * record, 2 puts another file in its place. */
+static void
+change_behind(fixture *t, int kind)
+{
+    static const gd_entry freed = {.state = GD_ENTRY_FREED};
+    gd_published record;
+    gd_entry entries[SLOTS];
+    gd_group *group;
+    (void)check_group(t, 1, &record, entries);
+    CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, 1, O_RDWR,
+                            &group, &t->x.err), GD_OK);
+    if (kind == 0) {
+        CHECK_INT(gd_group_write_entries(group, 7, 1, &freed, &t->x.err),
+                  GD_OK);
+    } else if (kind == 1) {
+        record.sequence++;
+        CHECK_INT(gd_group_write_published(group, &record, &t->x.err), GD_OK);
+    } else {
+        size_t size = (size_t)scratch_size(&t->x, GROUP_1);
+        uint8_t *all = malloc(size);
+        scratch_read(&t->x, GROUP_1, all, size, 0);
+        CHECK_INT(unlinkat(t->x.root, GROUP_1, 0), 0);
+        int fd = openat(t->x.root, GROUP_1, O_CREAT | O_WRONLY, 0600);
+        CHECK_INT(pwrite(fd, all, size, 0), size);
+        close(fd);
+        free(all);
+    }
+    gd_group_close(group);
+}
+
+static void
+test_changed_meanwhile(void)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        fixture t;
+        struct stat before, after;
+        setup(&t, true);
+        gd_rewriting *r = begin(&t, 1, 1);
+        go_through(&t, r);
+        change_behind(&t, kind);
+        CHECK_INT(fstatat(t.x.root, GROUP_1, &before, 0), 0);
+        CHECK_INT(gd_rewriting_exchange(r, &t.x.err),
+                  kind == 2 ? GD_BUSY : GD_CORRUPT);
+        CHECK_CONTAINS(t.x.err.text, kind == 2 ? "was replaced"
+                                               : "had not its lease");
+        end(&t, r);
+        CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
+        CHECK(before.st_ino == after.st_ino);
+        teardown(&t);
+    }
+}
+
+/* What can be read of the new file is not what was verified. */
+static ssize_t
+read_wrongly(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+{
+    (void)env;
+    struct stat st;
+    ssize_t n = pread(fd, buf, len, (off_t)offset);
+    char path[64], name[256] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    (void)!readlink(path, name, sizeof name - 1);
+    if (n > 0 && fstat(fd, &st) == 0 && strstr(name, "/spool/G-") != NULL &&
+        offset == gd_data_start(SLOTS)) {
+        ((uint8_t *)buf)[n - 1] ^= 1;
+    }
+    return n;
+}
+
+static void
+test_read_back(void)
+{
+    for (int texts = 0; texts < 2; texts++) {
+        fixture t;
+        bool done;
+        uint64_t cost;
+        setup(&t, texts);
+        t.x.f.env.pread = read_wrongly;
+        gd_rewriting *r = begin(&t, 1, 1);
+        CHECK_INT(gd_rewriting_step(r, &done, &cost, &t.x.err), GD_CORRUPT);
+        CHECK_CONTAINS(t.x.err.text, "spool/G-");
+        end(&t, r);
+        CHECK(is_image(&t, "one", t.one, LENGTH));
+        teardown(&t);
+    }
+}
+
+static void
+test_note_codec(void)
+{
+    fixture t;
+    gd_published old, record;
+    gd_entry before[SLOTS], after[SLOTS];
+    setup(&t, false);
+    (void)check_group(&t, 1, &old, before);
+    gd_rewriting *r = begin(&t, 1, 0);
+    go_through(&t, r);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(gd_held_note_codec(t.held, GD_CODEC_ZSTD, 0, &t.x.err), GD_OK);
+    /* So that a torn write falls back to the record before. */
+    check_trace(&t, "fdatasync pwritev");
+    end(&t, r);
+    CHECK_INT(check_group(&t, 1, &record, after), SLOTS);
+    CHECK_INT(record.sequence, old.sequence + 1);
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 3);
+    CHECK(record.generation == old.generation && record.end == old.end);
+    teardown(&t);
+}
+
+static void
+test_stages_with_faults(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
+        for (uint64_t n = 1;; n += SWEEP_STRIDE) {
+            static const gd_codec codec = GD_CODEC_ZSTD;
+            fixture t;
+            gd_published record;
+            gd_entry entries[SLOTS];
+            gd_rewriting *r;
+            bool done = false;
+            uint64_t cost;
+            setup(&t, kind == 1);
+            uint64_t faults = fault_env_faults(&t.x.f);
+            fault_env_fail(&t.x.f, call, n, EIO, false);
+            gd_status s = gd_held_lease(t.repo, 1, &t.held, &t.x.err);
+            if (s == GD_OK) {
+                s = gd_rewriting_open(t.held, &codec, 1, &r, &t.x.err);
+                while (s == GD_OK && !done) {
+                    s = gd_rewriting_step(r, &done, &cost, &t.x.err);
+                    if (s != GD_OK) {
+                        gd_rewriting_close(r);
+                    }
+                }
+                if (s == GD_OK) {
+                    s = gd_rewriting_exchange(r, &t.x.err);
+                    gd_rewriting_close(r);
+                }
+                gd_held_close(t.held);
+            }
+            bool hit = fault_env_faults(&t.x.f) > faults;
+            fault_env_heal(&t.x.f);
+            CHECK_INT(check_group(&t, 1, &record, entries), SLOTS);
+            CHECK(s == GD_OK || is_clean(&t) || kind == 0);
+            CHECK(is_image(&t, "one", t.one, LENGTH));
+            enter(&t, 1);
+            gd_held_close(t.held);
+            teardown(&t);
+            if (!hit) {
+                CHECK_INT(s, GD_OK);
+                break;
+            }
+        }
+    }
+}
+
 int
 main(int argc, char **argv)
 {
@@ -704,5 +1043,13 @@ main(int argc, char **argv)
     RUN(test_old_file_comes_back);
     RUN(test_rename_done_after_all);
     RUN(test_faults);
+    RUN(test_two_stages);
+    RUN(test_segments_are_joined);
+    RUN(test_raw_segments_stay_apart);
+    RUN(test_only_what_is_sealed);
+    RUN(test_changed_meanwhile);
+    RUN(test_read_back);
+    RUN(test_note_codec);
+    RUN(test_stages_with_faults);
     return REPORT();
 }

@@ -301,7 +301,9 @@ test_read_of_damaged_blocks(void)
         gd_frames frames;
         const gd_range all = {0, SIZE};
         CHECK_INT(gd_image_open(repo, "a", NULL, &image, &x.err), GD_OK);
-        CHECK_INT(gd_image_frames(image, &all, 1, &frames, &x.err), GD_OK);
+        uint64_t end;
+        CHECK_INT(gd_image_frames(image, &all, 1, &frames, &end, &x.err),
+                  GD_OK);
         CHECK(memmem(frames.bytes, frames.length, data + 26 * BLOCK, BLOCK) !=
               NULL);
         CHECK(memmem(frames.bytes, frames.length, data + 20 * BLOCK, BLOCK) !=

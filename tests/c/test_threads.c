@@ -9,6 +9,7 @@
 #include "check.h"
 #include "reader.h"
 #include "scratch.h"
+#include "segcache.h"
 #include "spool.h"
 
 enum { THREADS = 4, ROUNDS = 12, BLOCK = 512, LENGTH = 150 * BLOCK + 9 };
@@ -186,11 +187,92 @@ test_threads_by_value(void)
     run(true, 1);
 }
 
+/* Of segments that the pool decodes, one is damaged. */
+static void
+test_damage_among_many(void)
+{
+    static uint8_t data[64 * 4096];
+    bool equal;
+    uint64_t offset = gd_data_start(2048) + sizeof data / 3;
+    scratch_init(&x);
+    x.params.block_size = BLOCK;
+    x.params.group_slots = 2048;
+    x.params.segment_size = 4096;
+    x.params.threads = 3;
+    repo = scratch_repo(&x);
+    fill_random(data, sizeof data, 1);
+    CHECK_INT(put_image(repo, "a", data, sizeof data, 7777, NULL, &x.err),
+              GD_OK);
+    for (int round = 0; round < 10; round++) {
+        CHECK_INT(get_image(repo, "a", data, sizeof data, &equal, &x.err),
+                  GD_OK);
+        CHECK(equal);
+        scratch_flip(&x, "groups/00000001", offset, 1);
+        CHECK_INT(get_image(repo, "a", data, sizeof data, &equal, &x.err),
+                  GD_CORRUPT);
+        CHECK_CONTAINS(x.err.text, "groups/00000001: the block of slot");
+        scratch_flip(&x, "groups/00000001", offset, 1);
+    }
+    gd_repo_close(repo);
+    CHECK_INT(scratch_destroy(&x), 0);
+}
+
+/* Threads that read the same, most of it out of the cache. */
+static void *
+read_cached(void *arg)
+{
+    bool equal;
+    gd_error err = {0};
+    for (int round = 0; round < ROUNDS; round++) {
+        gd_status s = get_image(repo, "a", arg, 64 * 4096, &equal, &err);
+        expect(s == GD_OK && equal, "get", &err);
+    }
+    return NULL;
+}
+
+static void
+test_cached_segments(void)
+{
+    static uint8_t data[64 * 4096];
+    pthread_t threads[THREADS];
+    gd_segcache_stats stats;
+    scratch_init(&x);
+    const gd_env *counting = x.env;
+    x.env = gd_env_posix();
+    x.params.block_size = BLOCK;
+    x.params.group_slots = 2048;
+    x.params.segment_size = 4096;
+    x.params.threads = 2;
+    repo = scratch_repo(&x);
+    gd_segcache_set_budget(repo->segcache, sizeof data * 3 / 4);
+    fill_random(data, sizeof data, 1);
+    CHECK_INT(put_image(repo, "a", data, sizeof data, 7777, NULL, &x.err),
+              GD_OK);
+    atomic_store(&odd, 0);
+    for (unsigned i = 0; i < THREADS; i++) {
+        CHECK_INT(pthread_create(&threads[i], NULL, read_cached, data), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    CHECK_INT(atomic_load(&odd), 0);
+    gd_segcache_set_budget(repo->segcache, sizeof data);
+    CHECK(read_cached(data) == NULL);
+    gd_segcache_get_stats(repo->segcache, &stats);
+    CHECK(stats.hits >= (ROUNDS - 1) * 64);
+    CHECK_INT(atomic_load(&odd), 0);
+    gd_repo_close(repo);
+    x.env = counting;
+    CHECK_INT(scratch_destroy(&x), 0);
+}
+
 int
 main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_threads_by_hash);
     RUN(test_threads_by_value);
+    RUN(test_damage_among_many);
+    RUN(test_cached_segments);
     return REPORT();
 }

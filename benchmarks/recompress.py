@@ -1,0 +1,167 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What recompression brings, and what it costs.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/recompress.py [--rounds 3] [--threads 1,2]
+        [--codecs lz4,zstd-3,zstd-19] [--group-slots 32768] [--dir DIR]
+        IMAGE...
+
+The images are stored, with lz4, in one repository, and its full groups then
+compressed anew with each codec in turn, with each number of threads. It shows
+
+* the blocks of full groups, their segments' headers included, in percent of
+  the same blocks before compression: as they were stored, and after each
+  codec;
+* the rate of compressing anew, by those bytes, and the processor time;
+* the rate of reading the images back, all of it in the page cache, and the
+  time of reading 4 KiB anywhere in them, through the engine, without a cache
+  of segments: as stored, and after each codec.
+
+Each as the median of the rounds with the lowest and the highest. Beside each
+rate stands its ratio to that of what is stored, of the same round.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+
+import common
+from common import PIECE
+
+from dedupd import recompressor
+from dedupd import task
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import repository
+from glance_dedup import space
+
+READS = 1000
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('images', nargs='+', metavar='IMAGE')
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--threads', default='1,2', metavar='LIST')
+    parser.add_argument('--codecs', default='lz4,zstd-3,zstd-19',
+                        metavar='LIST')
+    parser.add_argument('--group-slots', type=int, default=32768)
+    common.add_directory(parser)
+    return parser.parse_args()
+
+
+def open_repository(path: str, threads: int) -> repository.Repository:
+    return repository.Repository(path, filter_dir=f'{path}-filter',
+                                 threads=threads, segment_cache_mib=0)
+
+
+def store(repo: repository.Repository, images: list[str]) -> None:
+    for number, name in enumerate(images):
+        with open(name, 'rb') as f, repo.begin(f'image-{number}') as upload:
+            while data := f.read(PIECE):
+                upload.write(data)
+            upload.commit()
+
+
+def read(repo: repository.Repository) -> int:
+    """Read all images; returns their bytes."""
+    size = 0
+    for image_id in repo.images():
+        with repo.open_image(image_id) as image:
+            for at in range(0, image.size, PIECE):
+                size += len(image.read(at, min(PIECE, image.size - at)))
+    return size
+
+
+def read_anywhere(repo: repository.Repository, seed: int) -> None:
+    """Only where there are blocks: zeros are read for nothing."""
+    rng = random.Random(seed)
+    with repo.open_image('image-0') as image:
+        extents = [extent for extent in image.extents() if extent.blocks]
+        weights = [extent.length for extent in extents]
+        for extent in rng.choices(extents, weights, k=READS):
+            at = extent.offset + rng.randrange(extent.length)
+            image.read(at, min(4096, image.size - at))
+
+
+def share(repo: repository.Repository) -> tuple[float, int]:
+    """Of what is stored, in percent of what it was; and these bytes."""
+    parts = space.parts(repo)
+    plain = sum(part.plain_bytes or 0 for part in parts)
+    stored = sum(part.bytes for part in parts if part.plain_bytes is not None
+                 or part.name == 'segment headers')
+    return 100 * stored / plain, plain
+
+
+def measure_reading(table: common.Table, repo: repository.Repository,
+                    name: str, seed: int) -> None:
+    read(repo)                          # so that the page cache has it
+    reading, anywhere = f'reading, {name}', f'4 KiB anywhere, {name}'
+    spent = common.timed(read, repo)
+    table.add(reading, spent.result, spent, of='reading, as stored')
+    spent = common.timed(read_anywhere, repo, seed)
+    table.figure(anywhere, spent.wall / READS * 1e6, 'us',
+                 of='4 KiB anywhere, as stored')
+
+
+def measure(table: common.Table, repo: repository.Repository, codec: str,
+            threads: int, seed: int) -> None:
+    kind, _, level = codec.partition('-')
+    _, plain = share(repo)
+    with maintainer_module.Maintainer(repo) as maintainer:
+        spent = common.timed(recompressor.run_once, maintainer,
+                             task.Control(), kind, int(level or 0))
+    name = f'{codec}, {threads} threads'
+    table.add(f'compressing anew, {name}', plain, spent)
+    table.figure(f'blocks, {codec}', share(repo)[0], '% of plain',
+                 of='blocks, as stored')
+    measure_reading(table, repo, name, seed)
+
+
+def one_round(table: common.Table, options: argparse.Namespace, path: str,
+              threads: int, seed: int) -> None:
+    """Each codec anew from what was stored."""
+    for codec in options.codecs.split(','):
+        print(f'{threads} threads, {codec}', file=sys.stderr)
+        repository.Repository.create(path, group_slots=options.group_slots)
+        try:
+            with open_repository(path, threads) as repo:
+                store(repo, options.images)
+                table.figure('blocks, as stored', share(repo)[0],
+                             '% of plain')
+                measure_reading(table, repo, 'as stored', seed)
+                measure(table, repo, codec, threads, seed)
+        finally:
+            common.remove_filters(f'{path}-filter')
+            shutil.rmtree(path)
+
+
+def main() -> int:
+    options = arguments()
+    table = common.Table()
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        for number in range(options.rounds):
+            for threads in map(int, options.threads.split(',')):
+                one_round(table, options,
+                          os.path.join(directory, 'repository'), threads,
+                          number)
+    table.show()
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
