@@ -12,6 +12,10 @@
 enum {
     SPAN_MIN = 4 << 20, /* bytes of blocks asked for at once, reading on: */
     SPAN_MAX = 32 << 20,
+    /* The same, where what was asked for last is scattered: then more of what
+     * follows has neighbours in what follows that. */
+    SPAN_FAR = 128 << 20,
+    SCATTERED = 2 << 20, /* fewer bytes at once; two seeks take as long */
     PIECES = 4096,         /* extents looked at for it, at most */
     STRETCHES = 8192,      /* segments brought into order at once */
     /* Bytes read over rather than seeked over, if that much is wanted around
@@ -44,6 +48,7 @@ typedef struct step {
     uint64_t to, until; /* where in the image it ended, and has to end */
     size_t count;
     size_t stretch_count;
+    uint64_t asks, bytes; /* what was asked for of segments */
     piece pieces[PIECES];
     stretch stretches[STRETCHES];
     gd_entry entries[GD_EXTENT_BLOCKS];
@@ -95,15 +100,15 @@ ask_recipe(gd_ahead *ahead, uint64_t page)
     }
 }
 
-/* The blocks of [skip, skip + length).  Those of today have one length. */
+/* The blocks of [skip, skip + length), if all of the extent have one length but
+ * the last, which may be shorter.  Where they have not, some are asked for in
+ * vain, and some later. */
 static piece
-part_of(const gd_extent *extent, uint64_t skip, uint64_t length,
-        uint32_t block_size)
+part_of(const gd_extent *extent, uint64_t skip, uint64_t length)
 {
-    uint64_t last = extent->blocks - 1, from = skip / block_size;
-    uint64_t to = (skip + length - 1) / block_size;
-    to = to < last ? to : last;
-    from = from < to ? from : to;
+    uint64_t from = skip * extent->blocks / extent->length;
+    uint64_t to = (skip + length - 1) * extent->blocks / extent->length;
+    from = from < to ? from : to; /* lengths that are lies overflow */
     return (piece){extent->group, extent->slot + (uint32_t)from,
                    (uint32_t)(to - from) + 1};
 }
@@ -129,8 +134,7 @@ list_pieces(step *step, uint64_t offset, uint64_t most)
         if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
             here = here < most ? here : most;
             most -= here;
-            step->pieces[step->count++] = part_of(
-                extent, skip, here, ahead->repo->params.block_size);
+            step->pieces[step->count++] = part_of(extent, skip, here);
         }
         step->to += here;
         if (at == page.count && step->to < step->until) {
@@ -191,6 +195,8 @@ ask_stretches(step *step, const gd_group *group)
             joined.end += gap + more;
         }
         ask(step->ahead->repo, group->fd, group->inode, joined);
+        step->asks++;
+        step->bytes += joined.end - joined.start;
     }
 }
 
@@ -242,7 +248,7 @@ note_ends(step *step, const gd_group *group, const piece *piece)
         first.segment > last.segment) {
         return false;
     }
-    uint64_t most = (uint64_t)piece->blocks * repo->params.block_size +
+    uint64_t most = (uint64_t)piece->blocks * repo->chunker.average +
                     2 * (uint64_t)repo->params.segment_size;
     if (last.segment - first.segment > most) {
         return false;
@@ -328,6 +334,7 @@ go_ahead(gd_ahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
     step->until = until;
     step->reading_on = reading_on;
     step->count = step->stretch_count = 0;
+    step->asks = step->bytes = 0;
     list_pieces(step, offset, most);
     qsort(step->pieces, step->count, sizeof *step->pieces, by_address);
     for (size_t i = 0; i < step->count;) {
@@ -340,6 +347,7 @@ go_ahead(gd_ahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
         i += n;
     }
     uint64_t to = step->to;
+    ahead->scattered = step->bytes < step->asks * SCATTERED;
     env->release(env, step);
     return to;
 }
@@ -361,8 +369,9 @@ choose_span(gd_ahead *ahead, uint64_t offset, uint64_t length)
         return length;
     }
     uint64_t span = 2 * ahead->span;
+    uint64_t most = ahead->scattered ? SPAN_FAR : SPAN_MAX;
     span = span < SPAN_MIN ? SPAN_MIN : span;
-    ahead->span = span < SPAN_MAX ? span : SPAN_MAX;
+    ahead->span = span < most ? span : most;
     return ahead->span;
 }
 

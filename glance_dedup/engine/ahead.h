@@ -5,7 +5,8 @@
  * Asking brings it into the page cache, from where plan.h and gather.h read and
  * verify it: so nothing here is verified, and nothing that goes wrong here is an
  * error.  Whoever reads on gets further ahead with each step, to 32 MiB of
- * blocks; whoever reads here and there, only what he reads.
+ * blocks, or 128 MiB if they lie scattered; whoever reads here and there, only
+ * what he reads.
  *
  * What is asked for is what a disk with a head has to do: it is counted here
  * (seeks.h).
@@ -26,7 +27,8 @@ typedef struct gd_ahead {
     pthread_mutex_t mutex; /* guards the next four */
     uint64_t start, end;   /* of the image: asked for */
     uint64_t span; /* bytes of blocks asked for last; 0: not reading on yet */
-    bool busy;     /* a thread is asking; it alone uses what follows */
+    bool busy;      /* a thread is asking; it alone uses what follows */
+    bool scattered; /* what was asked for last lay in many places */
     uint64_t recipe_start, recipe_end; /* bytes of the file: asked for */
     gd_groupmap stores; /* how much of a group's store was asked for */
 } gd_ahead;

@@ -9,6 +9,11 @@
 #include "segcache.h"
 #include "spare.h"
 
+enum {
+    LOT_SEGMENTS = 64, /* decoded at once, at most */
+    LOT_SMALL = 4,     /* of so few none is worth waking a thread for */
+};
+
 gd_status
 gd_gather_open(gd_gather *gather, gd_repo *repo, const gd_recipe *recipe,
                const gd_taker *taker, gd_error *err)
@@ -25,31 +30,54 @@ void
 gd_gather_close(gd_gather *gather)
 {
     const gd_env *env = gather->plan.repo->env;
-    gd_coder_close(env, gather->coder);
+    unsigned threads = gd_pool_threads(gather->plan.repo->pool);
+    for (unsigned i = 0; gather->scratch != NULL && i <= threads; i++) {
+        gd_coder_close(env, gather->scratch[i].coder);
+        env->release(env, gather->scratch[i].plain);
+    }
+    env->release(env, gather->scratch);
     env->release(env, gather->in);
-    env->release(env, gather->plain);
     gd_plan_close(&gather->plan);
+}
+
+static gd_status
+need_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
+{
+    if (scratch->coder != NULL) {
+        return GD_OK;
+    }
+    if (scratch->plain == NULL) {
+        scratch->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
+    }
+    return scratch->plain == NULL
+               ? GD_NOMEM
+               : gd_coder_open(env, &scratch->coder, err);
+}
+
+/* The caller's own, who is the last of the pool's workers. */
+static gd_scratch *
+own_scratch(const gd_gather *gather)
+{
+    return &gather->scratch[gd_pool_threads(gather->plan.repo->pool)];
 }
 
 /* Not needed where all comes out of the cache. */
 static gd_status
 need_buffers(gd_gather *gather, gd_error *err)
 {
-    const gd_env *env = gather->plan.repo->env;
-    if (gather->coder != NULL) {
-        return GD_OK;
-    }
+    gd_repo *repo = gather->plan.repo;
     if (gather->in == NULL) {
         gather->in = gd_alloc(
-            env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+            repo->env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
     }
-    if (gather->plain == NULL) {
-        gather->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
+    if (gather->scratch == NULL) {
+        gather->scratch = gd_calloc(repo->env, gd_pool_threads(repo->pool) + 1,
+                                    sizeof *gather->scratch, err);
     }
-    if (gather->in == NULL || gather->plain == NULL) {
+    if (gather->in == NULL || gather->scratch == NULL) {
         return GD_NOMEM;
     }
-    return gd_coder_open(env, &gather->coder, err);
+    return need_scratch(repo->env, own_scratch(gather), err);
 }
 
 /* ---- verifying and handing out ---- */
@@ -112,34 +140,13 @@ take_cached(const gd_gather *gather, const gd_want *wants, size_t count,
     return s;
 }
 
-/* Leaves in the plan what is not in the cache. */
-static gd_status
-take_all_cached(gd_gather *gather, gd_error *err)
-{
-    gd_plan *plan = &gather->plan;
-    size_t left = 0;
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < plan->count;) {
-        gd_want *wants = &plan->wants[i];
-        size_t n = gd_plan_segment(wants, plan->count - i);
-        bool taken;
-        s = take_cached(gather, wants, n, &taken, err);
-        if (!taken) {
-            memmove(&plan->wants[left], wants, n * sizeof *wants);
-            left += n;
-        }
-        i += n;
-    }
-    plan->count = left;
-    return s;
-}
-
 /* ---- from the disk ---- */
 
 /* All wants of one segment; in is its header, stored bytes behind it. */
 static gd_status
-take_segment(gd_gather *gather, const gd_want *wants, size_t count,
-             const uint8_t *in, gd_error *err)
+take_segment(const gd_gather *gather, const gd_scratch *scratch,
+             const gd_want *wants, size_t count, const uint8_t *in,
+             gd_error *err)
 {
     gd_segment_header header;
     const gd_group *group = wants->group;
@@ -161,9 +168,9 @@ take_segment(gd_gather *gather, const gd_want *wants, size_t count,
         kept = gd_segcache_new(cache, &header);
     }
     if (kept != NULL || header.codec != GD_CODEC_NONE) {
-        uint8_t *out = kept != NULL ? kept->plain : gather->plain;
-        s = gd_segment_decode(gather->coder, &header, stored, out, group->name,
-                              offset, err);
+        uint8_t *out = kept != NULL ? kept->plain : scratch->plain;
+        s = gd_segment_decode(scratch->coder, &header, stored, out,
+                              group->name, offset, err);
         plain = out;
     }
     if (s == GD_OK) {
@@ -178,10 +185,115 @@ take_segment(gd_gather *gather, const gd_want *wants, size_t count,
     return s;
 }
 
+/* ---- several segments at once ---- */
+
+typedef struct lot {
+    gd_gather *gather;
+    struct {
+        const gd_want *wants;
+        size_t count;
+        const uint8_t *in; /* NULL: out of the cache */
+        bool taken;        /* it was there */
+    } segments[LOT_SEGMENTS];
+    size_t count;
+    atomic_flag failed; /* who sets it, says in the next two why */
+    gd_status status;
+    gd_error *err;
+} lot;
+
+static void
+take_of_lot(void *arg, size_t task, unsigned worker)
+{
+    lot *l = arg;
+    gd_error error;
+    gd_status s;
+    const gd_want *wants = l->segments[task].wants;
+    size_t count = l->segments[task].count;
+    if (l->segments[task].in == NULL) {
+        s = take_cached(l->gather, wants, count, &l->segments[task].taken,
+                        &error);
+    } else {
+        gd_scratch *scratch = &l->gather->scratch[worker];
+        s = need_scratch(l->gather->plan.repo->env, scratch, &error);
+        if (s == GD_OK) {
+            s = take_segment(l->gather, scratch, wants, count,
+                             l->segments[task].in, &error);
+        }
+    }
+    if (s != GD_OK && !atomic_flag_test_and_set(&l->failed)) {
+        l->status = s;
+        if (l->err != NULL) {
+            *l->err = error;
+        }
+    }
+}
+
+/* With the pool's help, if there is enough to do for it. */
+static gd_status
+take_lot(lot *l, gd_error *err)
+{
+    gd_pool *pool = l->gather->plan.repo->pool;
+    l->status = GD_OK;
+    l->err = err;
+    atomic_flag_clear(&l->failed);
+    if (!l->gather->taker.parallel || l->count <= LOT_SMALL) {
+        for (size_t i = 0; l->status == GD_OK && i < l->count; i++) {
+            take_of_lot(l, i, gd_pool_threads(pool));
+        }
+    } else {
+        gd_job job = {.run = take_of_lot, .arg = l, .tasks = l->count};
+        gd_pool_submit(pool, &job);
+        gd_pool_wait(pool, &job);
+    }
+    l->count = 0;
+    return l->status;
+}
+
+/* Whether the lot is full. */
+static bool
+add_to_lot(lot *l, const gd_want *wants, size_t count, const uint8_t *in)
+{
+    l->segments[l->count].wants = wants;
+    l->segments[l->count].count = count;
+    l->segments[l->count].in = in;
+    return ++l->count == LOT_SEGMENTS;
+}
+
+/* Leaves in the plan what is not in the cache. */
+static gd_status
+take_all_cached(gd_gather *gather, gd_error *err)
+{
+    gd_plan *plan = &gather->plan;
+    lot l = {.gather = gather};
+    size_t left = 0;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < plan->count;) {
+        size_t n = gd_plan_segment(&plan->wants[i], plan->count - i);
+        bool full = add_to_lot(&l, &plan->wants[i], n, NULL);
+        i += n;
+        if (!full && i < plan->count) {
+            continue;
+        }
+        size_t count = l.count;
+        s = take_lot(&l, err);
+        for (size_t j = 0; j < count; j++) {
+            if (!l.segments[j].taken) {
+                n = l.segments[j].count;
+                memmove(&plan->wants[left], l.segments[j].wants,
+                        n * sizeof plan->wants[0]);
+                left += n;
+            }
+        }
+    }
+    plan->count = left;
+    return s;
+}
+
 static gd_status
 take_neighbours(gd_gather *gather, const gd_want *wants, size_t count,
                 uint64_t end, gd_error *err)
 {
+    lot l = {.gather = gather};
     const gd_group *group = wants->group;
     uint64_t start = wants->entry.segment;
     gd_plan_count(&gather->plan, group, start, end);
@@ -189,9 +301,13 @@ take_neighbours(gd_gather *gather, const gd_want *wants, size_t count,
                                (size_t)(end - start), start, group->name, err);
     for (size_t i = 0; s == GD_OK && i < count;) {
         size_t n = gd_plan_segment(wants + i, count - i);
-        s = take_segment(gather, wants + i, n,
-                         gather->in + (wants[i].entry.segment - start), err);
+        bool full = add_to_lot(
+            &l, wants + i, n,
+            gather->in + (wants[i].entry.segment - start));
         i += n;
+        if (full || i == count) {
+            s = take_lot(&l, err);
+        }
     }
     return s;
 }
@@ -283,6 +399,7 @@ take_block(gd_gather *gather, const gd_want *want, const gd_want **held,
            gd_segment_header *header, gd_error *err)
 {
     const gd_taker *taker = &gather->taker;
+    const gd_scratch *scratch = own_scratch(gather);
     gd_status s = GD_OK;
     if (*held == NULL || (*held)->group != want->group ||
         (*held)->entry.segment != want->entry.segment) {
@@ -290,16 +407,16 @@ take_block(gd_gather *gather, const gd_want *want, const gd_want **held,
         gd_plan_count(&gather->plan, want->group, want->entry.segment,
                       gd_entry_segment_end(&want->entry));
         s = gd_group_read_segment(want->group, &want->entry, want->slot,
-                                  gather->coder, gather->in, gather->plain,
+                                  scratch->coder, gather->in, scratch->plain,
                                   header, err);
     }
     if (s == GD_OK) {
         *held = want;
-        s = verify_want(gather, want, header, gather->plain, err);
+        s = verify_want(gather, want, header, scratch->plain, err);
     }
     if (s == GD_OK) {
         return taker->block(taker->arg, want,
-                            gather->plain + want->entry.plain_offset, err);
+                            scratch->plain + want->entry.plain_offset, err);
     }
     s = say_damaged(gather, want, s, err);
     return s == GD_CORRUPT || s == GD_IO ? take_spare(gather, want, s, err)
@@ -337,10 +454,11 @@ try_ranges(gd_gather *gather, const gd_range *ranges, size_t count, way how,
     gd_status s = GD_OK;
     plan->fresh = how != AS_CACHED;
     plan->asked = plan->asked && how == AS_CACHED;
+    plan->full = false;
     if (gather->taker.start != NULL) {
         gather->taker.start(gather->taker.arg);
     }
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
+    for (size_t i = 0; s == GD_OK && !plan->full && i < count; i++) {
         s = gd_plan_add(plan, ranges[i], err);
     }
     gd_plan_sort(plan);

@@ -19,7 +19,9 @@ typedef struct gd_taker {
     void (*start)(void *arg);
     void (*zeros)(void *arg, uint64_t offset, uint64_t length); /* likewise */
     /* All wants of one segment, verified.  stored are its bytes in the file,
-     * without the header; NULL: it came out of the cache. */
+     * without the header; NULL: it came out of the cache.  With parallel, it
+     * is called for several segments at once, by threads of the pool. */
+    bool parallel;
     gd_status (*segment)(void *arg, const gd_want *wants, size_t count,
                          const gd_segment_header *header,
                          const uint8_t *stored, const uint8_t *plain,
@@ -29,14 +31,19 @@ typedef struct gd_taker {
                        gd_error *err);
 } gd_taker;
 
+/* What one thread decodes into; made at first use. */
+typedef struct gd_scratch {
+    gd_coder *coder;
+    uint8_t *plain; /* a segment */
+} gd_scratch;
+
 typedef struct gd_gather {
     gd_plan plan;
     gd_taker taker;
     bool cached;     /* take segments out of the handle's cache, and keep them
                       * there */
-    gd_coder *coder; /* this and the next two are made at first use */
-    uint8_t *in;     /* GD_READ_ONCE and a segment */
-    uint8_t *plain;  /* a segment */
+    uint8_t *in; /* GD_READ_ONCE and a segment; made at first use, too */
+    gd_scratch *scratch; /* of each thread of the pool, and of the caller */
 } gd_gather;
 
 gd_status gd_gather_open(gd_gather *gather, gd_repo *repo,
@@ -45,7 +52,8 @@ gd_status gd_gather_open(gd_gather *gather, gd_repo *repo,
 /* Also where opening failed. */
 void gd_gather_close(gd_gather *gather);
 
-/* Hands out the blocks of these ranges, in disk order. */
+/* Hands out the blocks of these ranges, in disk order; if the plan got full,
+ * those before plan.left. */
 gd_status gd_gather_ranges(gd_gather *gather, const gd_range *ranges,
                            size_t count, gd_error *err);
 

@@ -137,6 +137,7 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
     gd_gather gather;
     const gd_taker taker = {.arg = &w,
                             .zeros = take_zeros,
+                            .parallel = true,
                             .segment = take_segment,
                             .block = take_block};
     *done = 0;

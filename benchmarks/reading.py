@@ -1,0 +1,274 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Reading images back, beside the plain files on the same disk.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/reading.py [--rounds 5] [--dir DIR] IMAGE...
+
+It stores the images, and a later version of each (``--versions``), in a
+repository for each codec (``--codec``); sparse copies of the files are beside
+them. In each round it reads all, from end to end, in turn from the files, by
+``cat``, and from each repository, by its engine, with a new handle:
+
+* cold: before each image the page cache has nothing of any;
+* warm: it has all of what is stored, and the cache of decompressed segments
+  nothing;
+* hot: that cache has all;
+
+as rates of the images' sizes, zeros included, with the median, the lowest and
+the highest of the rounds, and their ratios to ``cat`` in the same round; and
+what came from the disk. ``pread`` is what ``cat`` does, in pieces and from a
+process like the engine's, so that one sees what the comparison owes to that.
+
+Then ``--storm`` versions of the first image are read at once, as when many
+servers are booted: by as many ``cat`` from plain files, by threads from each
+repository, and through a dedupd; cold, with what came from the disk, and what
+of the page cache the files fill afterwards. ``--storm 0`` leaves it out.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+import common
+from common import MIB
+from common import PIECE
+from common import timed
+import disk
+
+from dedupd import client
+from glance_dedup import repository
+
+CODECS = ('none', 'lz4', 'zstd')
+
+
+# -- ways to read -------------------------------------------------------------
+
+def cat(path: str) -> None:
+    subprocess.run(['cat', path], stdout=subprocess.DEVNULL, check=True)
+
+
+class Stored:
+    """A repository that has the images."""
+
+    def __init__(self, directory: str, codec: str, images: list[str]) -> None:
+        self.name = codec
+        self.path = os.path.join(directory, f'repository-{codec}')
+        self._filters = directory
+        repository.Repository.create(self.path)
+        with self.open() as repo:
+            for i, image in enumerate(images):
+                print(f'{codec}: storing {i + 1} of {len(images)}',
+                      file=sys.stderr)
+                repo.put(f'image-{i}', image)
+
+    def open(self) -> repository.Repository:
+        return repository.Repository(self.path, codec=self.name,
+                                     filter_dir=self._filters)
+
+
+def restore(repo: repository.Repository, image_id: str) -> None:
+    buffer = bytearray(PIECE)
+    with repo.open_image(image_id) as image:
+        offset = 0
+        while n := image.readinto(buffer, offset):
+            offset += n
+
+
+def from_daemon(address: str, image_id: str) -> None:
+    with client.Client(address) as far, far.open_image(image_id) as stream:
+        while stream.read(PIECE):
+            pass
+
+
+def one_by_one(function, arguments: list[tuple]) -> None:
+    for some in arguments:
+        function(*some)
+
+
+def all_at_once(function, arguments: list[tuple]) -> None:
+    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+        for done in [pool.submit(function, *a) for a in arguments]:
+            done.result()
+
+
+# -- what it cost -------------------------------------------------------------
+
+def bytes_from_disk() -> int:
+    """For this process, and for the children that it waited for."""
+    return 512 * sum(resource.getrusage(who).ru_inblock for who in (
+        resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def bytes_cached(*paths: str) -> int:
+    """What the page cache has of files, and of those in directories."""
+    files = [os.path.join(top, name) for path in paths
+             for top, _, names in os.walk(path) for name in names]
+    files += filter(os.path.isfile, paths)
+    done = subprocess.run(
+        ['fincore', '--bytes', '--noheadings', '--output', 'RES', *files],
+        check=True, stdout=subprocess.PIPE, text=True)
+    return sum(map(int, done.stdout.split()))
+
+
+class Measure:
+    """Adds to a table what it takes to read so much."""
+
+    def __init__(self, table: common.Table, size: int) -> None:
+        self.table = table
+        self.size = size
+
+    def __call__(self, name: str, of: str | None, function, *args) -> None:
+        self.table.add(name, self.size, timed(function, *args), of)
+
+    def cold(self, name: str, of: str | None, forget: list[str], function,
+             arguments: list[tuple]) -> None:
+        """Of calls one after the other, none of which finds anything."""
+        before = bytes_from_disk()
+        parts = []
+        for some in arguments:
+            disk.forget(*forget)
+            parts.append(timed(function, *some))
+        self.table.add(name, self.size, common.Spent(
+            *(sum(part[i] for part in parts) for i in range(3))), of)
+        self.table.figure(
+            f'{name}: from the disk', (bytes_from_disk() - before) / MIB,
+            'MiB', of and f'{of}: from the disk')
+
+
+# -- one image after the other ------------------------------------------------
+
+def restore_anew(one: Stored, image_id: str) -> None:
+    with one.open() as repo:
+        restore(repo, image_id)
+
+
+def one_after_the_other(measure: Measure, stored: list[Stored],
+                        plain: list[str]) -> None:
+    files = [(path,) for path in plain]
+    names = [f'image-{i}' for i in range(len(plain))]
+    measure.cold('cold: cat', None, plain, cat, files)
+    for one in stored:
+        measure.cold(f'cold: {one.name}', 'cold: cat', [one.path],
+                     restore_anew, [(one, name) for name in names])
+    one_by_one(cat, files)
+    measure('warm: cat', None, one_by_one, cat, files)
+    measure('warm: pread', 'warm: cat', one_by_one, disk.read_plain, files)
+    for one in stored:
+        for turn in range(2):
+            with one.open() as repo:
+                images = [(repo, name) for name in names]
+                if turn == 0:
+                    one_by_one(restore, images)
+                else:
+                    measure(f'warm: {one.name}', 'warm: cat', one_by_one,
+                            restore, images)
+    for one in stored:
+        with one.open() as repo:
+            images = [(repo, name) for name in names]
+            repo._handle().set_segment_cache(2 * measure.size)
+            one_by_one(restore, images)
+            measure(f'hot: {one.name}', 'warm: cat', one_by_one, restore,
+                    images)
+
+
+# -- many at once -------------------------------------------------------------
+
+def storm(measure: Measure, stored: list[Stored], plain: list[str],
+          directory: str) -> None:
+    """:param measure: for a size of all of them"""
+    table, reference = measure.table, 'storm: cat'
+
+    def cached(name: str, *paths: str) -> None:
+        table.figure(f'{name}: page cache', bytes_cached(*paths) / MIB, 'MiB',
+                     None if name == reference else f'{reference}: page cache')
+
+    measure.cold(reference, None, plain, all_at_once,
+                 [(cat, [(path,) for path in plain])])
+    cached(reference, *plain)
+    names = [f'image-{i}' for i in range(len(plain))]
+    for one in stored:
+        name = f'storm: {one.name}'
+        with one.open() as repo:
+            measure.cold(name, reference, [one.path], all_at_once,
+                         [(restore, [(repo, image) for image in names])])
+        cached(name, one.path)
+    one = stored[-1]
+    name = f'storm: {one.name}, dedupd'
+    disk.forget(one.path)
+    with common.daemon(directory, one.path) as (address, _):
+        measure(name, reference, all_at_once, from_daemon,
+                [(address, image_id) for image_id in names])
+    cached(name, one.path)
+
+
+# -- rounds -------------------------------------------------------------------
+
+def copied(images: list[str], directory: str) -> list[str]:
+    """Sparse copies, so that what is read lies on the disk measured."""
+    copies = []
+    for i, image in enumerate(images):
+        copies.append(os.path.join(directory, f'plain-{i}'))
+        subprocess.run(['cp', '--sparse=always', image, copies[-1]],
+                       check=True)
+    return copies
+
+
+@contextlib.contextmanager
+def prepared(sources: list[str], versions: int, args):
+    """Yield a directory, plain files, and repositories that have them."""
+    with tempfile.TemporaryDirectory(dir=args.dir,
+                                     prefix='bench-') as directory:
+        plain = disk.with_versions(copied(sources, directory), versions,
+                                   args.changed, directory)
+        yield directory, plain, [
+            Stored(directory, codec, plain)
+            for codec in args.codec or CODECS]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description='Reading images back, beside plain files.')
+    disk.add_images(parser)
+    parser.set_defaults(versions=2)
+    parser.add_argument('--codec', action='append', choices=CODECS,
+                        help='may be repeated (default: all)')
+    parser.add_argument('--rounds', type=int, default=5,
+                        help='how often (default: %(default)s)')
+    parser.add_argument('--storm', type=int, default=8,
+                        help='images read at once (default: %(default)s)')
+    args = parser.parse_args()
+    table = common.Table()
+    with prepared(args.images, args.versions, args) as (_, plain, stored):
+        measure = Measure(table, sum(map(os.path.getsize, plain)))
+        for number in range(args.rounds):
+            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+            one_after_the_other(measure, stored, plain)
+    if args.storm:
+        with prepared(args.images[:1], args.storm, args) as (
+                directory, plain, stored):
+            measure = Measure(table, sum(map(os.path.getsize, plain)))
+            for number in range(args.rounds):
+                print(f'storm {number + 1} of {args.rounds}', file=sys.stderr)
+                storm(measure, stored, plain, directory)
+    table.show()
+
+
+if __name__ == '__main__':
+    main()
