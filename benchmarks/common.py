@@ -64,6 +64,24 @@ def remove_filters(directory: str) -> None:
             os.unlink(os.path.join(directory, name))
 
 
+# -- images -------------------------------------------------------------------
+
+def by_distribution(paths: list[str]) -> list[tuple[str, str]]:
+    """Distributions and images, those of a distribution together.
+
+    A distribution is what an image's directory is called, or, where all are in
+    one directory, what the image's name has before its first dash.
+    """
+    directories = [os.path.basename(os.path.dirname(os.path.abspath(path)))
+                   for path in paths]
+    if len(set(directories)) == 1:
+        names = [os.path.basename(path).partition('.')[0].partition('-')[0]
+                 for path in paths]
+    else:
+        names = directories
+    return sorted(zip(names, paths), key=lambda pair: names.index(pair[0]))
+
+
 # -- time ---------------------------------------------------------------------
 
 class Spent(NamedTuple):

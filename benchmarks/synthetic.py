@@ -61,15 +61,16 @@ def image_id(number: int) -> str:
     return f'synthetic-{number}'
 
 
-def build(directory: str, name: str = 'synthetic') -> str:
+def build(directory: str, name: str = 'synthetic', *more: str) -> str:
     """Compile a program with the engine: the one that writes, or another.
 
+    :param more: further files of it, without their ending
     :returns: its path
     """
     program = os.path.join(directory, name)
     subprocess.run(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', '-O2', '-Wall', '-Wextra',
-         '-Werror', f'-I{ENGINE}', HERE / f'{name}.c',
+         '-Werror', f'-I{ENGINE}', *(HERE / f'{n}.c' for n in (name, *more)),
          *sorted(ENGINE.glob('*.c')), '-o', program, *LIBRARIES],
         check=True, timeout=300)
     return program

@@ -24,18 +24,37 @@ import sys
 
 import pytest
 
+from tests import disks
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
 #: Arguments that make it small, and what its last table must have.
 SMALL = {
+    'ageing': (['--images', '3', '--mib', '2', '--rounds', '2', '--every', '1',
+                '--exchanged', '1', '--group-slots', '256', '--arrange',
+                'IMAGE'], 'those of one image alone'),
     'budget': (['--versions', '2', '--budget', '64', 'IMAGE'], '100.00%'),
+    'dede': (['IMAGE'], 'nothing shared'),
+    'chunking': (['--rounds', '1', '--cutting', '4096,1024/4096/16384',
+                  'IMAGE'], '| 1024/4096/16384 |'),
     'disk': (['--versions', '2', '--codec', 'lz4', '--ranges', '2', 'IMAGE'],
              'lz4: reading, cached'),
     'duplicates': (['--mib', '8', '--rounds', '1'], 'by processor time'),
     'engine': (['--mib', '8', '--rounds', '1', 'IMAGE'],
                'exact deduplication keeps'),
+    'livedfs': (['--mib', '8', '--rounds', '1', '--only', 'A1,A2,A3,B1,B2',
+                 '--stores-elsewhere', '--single-loads', '--no-combining',
+                 'IMAGE'], 'B2: upload through Glance'),
     'lookup': (['--blocks', '131072', '--rounds', '1'], '131,072'),
     'memory': (['--mib', '8', '--clients', '2'], 'dedupd, idle again'),
+    'peers': (['--rounds', '1', '--only', 'plain', '--only', 'ours', 'IMAGE'],
+              '| plain files | 5 | 125.1% | - |'),
+    'phase': (['--mib', '4', '--rounds', '1', 'IMAGE'], 'compared by value'),
+    'reading': (['--rounds', '1', '--codec', 'lz4', '--storm', '2', 'IMAGE'],
+                'storm: lz4, dedupd: page cache'),
+    'recompress': (['--rounds', '1', '--threads', '1', '--codecs', 'zstd-1',
+                    '--group-slots', '256', 'IMAGE'],
+                   'compressing anew, zstd-1, 1 threads'),
     'upload': (['--mib', '8', '--rounds', '1', '--clients', '2'],
                'image, 2 at once: duplicates, lz4-direct'),
 }
@@ -67,9 +86,21 @@ def test_it_shows_its_table(name, image, tmp_path):
     assert not list(directory.iterdir())  # it leaves nothing behind
 
 
+def test_after_a_loss_of_power(tmp_path):
+    with disks.mounted(tmp_path, 'ext4'):
+        pass    # else it is skipped
+    directory = tmp_path / 'here'
+    directory.mkdir()
+    done = run('livedfs', ['--mib', '8', '--rounds', '1', '--only', 'A4',
+                           '--stores-elsewhere'], directory)
+    assert done.returncode == 0, done.stderr
+    assert 'after a loss of power' in done.stdout
+    assert not list(directory.iterdir())
+
+
 def test_all_say_what_they_take(tmp_path):
     names = {path.stem for path in (TOP / 'benchmarks').glob('*.py')}
-    for name in names - {'common'}:
+    for name in names - {'common', 'plot'}:
         done = run(name, ['--help'], tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith('usage:')
