@@ -8,6 +8,7 @@
  *     _enginerepository     _enginemaintenance what all begins with
  *     _enginetransaction    _enginerecipe      what these open
  *     _engineimage          _enginegroup
+ *                           _enginerewriting
  *                           _enginemerge       Merge, Relocation, the index
  *     _enginescrub          _enginespare       functions
  *     _enginefingerprint    _engineruns
@@ -35,6 +36,7 @@ typedef struct module_state {
     PyTypeObject *maintenance_type;
     PyTypeObject *recipe_type;
     PyTypeObject *group_type;
+    PyTypeObject *rewriting_type;
     unsigned long forks; /* of this process and its ancestors */
 } module_state;
 
@@ -156,6 +158,7 @@ extern PyMethodDef gd_py_index_functions[];       /* _enginemerge.c */
 extern PyMethodDef gd_py_duplicates_functions[];  /* _engineduplicates.c */
 extern PyMethodDef gd_py_scrub_functions[];       /* _enginescrub.c */
 extern PyMethodDef gd_py_spare_functions[];       /* _enginespare.c */
+extern PyMethodDef gd_py_rewriting_functions[];   /* _enginerewriting.c */
 
 /* ---- types, and the methods of a higher type that open them ---- */
 
@@ -171,6 +174,9 @@ PyObject *gd_py_open_recipe(PyObject *maintenance, PyObject *args);
 
 extern PyType_Spec gd_py_group_spec; /* _enginegroup.c */
 PyObject *gd_py_enter_group(PyObject *maintenance, PyObject *args);
+
+extern PyType_Spec gd_py_rewriting_spec; /* _enginerewriting.c */
+PyObject *gd_py_begin_rewriting(PyObject *maintenance, PyObject *args);
 
 extern PyType_Spec gd_py_merge_spec; /* _enginemerge.c */
 extern PyType_Spec gd_py_relocation_spec;

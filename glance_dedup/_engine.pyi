@@ -41,7 +41,8 @@ class Repository:
                  by_value: bool, codec: str, codec_level: int, threads: int,
                  lock_timeout_ms: int, allow_weak: bool = False,
                  reserve: int = 0, codec_yields: bool = False,
-                 direct_io: bool = False) -> None: ...
+                 direct_io: bool = False, cut_minimum: int = 0,
+                 cut_average: int = 0) -> None: ...
     def attach_filter(self, path: bytes, budget: int) -> None: ...
     def rebuild_filter(self, groups: int,
                        clear: bool = False) -> tuple[bool, int, int]: ...
@@ -83,6 +84,11 @@ class Transaction:
         and nothing is appended, for one that `find` would not return. Only at
         a block's boundary: InvalidParameter after a `write` that ended within
         a block."""
+    def write_blocks(self, data: Any, lengths: bytes) -> None:
+        """Append blocks (32 bits for each one's length) that were cut
+        elsewhere; at a block's boundary, likewise. ValueError if they are not
+        all of the data, InvalidParameter for a length that no block here may
+        have."""
     def add_zeros(self, length: int) -> None:
         """Append zeros; at a block's boundary, likewise."""
     def keep(self) -> None:
@@ -104,12 +110,14 @@ class Image:
         """One page of extents with their blocks' fingerprints, in the wire
         format of the HTTP reference; b'' behind the last. Each extent's
         digest is verified over them (I7)."""
-    def frames(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+    def frames(self,
+               ranges: list[tuple[int, int]]) -> tuple[list[bytes], int]:
         """The blocks of ranges `(offset, length)`, as frames in the wire
-        format of the HTTP reference, in no order, without the final one.
-        InvalidParameter unless the ranges are sorted, do not overlap, neither
-        begin nor end within a block (within zeros they may) and have at most
-        4 MiB of blocks in all. A segment goes out as it is stored only if each
+        format of the HTTP reference, in no order, without the final one; and
+        the offset at which the next call has to go on, since a call takes at
+        most 2 MiB of blocks, or the end of the last range.
+        InvalidParameter unless the ranges are sorted, do not overlap, and
+        neither begin nor end within a block (within zeros they may). A segment goes out as it is stored only if each
         of its bytes is of a block asked for: others may be, or have been, of an
         image that the caller may not read. Every block is verified first
         (I7)."""
@@ -150,8 +158,14 @@ class Maintenance:
         """The numbers of all groups, sorted."""
     def group_facts(self, number: int) -> dict[str, Any]:
         """``slots``, ``scope`` (16 bytes), ``published``, ``generation``,
-        ``flags``, ``sequence``, ``end``, ``size`` and ``allocated`` (bytes of
-        the file, and on the disk). Needs no lock."""
+        ``flags``, ``sequence``, ``end``, ``codec`` and ``level`` (numbers:
+        with which it was compressed anew), ``size`` and ``allocated`` (bytes
+        of the file, and on the disk). Needs no lock."""
+    def group_space(self, number: int) -> dict[str, Any]:
+        """Bytes of a group, as its entries tell: ``plain`` and ``stored``, for
+        each codec by its number: of blocks that live, and of the segments
+        which these are in; ``store``: what lies in front of the segments;
+        ``allocated`` on the disk; and how many ``segments``. Needs no lock."""
     def entries(self, number: int, first: int, count: int) -> bytes:
         """For each slot 48 bytes: fingerprint (32), segment's offset (32
         bits), plain length (32 bits), stored length of its segment (32 bits),
@@ -167,6 +181,12 @@ class Maintenance:
         """Lease and exclusive lock of a group (N6.1), tried: BusyError.
         ImageNotFound if there is no such group. Entries that a sync which
         failed left unpublished are published first (N7.3)."""
+    def begin_rewriting(self, number: int, codec: str,
+                        level: int) -> 'Rewriting':
+        """Take the lease of a group that is sealed, and begin a file in which
+        it is compressed anew. BusyError if the lease is refused, or the group
+        is not sealed: writers may come to it. DamagedError if an entry is
+        invalid or damaged; NoSpaceError; ImageNotFound."""
 
 class Recipe:
     """A recipe's file, in the spool or in images/. `complete` and `error`
@@ -262,6 +282,29 @@ class Group:
         After True only `close` is of use."""
     def close(self) -> None: ...
 
+class Rewriting:
+    """A sealed group that is compressed anew, with its lease held until close.
+    Uploads and readers use the old file until the exchange. After an error of
+    `step` only `close` is of use, which discards the new file."""
+
+    number: int
+    slots: int
+    done: int
+    """Slots that were gone through."""
+    def step(self) -> tuple[bool, int]:
+        """Read, verify, compress and write some MiB, with all threads: whether
+        the new file is complete and durable, and the bytes read and
+        written. DamagedError names the first block that does not verify."""
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the disk: of the old file, and the new one, complete."""
+    def exchange(self) -> None:
+        """Put the complete file in the old one's place, under the exclusive
+        lock. BusyError: a transaction has the group's shared lock; it may be
+        tried again. After any other error only `close` is of use."""
+    def keep_old(self) -> None:
+        """Leave the old file, and note in it that it is not worth while."""
+    def close(self) -> None: ...
+
 # -- merging (N10) ------------------------------------------------------------
 
 class Merge:
@@ -324,6 +367,10 @@ def write_spares(maintenance: Maintenance, number: int,
 
 # -- functions of memory alone ------------------------------------------------
 
+def codec_mark(codec: str, level: int) -> tuple[int, int]:
+    """``codec`` and ``level`` of `Maintenance.group_facts` for a group that was
+    compressed anew with these. InvalidParameter for a codec that there is not,
+    or a level that it lacks."""
 def fingerprint(name: str, data: Any, scope: bytes = bytes(16)) -> bytes:
     """What the engine computes for a block of this scope."""
 def is_cryptographic(name: str) -> bool: ...

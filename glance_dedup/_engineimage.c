@@ -253,7 +253,7 @@ frames_list(const gd_frames *frames)
     return list;
 }
 
-/* frames(ranges): a list of pairs (offset, length) */
+/* frames(ranges) -> (frames, end); ranges: a list of pairs (offset, length) */
 static PyObject *
 image_frames(PyObject *object, PyObject *args)
 {
@@ -261,6 +261,7 @@ image_frames(PyObject *object, PyObject *args)
     PyObject *list;
     size_t count = 0;
     gd_frames frames = {0};
+    uint64_t end = 0;
     gd_error err;
     gd_status s;
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &list)) {
@@ -275,10 +276,12 @@ image_frames(PyObject *object, PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    s = gd_image_frames(self->image, ranges, count, &frames, &err);
+    s = gd_image_frames(self->image, ranges, count, &frames, &end, &err);
     Py_END_ALLOW_THREADS
-    PyObject *result =
-        s == GD_OK ? frames_list(&frames) : gd_py_raise(object, &err);
+    PyObject *result = s == GD_OK
+                           ? Py_BuildValue("(NK)", frames_list(&frames),
+                                           (unsigned long long)end)
+                           : gd_py_raise(object, &err);
     gd_frames_free(&frames);
     PyMem_Free(ranges);
     leave_image(self);

@@ -12,6 +12,7 @@
 #include "engine/coding.h"
 #include "engine/fence.h"
 #include "engine/judge.h"
+#include "engine/space.h"
 
 static PyObject *
 maintenance_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -310,13 +311,69 @@ maintenance_group_facts(PyObject *object, PyObject *args)
         return gd_py_raise(object, &err);
     }
     return Py_BuildValue(
-        "{sIsy#sIsKsIsKsKsKsK}", "slots", slots, "scope", scope.id,
+        "{sIsy#sIsKsIsKsKsBsBsKsK}", "slots", slots, "scope", scope.id,
         (Py_ssize_t)GD_SCOPE_SIZE, "published", record.count,
         "generation", (unsigned long long)record.generation, "flags",
         record.flags, "sequence", (unsigned long long)record.sequence, "end",
-        (unsigned long long)record.end, "size",
+        (unsigned long long)record.end, "codec", record.codec, "level",
+        record.level, "size",
         (unsigned long long)st.st_size, "allocated",
         (unsigned long long)st.st_blocks * 512);
+}
+
+static gd_status
+read_space(gd_repo *repo, uint32_t number, gd_space_used *used,
+           uint64_t *store, struct stat *st, gd_error *err)
+{
+    gd_group *group;
+    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
+                                O_RDONLY, &group, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    *store = gd_data_start(group->bounds.slots);
+    s = gd_space_add_group(group, used, err);
+    if (s == GD_OK) {
+        int rc = repo->env->fstat(repo->env, group->fd, st);
+        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
+                   : GD_OK;
+    }
+    gd_group_close(group);
+    return s;
+}
+
+static PyObject *
+maintenance_group_space(PyObject *object, PyObject *args)
+{
+    maintenance_object *self = (maintenance_object *)object;
+    uint32_t number;
+    gd_space_used used = {.segments = 0};
+    uint64_t store = 0;
+    struct stat st;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
+        !gd_py_enter_maintenance(self, 0)) {
+        return NULL;
+    }
+    gd_repo *repo = self->owner->repo;
+    Py_BEGIN_ALLOW_THREADS
+    s = read_space(repo, number, &used, &store, &st, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_maintenance(self);
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
+    }
+    unsigned long long plain[GD_CODECS], stored[GD_CODECS];
+    for (int i = 0; i < GD_CODECS; i++) {
+        plain[i] = used.plain[i];
+        stored[i] = used.stored[i];
+    }
+    return Py_BuildValue(
+        "{s(KKK)s(KKK)sKsKsK}", "plain", plain[0], plain[1], plain[2],
+        "stored", stored[0], stored[1], stored[2], "segments",
+        (unsigned long long)used.segments, "store", (unsigned long long)store,
+        "allocated", (unsigned long long)st.st_blocks * 512);
 }
 
 enum { ENTRY_SIZE = 48 }; /* of what `entries` returns for a slot */
@@ -445,10 +502,12 @@ static PyMethodDef maintenance_methods[] = {
     {"open_recipe", gd_py_open_recipe, METH_VARARGS, NULL},
     {"groups", maintenance_groups, METH_NOARGS, NULL},
     {"group_facts", maintenance_group_facts, METH_VARARGS, NULL},
+    {"group_space", maintenance_group_space, METH_VARARGS, NULL},
     {"entries", maintenance_entries, METH_VARARGS, NULL},
     {"announce", maintenance_announce, METH_VARARGS, NULL},
     {"withdraw", maintenance_withdraw, METH_VARARGS, NULL},
     {"enter_group", gd_py_enter_group, METH_VARARGS, NULL},
+    {"begin_rewriting", gd_py_begin_rewriting, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -22,6 +22,7 @@ add_types(PyObject *module, module_state *state)
         {&gd_py_maintenance_spec, &state->maintenance_type},
         {&gd_py_recipe_spec, &state->recipe_type},
         {&gd_py_group_spec, &state->group_type},
+        {&gd_py_rewriting_spec, &state->rewriting_type},
         {&gd_py_merge_spec, NULL},
         {&gd_py_relocation_spec, NULL},
     };
@@ -46,6 +47,7 @@ add_functions(PyObject *module)
         gd_py_fingerprint_functions, gd_py_run_functions,
         gd_py_index_functions,       gd_py_scrub_functions,
         gd_py_spare_functions,       gd_py_duplicates_functions,
+        gd_py_rewriting_functions,
     };
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
         if (PyModule_AddFunctions(module, functions[i]) < 0) {
@@ -77,6 +79,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->maintenance_type);
     Py_CLEAR(state->recipe_type);
     Py_CLEAR(state->group_type);
+    Py_CLEAR(state->rewriting_type);
     return 0;
 }
 

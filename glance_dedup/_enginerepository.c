@@ -23,7 +23,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         "segment_size", "fingerprint",     "by_value",   "codec",
         "codec_level",  "threads",         "lock_timeout_ms",
         "allow_weak",   "reserve",         "codec_yields",
-        "direct_io",    NULL};
+        "direct_io",    "cut_minimum",     "cut_average", NULL};
     PyObject *path = NULL;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
@@ -32,11 +32,12 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     gd_params params;
     memset(&params, 0, sizeof params);
     if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#IIIspsiII|pKpp", names, PyUnicode_FSConverter,
-            &path, &id, &id_length, &params.block_size, &params.group_slots,
+            args, keywords, "O&y#IIIspsiII|pKppII", names,
+            PyUnicode_FSConverter, &path, &id, &id_length, &params.block_size, &params.group_slots,
             &params.segment_size, &fingerprint, &by_value, &codec,
             &params.codec_level, &params.threads, &params.lock_timeout_ms,
-            &allow_weak, &reserve, &codec_yields, &direct_io)) {
+            &allow_weak, &reserve, &codec_yields, &direct_io,
+            &params.cut_minimum, &params.cut_average)) {
         Py_XDECREF(path);
         return NULL;
     }
@@ -257,7 +258,7 @@ repository_statistics(PyObject *object, PyObject *unused)
         gd_filter_get_stats(self->repo->filter, &f);
     }
     PyObject *result = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
         "blocks", atomic_load(&c->blocks),
         "zero_blocks", atomic_load(&c->zero_blocks),
         "hits", atomic_load(&c->hits),
@@ -272,6 +273,8 @@ repository_statistics(PyObject *object, PyObject *unused)
         "bytes_read", atomic_load(&c->bytes_read),
         "spare_reads", atomic_load(&c->spare_reads),
         "yielded_segments", atomic_load(&c->yielded_segments),
+        "phase_samples", atomic_load(&c->phase_samples),
+        "phase_changes", atomic_load(&c->phase_changes),
         "store_reads", atomic_load(&c->store.reads),
         "store_seeks", atomic_load(&c->store.seeks),
         "store_bytes", atomic_load(&c->store.bytes),

@@ -42,6 +42,7 @@ NOTE = 'note'
 
 KIND = 'glance-dedup repository'
 MAJOR = 1
+MINOR = 1
 KEY_LENGTH = 82
 # Digests of which two equal ones may be of unequal blocks.
 NEED_VALUE = ('xxh3-128', 'sha1', 'sha-1', 'md5-sha1')
@@ -63,7 +64,7 @@ SEGMENT_HEADER = 32
 
 FENCE = struct.Struct('<8s16sQ')
 GROUP_HEADER = struct.Struct('<8sHHI16s16sII16s')
-RECORD = struct.Struct('<QQIIQ')
+RECORD = struct.Struct('<QQIIQBB')
 ENTRY_FIELDS = struct.Struct('<32sQIQI')
 SEGMENT_FIELDS = struct.Struct('<4sBBHIIIIQ')
 RECIPE_HEADER = struct.Struct('<8sHHI16s16s16s16sQQQQQQQHHI128s128s')
@@ -81,6 +82,7 @@ STATE_NAMES = {EMPTY: 'empty', VOID: 'void', FREED: 'freed',
 GLOBAL_SCOPE = bytes(16)
 SPARE_SCOPE = b'\xff' * 16      # of the files in spares/
 CODEC_NONE, CODEC_LZ4, CODEC_ZSTD = 0, 1, 2
+MOST_LEVEL = {CODEC_NONE: 0, CODEC_LZ4: 0, CODEC_ZSTD: 19}
 POISONED, UNSETTLED = 1, 2
 
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
@@ -448,7 +450,7 @@ class GroupReader:
                          + printable(name), 56)
         if self.fingerprint not in (None, name):
             group.problem(56, f'has fingerprints by {name}', severity=NOTE)
-        group.exact = minor == 0
+        group.exact = minor <= MINOR
         group.slots = slots
         group.largest = largest
         group.data = -(-(PAGE + SECTOR * -(-slots // ENTRIES_PER_SECTOR))
@@ -481,7 +483,8 @@ class GroupReader:
         if not valid:
             return
         which = max(valid, key=lambda i: valid[i][0])
-        sequence, _, published, flags, group.end = valid[which]
+        (sequence, _, published, flags, group.end, codec,
+         level) = valid[which]
         offset = SECTOR * (which + 1)
         if 1 - which in zeros and sequence > 1:
             group.problem(
@@ -499,6 +502,10 @@ class GroupReader:
         if flags & ~(POISONED | UNSETTLED) and group.exact:
             group.problem(offset + 20, f'has unknown flags: {flags:#x}',
                           severity=NOTE)
+        if level > MOST_LEVEL.get(codec, -1) and group.exact:
+            group.problem(
+                offset + 32, f'was compressed anew with an unknown codec or '
+                f'level: {codec}, {level}', severity=NOTE)
 
     def check_zeros(self, group, head, table, sectors):
         if not group.exact:
@@ -806,7 +813,7 @@ def parse_recipe_header(data, size, repository_id) -> RecipeHeader:
     if major != MAJOR:
         raise Damage(f'has format {major}.{minor}; this program reads '
                      f'{MAJOR}.x', 8)
-    if flags and minor == 0:
+    if flags and minor <= MINOR:
         raise Damage(f'has unknown flags: {flags:#x}', 12)
     if repository_id not in (None, its_repository_id):
         raise Damage(f'is of the repository {its_repository_id.hex()}', 16)
@@ -869,6 +876,18 @@ def _load_object(text: bytes) -> dict:
     return found
 
 
+def are_cuts(text: str, block_size: int) -> bool:
+    """Whether blocks of up to `block_size` bytes can be cut like that."""
+    if text == 'fixed':
+        return True
+    match = re.fullmatch('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})', text)
+    if match is None:
+        return False
+    minimum, average = int(match[1]), int(match[2])
+    return (64 <= minimum < average < block_size
+            and is_power_of_two(average))
+
+
 def parse_parameters(text: bytes) -> dict:
     """The parameters in ``repository.json``, once they are valid."""
     if len(text) > MAX_JSON:
@@ -904,7 +923,7 @@ def parse_parameters(text: bytes) -> dict:
             ('group_slots', MIN_SLOTS <= found['group_slots'] <= MAX_SLOTS),
             ('segment_size', block <= segment <= MAX_SEGMENT
              and is_power_of_two(segment)),
-            ('cutting', found['cutting'] == 'fixed'),
+            ('cutting', are_cuts(found['cutting'], block)),
             ('compare', found['compare'] == 'value' or (
                 found['compare'] == 'hash'
                 and found['fingerprint'].lower() not in NEED_VALUE))):

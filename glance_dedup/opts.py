@@ -26,7 +26,7 @@ from oslo_config import cfg
 SCHEME = 'dedup'
 
 #: Options that ``Repository.create`` takes; they are fixed from then on.
-CREATION_OPTIONS = ('block_size', 'group_slots', 'segment_size',
+CREATION_OPTIONS = ('block_size', 'cutting', 'group_slots', 'segment_size',
                     'fingerprint', 'compare')
 
 _CREATION_NOTE = """
@@ -103,9 +103,10 @@ While compressing, each upload measures how long its threads wait for
 a processor. Where they get less than a quarter of one, a growing
 share of the blocks is stored as it is, and all of them where they
 get less than an eighth: then many uploads run at once, or other
-programs keep the processors busy. What was stored as it is stays
-so. It pays where the codec costs much more than writing does: with
-``zstd``, hardly with ``lz4``.
+programs keep the processors busy. What was stored as it is stays so
+until dedupd compresses its group anew (``recompress_codec``). It pays
+where the codec costs much more than writing does: with ``zstd``,
+hardly with ``lz4``.
 
 Without this, the same blocks always take up the same space.
 
@@ -128,7 +129,32 @@ Possible values:
     * A power of two from 512 to 65536
 
 Related options:
+    * ``dedup_store_cutting``
     * ``dedup_store_segment_size``
+
+"""),
+    cfg.StrOpt('dedup_store_cutting',
+               sample_default='fixed',
+               help="""
+Where images are cut into blocks.
+
+With ``fixed``, every so many bytes. That suits disk images, in which
+files begin at multiples of 4096 bytes. With ``gear``, a block ends
+where its last 64 bytes say so. So what lies elsewhere in another
+image is found, whatever was put in before it: in archives, and in
+file systems with smaller blocks. Blocks have 2048 to 16384 bytes
+then, and about 4096; ``dedup_store_block_size``, if it is set, is the
+size of the largest ones.
+""" + _CREATION_NOTE + """
+Possible values:
+    * ``fixed``
+    * ``gear``, or ``gear MINIMUM AVERAGE`` with the sizes of the
+      smallest block, at least 64, and of an average one, a power of
+      two, in bytes, for example ``gear 2048 4096``; minimum, average
+      and ``dedup_store_block_size`` must be in ascending order
+
+Related options:
+    * ``dedup_store_block_size``
 
 """),
     cfg.IntOpt('dedup_store_group_slots',

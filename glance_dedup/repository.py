@@ -53,13 +53,16 @@ PIECE = 4 * 1024 * 1024
 RESERVE_MIB = 64
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1
 _KIND = 'glance-dedup repository'
 _PARAMETERS_FILE = 'repository.json'
 _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 _LOCK_FILES = ('locks/groups', 'locks/images')
 _CODECS = ('none', 'lz4', 'zstd')
+_GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
+#: What ``gear`` alone means, and the block size that goes with it.
+GEAR, GEAR_BLOCK = 'gear 2048 4096', 16384
 IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
@@ -75,7 +78,11 @@ _READ_IN_TURN = 1 << 19
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """What a repository is; fixed when it was created."""
+    """What a repository is; fixed when it was created.
+
+    :ivar block_size: of all blocks, or of the largest ones, if they are cut by
+        their content
+    """
 
     repository_id: str
     block_size: int
@@ -96,9 +103,7 @@ class Parameters:
         _need_range('group_slots', self.group_slots, 64, 32768)
         _need_power_of_two('segment_size', self.segment_size,
                            self.block_size, 1 << 20)
-        if self.cutting != 'fixed':
-            raise exceptions.InvalidParameter(
-                f"cutting: there is no '{self.cutting}'; choose 'fixed'")
+        self._validate_cutting()
         if self.compare not in ('hash', 'value'):
             raise exceptions.InvalidParameter(
                 f"compare: '{self.compare}' is neither 'hash' nor 'value'")
@@ -110,6 +115,43 @@ class Parameters:
                 f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
                 "equal fingerprints may be unequal blocks; choose compare "
                 "'value', or a cryptographic digest")
+
+    def _validate_cutting(self) -> None:
+        minimum, average = self.cuts
+        if not average:
+            return
+        if minimum < 64:
+            problem = f'the minimum is {minimum} bytes; it must be at least 64'
+        elif minimum >= average:
+            problem = (f'the minimum, {minimum} bytes, is not below the '
+                       f'average, {average}')
+        elif average >= self.block_size:
+            problem = (f'the average, {average} bytes, is not below the block '
+                       f'size, {self.block_size}, which is the maximum')
+        elif average & (average - 1):
+            problem = (f'the average is {average} bytes; it must be a power '
+                       'of two')
+        else:
+            return
+        raise exceptions.InvalidParameter(f'cutting: {problem}')
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """The minimum and the average of gear; zeros where cuts are fixed."""
+        if self.cutting == 'fixed':
+            return 0, 0
+        match = (_GEAR.fullmatch(self.cutting)
+                 if isinstance(self.cutting, str) else None)
+        if match is None:
+            raise exceptions.InvalidParameter(
+                f"cutting: there is no '{self.cutting}'; choose fixed, gear, "
+                "or 'gear MINIMUM AVERAGE'")
+        return int(match[1]), int(match[2])
+
+    @property
+    def average_block(self) -> int:
+        """How long blocks are, about."""
+        return self.cuts[1] or self.block_size
 
     def to_json(self) -> bytes:
         """The content of repository.json."""
@@ -198,6 +240,11 @@ def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
             or not low <= value <= high or value & (value - 1)):
         raise exceptions.InvalidParameter(
             f'{name}: {value!r} is not a power of two from {low} to {high}')
+
+
+def full_cutting(cutting: str) -> str:
+    """As it stands in ``repository.json``."""
+    return GEAR if cutting == 'gear' else cutting
 
 
 def _json_checksum(fields: dict[str, Any]) -> str:
@@ -341,6 +388,8 @@ class Repository:
         self._options = {
             'repository_id': bytes.fromhex(self.parameters.repository_id),
             'block_size': self.parameters.block_size,
+            'cut_minimum': self.parameters.cuts[0],
+            'cut_average': self.parameters.cuts[1],
             'group_slots': self.parameters.group_slots,
             'segment_size': self.parameters.segment_size,
             'fingerprint': self.parameters.fingerprint,
@@ -365,12 +414,15 @@ class Repository:
     # -- creating ---------------------------------------------------------
 
     @staticmethod
-    def create(path: str | os.PathLike, *, block_size: int = 4096,
+    def create(path: str | os.PathLike, *, block_size: int | None = None,
                group_slots: int = 32768, segment_size: int = 65536,
                fingerprint: str = 'sha256', compare: str = 'hash',
-               group_access: bool = False) -> None:
+               cutting: str = 'fixed', group_access: bool = False) -> None:
         """Make a repository in a directory that is missing or empty.
 
+        :param block_size: None: 4096, or with cutting by content 16384
+        :param cutting: ``fixed``; ``gear``; or that with the smallest and the
+            average block's bytes, as in ``gear 2048 4096``
         :param group_access: all members of the directory's group may use it;
             else it is this user's alone
         :raises InvalidParameter: for a value out of bounds, or a directory
@@ -380,10 +432,13 @@ class Repository:
         What a call that died in the middle left is completed by the next.
         """
         path = os.path.abspath(os.fspath(path))
+        if block_size is None:
+            block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
         parameters = Parameters(
             repository_id=secrets.token_hex(16), block_size=block_size,
             group_slots=group_slots, segment_size=segment_size,
-            fingerprint=fingerprint, compare=compare)
+            fingerprint=fingerprint, compare=compare,
+            cutting=full_cutting(cutting))
         parameters.validate()
         with _os_errors(f'cannot create the repository {path}'):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -632,7 +687,9 @@ class Repository:
         out; ``compares`` by value; ``lock_refusals``; ``sync_points``;
         ``bytes_read``; ``spare_reads`` of damaged blocks that a spare copy
         stood in for; ``yielded_segments`` that were not compressed for want
-        of a processor; ``store_reads``, ``store_seeks`` and ``store_bytes`` of
+        of a processor; ``phase_samples``, blocks that were looked up at
+        another phase, and ``phase_changes``, batches that were cut anew at
+        one; ``store_reads``, ``store_seeks`` and ``store_bytes`` of
         fingerprint stores read for look-ups, and ``image_reads``,
         ``image_seeks`` and ``image_bytes`` of reading images, a seek being a
         read that does not begin where the last one of its kind ended;
@@ -824,6 +881,17 @@ class Transaction:
         """
         self._engine.add(fingerprints, lengths, addresses)
 
+    def write_blocks(self, data: Any, lengths: bytes) -> None:
+        """Append blocks that were cut elsewhere, and stay as they are.
+
+        :param data: their bytes, one behind the other
+        :param lengths: as for :meth:`find`
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or one is longer than a block may be here
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        self._engine.write_blocks(data, lengths)
+
     def add_zeros(self, length: int) -> None:
         """Append `length` bytes of zeros.
 
@@ -932,16 +1000,19 @@ class Image:
         _need_range('page', page, 0, (1 << 63) - 1)
         return self._engine.describe(page)
 
-    def frames(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+    def frames(self, ranges: list[tuple[int, int]]
+               ) -> tuple[list[bytes], int]:
         """The blocks of some ranges, for another repository.
 
         Nothing goes out but these blocks: a segment is sent as it is stored
         only if all its bytes are asked for in this call.
 
         :param ranges: pairs of offset and length, sorted, without overlap;
-            none begins or ends within a block; at most 4 MiB of blocks in all
+            none begins or ends within a block
         :returns: frames in the wire format, in no order, without the final
-            one; zeros are left out
+            one, of at most 2 MiB of blocks, and the offset at which the next
+            call has to go on: that of the last range's end, if this took all;
+            zeros are left out
         :raises InvalidParameter: for other ranges
         :raises DamagedError: a block does not verify, and there is no spare
             copy of it

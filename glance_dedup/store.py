@@ -384,6 +384,8 @@ class Store(driver.Store):
     def _check_parameters(self, opened: Any) -> None:
         for name in opts.CREATION_OPTIONS:
             chosen = self._option(name)
+            if name == 'cutting':
+                chosen = repository.full_cutting(chosen)
             found = getattr(opened.parameters, name)
             if chosen is not None and chosen != found:
                 raise self._bad(

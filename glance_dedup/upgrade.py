@@ -12,9 +12,8 @@
 
 """``repository upgrade``: from an older format version to this program's.
 
-The format has one version so far, so :data:`STEPS` is empty. A newer one gets
-a step there, and a golden repository of the older one in ``tests/golden``, on
-which the step is tested.
+A newer version of the format gets a step in :data:`STEPS`, and a golden
+repository of the older one in ``tests/golden``, on which the step is tested.
 
 A step is made for being interrupted. It is run with the maintainer's lock, and
 what it changed is durable when it returns; only then ``repository.json`` says
@@ -54,8 +53,14 @@ class Step:
     """Does it. It may find its own work half done, or done."""
 
 
+def _nothing(repo: repository_module.Repository, progress: Progress) -> None:
+    """What is new is in bytes that were zeros, and means what they mean."""
+
+
 #: In their order, each from where the last one ends.
-STEPS: Sequence[Step] = ()
+STEPS: Sequence[Step] = (
+    Step((1, 0), (1, 1), 'noting that groups may be compressed anew',
+         _nothing),)
 
 
 def words(version: Version) -> str:

@@ -125,7 +125,7 @@ def account(maintainer):
 
 # -- watching -----------------------------------------------------------------
 
-_WRAPPED = (_engine.Recipe, _engine.Group)
+_WRAPPED = (_engine.Recipe, _engine.Group, _engine.Rewriting)
 
 
 class Watched:

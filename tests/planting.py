@@ -32,6 +32,7 @@ import sys
 import traceback
 
 from dedupd import collector
+from dedupd import recompressor
 from dedupd import scrubber
 from dedupd import task
 from glance_dedup import check
@@ -160,6 +161,8 @@ class Uses:
             self.attempt(maintenance.account, maintainer)
             self.attempt(collector.run_once, maintainer, task.Control())
             self.attempt(scrubber.run_once, maintainer, task.Control(), True)
+            self.attempt(recompressor.run_once, maintainer, task.Control(),
+                         'zstd')
             maintainer.keep_reserve()
 
 

@@ -12,14 +12,15 @@
 
 enum {
     GD_FORMAT_MAJOR = 1,
-    GD_FORMAT_MINOR = 0,
+    GD_FORMAT_MINOR = 1,
     GD_SLOTS_MIN = 64,
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };
 
 typedef struct gd_params {
     uint8_t repository_id[GD_ID_SIZE];
-    uint32_t block_size;
+    uint32_t block_size; /* of a block, at most */
+    uint32_t cut_minimum, cut_average; /* 0: blocks are of one size */
     uint32_t group_slots;
     uint32_t segment_size;
     char digest[GD_DIGEST_NAME];

@@ -177,10 +177,9 @@ add_want(gd_plan *plan, const gd_want *want, gd_error *err)
 {
     if (want->length > plan->most - plan->bytes ||
         plan->count == plan->most_wants) {
-        return gd_fail(err, GD_INVALID,
-                       "%s: more than %llu bytes of blocks, or too many of "
-                       "them, are asked for at once", plan->recipe->name,
-                       (unsigned long long)plan->most);
+        plan->full = true;
+        plan->left = want->offset;
+        return GD_OK;
     }
     gd_status s = grow(plan->repo->env, (void **)&plan->wants, &plan->room,
                        plan->count, sizeof *plan->wants, err);
@@ -199,7 +198,8 @@ add_blocks(gd_plan *plan, const gd_extent *extent, uint64_t from, uint64_t to,
     gd_group *group;
     gd_status s = gd_plan_extent(plan, extent, &group, err);
     uint64_t start = 0; /* of the block, in the extent */
-    for (uint32_t i = 0; s == GD_OK && i < extent->blocks && start < to; i++) {
+    for (uint32_t i = 0;
+         s == GD_OK && !plan->full && i < extent->blocks && start < to; i++) {
         const gd_entry *entry = &plan->entries[i];
         uint64_t end = start + entry->plain_length;
         if (end > from) {
@@ -247,7 +247,7 @@ gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
         return GD_OK;
     }
     gd_status s = gd_recipe_seek(plan->recipe, range.offset, &page, &at, err);
-    while (s == GD_OK && range.length > 0) {
+    while (s == GD_OK && !plan->full && range.length > 0) {
         if (at == page.count) {
             s = next_page(plan, range.offset, &page, err);
             at = 0;

@@ -33,8 +33,10 @@ typedef struct gd_plan {
     bool fresh; /* look group files up by name again */
     bool asked; /* what is needed was asked for, and counted (ahead.h) */
     bool whole; /* only whole blocks: GD_INVALID otherwise */
-    uint64_t most; /* bytes of blocks in all: GD_INVALID otherwise */
-    size_t most_wants; /* likewise, stretches of blocks */
+    uint64_t most;     /* bytes of blocks in all, and */
+    size_t most_wants; /* stretches of blocks; then it is */
+    bool full;         /* and takes no more, from here on: */
+    uint64_t left;     /* in the image, where a block begins if all are whole */
     /* Told of each stretch of zeros, unless it is NULL. */
     void (*zeros)(void *arg, uint64_t offset, uint64_t length);
     void *arg;

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "chunker.h"
 #include "env.h"
 #include "filter.h"
 #include "fingerprint.h"
@@ -42,6 +43,8 @@ typedef struct gd_counters {
     atomic_ullong bytes_read;    /* plain bytes handed out */
     atomic_ullong spare_reads;   /* damaged blocks read from a spare copy */
     atomic_ullong yielded_segments; /* stored as they are for want of time */
+    atomic_ullong phase_samples; /* blocks looked up at other phases */
+    atomic_ullong phase_changes; /* batches cut anew at another phase */
     gd_seeks store;              /* reading fingerprint stores for look-ups */
     gd_seeks image;              /* reading images */
 } gd_counters;
@@ -53,6 +56,7 @@ struct gd_repo {
     pid_t owner;
     int root;
     gd_params params;
+    gd_chunker chunker;
     gd_digest *digest;
     gd_pool *pool;
     gd_locks *locks;

@@ -114,6 +114,12 @@ gd_codec_check_level(gd_codec codec, int level, gd_error *err)
 }
 
 int
+gd_codec_real_level(gd_codec codec, int level)
+{
+    return codec == GD_CODEC_ZSTD && level == 0 ? ZSTD_CLEVEL_DEFAULT : level;
+}
+
+int
 gd_codec_quick_level(int level)
 {
     return level > ZSTD_CLEVEL_DEFAULT ? 0 : level;
@@ -147,7 +153,7 @@ compress_zstd(gd_coder *coder, int level, const uint8_t *plain, size_t length,
         }
     }
     size_t n = ZSTD_compressCCtx(coder->compress, out, room, plain, length,
-                                 level == 0 ? ZSTD_CLEVEL_DEFAULT : level);
+                                 gd_codec_real_level(GD_CODEC_ZSTD, level));
     /* Any error here is "no room": then compression does not pay. */
     *used = ZSTD_isError(n) ? 0 : n;
     return GD_OK;

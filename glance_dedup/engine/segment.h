@@ -21,7 +21,18 @@ enum {
     GD_SEGMENT_HEADER = 32,
     GD_SEGMENT_MAX = 1 << 20, /* plain bytes */
     GD_SEGMENT_DEFAULT = 65536,
+    /* Of one that is compressed anew, at least: neighbours are joined.  Reading
+     * 4 KiB costs decoding it all; design.rst, "Recompression", has what was
+     * measured. */
+    GD_SEGMENT_JOINED = 256 << 10,
 };
+
+/* How large a segment becomes in a repository with segments of this size. */
+static inline uint32_t
+gd_segment_joined(uint32_t segment_size)
+{
+    return segment_size > GD_SEGMENT_JOINED ? segment_size : GD_SEGMENT_JOINED;
+}
 
 typedef enum gd_codec {
     GD_CODEC_NONE = 0,
@@ -55,6 +66,9 @@ bool gd_segment_intact(const uint8_t *in, const gd_segment_header *header,
 gd_status gd_codec_parse(const char *name, gd_codec *codec, gd_error *err);
 /* 0 means the codec's default; zstd takes 1 to 19, the others only 0. */
 gd_status gd_codec_check_level(gd_codec codec, int level, gd_error *err);
+
+/* What 0 stands for: so that equal levels are equal numbers. */
+int gd_codec_real_level(gd_codec codec, int level);
 
 /* The level that tells, for little, whether compressing at this one would pay. */
 int gd_codec_quick_level(int level);

@@ -23,10 +23,14 @@ import json
 from tests import repositories
 
 BLOCK = 512
+#: From this seed on content can be compressed to half.
+TEXTS = 900
 
 
 @functools.lru_cache(maxsize=512)
 def _run(seed, blocks):
+    if seed >= TEXTS:
+        return repositories.noise(blocks * BLOCK // 2, seed).hex().encode()
     return (repositories.noise(blocks * BLOCK, seed) if seed
             else bytes(blocks * BLOCK))
 

@@ -360,6 +360,20 @@ MUTANTS = (
                  'int rc = env->fsync(env, r->target.fd);',
                  'int rc = 0;'),),
         workload='rewriting'),
+    Mutant(
+        'recompressed-group-not-fsynced', 'I4', (
+            Edit(_REWRITE,
+                 'int rc = env->fsync(env, r->target.fd);',
+                 'int rc = 0;'),),
+        workload='recompressing'),
+    Mutant(
+        'exchange-beside-transactions', 'I4, I6', (
+            Edit(_REWRITE,
+                 '        s = gd_held_exclude(r->held, err);\n',
+                 '        s = GD_OK;\n'),),
+        tests=('tests/unit/test_c.py::test_c[test_rewrite-plain]',),
+        why_not='the addresses and blocks are the same in both files, so it '
+        'takes a process that compares bytes in the old one'),
     # -- merging (N10) ----------------------------------------------------
     Mutant(
         'merged-recipe-not-fsynced', 'N10.2', (

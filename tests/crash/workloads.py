@@ -23,10 +23,13 @@ import contextlib
 import os
 import random
 import shutil
+import struct
+from unittest import mock
 
 from dedupd import accounting
 from dedupd import collector
 from dedupd import merger
+from dedupd import recompressor
 from dedupd import scrubber
 from dedupd import task
 from glance_dedup import maintainer as maintainer_module
@@ -150,6 +153,29 @@ def collect(maintainer, live_share=50, evacuate_share=10):
                               evacuate_share=evacuate_share)
 
 
+def recompress(maintainer, level=1, steps=None, worth=32):
+    """All that is to be done; or so many steps, then it makes way.
+
+    :param worth: -1: files are exchanged though nothing is gained
+    """
+    control = task.Control()
+    with (contextlib.suppress(task.Stopped),
+          mock.patch.object(recompressor, '_WORTH', worth)):
+        if steps is not None:
+            control.step = _stopping_after(control, steps)
+        recompressor.run_once(maintainer, control, 'zstd', level)
+
+
+def _stopping_after(control, steps):
+    left = iter(range(steps))
+
+    def step(*args, **kwargs):
+        if next(left, None) is None:
+            raise task.Stopped()
+        return task.Control.step(control, *args, **kwargs)
+    return step
+
+
 def scrub(maintainer, spare_threshold=0):
     return scrubber.run_once(maintainer, task.Control(), full=True,
                              spare_threshold=spare_threshold)
@@ -207,6 +233,49 @@ def store_threads(stage):
     with stage.open(threads=2, codec='zstd') as repo:
         stage.put(repo, 'a', (1, 40), (0, 8), (2, 30))
         stage.put(repo, 'b', (2, 30), (3, 50))
+
+
+@workload
+def store_phases(stage):
+    """Twins that begin at other sectors: what is under way is cut anew."""
+    stage.create(block_size=2048, segment_size=8192)
+    with stage.open() as one, stage.open() as two:
+        stage.put(one, 'a', (1, 100), (0, 12), (2, 100))
+        first = stage.begin(two, 'b', [(3, 1), (1, 100), (0, 12), (2, 100)])
+        first.write(make([(3, 1), (1, 100)]))
+        stage.put(one, 'c', (4, 3), (1, 100), (5, 70))
+        first.write(make([(0, 12), (2, 100)]))
+        stage.end(first, 'b')
+        stage.abort(one, 'd', (6, 2), (5, 70), (7, 40))
+        stage.put(one, 'd', (6, 2), (5, 70), (7, 40))
+        assert one.statistics()['phase_changes'] > 1
+
+
+@workload
+def store_cut(stage):
+    """Blocks cut by their content: stored, pulled, merged and collected."""
+    stage.create(cutting='gear 64 256')
+    with stage.open() as one, stage.open() as two:
+        stage.put(one, 'a', (1, 20), (0, 3), (2, 15))
+        spec = [(3, 1), (1, 20), (0, 3), (2, 15)]
+        first = stage.begin(two, 'b', spec)
+        first.write(make(spec)[:9999])
+        stage.put(one, 'c', (4, 9), (1, 20))
+        first.write(make(spec)[9999:])
+        stage.end(first, 'b')
+        first = stage.begin(two, 'd', [(5, 6), (0, 2)])
+        first.write_blocks(make([(5, 6)]), struct.pack('<7I', 1, 511, 512, 512,
+                                                       512, 512, 512))
+        first.add_zeros(1024)
+        stage.end(first, 'd')
+        with repositories.collector_in(stage.path, 1, 2):
+            stage.put(two, 'e', (6, 2), (2, 15))
+        with maintaining(one) as maintainer:
+            merge(maintainer)
+            stage.delete(one, 'a')
+            collect(maintainer)
+            stage.delete(one, 'c')
+            collect(maintainer, live_share=0, evacuate_share=0)
 
 
 @workload
@@ -348,6 +417,36 @@ def rewriting(stage):
             stage.put(repo, 'new', (1, 12), (20, 3))
             stage.delete(repo, 'image-1')
             collect(maintainer, live_share=90, evacuate_share=0)
+
+
+@workload
+def recompressing(stage):
+    """Sealed groups are compressed anew, with all others going on.
+
+    It makes way in the middle of one, and keeps those where it is in vain.
+    """
+    stage.create()
+    with stage.open() as repo, stage.open() as other:
+        for number in range(6):
+            stage.put(repo, f'image-{number}', (900 + number, 25), (50, 5))
+        stage.put(repo, 'noise', (1, 100))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            recompress(maintainer, steps=1)
+            stage.delete(repo, 'image-1')
+            stage.put(other, 'while', (900, 25), (920, 5))
+            collect(maintainer, live_share=0, evacuate_share=0)
+            recompress(maintainer)
+            stage.delete(repo, 'image-3')
+            collect(maintainer, live_share=90, evacuate_share=0)
+            for call, path in (('pwritev', 'spool/G'),
+                               ('renameat', 'groups/'), ('fsync', 'groups')):
+                with stage.held(call, path, lambda: recompress(
+                        maintainer, level=19, worth=-1)):
+                    stage.put(other, f'{call}-{path[0]}', (902, 25),
+                              (904, 25))
+                collect(maintainer, live_share=0, evacuate_share=0)
+                recompress(maintainer, level=1, worth=-1)
 
 
 @workload

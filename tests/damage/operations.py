@@ -239,7 +239,8 @@ collect = maintain('collect')
 def everything(world):
     """All tasks, twice, with uploads between them."""
     for _ in range(2):
-        for name in ('account', 'collect', 'merge', 'scrub', 'collect'):
+        for name in ('account', 'collect', 'merge', 'recompress', 'scrub',
+                     'collect'):
             with contextlib.suppress(exceptions.RepositoryError):
                 maintain(name)(world)
         with contextlib.suppress(exceptions.RepositoryError):
@@ -248,7 +249,7 @@ def everything(world):
 
 def recover(world):
     """What comes after the damage was undone."""
-    maintain('collect', 'merge', 'scrub', 'collect')(world)
+    maintain('collect', 'merge', 'scrub', 'recompress', 'collect')(world)
 
 
 def mark_lost(world):
@@ -275,6 +276,7 @@ OPERATIONS = {
     'collect': collect,
     'merge': maintain('merge', 'collect'),
     'scrub': maintain('scrub', 'collect'),
+    'recompress': maintain('recompress', 'collect'),
     'rebuild': maintain('rebuild-catalog', 'collect'),
     'everything': everything,
     'mark lost': mark_lost,

@@ -31,6 +31,7 @@ import pathlib
 import shutil
 import types
 
+from dedupd import recompressor
 from dedupd import task
 from dedupd import tasks
 from glance_dedup import maintainer as maintainer_module
@@ -98,11 +99,16 @@ def options(codec):
     return {'codec': codec, 'threads': 0}
 
 
+#: Files are exchanged though nothing is gained.
+recompressor._WORTH = -1
+
+
 def run(maintainer, name, **arguments):
     """A task, with such options that it does whatever it can."""
     return tasks.run(name, maintainer, task.Control(), types.SimpleNamespace(
         collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
-        spare_threshold=2), **arguments)
+        recompress_codec='zstd', recompress_level=1, spare_threshold=2),
+        **arguments)
 
 
 def copy(source, target):
@@ -124,7 +130,7 @@ def build(top, codec='none'):
     # The room that is kept for the catalog would be most of what is copied.
     maintainer_module._RESERVE_BYTES = PAGE
     top = pathlib.Path(top)
-    path = _create(top / 'now')
+    path = _create(top / 'now', codec)
     with repositories.open_repository(path, **options(codec)) as repo:
         for image_id, data in _FIRST.items():
             put(repo, image_id, data)
@@ -139,7 +145,7 @@ def build(top, codec='none'):
     last = repositories.Group(path, maintenance.groups(path)[-1])
     last.forget_newest_record()
     last.save()
-    with repositories.open_repository(_create(top / 'other'),
+    with repositories.open_repository(_create(top / 'other', codec),
                                       **options(codec)) as repo:
         for image_id, data in IMAGES.items():
             put(repo, image_id, data[::-1])
@@ -148,9 +154,11 @@ def build(top, codec='none'):
     (top / 'facts.json').write_text(json.dumps({'codec': codec}))
 
 
-def _create(path):
-    return repositories.create(path, block_size=BLOCK, group_slots=64,
-                               segment_size=4 * BLOCK)
+def _create(path, codec):
+    # With one of the codecs blocks are cut by their content.
+    return repositories.create(
+        path, block_size=BLOCK, group_slots=64, segment_size=4 * BLOCK,
+        cutting='fixed' if codec == 'none' else 'gear 128 256')
 
 
 def _age(repo):

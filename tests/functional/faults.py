@@ -209,6 +209,22 @@ def _scrub(path, state):
         maintainer, task.Control(), full=True, spare_threshold=2))
 
 
+def _recompress(path, state):
+    from dedupd import recompressor
+    from dedupd import task
+    recompressor._WORTH = -1    # the file is exchanged, whatever it gains
+    _maintain(path, lambda maintainer: recompressor.run_once(
+        maintainer, task.Control(), 'zstd', 1))
+
+
+def _recompress_in_vain(path, state):
+    from dedupd import recompressor
+    from dedupd import task
+    recompressor._WORTH = 1     # and never
+    _maintain(path, lambda maintainer: recompressor.run_once(
+        maintainer, task.Control(), 'zstd', 1))
+
+
 def _mark_lost(path, state):
     from dedupd import scrubber
     from glance_dedup import exceptions
@@ -320,6 +336,8 @@ TASKS = {
     'collect': (None, _collect),
     'merge': (None, _merge),
     'scrub': (None, _scrub),
+    'recompress': (None, _recompress),
+    'recompress-in-vain': (None, _recompress_in_vain),
     'mark-lost': (_spoil, _mark_lost),
     'put': (None, _put),
     'cli-list': (None, _cli('image', 'list')),

@@ -55,7 +55,8 @@ IMAGES = 30
 KINDS = [storm.UPLOADER, storm.UPLOADER, storm.DELETER, storm.READER,
          storm.READER, None, None, None]
 INTERVALS = {'collect_interval': 1, 'merge_interval': 1, 'scrub_interval': 2,
-             'scrub_rate_mib': 0, 'spare_threshold': 8,
+             'scrub_rate_mib': 0, 'recompress_interval': 1,
+             'recompress_rate_mib': 0, 'spare_threshold': 8,
              'collect_live_share': 60, 'collect_evacuate_share': 30}
 #: Descriptors of groups that a process keeps open, as fpcache.h says; those
 #: of a group that is gone are among them until others take their place.
@@ -220,7 +221,8 @@ class Soak:
                 (self.path / 'fence').unlink(missing_ok=True)
             for _ in range(rng.randrange(3)):
                 self.command(
-                    rng.choice(['repository collect', 'merge', 'scrub']),
+                    rng.choice(['repository collect', 'merge', 'scrub',
+                                'recompress']),
                     rng.choice([None, rng.uniform(0.3, 1.5)]))
         self.start_daemon()
 

@@ -148,9 +148,10 @@ def test_ranges_that_are_not_applied(daemon, content):
 def test_recipe(daemon, content):
     """It describes the image, fingerprints and all."""
     body = daemon.request('GET', f'{IMAGE}/recipe').body
-    magic, block, size, zeros, extents, name, scope = struct.unpack_from(
-        '<8sI4xQQQ16s16s', body)
-    assert magic == b'GDWIRE\0\1' and (block, size) == (BLOCK, len(content))
+    magic, block, size, zeros, extents, name, scope, *cuts = (
+        struct.unpack_from('<8sI4xQQQ16s16sII', body))
+    assert cuts == [0, 0]
+    assert magic == b'GDWIRE\0\2' and (block, size) == (BLOCK, len(content))
     assert name.rstrip(b'\0') == b'sha256' and scope == bytes(16)
     at, offset, zero_bytes = 80, 0, 0
     for _ in range(extents):
@@ -523,7 +524,8 @@ def test_state(daemon, content):
     assert status['space']['logical_bytes'] == size
     assert status['catalog']['state'] == 'ready'
     assert set(status['tasks']) == {
-        'account', 'collect', 'merge', 'scrub', 'rebuild-catalog'}
+        'account', 'collect', 'merge', 'scrub', 'recompress',
+        'rebuild-catalog'}
     images = daemon.request('GET', '/v1/images').json()['images']
     assert [i['image_id'] for i in images] == [
         'empty', 'image', 'other', 'zeros']

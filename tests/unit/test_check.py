@@ -685,7 +685,7 @@ def test_group_header(repository, change):
 
 
 def test_group_header_of_a_later_minor_version(repository):
-    sealed_group(repository, _10=b'\1', _72=b'\1')
+    sealed_group(repository, _10=b'\2', _72=b'\1')
     assert look(repository)[1].ok
 
 
@@ -892,6 +892,12 @@ PARAMETERS = {
     'segment small': {'segment_size': 256},
     'segment large': {'segment_size': 1 << 21},
     'cutting': {'cutting': 'other'},
+    'cutting without sizes': {'cutting': 'gear'},
+    'cutting padded': {'cutting': 'gear 0128 256', 'block_size': 512},
+    'minimum small': {'cutting': 'gear 63 256', 'block_size': 512},
+    'minimum large': {'cutting': 'gear 256 256', 'block_size': 512},
+    'average large': {'cutting': 'gear 128 512', 'block_size': 512},
+    'average no power': {'cutting': 'gear 128 300', 'block_size': 512},
     'compare': {'compare': 'other'},
     'compare surrogate': {'compare': '\ud800\n'},
     'more keys': {'more': 1},
@@ -917,6 +923,12 @@ def test_parameters(repository, group, image, change):
 def test_parameters_that_are_no_object(repository, group, image, text):
     (repository.path / 'repository.json').write_bytes(text)
     one_damage(repository, 'repository.json')
+
+
+def test_parameters_of_content_defined_cutting(repository):
+    repository.parameters['cutting'] = 'gear 128 256'
+    repository.save_parameters()
+    assert look(repository)[1].findings == []
 
 
 def test_parameters_with_a_key_missing(repository):

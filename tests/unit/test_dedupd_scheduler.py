@@ -196,6 +196,81 @@ def test_a_scrub_makes_way_and_goes_on(repository, conf, done):
             ('end', 'scrub', {'blocks': 7, 'complete': True})]
 
 
+def test_recompression_goes_on_as_it_was_asked(repository, conf, done):
+    calls = []
+
+    def recompress(maintainer, control, **arguments):
+        calls.append((control.patient, arguments))
+        if len(calls) < 2:
+            forever(maintainer, control)
+        return Result(blocks=7)
+
+    done.work['recompress'] = recompress
+    with running(repository, conf) as scheduler:
+        number = scheduler.request('recompress', codec='zstd', level=9)
+        wait_for(lambda: len(calls) == 1)
+        # A look at what there is to do is no run.
+        scheduler.wait('recompress', scheduler.request(
+            'recompress', dry_run=True), LIMIT)
+        wait_for(lambda: len(calls) == 3)
+        assert scheduler.wait('recompress', number, LIMIT)['runs'] == 2
+        assert calls[0] == calls[2] == (False, {'codec': 'zstd', 'level': 9})
+        assert calls[1] == (False, {'dry_run': True})
+
+
+def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
+    """A scrub goes on though recompression is due; not the other way."""
+    log = []
+
+    def scrub(maintainer, control, **arguments):
+        log.append('scrub')
+        for _ in range(20):
+            control.step(1, 2, 'working')
+            time.sleep(0.005)
+        return Result()
+
+    def recompress(maintainer, control, **arguments):
+        log.append(f'recompress {control.patient}')
+        if len(log) < 4:
+            forever(maintainer, control)
+        return Result()
+
+    done.work = {'scrub': scrub, 'recompress': recompress}
+    conf.set_override('scrub_interval', 3600, 'dedupd')
+    with running(repository, conf) as scheduler:
+        scheduler.request('scrub')
+        wait_for(lambda: log == ['scrub'])
+        with scheduler._changed:
+            scheduler._due['recompress'] = time.monotonic()
+        wait_for(lambda: log == ['scrub', 'recompress True'])
+        with scheduler._changed:
+            scheduler._due['scrub'] = time.monotonic()
+        wait_for(lambda: log == ['scrub', 'recompress True', 'scrub',
+                                 'recompress True'])
+        wait_for(lambda: scheduler.task('recompress')['runs'] == 1)
+
+
+def test_asking_for_what_is_under_way(repository, conf, done):
+    controls = []
+
+    def recompress(maintainer, control, **arguments):
+        controls.append(control)
+        while control.patient:
+            control.step(1, 2, 'waiting')
+            time.sleep(0.002)
+        return Result()
+
+    done.work['recompress'] = recompress
+    with running(repository, conf) as scheduler:
+        with scheduler._changed:
+            scheduler._due['recompress'] = time.monotonic()
+            scheduler._changed.notify_all()
+        wait_for(lambda: controls)
+        number = scheduler.request('recompress')
+        assert scheduler.wait('recompress', number, LIMIT)['runs'] == 1
+        assert len(controls) == 1
+
+
 def test_other_tasks_do_not_make_way(repository, conf, done):
     release = threading.Event()
 

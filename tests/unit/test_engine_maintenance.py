@@ -192,7 +192,7 @@ def test_group_facts(path, maintenance, images):
         assert facts == {
             'slots': SLOTS, 'scope': bytes(16), 'published': count,
             'generation': generation, 'flags': flags, 'sequence': sequence,
-            'end': end, 'size': size}
+            'end': end, 'codec': 0, 'level': 0, 'size': size}
         assert 0 < allocated <= size + (1 << 20)
     with pytest.raises(exceptions.ImageNotFound, match='00000003'):
         maintenance.group_facts(3)

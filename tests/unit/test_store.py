@@ -1019,6 +1019,17 @@ def test_creation_options(configure):
                 8192, 128, 131072, 'xxh3-128', 'value')
 
 
+def test_content_defined_cutting(configure):
+    store = configure(one={'dedup_store_cutting': 'gear'})
+    assert repo(store).parameters.cutting == 'gear 2048 4096'
+    assert repo(store).parameters.block_size == 16384
+    url = add(b'data')[0]
+    for number, same in enumerate(('gear', 'gear 2048 4096', None)):
+        configure(one={'dedup_store_cutting': same})
+        add(b'more', f'more-{number}')
+        assert get(url) == b'data'
+
+
 def test_options_for_all_stores(configure, tmp_path):
     configure(backend_defaults={'type': 'http'})
     CONF.set_override('dedup_store_block_size', 16384, 'backend_defaults')
@@ -1029,7 +1040,8 @@ def test_options_for_all_stores(configure, tmp_path):
 
 @pytest.mark.parametrize('name,value', [
     ('block_size', 512), ('group_slots', 64), ('segment_size', 32768),
-    ('fingerprint', 'sha512-256'), ('compare', 'value')])
+    ('cutting', 'gear 1024 4096'), ('fingerprint', 'sha512-256'),
+    ('compare', 'value')])
 def test_an_option_that_disagrees(configure, name, value):
     configure(one={})
     url = add(b'data')[0]
@@ -1051,6 +1063,9 @@ def test_an_option_that_disagrees(configure, name, value):
     {'dedup_store_datadir': ''},
     {'dedup_store_block_size': 3000},
     {'dedup_store_segment_size': 1024},
+    {'dedup_store_cutting': 'rabin'},
+    {'dedup_store_cutting': 'gear 4096 2048'},
+    {'dedup_store_cutting': 'gear', 'dedup_store_block_size': 4096},
     {'dedup_store_fingerprint': 'md5'},
     {'dedup_store_fingerprint': 'none-such'},
     {'dedup_store_codec': 'lz4', 'dedup_store_codec_level': 3},

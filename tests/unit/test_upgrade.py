@@ -31,6 +31,13 @@ DATA = maintenance.content(1, 2)
 
 
 @pytest.fixture
+def path(path):
+    """One of the first version."""
+    repositories.edit_parameters(path, minor=0)
+    return path
+
+
+@pytest.fixture
 def cli(tmp_path, path, capfd):
     return conftest.Cli(tmp_path, capfd)
 
@@ -83,7 +90,23 @@ def test_the_steps_lead_to_this_programs_version():
     assert version == upgrade.CURRENT
 
 
-def test_nothing_to_do(path, repo):
+def test_to_this_programs_version(path, repo):
+    repositories.put(repo, 'image', DATA)
+    assert [step.after for step in upgrade.plan(repo)] == [(1, 1)]
+    upgrade.upgrade(repo, no_progress)
+    assert version(path) == upgrade.CURRENT
+    with repositories.open_repository(path) as again:
+        assert repositories.read_all(again, 'image') == DATA
+    repositories.need_clean(path)
+
+
+def test_nothing_to_do(path):
+    repositories.edit_parameters(path, minor=upgrade.CURRENT[1])
+    with repositories.open_repository(path) as repo:
+        need_nothing(path, repo)
+
+
+def need_nothing(path, repo):
     before = (path / 'repository.json').read_bytes()
     assert upgrade.plan(repo) == []
     assert upgrade.upgrade(repo, no_progress) == []
@@ -204,12 +227,13 @@ def test_two_upgrades(path, repo, steps, other):
 # -- the command --------------------------------------------------------------
 
 def test_command_with_nothing_to_do(path, cli):
+    repositories.edit_parameters(path, minor=upgrade.CURRENT[1])
     for options in ((), ('--dry-run',)):
         found = cli('repository', 'upgrade', '-f', 'json', *options)
         assert found.status == 0, found.err
         assert found.json() == {
-            'path': str(path), 'format': '1.0', 'format_before': '1.0',
-            'format_of_program': '1.0', 'steps': [],
+            'path': str(path), 'format': '1.1', 'format_before': '1.1',
+            'format_of_program': '1.1', 'steps': [],
             'result': 'nothing to do'}
         assert found.err == ''
 

@@ -83,7 +83,7 @@ def test_newer_repository(path, cli, configure, tmp_path):
                        match='repository.json .* version 2; .* up to 1'):
         repositories.open_repository(path)
     with pytest.raises(exceptions.VersionError,
-                       match=r'repository.json .* 2\.0; .* 1\.x'):
+                       match=r'repository.json .* 2\.1; .* 1\.x'):
         check.check(path)
     for command in ('repository show', 'repository check',
                     'repository upgrade', 'repository upgrade --dry-run',
@@ -142,7 +142,7 @@ def test_newer_file(filled, cli, name, good):
     assert not report.ok
     assert 'image' in report.damaged_images
     if good:
-        assert any(f.file == name and 'has format 2.0; this program reads 1.x'
+        assert any(f.file == name and 'has format 2.1; this program reads 1.x'
                    in f.sentence for f in report.findings), report.findings
 
 
@@ -247,7 +247,7 @@ def test_newer_spare_copies(filled):
         assert repositories.read_all(repo, 'image') == DATA
         report = check.check(filled)
         assert not report.damaged_images
-        assert any(f.file == spare and 'has format 2.0' in f.sentence
+        assert any(f.file == spare and 'has format 2.1' in f.sentence
                    for f in report.findings)
         with maintaining(repo) as maintainer:
             scrubber.run_once(maintainer, task.Control(), full=True,

@@ -207,6 +207,31 @@ def test_scrub(either):
     assert found['damage']['images'] == ['c']
 
 
+def test_recompress(either):
+    found = either('recompress', '--dry-run', '-f', 'json').json()
+    group, = found['groups']
+    assert (group['action'], group['reason']) == ('skip', 'it is not full yet')
+    assert found['bytes'] == 0
+    for options in ((), ('--codec', 'zstd', '--level', '19')):
+        assert either('recompress', '-f', 'json', *options).json() == {
+            'groups': 0, 'disk_bytes': 0, 'kept': 0, 'busy': 0,
+            'skipped_for_space': 0, 'failed': {}}
+    either('recompress', '--codec', 'lz4', '--level', '3').refused(
+        'codec level 3')
+    either('recompress', '--level', '3').refused('--codec')
+    assert either('recompress', '--codec', 'none').status == 2
+
+
+def test_space(either):
+    found = {row['part']: row for row in either('space', '-f', 'json').json()}
+    assert found['all']['disk_bytes'] == sum(
+        row['disk_bytes'] for name, row in found.items() if name != 'all')
+    blocks = found['blocks, none']
+    assert blocks['percent_of_unique'] == 100.0
+    assert blocks['plain_bytes'] == blocks['disk_bytes'] == 4096 * 120
+    assert 'blocks, none' in either('space').out
+
+
 def test_what_fails_is_told(filled, monkeypatch):
     """And the rest of the result is shown all the same."""
     @dataclasses.dataclass

@@ -26,7 +26,7 @@ def test_create(cli):
                 '--fingerprint', 'blake2s256', '--compare', 'value').json()
     assert found == {
         'path': str(cli.path), 'repository_id': found['repository_id'],
-        'format': '1.0', 'block_size': 512, 'group_slots': 64,
+        'format': '1.1', 'block_size': 512, 'group_slots': 64,
         'segment_size': 2048, 'cutting': 'fixed',
         'fingerprint': 'blake2s256', 'compare': 'value'}
     with repository.Repository(
@@ -34,6 +34,13 @@ def test_create(cli):
         assert repo.repository_id == found['repository_id']
         assert repo.parameters.block_size == 512
     cli('repository', 'create').refused(str(cli.path))
+
+
+def test_create_with_content_defined_cutting(cli):
+    found = cli('repository', 'create', '-f', 'json',
+                '--cutting', 'gear').json()
+    assert found['cutting'] == repository.GEAR
+    assert found['block_size'] == repository.GEAR_BLOCK
 
 
 def test_create_where_something_is(cli):
@@ -49,6 +56,9 @@ def test_create_where_something_is(cli):
     (('--block-size', 131072), 'block_size'),
     (('--block-size', 0), 'block_size'),
     (('--block-size', -4096), 'block_size'),
+    (('--cutting', 'rabin'), 'rabin'),
+    (('--cutting', 'gear 4096 1024'), 'the minimum, 4096'),
+    (('--cutting', 'gear', '--block-size', 4096), 'the average, 4096'),
     (('--group-slots', 63), 'group_slots'),
     (('--group-slots', 32769), 'group_slots'),
     (('--segment-size', 2048), 'segment_size'),
