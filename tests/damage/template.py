@@ -30,6 +30,7 @@ import os
 import pathlib
 import shutil
 import types
+from unittest import mock
 
 from dedupd import recompressor
 from dedupd import task
@@ -99,16 +100,15 @@ def options(codec):
     return {'codec': codec, 'threads': 0}
 
 
-#: Files are exchanged though nothing is gained.
-recompressor._WORTH = -1
-
-
 def run(maintainer, name, **arguments):
     """A task, with such options that it does whatever it can."""
-    return tasks.run(name, maintainer, task.Control(), types.SimpleNamespace(
+    options = types.SimpleNamespace(
         collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
-        recompress_codec='zstd', recompress_level=1, spare_threshold=2),
-        **arguments)
+        recompress_codec='zstd', recompress_level=1, spare_threshold=2)
+    # Files are exchanged though nothing is gained.
+    with mock.patch.object(recompressor, '_WORTH', -1):
+        return tasks.run(name, maintainer, task.Control(), options,
+                         **arguments)
 
 
 def copy(source, target):

@@ -46,6 +46,7 @@ import sys
 import tempfile
 import time
 import traceback
+from unittest import mock
 
 from tests.functional import witness
 
@@ -209,20 +210,18 @@ def _scrub(path, state):
         maintainer, task.Control(), full=True, spare_threshold=2))
 
 
-def _recompress(path, state):
+def _recompress(path, state, worth=-1):
+    """The file is exchanged, whatever it gains."""
     from dedupd import recompressor
     from dedupd import task
-    recompressor._WORTH = -1    # the file is exchanged, whatever it gains
-    _maintain(path, lambda maintainer: recompressor.run_once(
-        maintainer, task.Control(), 'zstd', 1))
+    with mock.patch.object(recompressor, '_WORTH', worth):
+        _maintain(path, lambda maintainer: recompressor.run_once(
+            maintainer, task.Control(), 'zstd', 1))
 
 
 def _recompress_in_vain(path, state):
-    from dedupd import recompressor
-    from dedupd import task
-    recompressor._WORTH = 1     # and never
-    _maintain(path, lambda maintainer: recompressor.run_once(
-        maintainer, task.Control(), 'zstd', 1))
+    """It is not."""
+    _recompress(path, state, worth=1)
 
 
 def _mark_lost(path, state):
