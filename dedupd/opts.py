@@ -304,7 +304,7 @@ Related options:
                mutable=True,
                help="""
 How hard ``recompress_codec`` tries. 19 makes blocks a tenth smaller
-than 3 does, takes some fifty times as long, and is as quick to read.
+than 3 does, and takes 35 times the processor time.
 
 Possible values:
     * 0: the codec's own default

@@ -667,26 +667,18 @@ stat_file(const gd_group *group, struct stat *st, gd_error *err)
                   : GD_OK;
 }
 
-static uint64_t
-whole_pages(uint64_t bytes)
-{
-    enum { PAGE = 4096 };
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
-
 gd_status
 gd_rewriting_sizes(const gd_rewriting *r, uint64_t *before, uint64_t *after,
                    gd_error *err)
 {
+    enum { PAGE = 4096 };
     struct stat st;
     gd_status s = stat_file(r->held->group, &st, err);
     if (s == GD_OK) {
-        /* Not what the file system has set aside for a file that grows, as XFS
-         * does, or needs to find its pieces, as ext4 does. */
-        uint64_t most = whole_pages(r->held->published.end);
         *before = (uint64_t)st.st_blocks * 512;
-        *before = *before < most ? *before : most;
-        *after = whole_pages(r->end);
+        /* Not what the file system has set aside for it, as XFS does for a
+         * file that grows. */
+        *after = (r->end + PAGE - 1) / PAGE * PAGE;
     }
     return s;
 }

@@ -443,14 +443,16 @@ class ProjectServer(GlanceServer):
     """
 
     def _configure(self):
+        pipelines = self.etc / 'paste.ini'
+        self.options = {
+            **self.options,
+            'DEFAULT': {**self.options.get('DEFAULT', {}),
+                        'allow_anonymous_access': True},
+            'paste_deploy': {'config_file': pipelines}}
         super()._configure()
         paste = pathlib.Path(sys.prefix) / 'etc/glance/glance-api-paste.ini'
-        (self.etc / 'paste.ini').write_text(paste.read_text().replace(
+        pipelines.write_text(paste.read_text().replace(
             'unauthenticated-context rootapp', 'context rootapp'))
-        config = self.etc / 'glance-api.conf'
-        config.write_text(
-            config.read_text().replace(str(paste), str(self.etc / 'paste.ini'))
-            .replace('[DEFAULT]', '[DEFAULT]\nallow_anonymous_access = True'))
 
     @staticmethod
     def _open_policy():
