@@ -32,6 +32,7 @@ from typing import Any
 from dedupd import client as client_module
 from glance_dedup import _engine
 from glance_dedup import exceptions
+from glance_dedup import parameters
 from glance_dedup import repository as repository_module
 from glance_dedup import scopes
 from glance_dedup import workers as workers_module
@@ -107,7 +108,7 @@ def pull(repository: repository_module.Repository, image_id: str,
                   whole)
 
 
-def _why_whole(ours: repository_module.Parameters,
+def _why_whole(ours: parameters.Parameters,
                theirs: client_module.RecipeHeader) -> str | None:
     """Why their blocks cannot be told by fingerprint; None if they can."""
     if ours.compare != 'hash':

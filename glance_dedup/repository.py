@@ -10,7 +10,6 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-
 """Repositories: creating one, and storing, reading and deleting images.
 
 A :class:`Repository` is a directory; any number of processes and hosts may
@@ -29,7 +28,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import secrets
@@ -45,6 +43,7 @@ import xxhash
 from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import parameters as parameters_module
 from glance_dedup import scopes
 
 PIECE = 4 * 1024 * 1024
@@ -52,17 +51,11 @@ PIECE = 4 * 1024 * 1024
 #: What storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
 
-FORMAT_MAJOR = 1
-FORMAT_MINOR = 1
-_KIND = 'glance-dedup repository'
 _PARAMETERS_FILE = 'repository.json'
 _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 _LOCK_FILES = ('locks/groups', 'locks/images')
 _CODECS = ('none', 'lz4', 'zstd')
-_GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
-#: What ``gear`` alone means, and the block size that goes with it.
-GEAR, GEAR_BLOCK = 'gear 2048 4096', 16384
 IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
@@ -74,122 +67,6 @@ _MAX_THREADS = 64
 _MADE_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 16
 _READ_IN_TURN = 1 << 19
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameters:
-    """What a repository is; fixed when it was created.
-
-    :ivar block_size: of all blocks, or of the largest ones, if they are cut by
-        their content
-    """
-
-    repository_id: str
-    block_size: int
-    group_slots: int
-    segment_size: int
-    fingerprint: str
-    compare: str
-    cutting: str = 'fixed'
-    major: int = FORMAT_MAJOR
-    minor: int = FORMAT_MINOR
-
-    def validate(self, allow_weak: bool = False) -> None:
-        """Raise InvalidParameter naming the first value out of bounds.
-
-        :param allow_weak: also take the digest that only tests may choose
-        """
-        _need_power_of_two('block_size', self.block_size, 512, 65536)
-        _need_range('group_slots', self.group_slots, 64, 32768)
-        _need_power_of_two('segment_size', self.segment_size,
-                           self.block_size, 1 << 20)
-        self._validate_cutting()
-        if self.compare not in ('hash', 'value'):
-            raise exceptions.InvalidParameter(
-                f"compare: '{self.compare}' is neither 'hash' nor 'value'")
-        cryptographic = (
-            not (allow_weak and self.fingerprint == 'weak-8')
-            and _engine.is_cryptographic(self.fingerprint))
-        if not cryptographic and self.compare == 'hash':
-            raise exceptions.InvalidParameter(
-                f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
-                "equal fingerprints may be unequal blocks; choose compare "
-                "'value', or a cryptographic digest")
-
-    def _validate_cutting(self) -> None:
-        minimum, average = self.cuts
-        if not average:
-            return
-        if minimum < 64:
-            problem = f'the minimum is {minimum} bytes; it must be at least 64'
-        elif minimum >= average:
-            problem = (f'the minimum, {minimum} bytes, is not below the '
-                       f'average, {average}')
-        elif average >= self.block_size:
-            problem = (f'the average, {average} bytes, is not below the block '
-                       f'size, {self.block_size}, which is the maximum')
-        elif average & (average - 1):
-            problem = (f'the average is {average} bytes; it must be a power '
-                       'of two')
-        else:
-            return
-        raise exceptions.InvalidParameter(f'cutting: {problem}')
-
-    @property
-    def cuts(self) -> tuple[int, int]:
-        """The minimum and the average of gear; zeros where cuts are fixed."""
-        if self.cutting == 'fixed':
-            return 0, 0
-        match = (_GEAR.fullmatch(self.cutting)
-                 if isinstance(self.cutting, str) else None)
-        if match is None:
-            raise exceptions.InvalidParameter(
-                f"cutting: there is no '{self.cutting}'; choose fixed, gear, "
-                "or 'gear MINIMUM AVERAGE'")
-        return int(match[1]), int(match[2])
-
-    @property
-    def average_block(self) -> int:
-        """How long blocks are, about."""
-        return self.cuts[1] or self.block_size
-
-    def to_json(self) -> bytes:
-        """The content of repository.json."""
-        fields = {'kind': _KIND, **dataclasses.asdict(self)}
-        fields['checksum'] = _json_checksum(fields)
-        return json.dumps(fields, indent=2, sort_keys=True).encode() + b'\n'
-
-    @classmethod
-    def from_json(cls, content: bytes, path: str,
-                  allow_weak: bool = False) -> 'Parameters':
-        """Parse repository.json; `path` is for the words of errors."""
-        try:
-            fields = json.loads(content)
-            kind = fields.pop('kind')
-            checksum = fields.pop('checksum')
-            major = fields['major']
-        except (ValueError, KeyError, TypeError, AttributeError,
-                RecursionError) as e:
-            raise exceptions.DamagedError(
-                f'{path} is not the description of a repository: {e!r}')
-        if kind != _KIND:
-            raise exceptions.DamagedError(
-                f'{path} does not describe a repository of glance-dedup')
-        if not isinstance(major, int) or major > FORMAT_MAJOR:
-            raise exceptions.VersionError(
-                f'{path} has format version {major}; this program knows up '
-                f'to {FORMAT_MAJOR}')
-        if checksum != _json_checksum({'kind': kind, **fields}):
-            raise exceptions.DamagedError(f'{path}: its checksum is wrong')
-        try:
-            parameters = cls(**fields)
-            if not re.fullmatch('[0-9a-f]{32}', parameters.repository_id):
-                raise ValueError('the repository id has not 32 hexadecimal '
-                                 'digits')
-            parameters.validate(allow_weak)
-        except (TypeError, ValueError) as e:
-            raise exceptions.DamagedError(f'{path}: {e}')
-        return parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,30 +103,6 @@ class Extent:
     group: int
     slot: int
     blocks: int
-
-
-def _need_range(name: str, value: int, low: int, high: int) -> None:
-    if (not isinstance(value, int) or isinstance(value, bool)
-            or not low <= value <= high):
-        raise exceptions.InvalidParameter(
-            f'{name}: {value!r} is not a number from {low} to {high}')
-
-
-def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
-    if (not isinstance(value, int) or isinstance(value, bool)
-            or not low <= value <= high or value & (value - 1)):
-        raise exceptions.InvalidParameter(
-            f'{name}: {value!r} is not a power of two from {low} to {high}')
-
-
-def full_cutting(cutting: str) -> str:
-    """As it stands in ``repository.json``."""
-    return GEAR if cutting == 'gear' else cutting
-
-
-def _json_checksum(fields: dict[str, Any]) -> str:
-    plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
-    return xxhash.xxh3_64_hexdigest(plain.encode())
 
 
 def _key_file(digits: bytes) -> bytes:
@@ -369,10 +222,11 @@ class Repository:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
             threads = min(4, len(os.sched_getaffinity(0)))
-        _need_range('threads', threads, 0, _MAX_THREADS)
-        _need_range('filter_mib', filter_mib, 1, 1 << 20)
-        _need_range('segment_cache_mib', segment_cache_mib, 0, 1 << 20)
-        _need_range('reserve_mib', reserve_mib, 0, 1 << 20)
+        parameters_module.need_range('threads', threads, 0, _MAX_THREADS)
+        parameters_module.need_range('filter_mib', filter_mib, 1, 1 << 20)
+        parameters_module.need_range(
+            'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
+        parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
         if codec not in _CODECS:
             raise exceptions.InvalidParameter(
                 f"there is no codec '{codec}': choose none, lz4 or zstd")
@@ -433,12 +287,13 @@ class Repository:
         """
         path = os.path.abspath(os.fspath(path))
         if block_size is None:
-            block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
-        parameters = Parameters(
+            block_size = (4096 if cutting == 'fixed'
+                          else parameters_module.GEAR_BLOCK)
+        parameters = parameters_module.Parameters(
             repository_id=secrets.token_hex(16), block_size=block_size,
             group_slots=group_slots, segment_size=segment_size,
             fingerprint=fingerprint, compare=compare,
-            cutting=full_cutting(cutting))
+            cutting=parameters_module.full_cutting(cutting))
         parameters.validate()
         with _os_errors(f'cannot create the repository {path}'):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -483,7 +338,8 @@ class Repository:
 
     # -- opening and closing ----------------------------------------------
 
-    def _read_parameters(self, allow_weak: bool) -> Parameters:
+    def _read_parameters(
+            self, allow_weak: bool) -> parameters_module.Parameters:
         path = os.path.join(self.path, _PARAMETERS_FILE)
         if not os.path.isdir(self.path):
             raise exceptions.ImageNotFound(
@@ -499,8 +355,8 @@ class Repository:
                 f'{self.path} is not a repository: it has no '
                 f'{_PARAMETERS_FILE}')
         with _os_errors(f'cannot read {path}'):
-            return Parameters.from_json(_read_file(path, 65536), path,
-                                        allow_weak)
+            return parameters_module.Parameters.from_json(
+                _read_file(path, 65536), path, allow_weak)
 
     def _read_key(self) -> bytes:
         path = os.path.join(self.path, _KEY_FILE)
@@ -899,7 +755,7 @@ class Transaction:
             or the image would become longer than any file
         :raises NoSpaceError, StorageError: only abort is left
         """
-        _need_range('length', length, 0, (1 << 63) - 1)
+        parameters_module.need_range('length', length, 0, (1 << 63) - 1)
         self._engine.add_zeros(length)
 
     def keep(self) -> None:
@@ -971,7 +827,7 @@ class Image:
     def pieces(self, offset: int = 0, length: int | None = None,
                piece: int = PIECE) -> Iterator[bytes]:
         """The bytes of a range (to the end if `length` is None), in pieces."""
-        _need_range('piece', piece, 1, 1 << 40)
+        parameters_module.need_range('piece', piece, 1, 1 << 40)
         end = self.size
         if length is not None:
             end = min(end, offset + length)
@@ -997,7 +853,7 @@ class Image:
         :raises DamagedError: the entries are not those that the image was
             committed with
         """
-        _need_range('page', page, 0, (1 << 63) - 1)
+        parameters_module.need_range('page', page, 0, (1 << 63) - 1)
         return self._engine.describe(page)
 
     def frames(self, ranges: list[tuple[int, int]]
@@ -1018,8 +874,8 @@ class Image:
             copy of it
         """
         for offset, length in ranges:
-            _need_range('offset', offset, 0, (1 << 63) - 1)
-            _need_range('length', length, 0, (1 << 63) - 1)
+            parameters_module.need_range('offset', offset, 0, (1 << 63) - 1)
+            parameters_module.need_range('length', length, 0, (1 << 63) - 1)
         return self._engine.frames(list(ranges))
 
     def close(self) -> None:

@@ -61,6 +61,7 @@ from oslo_config import cfg
 from glance_dedup import daemon as daemon_module
 from glance_dedup import exceptions as dedup_exceptions
 from glance_dedup import opts
+from glance_dedup import parameters
 from glance_dedup import repository
 from glance_dedup import upload
 from glance_dedup import workers
@@ -385,7 +386,7 @@ class Store(driver.Store):
         for name in opts.CREATION_OPTIONS:
             chosen = self._option(name)
             if name == 'cutting':
-                chosen = repository.full_cutting(chosen)
+                chosen = parameters.full_cutting(chosen)
             found = getattr(opened.parameters, name)
             if chosen is not None and chosen != found:
                 raise self._bad(

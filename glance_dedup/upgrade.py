@@ -31,14 +31,14 @@ import secrets
 from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import parameters
 from glance_dedup import repository as repository_module
 
 Version = tuple[int, int]
 Progress = Callable[[int, int, str], None]
 
 #: What this program writes.
-CURRENT: Version = (repository_module.FORMAT_MAJOR,
-                    repository_module.FORMAT_MINOR)
+CURRENT: Version = (parameters.FORMAT_MAJOR, parameters.FORMAT_MINOR)
 
 
 @dataclasses.dataclass(frozen=True)

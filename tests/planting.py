@@ -38,6 +38,7 @@ from dedupd import task
 from glance_dedup import check
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+from glance_dedup import parameters
 from tests import maintenance
 from tests import repositories
 
@@ -184,7 +185,7 @@ def examine(directory, case):
         victim.chmod(0o640)
         if os.geteuid() == 0:
             os.chown(victim, FOREIGN, FOREIGN)
-    repository_id = repositories.repository.Parameters.from_json(
+    repository_id = parameters.Parameters.from_json(
         (path / 'repository.json').read_bytes(), '').repository_id
     before = state(victim)
     plant(place_of(path, name, repository_id), kind, victim)

@@ -62,6 +62,7 @@ class Create(common.RepositoryCommand, show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
+        from glance_dedup import parameters
         from glance_dedup import repository
 
         repository.Repository.create(
@@ -74,8 +75,8 @@ class Create(common.RepositoryCommand, show.ShowOne):
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
-            parameters = repository.Parameters.from_json(f.read(), file)
-        return common.shown(described(self.path, parameters))
+            found = parameters.Parameters.from_json(f.read(), file)
+        return common.shown(described(self.path, found))
 
 
 def described(path, parameters) -> dict:

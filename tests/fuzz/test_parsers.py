@@ -32,6 +32,7 @@ from dedupd import client as client_module
 from dedupd import rpc
 from glance_dedup.cli import main as cli_main
 from glance_dedup import exceptions
+from glance_dedup import parameters
 from glance_dedup import repository
 from tests import daemons
 from tests import repositories
@@ -85,7 +86,7 @@ def fresh(tmp_path_factory):
 def parse(content):
     """The parameters, or the error that stands for a bad file."""
     try:
-        return repository.Parameters.from_json(content, 'FILE')
+        return parameters.Parameters.from_json(content, 'FILE')
     except (exceptions.DamagedError, exceptions.VersionError) as e:
         assert 'FILE' in str(e)
         return None

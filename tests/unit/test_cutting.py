@@ -24,6 +24,7 @@ import pytest
 
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+from glance_dedup import parameters
 from glance_dedup import pull
 from glance_dedup import repository as repository_module
 from tests import cutting
@@ -146,8 +147,8 @@ def test_other_limits(tmp_path, block_size, limits):
 def test_the_default(tmp_path):
     repositories.create(tmp_path / 'r', cutting='gear')
     with repositories.open_repository(tmp_path / 'r') as repo:
-        assert repo.parameters.cutting == repository_module.GEAR
-        assert repo.parameters.block_size == repository_module.GEAR_BLOCK
+        assert repo.parameters.cutting == parameters.GEAR
+        assert repo.parameters.block_size == parameters.GEAR_BLOCK
 
 
 def test_what_was_put_in_costs_little(tmp_path):

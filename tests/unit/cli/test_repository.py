@@ -16,6 +16,7 @@ import shutil
 
 import pytest
 
+from glance_dedup import parameters
 from glance_dedup import repository
 from tests.unit.cli import conftest
 
@@ -39,8 +40,8 @@ def test_create(cli):
 def test_create_with_content_defined_cutting(cli):
     found = cli('repository', 'create', '-f', 'json',
                 '--cutting', 'gear').json()
-    assert found['cutting'] == repository.GEAR
-    assert found['block_size'] == repository.GEAR_BLOCK
+    assert found['cutting'] == parameters.GEAR
+    assert found['block_size'] == parameters.GEAR_BLOCK
 
 
 def test_create_where_something_is(cli):
