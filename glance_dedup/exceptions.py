@@ -63,5 +63,9 @@ class AccessDenied(RepositoryError):
     """The operating system refuses access."""
 
 
+class UnfitFileSystem(RepositoryError):
+    """The file system lacks what several processes or hosts need."""
+
+
 class ClosedError(RepositoryError):
     """The handle was closed, or inherited over a fork."""

@@ -45,6 +45,7 @@ from glance_dedup import access
 from glance_dedup import exceptions
 from glance_dedup import parameters as parameters_module
 from glance_dedup import scopes
+from glance_dedup import sharing
 
 PIECE = 4 * 1024 * 1024
 
@@ -206,6 +207,7 @@ class Repository:
     :raises DamagedError, VersionError, AccessDenied, StorageError:
         as their names say. AccessDenied also for the superuser, if it is
         somebody else's
+    :raises UnfitFileSystem: its locks would not keep others out
 
     The first store operation opens this host's filter. One that cannot be had
     (no room on the tmpfs) is a RuntimeWarning: images are stored without it,
@@ -263,6 +265,7 @@ class Repository:
         self._filter_file: str | None = None
         self._filter_tried = False
         _live.add(self)
+        sharing.check_locks(self.path)
         self._handle()
 
     # -- creating ---------------------------------------------------------
@@ -335,6 +338,17 @@ class Repository:
             raise exceptions.InvalidParameter(
                 f'{path} is neither empty nor a repository: it holds '
                 f'{strange[0]}')
+        # A new id would make damage of what is there.
+        for name in names & {'groups', 'images'}:
+            if os.listdir(os.path.join(path, name)):
+                if os.path.lexists(os.path.join(path, _PARAMETERS_FILE)):
+                    # Another process was faster, and stores already.
+                    raise exceptions.ImageExists(
+                        f'{path} is a repository already')
+                raise exceptions.InvalidParameter(
+                    f'{path} is a repository that has lost its '
+                    f'{_PARAMETERS_FILE}: {name}/ is not empty. Restore the '
+                    'file from a backup')
 
     # -- opening and closing ----------------------------------------------
 

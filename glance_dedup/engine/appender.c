@@ -210,6 +210,15 @@ has_space(const gd_appender *appender)
            appender->end + most <= UINT32_MAX;
 }
 
+static gd_status
+check_name(const gd_group *group, const gd_repo *repo, gd_error *err)
+{
+    bool same;
+    gd_status s = gd_find_same(group->env, group->fd, repo->root, group->name,
+                               &same, err);
+    return s == GD_OK && !same ? GD_BUSY : s;
+}
+
 /* REQUIRES: the lease; it is given back unless the group can be used.
  * GD_BUSY: the collector is at work in it, or it is full. */
 static gd_status
@@ -235,7 +244,11 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
     }
     /* I4: locked, but is it still this file?  Opened after locking, so only a
      * rewriting before the lock could have replaced it: then we have the new
-     * one.  A group unlinked meanwhile is GD_NOTFOUND. */
+     * one, unless this host remembers what the name led to before.  A group
+     * unlinked meanwhile is GD_NOTFOUND. */
+    if (s == GD_OK) {
+        s = check_name(appender->group, repo, err);
+    }
     if (s == GD_OK) {
         s = settle_in(appender, err);
     }
@@ -322,7 +335,8 @@ weigh_choice(choices *list, choice *one)
     gd_repo *repo = list->repo;
     gd_group *group;
     gd_published record;
-    if (gd_fpcache_group(repo->cache, one->number, true, &group, NULL) !=
+    /* Out of date is good enough: who leases it looks at it anew. */
+    if (gd_fpcache_group(repo->cache, one->number, false, &group, NULL) !=
         GD_OK) {
         return false;
     }

@@ -146,6 +146,32 @@ posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
     return result(fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW));
 }
 
+/* Directories, too, are close-to-open: who opens one sees the names that others
+ * made or removed before.  Of an open file AT_STATX_FORCE_SYNC does the same. */
+static int
+posix_renew(const gd_env *env, int dir, const char *path, int fd)
+{
+    (void)env;
+    char parent[256] = ".";
+    struct statx now;
+    const char *slash = strrchr(path, '/');
+    if (slash != NULL && (size_t)(slash - path) >= sizeof parent) {
+        return -ENAMETOOLONG;
+    }
+    if (slash != NULL) {
+        snprintf(parent, sizeof parent, "%.*s", (int)(slash - path), path);
+    }
+    int opened = openat(dir, parent,
+                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (opened < 0) {
+        return -errno;
+    }
+    close(opened);
+    return fd < 0 ? 0
+                  : result(statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC,
+                                 STATX_BASIC_STATS, &now));
+}
+
 static int
 posix_free_space(const gd_env *env, int fd, gd_space *space)
 {
@@ -378,6 +404,7 @@ gd_env_posix(void)
         .fchmod = posix_fchmod,
         .fstat = posix_fstat,
         .fstatat = posix_fstatat,
+        .renew = posix_renew,
         .free_space = posix_free_space,
         .lock = posix_lock,
         .list = posix_list,
@@ -479,9 +506,8 @@ shown(const char *path)
     return strcmp(path, ".") == 0 ? "of the repository" : path;
 }
 
-gd_status
-gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
-        int *fd, gd_error *err)
+static int
+open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
 {
     int rc;
     do {
@@ -489,6 +515,26 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
         rc = env->openat(env, dir, path,
                          flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, mode);
     } while (rc == -EINTR);
+    return rc;
+}
+
+/* Only what is below the repository's directory is shared: not this host's
+ * filter, whose path is a whole one. */
+static int
+renew(const gd_env *env, int dir, const char *path, int fd)
+{
+    return dir == AT_FDCWD ? 0 : env->renew(env, dir, path, fd);
+}
+
+gd_status
+gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
+        int *fd, gd_error *err)
+{
+    int rc = open_once(env, dir, path, flags, mode);
+    if (rc == -ENOENT && dir != AT_FDCWD && (flags & O_CREAT) == 0) {
+        rc = renew(env, dir, path, -1);
+        rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
+    }
     if (rc < 0) {
         *fd = -1;
         return gd_fail_errno(err, -rc, "cannot open %s", shown(path));
@@ -545,7 +591,14 @@ gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
 {
     struct stat own, named;
     *same = false;
-    int rc = env->fstat(env, fd, &own);
+    int rc = renew(env, dir, path, fd);
+    if (rc == -ESTALE) {
+        return GD_OK; /* the file is gone from the server */
+    }
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot look anew for %s", path);
+    }
+    rc = env->fstat(env, fd, &own);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat the open file of %s",
                              path);
@@ -562,9 +615,6 @@ gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
 bool
 gd_same_file(const gd_env *env, int fd, int dir, const char *path)
 {
-    struct stat open_file, named;
-    return env->fstat(env, fd, &open_file) == 0 &&
-           env->fstatat(env, dir, path, &named) == 0 &&
-           open_file.st_ino == named.st_ino &&
-           open_file.st_dev == named.st_dev;
+    bool same;
+    return gd_find_same(env, fd, dir, path, &same, NULL) == GD_OK && same;
 }

@@ -55,6 +55,10 @@ struct gd_env {
     /* Does not follow a symbolic link at the end of path. */
     int (*fstatat)(const gd_env *env, int dir, const char *path,
                    struct stat *st);
+    /* Has a file system that several hosts share ask its server anew: for the
+     * names in the directory of path, by opening it, and, unless fd is -1, for
+     * what that open file has become.  Costs microseconds elsewhere. */
+    int (*renew)(const gd_env *env, int dir, const char *path, int fd);
     /* What this user may still take of the file system, and its size. */
     int (*free_space)(const gd_env *env, int fd, gd_space *space);
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
@@ -107,7 +111,8 @@ gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
                          int count, uint64_t offset, const char *file,
                          gd_error *err);
 /* Opens without following symbolic links, and without waiting for what is not
- * a file; close-on-exec. */
+ * a file; close-on-exec.  A name that is missing is asked for anew before it is
+ * said to be: another host may just have made it. */
 gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
                   mode_t mode, int *fd, gd_error *err);
 /* Fsyncs a directory, so that names made or removed in it are durable. */
@@ -119,7 +124,8 @@ void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
 /* The same without the zeros, which cost as much as filling a large buffer
  * does: for what is filled before it is looked at. */
 void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
-/* Whether the name still leads to the open file (I4). */
+/* Whether the name still leads to the open file (I4), for other hosts, too; what
+ * is read of it then is no older than the call. */
 bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
 /* The same for who must tell "no" from "cannot say". */
 gd_status gd_find_same(const gd_env *env, int fd, int dir, const char *path,

@@ -163,9 +163,10 @@ gd_fpcache_drop_removed(gd_fpcache *cache)
     pthread_mutex_lock(&cache->mutex);
     for (int i = 0; i < GD_CACHED_GROUPS; i++) {
         gd_group *group = cache->groups[i];
+        /* A server that has lost it may not even tell that. */
         if (group != NULL && group->users == 0 &&
-            cache->env->fstat(cache->env, group->fd, &st) == 0 &&
-            st.st_nlink == 0) {
+            (cache->env->fstat(cache->env, group->fd, &st) < 0 ||
+             st.st_nlink == 0)) {
             cache->groups[i] = NULL;
             gd_group_close(group);
         }

@@ -26,7 +26,8 @@ gd_status gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
 void gd_fpcache_close(gd_fpcache *cache);
 
 /* Lends the open file of a group, opening it at need.  With fresh, the name is
- * looked up again, in case the file was replaced by the group's rewriting. */
+ * looked up again, in case the file was replaced by the group's rewriting; and
+ * what is read is no older than the call, whichever host wrote it. */
 gd_status gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                            gd_group **group, gd_error *err);
 void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);

@@ -226,6 +226,11 @@ gd_judged_live(gd_judged *judged, bool *live, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     *live = false;
+    if (!judged->complete) {
+        /* Another host may have written it since. */
+        (void)judged->env->renew(judged->env, judged->root, judged->name,
+                                 judged->fd);
+    }
     gd_status s = judged->complete ? GD_OK : read_header(judged, err);
     if (s == GD_OK && judged->complete) {
         s = gd_image_name(judged->recipe.header.image_id, name, err);

@@ -91,7 +91,10 @@ link_image(const gd_env *env, int root, const gd_spool_file *file,
     if (ours) {
         return GD_OK;
     }
-    int found = env->fstatat(env, root, image_name, &named);
+    int found = env->renew(env, root, image_name, -1);
+    if (found >= 0) {
+        found = env->fstatat(env, root, image_name, &named);
+    }
     *linked = found < 0 && found != -ENOENT;
     if (rc != -EEXIST) {
         return gd_fail_errno(err, -rc, "cannot commit image %s", image_id);

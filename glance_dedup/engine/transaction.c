@@ -48,9 +48,14 @@ check_absent(gd_repo *repo, const char *image_id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     struct stat st;
+    const gd_env *env = repo->env;
     gd_status s = gd_image_name(image_id, name, err);
-    if (s == GD_OK && repo->env->fstatat(repo->env, repo->root, name, &st) == 0) {
-        s = gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
+    if (s == GD_OK && env->fstatat(env, repo->root, name, &st) == 0) {
+        /* Another host may have deleted it. */
+        (void)env->renew(env, repo->root, name, -1);
+        if (env->fstatat(env, repo->root, name, &st) == 0) {
+            s = gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
+        }
     }
     return s;
 }

@@ -303,6 +303,14 @@ fault_fchmod(const gd_env *env, int fd, mode_t mode)
 }
 
 static int
+fault_renew(const gd_env *env, int dir, const char *path, int fd)
+{
+    fault_env *f = self(env);
+    int rc = enter(f, FAULT_RENEW);
+    return rc != 0 ? rc : f->real->renew(f->real, dir, path, fd);
+}
+
+static int
 fault_free_space(const gd_env *env, int fd, gd_space *space)
 {
     fault_env *f = self(env);
@@ -478,7 +486,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 34 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 35 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -504,6 +512,7 @@ fault_env_init(fault_env *f)
         .punch = fault_punch,
         .fstat = fault_fstat,
         .fstatat = fault_fstatat,
+        .renew = fault_renew,
         .free_space = fault_free_space,
         .lock = fault_lock,
         .list = fault_list,
@@ -645,6 +654,7 @@ static const char *const NAMES[FAULT_CALLS] = {
     [FAULT_MUNMAP] = "munmap",       [FAULT_RANDOM] = "random",
     [FAULT_ALLOC] = "alloc",         [FAULT_ANY] = "any",
     [FAULT_FCHMOD] = "fchmod",       [FAULT_FREE_SPACE] = "free_space",
+    [FAULT_RENEW] = "renew",
 };
 
 const char *

@@ -55,6 +55,7 @@ typedef enum fault_call {
     FAULT_PUNCH,
     FAULT_FSTAT,
     FAULT_FSTATAT,
+    FAULT_RENEW,
     FAULT_FREE_SPACE,
     FAULT_LOCK,
     FAULT_LIST,

@@ -234,6 +234,61 @@ test_same_file(void)
     teardown(&x);
 }
 
+/* A name that is missing is asked for anew: another host may have made it. */
+static void
+test_missing_names(void)
+{
+    fixture x;
+    gd_error err;
+    int dir, fd;
+    setup(&x);
+    CHECK_INT(gd_open(x.env, AT_FDCWD, x.dir, O_RDONLY | O_DIRECTORY, 0, &dir,
+                      &err),
+              GD_OK);
+    CHECK_INT(gd_open(x.env, dir, "file", O_RDONLY, 0, &fd, &err), GD_OK);
+    x.env->close(x.env, fd);
+    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 0);
+    CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err),
+              GD_NOTFOUND);
+    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 1);
+    /* What cannot be asked for is not missing, as far as is known. */
+    fault_env_fail(&x.f, FAULT_RENEW, 1, EIO, false);
+    CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err), GD_IO);
+    /* This host's own files are not shared. */
+    CHECK_INT(gd_open(x.env, AT_FDCWD, "/nonexistent/none", O_RDONLY, 0, &fd,
+                      &err),
+              GD_NOTFOUND);
+    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 2);
+    x.env->close(x.env, dir);
+    teardown(&x);
+}
+
+/* Whether a name leads to an open file is asked of the server; a file that it
+ * has no more has no name. */
+static void
+test_same_file_is_asked_anew(void)
+{
+    fixture x;
+    gd_error err;
+    bool same;
+    int dir;
+    setup(&x);
+    CHECK_INT(gd_open(x.env, AT_FDCWD, x.dir, O_RDONLY | O_DIRECTORY, 0, &dir,
+                      &err),
+              GD_OK);
+    CHECK(gd_same_file(x.env, x.fd, dir, "file"));
+    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 1);
+    fault_env_fail(&x.f, FAULT_RENEW, 1, EIO, false);
+    CHECK_INT(gd_find_same(x.env, x.fd, dir, "file", &same, &err), GD_IO);
+    CHECK_CONTAINS(err.text, "file");
+    fault_env_fail(&x.f, FAULT_RENEW, 1, ESTALE, false);
+    CHECK_INT(gd_find_same(x.env, x.fd, dir, "file", &same, &err), GD_OK);
+    CHECK(!same);
+    CHECK_INT(x.env->renew(x.env, dir, "gone/file", -1), -ENOENT);
+    x.env->close(x.env, dir);
+    teardown(&x);
+}
+
 static void
 test_locks(void)
 {
@@ -446,6 +501,8 @@ main(int argc, char **argv)
     RUN(test_open);
     RUN(test_sync_dir);
     RUN(test_same_file);
+    RUN(test_missing_names);
+    RUN(test_same_file_is_asked_anew);
     RUN(test_locks);
     RUN(test_list);
     RUN(test_names);

@@ -123,6 +123,9 @@ FORWARDED(ssize_t, pwritev,
           (w.below, fd, iov, count, offset))
 FORWARDED(int, fstat, (const gd_env *env, int fd, struct stat *st),
           (w.below, fd, st))
+FORWARDED(int, renew,
+          (const gd_env *env, int dir, const char *path, int fd),
+          (w.below, dir, path, fd))
 FORWARDED(int, random, (const gd_env *env, void *buf, size_t len),
           (w.below, buf, len))
 FORWARDED(void *, alloc, (const gd_env *env, size_t size, bool zeroed),
@@ -148,6 +151,7 @@ setup(void)
 #undef WATCHED
 #define THROUGH(call) w.env.call = through_##call
     THROUGH(openat);
+    THROUGH(renew);
     THROUGH(close);
     THROUGH(pread);
     THROUGH(pwritev);

@@ -549,6 +549,14 @@ memory_fchmod(const gd_env *env, int fd, mode_t mode)
     return rc;
 }
 
+/* Nobody remembers anything here. */
+static int
+memory_renew(const gd_env *env, int dir, const char *path, int fd)
+{
+    (void)dir, (void)path, (void)fd;
+    return enter(self(env));
+}
+
 static int
 memory_free_space(const gd_env *env, int fd, gd_space *space)
 {
@@ -921,6 +929,7 @@ memory_env_init(memory_env *m)
     m->env.fchmod = memory_fchmod;
     m->env.fstat = memory_fstat;
     m->env.fstatat = memory_fstatat;
+    m->env.renew = memory_renew;
     m->env.free_space = memory_free_space;
     m->env.lock = memory_lock_byte;
     m->env.list = memory_list;

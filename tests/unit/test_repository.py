@@ -113,6 +113,38 @@ def test_create_in_a_directory_that_holds_something(tmp_path):
     assert os.listdir(tmp_path) == ['precious']
 
 
+@pytest.mark.parametrize('name', ['groups', 'images'])
+def test_create_over_what_has_lost_its_description(tmp_path, name):
+    """With another id all images would be damaged."""
+    path = tmp_path / 'r'
+    create(path)
+    with open_repository(path) as repo:
+        put(repo, 'one', noise(20000))
+    (path / 'repository.json').unlink()
+    for other in {'groups', 'images'} - {name}:
+        shutil.rmtree(path / other)
+    with pytest.raises(exceptions.InvalidParameter,
+                       match=f'lost its repository.json: {name}/'):
+        create(path)
+    assert not (path / 'repository.json').exists()
+
+
+def test_create_beside_one_who_was_faster(tmp_path, monkeypatch):
+    """It lists the directory, and then there is a repository with images."""
+    path = tmp_path / 'r'
+    create(path)
+    with open_repository(path) as repo:
+        put(repo, 'one', noise(20000))
+    listed = os.listdir
+
+    def earlier(where):
+        return [name for name in listed(where) if name != 'repository.json']
+
+    monkeypatch.setattr(os, 'listdir', earlier)
+    with pytest.raises(exceptions.ImageExists):
+        create(path)
+
+
 def test_create_twice(path):
     before = (path / 'repository.json').read_bytes()
     with pytest.raises(exceptions.ImageExists, match='already'):

@@ -1,0 +1,518 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Several hosts on one directory: each with its own kernel's caches and locks.
+
+Each host is a mount of ``tests/sharedfs``, with names that are believed for 30
+seconds, attributes for three, close-to-open for the rest, and what was written
+kept to itself until fsync or close. On each run a Glance, a dedupd and
+processes that store, read and delete by themselves. All of them are killed at
+random, and hosts as a whole: what was not synced is gone then, and the locks
+fall.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dedupd import accounting
+from dedupd import collector
+from dedupd import task
+from glance_dedup import exceptions
+from tests import daemons
+from tests.functional import soak as soak_module
+from tests.functional import storm
+from tests import maintenance
+from tests import repositories
+from tests.sharedfs import hosts as hosts_module
+
+LIMIT = soak_module.LIMIT
+ROUND = 8               # seconds
+SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 900))
+#: The processes of each host, by what they do.
+KINDS = [storm.UPLOADER, storm.DELETER, storm.READER]
+#: And those that ask any host's Glance.
+CLIENTS = 2
+#: What has to have been done before a test ends.
+ENOUGH = {'uploads': 15, 'deletes': 3, 'reads': 30}
+
+
+# -- what one host remembers, and another changes -----------------------------
+
+@pytest.fixture
+def both(tmp_path):
+    """Two hosts whose caches last as long as any test."""
+    with hosts_module.hosts(tmp_path, names=600, attributes=600) as found:
+        maintenance.create(found[0].root)
+        yield found
+
+
+@contextlib.contextmanager
+def opened(*hosts, **options):
+    """The repository, on each of the hosts."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(repositories.open_repository(
+            host.root / 'repository', filter_dir=str(host.filters), **options))
+            for host in hosts]
+
+
+def shared(host):
+    return host.root / 'repository'
+
+
+def test_image_is_found_that_was_missing_before(both):
+    with opened(*both) as (here, there):
+        with pytest.raises(exceptions.ImageNotFound):
+            there.open_image('one')
+        data = maintenance.content(1)
+        repositories.put(here, 'one', data)
+        # The kernel, asked for the name alone, believes what it remembers.
+        assert not os.path.exists(shared(both[1]) / 'images' / 'one')
+        assert repositories.read_all(there, 'one') == data
+        there.delete('one')
+        with pytest.raises(exceptions.ImageNotFound):
+            here.open_image('one')
+
+
+def test_image_that_another_host_deleted_is_gone(both):
+    with opened(*both) as (here, there):
+        repositories.put(here, 'one', maintenance.content(1))
+        repositories.read_all(there, 'one')
+        here.delete('one')
+        assert os.path.exists(shared(both[1]) / 'images' / 'one')
+        with pytest.raises(exceptions.ImageNotFound):
+            there.open_image('one')
+
+
+def test_id_is_free_for_who_remembers_the_image(both):
+    with opened(*both) as (here, there):
+        repositories.put(here, 'one', maintenance.content(1))
+        repositories.read_all(there, 'one')
+        here.delete('one')
+        assert os.path.exists(shared(both[1]) / 'images' / 'one')
+        repositories.put(there, 'one', maintenance.content(2))
+        assert repositories.read_all(here, 'one') == maintenance.content(2)
+
+
+def test_hosts_append_to_one_group_in_turn(both):
+    """A lessee reads what the group has become, not what it has cached."""
+    contents = {}
+    with opened(*both) as repos:
+        for i in range(8):
+            contents[f'image-{i}'] = maintenance.content(i, blocks=5)
+            repositories.put(repos[i % 2], f'image-{i}',
+                             contents[f'image-{i}'])
+        assert maintenance.groups(shared(both[0])) == [1]
+        for repo in repos:
+            maintenance.need_contents(repo, contents)
+    repositories.need_clean(both[0].backing / 'repository')
+
+
+def collect(repo, live_share=100):
+    control = task.Control()
+    with maintenance.maintaining(repo) as maintainer:
+        accounting.run_once(maintainer, control)
+        return collector.run_once(maintainer, control, evacuate_share=0,
+                                  live_share=live_share)
+
+
+@pytest.mark.parametrize('live_share', [0, 100])
+def test_freed_blocks_are_not_found_by_another_host(both, live_share):
+    """In the file that it has open, or in a new one for it (N7.2, I4)."""
+    old, kept = maintenance.content(1), maintenance.content(2)
+    with opened(*both) as (here, there):
+        repositories.put(here, 'old', old)
+        repositories.put(here, 'kept', kept)
+        # Has the store, the file and its pages cached from now on.
+        assert repositories.put(there, 'again', old).new_bytes == 0
+        for image_id in ('old', 'again'):
+            here.delete(image_id)
+        result = collect(here, live_share)
+        assert result.freed_blocks == 10
+        assert result.rewritten == (live_share > 0)
+        assert repositories.put(there, 'anew', old).new_bytes == len(old)
+        contents = {'anew': old, 'kept': kept}
+        for repo in (here, there):
+            maintenance.need_contents(repo, contents)
+    repositories.need_clean(both[0].backing / 'repository')
+
+
+def test_rewritten_group_is_not_appended_to_where_it_was(both):
+    """The host that remembers the old file does not lease that one (I4)."""
+    old, kept, new = (maintenance.content(i) for i in range(3))
+    with opened(*both) as (here, there):
+        repositories.put(there, 'old', old)
+        repositories.put(there, 'kept', kept)
+        here.delete('old')
+        result = collect(here)
+        assert result.rewritten == 1, result
+        repositories.put(there, 'new', new)
+        for repo in (here, there):
+            maintenance.need_contents(repo, {'kept': kept, 'new': new})
+    repositories.need_clean(both[0].backing / 'repository')
+
+
+def test_maintainer_counts_an_image_that_it_looked_for_too_early(both):
+    """N4: live is what is live now, also for who asked before the link."""
+    data = maintenance.content(1)
+    with opened(*both) as (here, there):
+        with maintenance.maintaining(there) as maintainer:
+            with here.begin('one') as transaction:
+                transaction.write(data)
+                transaction.keep()
+                maintenance.account(maintainer)
+                os.path.exists(shared(both[1]) / 'images' / 'one')
+                transaction.commit()
+            assert not os.path.exists(shared(both[1]) / 'images' / 'one')
+            assert maintenance.account(maintainer).counted == 1
+            maintenance.need_counted(maintainer)
+
+
+def test_maintainer_uncounts_an_image_that_another_host_deleted(both):
+    """N4.6: not taken for an unfinished delete by who remembers the name."""
+    with opened(*both) as (here, there):
+        repositories.put(here, 'one', maintenance.content(1))
+        with maintenance.maintaining(there) as maintainer:
+            maintenance.account(maintainer)
+            maintenance.need_counted(maintainer)
+            os.path.exists(shared(both[1]) / 'images' / 'one')
+            here.delete('one')
+            assert os.path.exists(shared(both[1]) / 'images' / 'one')
+            assert maintenance.account(maintainer).uncounted == 1
+            maintenance.need_counted(maintainer)
+
+
+@pytest.mark.parametrize('unlinked', ['kept', 'stale'])
+def test_reader_of_a_group_that_another_host_rewrites(tmp_path, unlinked):
+    """Where the server forgets an open file, the group is opened anew."""
+    old, kept = maintenance.content(1), maintenance.content(2, blocks=50)
+    with hosts_module.hosts(tmp_path, unlinked=unlinked) as both:
+        maintenance.create(both[0].root)
+        with opened(*both) as (here, there):
+            repositories.put(here, 'old', old)
+            repositories.put(here, 'kept', kept)
+            with there.open_image('kept') as image:
+                assert image.read(1000) == kept[:1000]
+                here.delete('old')
+                assert collect(here).rewritten == 1
+                assert image.read() == kept
+
+
+def test_download_of_an_image_that_another_host_deletes(both):
+    """The lock on its recipe keeps the blocks, whichever host has it (I12)."""
+    data = maintenance.content(1, blocks=50)
+    with opened(*both) as (here, there):
+        repositories.put(here, 'one', data)
+        with there.open_image('one') as image:
+            assert image.read(1000) == data[:1000]
+            here.delete('one')
+            assert collect(here).freed_blocks == 0
+            assert image.read() == data
+        assert repositories.eventually(
+            lambda: collect(here).freed_blocks == 50, LIMIT) is None
+
+
+# -- a host's death -----------------------------------------------------------
+
+HOLDER = """
+import sys, time
+from tests import repositories
+from tests import maintenance
+with repositories.open_repository(sys.argv[1], filter_dir=sys.argv[2]) as repo:
+    repositories.put(repo, 'done', maintenance.content(1))
+    with repo.begin('half') as transaction:
+        transaction.write(maintenance.content(2, blocks=40))
+        transaction.keep()
+        transaction.write(maintenance.content(3, blocks=200))
+        print('now', flush=True)
+        time.sleep(600)
+"""
+
+
+def test_death_of_a_host(both):
+    """What was acknowledged stays; its locks fall; the rest is collected."""
+    with subprocess.Popen(
+            [sys.executable, '-c', HOLDER, shared(both[0]), both[0].filters],
+            stdout=subprocess.PIPE, cwd=daemons.ROOT) as process:
+        assert process.stdout.readline() == b'now\n'
+        process.send_signal(signal.SIGSTOP)
+        both[0].process.kill()
+        process.kill()
+        process.wait(LIMIT)
+    with opened(both[1]) as (there,):
+        maintenance.need_contents(there, {'done': maintenance.content(1)})
+        # The groups that it leased can be had, and what it left is treated.
+        data = maintenance.content(2, 4, blocks=40)
+        repositories.put(there, 'next', data)
+        assert collect(there).busy == 0
+        maintenance.need_contents(
+            there, {'done': maintenance.content(1), 'next': data})
+    repositories.need_clean(both[0].backing / 'repository')
+
+
+def test_another_hosts_daemon_takes_over(both):
+    """One maintains, the other serves and says so, until the first dies."""
+    path = [shared(host) for host in both]
+    with contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(daemons.Daemon(p)) for p in path)
+        for daemon in (one, other):
+            daemon.program = daemons.impatient(TRIAL_INTERVAL=0.3)
+        one.start().wait_for_catalog()
+        other.start().wait_for_catalog('reader')
+        with opened(*both) as (here, there):
+            repositories.put(here, 'one', maintenance.content(1))
+            with other.client() as client:
+                with client.open_image('one') as stream:
+                    assert stream.read(stream.size) == maintenance.content(1)
+            one.process.send_signal(signal.SIGSTOP)
+        both[0].process.kill()
+        one.kill()
+        other.wait_for_catalog('maintainer')
+        assert other.run('collect')['last']['error'] is None
+
+
+# -- refused ------------------------------------------------------------------
+
+@pytest.mark.parametrize('locks, words', [
+    ('refused', 'refuses locks of open files (F_OFD_SETLK: No locks'),
+    ('ignored', 'grants two open files the same lock')])
+def test_directory_without_locks_is_refused(tmp_path, locks, words):
+    with hosts_module.hosts(tmp_path, 1, locks=locks) as (host,):
+        maintenance.create(host.backing)
+        path = shared(host)
+        with pytest.raises(exceptions.UnfitFileSystem) as caught:
+            repositories.open_repository(path)
+        assert words in str(caught.value)
+        assert f'fuse on {host.root}' in str(caught.value)
+        left = sorted(os.listdir(path))
+        shown = subprocess.run(
+            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+             path, 'image', 'list'], capture_output=True, text=True,
+            cwd=daemons.ROOT, stdin=subprocess.DEVNULL, timeout=LIMIT)
+        assert shown.returncode == 2 and words in shown.stderr
+        with daemons.Daemon(path) as daemon:
+            daemon.start(wait=False)
+            assert daemon.process.wait(LIMIT) == 1
+            assert words in daemon.text()
+        assert sorted(os.listdir(path)) == left
+
+
+# -- everything at once -------------------------------------------------------
+
+class Cluster(soak_module.Soak):
+    """Two hosts, and all that runs on them.
+
+    :param hosts: that share a directory; `repository` is in it
+    """
+
+    def __init__(self, directory, hosts, seed):
+        self.hosts = hosts
+        self.places = {}                # of workers: the host's number
+        maintenance.create(hosts[0].root)
+        path = directory / 'repository'
+        path.symlink_to(hosts[0].root / 'repository')
+        super().__init__(path, seed)
+
+    def path_on(self, number):
+        return self.hosts[number].root / 'repository'
+
+    # -- processes ---------------------------------------------------------
+
+    def make_daemon(self):
+        number = int(hasattr(self, 'daemon'))
+        daemon = daemons.Daemon(
+            self.path_on(number), filter_dir=self.hosts[number].filters,
+            **soak_module.INTERVALS)
+        daemon.program = daemons.impatient(
+            ACCOUNT=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
+        return daemon
+
+    def daemon_of(self, number):
+        return (self.daemon, self.other)[number]
+
+    def start_glance(self):
+        for number, host in enumerate(self.hosts):
+            store = {
+                'type': 'dedup', 'dedup_store_datadir': self.path_on(number),
+                'dedup_store_filter_dir': host.filters,
+                'dedup_store_filter_mib': 1,
+                'dedup_store_dedupd_socket': self.daemon_of(number).socket}
+            self.servers.append(soak_module.Glance(
+                host.directory / 'glance', {'dedup': store}, processes=2,
+                database=self.servers[0].database if number else None))
+        # The database is the first one's, and made by it.
+        self.servers[0].start()
+        self.servers[1].start()
+
+    def start_worker(self, steps):
+        if steps is None:
+            super().start_worker(None)
+            return
+        self.start_worker_on(self.rng.randrange(2), steps)
+
+    def start_worker_on(self, number, steps):
+        name = f'{self.seed % 1000}.{next(self.names)}'
+        log = self.path.parent / f'{name}.log'
+        job = {'log': str(log), 'name': name, 'deadline': self.deadline,
+               'path': str(self.path_on(number)), 'steps': steps,
+               'ids': soak_module.IMAGES,
+               'socket': self.daemon_of(number).socket,
+               'filter_dir': str(self.hosts[number].filters)}
+        self.logs['storm'].append(log)
+        process = subprocess.Popen(
+            [sys.executable, '-m', 'tests.functional.storm', json.dumps(job)],
+            cwd=daemons.ROOT, stdin=subprocess.DEVNULL)
+        self.running[process] = (steps, log)
+        self.places[process] = number
+
+    def kill_daemon(self):
+        daemon = self.rng.choice([self.daemon, self.other])
+        self.note(f'kill the daemon {daemon.directory}')
+        daemon.kill()
+        self.kills['daemon'] += 1
+        daemon.start(wait=False)
+
+    def kill_host(self):
+        """All that is on it, at one instant, and start it again."""
+        if any(thread.is_alive() for thread in self.starting):
+            return
+        number = self.rng.randrange(2)
+        self.note(f'kill host {number}')
+        host, daemon = self.hosts[number], self.daemon_of(number)
+        server = self.servers[number]
+        workers = [process for process in self.running
+                   if self.places.get(process) == number]
+        # Nobody may notice that the file system goes first.
+        os.killpg(server.pid, signal.SIGSTOP)
+        for process in (daemon.process, *workers):
+            process.send_signal(signal.SIGSTOP)
+        host.process.kill()
+        server.kill()
+        daemon.kill()
+        steps = []
+        for process in workers:
+            steps.append(self.running.pop(process)[0])
+            process.kill()
+            process.wait(LIMIT)
+        host.restart()
+        self.kills['host'] += 1
+        daemon.start(wait=False)
+        for kind in steps:
+            self.start_worker_on(number, kind)
+        self.starting = [threading.Thread(target=server.start)]
+        self.starting[0].start()
+
+    # -- rounds ------------------------------------------------------------
+
+    def round(self, seconds):
+        number = next(self.rounds)
+        self.deadline = time.monotonic() + seconds
+        self.note(f'round {number}')
+        for host in range(2):
+            for steps in KINDS:
+                self.start_worker_on(host, steps)
+        for _ in range(CLIENTS):
+            self.start_worker(None)
+        deeds = [self.kill_daemon, self.kill_worker, self.kill_glance_worker,
+                 self.kill_host]
+        self.rng.shuffle(deeds)     # at least once each
+        while deeds or time.monotonic() < self.deadline:
+            time.sleep(min(2.0, self.rng.expovariate(1.5)))
+            if deeds:
+                deeds.pop()()
+                continue
+            self.reap()
+            if time.monotonic() < self.deadline - 1:
+                self.rng.choices(
+                    [self.kill_daemon, self.kill_worker,
+                     self.kill_glance_worker, self.kill_host],
+                    [3, 6, 3, 2])[0]()
+        for process in list(self.running):
+            process.wait(LIMIT)
+        self.reap()
+        for thread in self.starting:
+            thread.join(LIMIT)
+            assert not thread.is_alive(), 'Glance does not start'
+
+    def look_at_processes(self):
+        """Both hosts have the same images; one daemon maintains them."""
+        paths = [self.path_on(number) for number in range(2)]
+        images = []
+        for path in paths:
+            with repositories.open_repository(path) as repo:
+                images.append({
+                    image_id: repositories.read_all(repo, image_id)
+                    for image_id in repo.images()})
+        assert images[0] == images[1]
+        roles = sorted(daemon.status()['daemon']['role']
+                       for daemon in (self.daemon, self.other))
+        assert roles == ['maintainer', 'reader'], roles
+
+    def end(self, contents):
+        for server in self.servers:
+            server.kill()
+        for daemon in (self.daemon, self.other):
+            assert daemon.stop(limit=LIMIT) == 0, daemon.text()[-3000:]
+        for host in self.hosts:
+            host.kill()
+        path = self.hosts[0].backing / 'repository'
+        soak_module.need_no_locks(path)
+        repositories.need_clean(path)
+        with repositories.open_repository(path) as repo:
+            print(*soak_module.settle(repo))
+        soak_module.need_exact(path, contents)
+
+
+def soak(tmp_path, seconds, **options):
+    seed = int(os.environ.get('GLANCE_DEDUP_SOAK_SEED',
+                              random.randrange(10 ** 9)))
+    print(f'GLANCE_DEDUP_SOAK_SEED={seed}', flush=True)
+    with hosts_module.hosts(tmp_path, **options) as both:
+        with contextlib.closing(Cluster(tmp_path, both, seed)) as it:
+            try:
+                for daemon in (it.daemon, it.other):
+                    daemon.start(wait=False)
+                it.start_glance()
+                end = time.monotonic() + seconds
+                while True:
+                    it.round(ROUND)
+                    contents = it.judge()
+                    it.report()
+                    # However slow the machine is, enough must have happened.
+                    if time.monotonic() > end and all(
+                            it.done[what] >= n for what, n in ENOUGH.items()):
+                        break
+                it.end(contents)
+            except BaseException:
+                it.last_words()
+                raise
+            for who in ('worker', 'daemon', 'glance worker', 'host'):
+                assert it.kills[who], who
+
+
+@pytest.mark.timeout(400)
+def test_two_hosts(tmp_path):
+    soak(tmp_path, 1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * SOAK_SECONDS + 600)
+def test_two_hosts_for_long(tmp_path):
+    soak(tmp_path, SOAK_SECONDS)

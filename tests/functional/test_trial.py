@@ -1,0 +1,179 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts that try a directory together: each fault is found, and named.
+
+The hosts are mounts of ``tests/sharedfs``, on which each fault can be had.
+"""
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from glance_dedup import exceptions
+from glance_dedup import trial
+from tests import daemons
+from tests import repositories
+from tests.sharedfs import hosts as hosts_module
+
+LIMIT = 100     # seconds
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(trial, '_POLL', 0.01)
+
+
+def try_on(hosts, **options):
+    """All hosts' findings: of each, by property, verdict and detail."""
+    options = {'hosts': len(hosts), 'wait': LIMIT, 'limit': LIMIT / 2,
+               **options}
+    with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
+        runs = [pool.submit(trial.Trial(
+            host.root / 'repository', **options).run) for host in hosts]
+        return [{f.key: f for f in run.result()} for run in runs]
+
+
+def prepare(hosts):
+    repositories.create(hosts[0].backing / 'repository')
+
+
+def nothing_is_left(hosts):
+    assert sorted(os.listdir(hosts[0].backing / 'repository' / 'locks')) == [
+        'groups', 'images']
+
+
+def verdicts(findings):
+    return {key: f.verdict for key, f in findings.items()}
+
+
+FINE = dict.fromkeys(trial.PROPERTIES, trial.FINE)
+
+
+@pytest.mark.parametrize('count', [
+    2, pytest.param(3, marks=pytest.mark.long)])
+def test_file_system_that_is_fine(tmp_path, count):
+    with hosts_module.hosts(tmp_path, count, names=1.5) as hosts:
+        prepare(hosts)
+        found = try_on(hosts)
+        nothing_is_left(hosts)
+    for findings in found:
+        # That a name may come late is known, and reckoned with.
+        assert verdicts(findings) == {**FINE, 'new-names': trial.LIMITED}
+        assert 1 < findings['new-names'].seconds < LIMIT / 2
+        assert findings['names-asked'].seconds < 1
+
+
+@pytest.mark.parametrize('options, wanted', [
+    ({'locks': 'local', 'unlinked': 'stale', 'punch': 'unsupported',
+      'rename': 'gap'},
+     {'locks': trial.UNFIT, 'locks-fall': trial.UNFIT,
+      'unlinked': trial.LIMITED, 'punch': trial.LIMITED,
+      'rename': trial.UNFIT}),
+    ({'locks': 'refused', 'link': 'replaces', 'names': 2},
+     {'locks': trial.UNFIT, 'locks-fall': trial.UNFIT, 'link': trial.UNFIT,
+      'new-names': trial.LIMITED}),
+    ({'locks': 'ignored', 'fsync': 'nothing'},
+     {'locks': trial.UNFIT, 'locks-fall': trial.UNFIT,
+      'fsync': trial.UNFIT}),
+    ({'open': 'trusts', 'names': 2},
+     {'close-to-open': trial.UNFIT, 'names-asked': trial.UNFIT,
+      'fsync': trial.UNFIT, 'new-names': trial.LIMITED})], ids=str)
+def test_each_fault_is_found(tmp_path, options, wanted):
+    with hosts_module.hosts(tmp_path, **{'names': 0, **options}) as hosts:
+        prepare(hosts)
+        found = try_on(hosts)
+        nothing_is_left(hosts)
+    for findings in found:
+        assert verdicts(findings) == {**FINE, **wanted}
+        for key in wanted:
+            assert findings[key].detail and findings[key].meaning
+
+
+def command(host, *arguments):
+    return subprocess.Popen(
+        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+         str(host.root / 'repository'), 'repository', 'try-sharing',
+         *arguments], cwd=daemons.ROOT, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_command(tmp_path):
+    with hosts_module.hosts(tmp_path, names=0, fsync='nothing') as hosts:
+        prepare(hosts)
+        running = [command(host, '--wait', str(LIMIT), '-f', 'json')
+                   for host in hosts]
+        for process in running:
+            shown, words = process.communicate(timeout=LIMIT)
+            assert process.returncode == 1, words
+            rows = {row['property']: row for row in json.loads(shown)}
+            assert list(rows) == [t for t, _ in trial.PROPERTIES.values()]
+            bad = rows.pop('who opens sees what was synced')
+            assert bad['verdict'] == 'not fine'
+            assert 'Recipes name blocks' in bad['meaning']
+            assert {row['verdict'] for row in rows.values()} == {'fine'}
+        nothing_is_left(hosts)
+
+
+def test_command_that_is_interrupted(tmp_path):
+    """It removes what it made; and the other says who fell silent."""
+    with hosts_module.hosts(tmp_path, names=0) as hosts:
+        prepare(hosts)
+        one = command(hosts[0], '--wait', str(LIMIT))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            other = pool.submit(trial.Trial(
+                hosts[1].root / 'repository', wait=LIMIT, limit=8).run)
+            room = hosts[0].backing / 'repository' / 'locks' / 'trial'
+            repositories.eventually(lambda: room.exists() and any(
+                name[0].isdigit() for name in os.listdir(room)), LIMIT)
+            one.send_signal(signal.SIGINT)
+            _, words = one.communicate(timeout=LIMIT)
+            assert one.returncode == 130, words
+            with pytest.raises(exceptions.BusyError,
+                               match='nothing was heard of .* for 8 seconds'):
+                other.result()
+        nothing_is_left(hosts)
+
+
+def test_host_that_is_alone(tmp_path):
+    with hosts_module.hosts(tmp_path, 1) as hosts:
+        prepare(hosts)
+        with pytest.raises(exceptions.BusyError,
+                           match='1 of 2 hosts came within 1 seconds'):
+            trial.Trial(hosts[0].root / 'repository', wait=1).run()
+        nothing_is_left(hosts)
+
+
+def test_trial_that_was_killed_is_not_met(tmp_path):
+    """Its files are still there; whoever is alive does not wait for it."""
+    with hosts_module.hosts(tmp_path, names=0) as hosts:
+        prepare(hosts)
+        dead = command(hosts[0])
+        room = hosts[0].backing / 'repository' / 'locks' / 'trial'
+        repositories.eventually(
+            lambda: room.exists() and os.listdir(room), LIMIT)
+        dead.kill()
+        dead.communicate(timeout=LIMIT)
+        assert os.listdir(room)
+        for findings in try_on(hosts):
+            assert verdicts(findings) == FINE
+        nothing_is_left(hosts)
+
+
+def test_directory_that_is_no_repository(tmp_path):
+    with pytest.raises(exceptions.ImageNotFound, match='repository create'):
+        trial.Trial(tmp_path).run()

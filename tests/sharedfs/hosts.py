@@ -1,0 +1,126 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Hosts that share a directory: one FUSE process, and one mount, for each.
+
+``sharedfs.h`` says how the file system behaves. A host here is its mount, and
+a directory for what it has for itself; whatever works on the host is started
+by the test. Killing its file system is the death of the host: what was written
+there and not synced is lost, its locks fall, and what runs on it gets errors.
+
+Needs root and ``/dev/fuse``, and the packages that ``bindep.txt`` names.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+#: Seconds that anything may take.
+LIMIT = 60
+COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-O2', '-Wall', '-Wextra',
+           '-Werror', '-Wshadow', '-pthread']
+
+
+def _output(*command):
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=LIMIT)
+    except FileNotFoundError as e:
+        raise AssertionError(
+            f"{e.filename} is not installed; see the profile 'test' of "
+            'bindep.txt')
+    assert done.returncode == 0, f'{command}: {done.stderr}{done.stdout}'
+    return done.stdout
+
+
+@functools.cache
+def program():
+    """The file system's program, built for this process's tests."""
+    directory = tempfile.TemporaryDirectory(prefix='sharedfs-')
+    path = pathlib.Path(directory.name, 'sharedfs')
+    _output(*COMPILE, '-o', str(path), *map(str, sorted(HERE.glob('*.c'))),
+            *_output('pkg-config', '--cflags', '--libs', 'fuse3').split())
+    # Goes with the process.
+    return path, directory
+
+
+class Host:
+    """One host's mount of a directory that others have, too.
+
+    :param directory: for what is this host's alone
+    :param backing: the directory that all share
+    :param options: of sharedfs, as ``locks='local'``
+    """
+
+    def __init__(self, directory, backing, **options):
+        self.directory = pathlib.Path(directory)
+        self.backing = pathlib.Path(backing)
+        self.options = options
+        self.root = self.directory / 'shared'
+        self.filters = self.directory / 'filters'
+        self.log = self.directory / 'sharedfs.log'
+        self.process = None
+
+    def start(self):
+        assert os.geteuid() == 0, 'mounting needs root'
+        assert os.path.exists('/dev/fuse'), 'the kernel has no FUSE'
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.log, 'ab') as log:
+            self.process = subprocess.Popen(
+                [program()[0], self.backing, self.root,
+                 self.backing.with_name(f'{self.backing.name}.versions'),
+                 *(f'{name}={value}'
+                   for name, value in self.options.items())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + LIMIT
+        while not os.path.ismount(self.root):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, 'sharedfs does not mount'
+            time.sleep(0.01)
+        return self
+
+    def kill(self):
+        """The host's death."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(LIMIT)
+            self.process = None
+            subprocess.run(['umount', '--lazy', self.root], timeout=LIMIT,
+                           check=True)
+
+    def restart(self, **options):
+        """It comes back, with empty caches."""
+        self.kill()
+        self.options.update(options)
+        return self.start()
+
+
+@contextlib.contextmanager
+def hosts(directory, count=2, backing=None, **options):
+    """Some hosts, and the directory that they share, made at need."""
+    directory = pathlib.Path(directory)
+    backing = backing or directory / 'backing'
+    backing.mkdir(exist_ok=True)
+    made = [Host(directory / f'host-{i}', backing, **options)
+            for i in range(count)]
+    try:
+        for host in made:
+            host.start()
+        yield made
+    finally:
+        for host in made:
+            host.kill()

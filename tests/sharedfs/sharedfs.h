@@ -1,0 +1,113 @@
+/*
+ * sharedfs.h - what the parts of the shared file system have in common.
+ *
+ * One process is one host's client.  Its server is a directory that all have
+ * in common, the backing directory.  What a client keeps to itself:
+ *
+ *   pages        in the kernel's page cache, dropped when the file is found to
+ *                have changed: at each open, or when its attributes are asked
+ *                for anew
+ *   attributes   in the kernel, for `attributes` seconds
+ *   names        here (nodes.c), also of files that are missing, for `names`
+ *                seconds; older ones count if the directory has not changed;
+ *                opening a directory asks whether it has
+ *   written data here (dirty.c), until fsync, or until the file is closed
+ *
+ * So a client that is killed loses what was written and not synced, as a host
+ * does.  Locks are taken on the server's files, by a descriptor of its own for
+ * each open file; so those of a client that is killed fall.
+ */
+#ifndef SHAREDFS_H
+#define SHAREDFS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+/* How the file system behaves; all but the first of each enum are faults. */
+typedef struct options {
+    enum { LOCKS_SHARED, LOCKS_REFUSED, LOCKS_LOCAL, LOCKS_IGNORED } locks;
+    enum { LINK_EXCLUSIVE, LINK_REPLACES } link;
+    enum { RENAME_ATOMIC, RENAME_WITH_GAP } rename;
+    enum { FSYNC_WRITES, FSYNC_NOTHING } fsync;
+    enum { OPEN_ASKS, OPEN_TRUSTS_CACHE } open;
+    enum { UNLINKED_KEPT, UNLINKED_STALE } unlinked;
+    enum { PUNCH_WORKS, PUNCH_UNSUPPORTED } punch;
+    double attributes; /* seconds */
+    double names;
+} options;
+
+typedef struct name name;
+typedef struct range range;
+
+/* A file or directory of the server that this client knows. */
+typedef struct node {
+    struct node *next; /* in its bucket */
+    dev_t dev;
+    ino_t ino;
+    int fd;            /* O_PATH */
+    uint64_t lookups;  /* the kernel's references */
+    struct stat attr;  /* as last asked for */
+    double asked;      /* when that was; 0: never */
+    uint64_t seen;     /* the version that the kernel's pages are of */
+    bool removed_here; /* a name of it, by this client */
+
+    /* Of a directory. */
+    name *names;
+    double names_asked;
+    uint64_t names_seen; /* the version that the names are of */
+
+    /* Of a file: what was written, and is not with the server. */
+    pthread_mutex_t mutex; /* guards the following */
+    int memory;            /* memfd with the bytes, at their offsets; or -1 */
+    int server;            /* to write them to; or -1 */
+    range *dirty;          /* sorted, apart */
+    off_t dirty_end;
+} node;
+
+double seconds(void);
+
+/* ---- versions: every change of a file or directory counts ---- */
+
+/* Shared by all clients; -1 and errno on failure. */
+int versions_open(const char *path);
+uint64_t version_of(const node *n);
+/* Something of the node was changed by this client, which knows what. */
+void version_bump(node *n, uint64_t *seen);
+
+/* ---- nodes.c ---- */
+
+extern node root;
+extern pthread_mutex_t nodes_mutex; /* guards the table and all names */
+
+/* The node of an O_PATH descriptor, which is taken over; one lookup more. */
+node *node_of(int fd, const struct stat *st);
+void node_forget(node *n, uint64_t lookups);
+
+/* What is remembered of a name: 1 and *child if it is there, with one lookup
+ * more, 0 if it is known to be missing, -1 if it has to be asked for. */
+int name_recall(node *dir, const char *text, double lifetime, node **child);
+/* child NULL: it is missing. */
+void name_remember(node *dir, const char *text, const node *child);
+void name_forget(node *dir, const char *text);
+/* Of a file that is gone: all names that lead to it. */
+void name_forget_all(const node *child);
+/* As if their time were over. */
+void names_expire(node *dir);
+
+/* ---- dirty.c; each but dirty_end takes the node's mutex ---- */
+
+int dirty_write(node *n, const char *data, size_t size, off_t offset);
+/* Puts what is dirty over what was read of the server; returns the bytes that
+ * are there. */
+ssize_t dirty_read(node *n, int server, char *data, size_t size,
+                   off_t offset);
+/* 0, or an error's number. */
+int dirty_flush(node *n);
+/* Where the file ends, if that is behind what the server has; else 0. */
+off_t dirty_end(node *n);
+void dirty_free(node *n);
+
+#endif
