@@ -12,7 +12,7 @@
  *                           _enginemerge       Merge, Relocation, the index
  *     _enginescrub          _enginespare       functions
  *     _enginefingerprint    _engineruns
- *     _engineduplicates
+ *     _engineduplicates     _engineestimate    what images would take
  *                           _enginepart        calls of the maintainer
  *     _enginecommon                            what all stand on
  *
@@ -184,5 +184,7 @@ extern PyType_Spec gd_py_relocation_spec;
 extern PyType_Spec gd_py_repository_spec; /* _enginerepository.c */
 
 extern PyType_Spec gd_py_maintenance_spec; /* _enginemaintenance.c */
+
+extern PyType_Spec gd_py_estimate_spec; /* _engineestimate.c */
 
 #endif

@@ -365,6 +365,34 @@ def write_spares(maintenance: Maintenance, number: int,
     blocks, whole and durable before it takes its name; returns its bytes.
     With no addresses the file is removed."""
 
+# -- estimating ----------------------------------------------------------------
+
+class Estimate:
+    """What images would take: nothing is stored. A block is counted if its hash
+    ends in *level* zero bits, so counted bytes stand for 2 to the power of
+    *level* times as many. For one thread at a time: ValueError."""
+
+    def __init__(self, *, block_size: int, cut_minimum: int, cut_average: int,
+                 segment_size: int, codec: str, codec_level: int,
+                 again_codec: str, again_level: int,
+                 table_bytes: int) -> None:
+        """`again_codec` is recompression's; `table_bytes` bounds the memory for
+        counted blocks, 0: there is no bound, and the level stays 0.
+        InvalidParameter for values that a repository could not have."""
+    def take(self, data: Any, last: bool) -> int:
+        """Take the image's blocks that end in these bytes; returns how many
+        bytes these are. What follows is to be given again, with more. With
+        `last` there is no more, and all is taken."""
+    def take_zeros(self, length: int) -> None:
+        """Take zeros, a multiple of the largest block's length."""
+    def end(self) -> tuple[int, int]:
+        """End the image: bytes in blocks of zeros, and extents."""
+    def sum(self) -> tuple[list[tuple[int, int, int, float]], int, int, int]:
+        """For each image that ended its counted new bytes, new blocks, stored
+        bytes, and the sum of the squares of the latter block by block; the
+        level; and the bytes of a sample of segments before recompression, and
+        behind it."""
+
 # -- functions of memory alone ------------------------------------------------
 
 def codec_mark(codec: str, level: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ add_types(PyObject *module, module_state *state)
         {&gd_py_rewriting_spec, &state->rewriting_type},
         {&gd_py_merge_spec, NULL},
         {&gd_py_relocation_spec, NULL},
+        {&gd_py_estimate_spec, NULL},
     };
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         PyTypeObject *type = gd_py_add_type(module, types[i].spec);

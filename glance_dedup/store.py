@@ -29,7 +29,9 @@ It cannot be guessed from an image's id, nor made without the key, and one with
 a wrong mac is treated exactly like that of an image that does not exist.  A
 location seen by somebody else's eyes must still not let them destroy the
 image behind it: the project that stored an image is recorded with it, and only
-that project, or an administrator, may delete it.
+that project, or an administrator, may delete it.  Where Glance shows locations
+to nobody, whoever Glance lets delete may delete: what an administrator has
+uploaded or copied for a project is the project's.
 
 Processes and threads
 =====================
@@ -90,6 +92,16 @@ def _sign(key: bytes, repository_id: str, image_id: str,
     return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
 
 
+def _uri(*parts: str) -> str:
+    return f'{opts.SCHEME}://{"/".join(parts)}'
+
+
+def location_url(opened: Any, image_id: str, upload_id: str) -> str:
+    """The location of an image of an open repository."""
+    mac = _sign(opened.key, opened.repository_id, image_id, upload_id)
+    return _uri(opened.repository_id, image_id, upload_id, mac)
+
+
 class StoreLocation(location.StoreLocation):
     """The parts of a location.  Says nothing about their being true."""
 
@@ -100,8 +112,8 @@ class StoreLocation(location.StoreLocation):
         self.mac = self.specs['mac']
 
     def get_uri(self) -> str:
-        return (f'{opts.SCHEME}://{self.repository_id}/{self.image_id}'
-                f'/{self.upload_id}/{self.mac}')
+        return _uri(self.repository_id, self.image_id, self.upload_id,
+                    self.mac)
 
     def parse_uri(self, uri: str) -> None:
         """Take a location apart.
@@ -514,17 +526,12 @@ class Store(driver.Store):
                                 image_size or 0, watchers, self._storage,
                                 self._limit)
 
-        mac = _sign(opened.key, opened.repository_id, image_id,
-                    transaction.upload_id)
-        place = StoreLocation({'repository_id': opened.repository_id,
-                               'image_id': image_id,
-                               'upload_id': transaction.upload_id,
-                               'mac': mac}, self.conf, self.backend_group)
+        url = location_url(opened, image_id, transaction.upload_id)
         metadata = {}
         if self.backend_group:
             metadata['store'] = self.backend_group
         LOG.debug('Stored image %s: %d bytes', image_id, size)
-        return (place.get_uri(), size, checksum.hexdigest(),
+        return (url, size, checksum.hexdigest(),
                 multihash.hexdigest(), metadata)
 
     @capabilities.check
@@ -589,6 +596,19 @@ class Store(driver.Store):
                 f'Image {parts.image_id} was stored anew since.')
         return stat
 
+    def _locations_are_shown(self) -> bool:
+        """Whether somebody may have come by another's location.
+
+        The store is not told for which image Glance deletes, only who acts;
+        that is not enough to tell an owner, whose image an administrator has
+        stored, from a thief.  Without a location there is no thief.
+        """
+        try:
+            return bool(self.conf.show_multiple_locations
+                        or self.conf.show_image_direct_url)
+        except cfg.NoSuchOptError:  # not Glance, or another one
+            return True
+
     @capabilities.check
     def delete(self, location: location.Location,
                context: Any = None) -> None:
@@ -598,13 +618,14 @@ class Store(driver.Store):
         :param context: who wants it deleted; None: Glance itself
         :raises glance_store.exceptions.NotFound: no such image here
         :raises glance_store.exceptions.Forbidden: the image was stored by
-            another project, or the storage refuses
+            another project and Glance shows locations, or the storage refuses
         :raises glance_store.exceptions.TimeoutError: the storage hangs, or
             a lock was not had in time
         """
         opened, parts = self._find(location)
         with _delete_errors(parts.image_id):
-            if context is not None and not getattr(context, 'is_admin', False):
+            if (context is not None and not getattr(context, 'is_admin', False)
+                    and self._locations_are_shown()):
                 owner = self._stat(opened, parts).project
                 if owner and owner != _project(context):
                     LOG.warning('Project %s may not delete image %s of '

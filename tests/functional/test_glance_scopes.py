@@ -116,17 +116,22 @@ def test_nobody_is_told_what_was_new(place, alice, bob):
     assert shown[0] == shown[1]
 
 
+def attach(client, image_id, url, **options):
+    client.request(
+        'PATCH', f'/v2/images/{image_id}', json.dumps([{
+            'op': 'add', 'path': '/locations/-',
+            'value': {'url': url, 'metadata': {'store': 'private'}}}]),
+        {'Content-Type': 'application/openstack-images-v2.1-json-patch'},
+        **options)
+
+
 def test_a_copied_location(place, alice, bob):
     """Whoever has it can read by it, but not delete."""
     data = noise(MIB, 4)
     image_id = alice.store(data)
     url = alice.show(image_id)['locations'][0]['url']
     copy = bob.create(name='copy')['id']
-    bob.request(
-        'PATCH', f'/v2/images/{copy}', json.dumps([{
-            'op': 'add', 'path': '/locations/-',
-            'value': {'url': url, 'metadata': {'store': 'private'}}}]),
-        {'Content-Type': 'application/openstack-images-v2.1-json-patch'})
+    attach(bob, copy, url)
     assert bob.download(copy) == data
     assert bob.delete(copy, expect=(403,)) == 403
     assert alice.download(image_id) == data
@@ -135,7 +140,10 @@ def test_a_copied_location(place, alice, bob):
 
 
 def test_an_administrators_upload(place, alice, admin):
-    """It is of the project that acted: Glance does not say whose image."""
+    """It is of the project that acted: Glance does not say whose image.
+
+    While locations are shown, its owner could be anybody.
+    """
     image_id = alice.create(name='image')['id']
     admin.upload(image_id, noise(MIB, 5), store='private')
     assert stat(place, 'private', image_id).project == 'ops'
@@ -143,3 +151,32 @@ def test_an_administrators_upload(place, alice, admin):
     assert admin.delete(image_id) == 204
     with repository.Repository(place / 'private') as repo:
         assert image_id not in repo.images()
+
+
+def test_where_locations_are_not_shown(server, place, alice, bob, admin):
+    """Nobody can attach a location, so an owner may delete."""
+    data = noise(MIB, 6)
+    images = [alice.create(name='image')['id'] for _ in range(2)]
+    for image_id in images:
+        admin.upload(image_id, data, store='private')
+    url = alice.show(images[1])['locations'][0]['url']
+    defaults = server.options['DEFAULT']
+    server.options['DEFAULT'] = {}
+    server.restart()
+    try:
+        assert 'locations' not in alice.show(images[0])
+        copy = bob.create(name='copy')['id']
+        # Not even one that was seen before.
+        attach(bob, copy, url, expect=(403,))
+        bob.request('POST', f'/v2/images/{copy}/locations',
+                    json.dumps({'url': url}),
+                    {'Content-Type': 'application/json'}, expect=(403,))
+        assert bob.delete(images[0], expect=(404,)) == 404
+        assert alice.delete(images[0]) == 204
+        assert alice.download(images[1]) == data
+        with repository.Repository(place / 'private') as repo:
+            assert images[0] not in repo.images()
+    finally:
+        server.options['DEFAULT'] = defaults
+        server.restart()
+    assert alice.delete(images[1], expect=(403,)) == 403

@@ -13,6 +13,7 @@
 """The store, through glance_store's own multi-backend interface."""
 
 import contextlib
+import errno
 import gc
 import hashlib
 import io
@@ -37,6 +38,7 @@ import pytest
 
 from glance_dedup import exceptions as dedup_exceptions
 from glance_dedup import repository
+from glance_dedup import sharing
 from glance_dedup import store as dedup_store
 from glance_dedup import upload
 
@@ -877,6 +879,13 @@ def test_malformed_locations(uri):
 # -- Deletion --------------------------------------------------------------
 
 
+def glance_shows(store, **options):
+    """Have a store know these options of Glance, and no others."""
+    store.conf = cfg.ConfigOpts()
+    for name, value in options.items():
+        store.conf.register_opt(cfg.BoolOpt(name, default=value))
+
+
 @pytest.mark.parametrize('owner,who,allowed', [
     (ALICE, ALICE, True), (ALICE, BOB, False), (ALICE, ADMIN, True),
     (ALICE, None, True), (None, BOB, True), (ADMIN, ALICE, False),
@@ -884,6 +893,7 @@ def test_malformed_locations(uri):
     (ALICE, types.SimpleNamespace(), False),
     (types.SimpleNamespace(project_id=None, is_admin=True), BOB, True)])
 def test_who_may_delete(store, owner, who, allowed):
+    glance_shows(store, show_multiple_locations=True)
     url = add(b'data', context=owner)[0]
     if allowed:
         delete(url, context=who)
@@ -891,6 +901,27 @@ def test_who_may_delete(store, owner, who, allowed):
     else:
         with pytest.raises(exceptions.Forbidden):
             delete(url, context=who)
+        assert get(url) == b'data'
+
+
+@pytest.mark.parametrize('options,allowed', [
+    ({'show_multiple_locations': False, 'show_image_direct_url': False}, True),
+    ({'show_multiple_locations': True, 'show_image_direct_url': False}, False),
+    ({'show_multiple_locations': False, 'show_image_direct_url': True}, False),
+    ({'show_multiple_locations': False}, False),
+    ({'show_image_direct_url': False}, False),
+    ({}, False)])
+def test_whose_image_is_asked_where_locations_are_shown(
+        store, options, allowed):
+    """A project deletes what an administrator stored for it."""
+    glance_shows(store, **options)
+    url = add(b'data', context=ADMIN)[0]
+    if allowed:
+        delete(url, context=ALICE)
+        refused(url)
+    else:
+        with pytest.raises(exceptions.Forbidden):
+            delete(url, context=ALICE)
         assert get(url) == b'data'
 
 
@@ -1052,6 +1083,21 @@ def test_an_option_that_disagrees(configure, name, value):
     with pytest.raises(exceptions.StoreAddDisabled):
         add(b'more', 'more')
     assert get(url) == b'data'  # reading goes on
+
+
+def test_file_system_without_locks(configure, monkeypatch):
+    """The store is disabled, with the reason; nobody reads by chance."""
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(sharing.fcntl, 'fcntl', refuse)
+    store = configure(one={})
+    with pytest.raises(exceptions.BadStoreConfiguration) as caught:
+        store.configure_add()
+    assert 'refuses locks of open files' in str(caught.value)
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'data')
+    monkeypatch.undo()
+    store.configure_add()
 
 
 @pytest.mark.parametrize('values', [

@@ -1,0 +1,523 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Moving in and out: estimate, import, export; orphans, missing."""
+
+import contextlib
+import os
+import re
+import time
+
+from cliff import lister
+
+from glance_dedup.cli import common
+from glance_dedup.cli import image as image_module
+from glance_dedup import exceptions
+
+_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
+
+
+def _add_codec(parser):
+    parser.add_argument(
+        '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
+        help='How new blocks are compressed. Default: %(default)s.')
+
+
+def _add_cloud(parser, **options):
+    parser.add_argument(
+        '--os-cloud', metavar='NAME', help='The cloud of clouds.yaml whose '
+        'Glance is asked. The default is what the usual variables OS_* of '
+        'the environment say.', **options)
+
+
+def _connect(cloud=None, url=None):
+    from glance_dedup import glance_api
+
+    if cloud is None and not glance_api.is_configured():
+        raise common.UsageError(
+            'there is no Glance to ask: use --os-cloud NAME, or set OS_CLOUD '
+            'or OS_AUTH_URL and the like')
+    glance = glance_api.Glance(cloud, url)
+    glance.need_administrator()
+    return glance
+
+
+def _known(command, glance):
+    """All images of a Glance, by their ids."""
+    with command.progress('asking Glance', unit='images') as progress:
+        found = {}
+        for image in glance.images():
+            found[image.image_id] = image
+            progress.update(len(found))
+        return found
+
+
+class Estimate(common.RepositoryCommand, lister.Lister):
+    """Tell what images would take here, without storing them.
+
+    Files are only read. The sums are what the repository would take of the
+    disk with these images alone, its metadata and its maintainer's part
+    included: as uploads leave it, and after recompression.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'paths', metavar='PATH', nargs='+',
+            help='An image, or a directory of images, such as a file '
+            "store's. Subdirectories and symbolic links in it are left out.")
+        parser.add_argument(
+            '--block-size', type=int, metavar='BYTES',
+            help='As for repository create.')
+        parser.add_argument(
+            '--cutting', default='fixed', metavar='fixed|gear',
+            help='As for repository create.')
+        _add_codec(parser)
+        parser.add_argument(
+            '--level', type=int, default=0, metavar='N',
+            help='Of zstd, 1 to 19. Default: its own.')
+        parser.add_argument(
+            '--exact', action='store_true',
+            help='Remember all blocks. Otherwise a sample is remembered, as '
+            'soon as there are too many for 128 MiB of memory.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import estimate
+
+        options = estimate.Options(
+            parsed_args.block_size, parsed_args.cutting, parsed_args.codec,
+            parsed_args.level, parsed_args.exact)
+        files = estimate.files_of(
+            parsed_args.paths, lambda path: self.app.tell(
+                f'{path}: left out; it is no ordinary file'))
+        if parsed_args.exact:
+            memory = common.Size(estimate.exact_memory(files, options))
+            self.app.tell(
+                f'this may take {memory.human_readable()} of memory')
+        with self.progress(
+                'reading', estimate.data_bytes(files)) as progress:
+            result = estimate.estimate(files, options, progress.update)
+        self.tell(result)
+        return (('image', 'size', 'nonzero_bytes', 'new_bytes',
+                 'stored_bytes', 'saved_percent'), self.rows(result))
+
+    def tell(self, result):
+        for path, error in result.unreadable:
+            self.app.tell(error)
+            self.app.note(error)
+        for image in result.images:
+            if image.advice:
+                self.app.tell(f'{image.path}: {image.advice}')
+        if result.one_of > 1:
+            self.app.tell(
+                f'one block in {result.one_of} was counted; what is stored '
+                f'is off by less than {result.error_percent:.2f} % in 19 of '
+                '20 cases (--exact counts all)')
+
+    @staticmethod
+    def rows(result):
+        images = result.images
+        size, nonzero, new = (sum(getattr(image, name) for image in images)
+                              for name in ('size', 'nonzero', 'new'))
+        rows = [(image.path, image.size, image.nonzero, image.new,
+                 image.stored) for image in images]
+        rows += [('all blocks', size, nonzero, new, result.stored),
+                 ('metadata', None, None, None, result.metadata),
+                 ('on the disk', size, nonzero, new, result.on_disk),
+                 ('on the disk, recompressed', size, nonzero, new,
+                  result.on_disk_recompressed)]
+        return [(name, *(None if n is None else common.Size(n)
+                         for n in (size, nonzero, new, stored)),
+                 common.saved(nonzero or 0, stored))
+                for name, size, nonzero, new, stored in rows]
+
+
+class Import(common.RepositoryCommand, lister.Lister):
+    """Take the images of a file store in.
+
+    The file store is only read. If Glance is asked, each image is compared
+    with the hash that was recorded when it was uploaded, and belongs to the
+    project that owns it in Glance. What is in the repository already is
+    compared and left as it is: an import that was interrupted goes on when it
+    is begun again.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--from-file-store', metavar='DIR', nargs='+', required=True,
+            help="The file store's directories (filesystem_store_datadir).")
+        parser.add_argument(
+            '--images', metavar='ID', nargs='+',
+            help='Only these. Default: all.')
+        _add_cloud(parser)
+        parser.add_argument(
+            '--glance-url', metavar='URL',
+            help="Ask this glance-api instead of the cloud's.")
+        parser.add_argument(
+            '--no-glance', action='store_true',
+            help='Ask no Glance, whatever the environment says.')
+        parser.add_argument(
+            '--project', metavar='ID',
+            help='Where no Glance is asked: the project that all these '
+            'images belong to. Default: none, so that whoever may delete an '
+            'image in Glance may delete its data.')
+        common.add_scope(parser)
+        _add_codec(parser)
+        parser.add_argument(
+            '--update-locations', metavar='STORE',
+            help='Tell Glance that the images are in this store, too, which '
+            'must be the repository. Glance needs show_multiple_locations.')
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='Only tell what would be done.')
+        return parser
+
+    def take_action(self, parsed_args):
+        entries = self.entries(parsed_args)
+        glance = self.glance(parsed_args)
+        known = None
+        if glance is not None:
+            known = _known(self, glance)
+            self.need_locations(parsed_args.update_locations, glance, known)
+        with self.open(codec=parsed_args.codec) as repo:
+            outcomes = self.work(parsed_args, repo, glance, known, entries)
+        return (('image_id', 'size', 'result', 'stored_bytes', 'project',
+                 'verified_by', 'located', 'error'),
+                [(o.image_id, common.Size(o.size), o.result,
+                  None if o.stored_bytes is None
+                  else common.Size(o.stored_bytes), o.project, o.verified,
+                  common.YesNo(o.located),
+                  o.error and (o.error if isinstance(o.error, str)
+                               else common.sentence_of(o.error)))
+                 for o in outcomes])
+
+    def glance(self, parsed_args):
+        from glance_dedup import glance_api
+
+        wanted = parsed_args.os_cloud or glance_api.is_configured()
+        if wanted and not parsed_args.no_glance:
+            if parsed_args.project is not None:
+                raise common.UsageError(
+                    'an image belongs to the project that Glance says: leave '
+                    '--project out, or use --no-glance')
+            glance = _connect(parsed_args.os_cloud, parsed_args.glance_url)
+            self.app.tell(f'asking {glance.url} whose the images are')
+            return glance
+        if parsed_args.update_locations:
+            raise common.UsageError(
+                '--update-locations needs a Glance to tell: use --os-cloud')
+        whose = (f'project {parsed_args.project}' if parsed_args.project
+                 else 'no project')
+        self.app.tell(
+            'Glance is not asked: no hash is compared, what may be an upload '
+            f'under way is taken as it is, and the images belong to {whose}')
+        return None
+
+    @staticmethod
+    def need_locations(store, glance, known):
+        if store is None:
+            return
+        glance.need_store(store)
+        if any(image.locations is None for image in known.values()):
+            raise common.UsageError(
+                f'{glance.url} does not show locations, and so takes none: '
+                'ask a glance-api of your own that has '
+                'show_multiple_locations, by --glance-url, as the guide on '
+                'migration says')
+
+    def entries(self, parsed_args):
+        from glance_dedup import filestore
+
+        wanted = set(parsed_args.images or ())
+        found = {}
+        for directory in parsed_args.from_file_store:
+            entries, others = filestore.listing(directory)
+            for path, reason in others:
+                self.app.tell(f'{path}: left out; {reason}')
+            for entry in entries:
+                if entry.image_id in found:
+                    raise common.UsageError(
+                        f'{entry.path} and {found[entry.image_id].path}: '
+                        'which of them is the image?')
+                if not wanted or entry.image_id in wanted:
+                    found[entry.image_id] = entry
+        absent = sorted(wanted - set(found))
+        if absent:
+            raise common.UsageError(
+                f'there is no image {absent[0]} in '
+                f'{" or ".join(parsed_args.from_file_store)}')
+        return [found[image_id] for image_id in sorted(found)]
+
+    def work(self, parsed_args, repo, glance, known, entries):
+        from glance_dedup import importing
+
+        importer = importing.Importer(
+            repo, known=known, glance=glance,
+            store=parsed_args.update_locations,
+            project=parsed_args.project or '', scope=parsed_args.scope,
+            dry_run=parsed_args.dry_run)
+        outcomes = []
+        done = before = 0
+        with self.progress('importing', sum(
+                entry.size for entry in entries)) as progress:
+            def update(length):
+                nonlocal done
+                done += length
+                progress.update(done)
+
+            for number, entry in enumerate(entries, 1):
+                progress.what = (f'importing {entry.image_id} '
+                                 f'({number} of {len(entries)})')
+                outcome = importer.take(entry, update)
+                before += entry.size
+                done = before       # also of what was left out
+                if outcome.result == importing.FAILED:
+                    self.app.tell(outcome.error)
+                    self.app.note(outcome.error)
+                outcomes.append(outcome)
+        return outcomes
+
+
+class Export(common.RepositoryCommand, lister.Lister):
+    """Write images as plain files, named by their ids.
+
+    This is the layout of Glance's file store. Each file appears whole and
+    durable, with holes where there are zeros, after every byte was verified.
+    One that is there already is compared, and left as it is. No Glance is
+    asked, and none is told.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('directory', metavar='DIR')
+        parser.add_argument('ids', metavar='ID', nargs='*')
+        parser.add_argument(
+            '--all', action='store_true', help='All images.')
+        return parser
+
+    def take_action(self, parsed_args):
+        if bool(parsed_args.ids) == parsed_args.all:
+            raise common.UsageError('name images to export, or give --all')
+        directory = parsed_args.directory
+        if not os.path.isdir(directory):
+            raise common.UsageError(f'{directory} is not a directory')
+        rows = []
+        with self.open() as repo:
+            stats = (list(common.stats(repo, self.app)) if parsed_args.all
+                     else [repo.stat(image_id)
+                           for image_id in parsed_args.ids])
+            self.need_room(directory, stats)
+            with self.progress('exporting', sum(
+                    stat.size for stat in stats)) as progress:
+                done = 0
+                for stat in stats:
+                    rows.append(self.one(repo, directory, stat, done,
+                                         progress))
+                    done += stat.size
+        return ('image_id', 'size', 'result', 'error'), rows
+
+    @staticmethod
+    def need_room(directory, stats):
+        needed = sum(stat.size - stat.zero_bytes for stat in stats
+                     if not os.path.lexists(
+                         os.path.join(directory, stat.image_id)))
+        disk = os.statvfs(directory)
+        free = disk.f_bavail * disk.f_frsize
+        if needed > free:
+            raise exceptions.NoSpaceError(
+                f'{directory}: {common.Size(needed).human_readable()} are '
+                f'needed, but {common.Size(free).human_readable()} are free')
+
+    def one(self, repo, directory, stat, done, progress):
+        path = os.path.join(directory, stat.image_id)
+        result, error = 'failed', None
+        progress.what = f'exporting {stat.image_id}'
+        _remove_leftovers(directory, stat.image_id)
+        try:
+            with repo.open_image(stat.image_id) as image:
+                if os.path.lexists(path):
+                    _compare(path, image)
+                    result = 'present'
+                else:
+                    image_module.Target(path, False).write(
+                        image, _From(progress, done))
+                    _give_away(path, directory)
+                    result = 'exported'
+        except (exceptions.RepositoryError, common.UsageError,
+                OSError) as e:
+            self.app.tell(e)
+            self.app.note(e)
+            error = common.sentence_of(e)
+        return stat.image_id, common.Size(stat.size), result, error
+
+
+class _From:
+    """The progress of one image among several."""
+
+    def __init__(self, progress, done):
+        self._progress = progress
+        self._done = done
+
+    def update(self, done):
+        self._progress.update(self._done + done)
+
+
+def _remove_leftovers(directory, image_id):
+    """What an export that was killed left of this image."""
+    pattern = re.compile(rf'\.{re.escape(image_id)}\.[0-9a-f]{{16}}\.new')
+    for name in filter(pattern.fullmatch, os.listdir(directory)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, name))
+
+
+def _compare(path, image):
+    from glance_dedup import filestore
+
+    differs = exceptions.DamagedError(
+        f'{path} is there, but is not the image; it was left alone')
+    with filestore.Source(path) as source:
+        if source.size != image.size:
+            raise differs
+        for piece in image.pieces():
+            if source.file.read(len(piece)) != piece:
+                raise differs
+
+
+def _give_away(path, directory):
+    """What the superuser makes in somebody's directory is theirs."""
+    if os.geteuid() == 0:
+        owner = os.stat(directory)
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+class Orphans(common.RepositoryCommand, lister.Lister):
+    """List images of the repository that Glance does not have here.
+
+    Glance must take us for an administrator. With --delete they are deleted,
+    but those that are young, and those whose id is none of Glance's. If
+    several Glances use the repository, name each by an --os-cloud: an orphan
+    is what none of them has.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'ids', metavar='ID', nargs='*', help='Only these.')
+        _add_cloud(parser, action='append')
+        parser.add_argument(
+            '--store', metavar='NAME',
+            help="The repository's store in Glance. With it, images that "
+            'Glance has in other stores alone are orphans, too.')
+        parser.add_argument(
+            '--delete', action='store_true', help='Delete them.')
+        parser.add_argument(
+            '--older-than', type=_seconds, default='7d', metavar='AGE',
+            help='Delete only what was stored longer ago: a number with s, m, '
+            'h or d behind it. Default: %(default)s.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import orphans
+
+        with self.open() as repo:
+            # In this order: what is stored from now on is not looked at.
+            stats = list(common.stats(repo, self.app))
+            glances = [_connect(cloud)
+                       for cloud in parsed_args.os_cloud or [None]]
+            for glance in glances if parsed_args.store else ():
+                glance.need_store(parsed_args.store)
+            found = orphans.orphans(
+                stats, [_known(self, glance) for glance in glances],
+                parsed_args.store)
+            if parsed_args.delete and not parsed_args.ids:
+                self.need_likely(stats, found)
+            now = time.time()
+            rows = []
+            for orphan in found:
+                stat = orphan.stat
+                if parsed_args.ids and stat.image_id not in parsed_args.ids:
+                    continue
+                kept = deleted = None
+                if parsed_args.delete:
+                    kept = orphans.why_kept(
+                        orphan, glances, parsed_args.store,
+                        now - parsed_args.older_than)
+                    deleted = kept is None and self.delete(repo, stat)
+                rows.append((
+                    stat.image_id, common.Size(stat.size),
+                    common.Size(stat.stored_bytes), common.Time(stat.created),
+                    stat.project, orphan.reason, common.YesNo(deleted),
+                    kept))
+        return (('image_id', 'size', 'stored_bytes', 'created', 'project',
+                 'reason', 'deleted', 'kept'), rows)
+
+    @staticmethod
+    def need_likely(stats, found):
+        """Refuse what looks like the wrong Glance, or like one of several."""
+        unknown = sum(orphan.unknown for orphan in found)
+        if unknown * 2 > len(stats):
+            raise common.UsageError(
+                f'Glance does not know {unknown} of the {len(stats)} images: '
+                'is it the one that uses this repository, and the only one? '
+                'Nothing was deleted. Name each Glance by --os-cloud, or the '
+                'images to delete')
+
+    def delete(self, repo, stat):
+        try:
+            # This upload alone, not another one that came meanwhile.
+            repo.delete(stat.image_id, stat.upload_id)
+        except exceptions.RepositoryError as e:
+            self.app.tell(e)
+            self.app.note(e)
+            return False
+        return True
+
+
+def _seconds(text):
+    match = re.fullmatch(r'([0-9]{1,6})([smhd])', text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+class Missing(common.RepositoryCommand, lister.Lister):
+    """List images that Glance has in this store, and the repository has not.
+
+    Glance must take us for an administrator. The exit status is 1 if there are
+    any.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_cloud(parser)
+        parser.add_argument(
+            '--store', metavar='NAME', required=True,
+            help="The repository's store in Glance.")
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import orphans
+
+        with self.open() as repo:
+            glance = _connect(parsed_args.os_cloud)
+            glance.need_store(parsed_args.store)
+            rows = [(image.image_id, common.Size(image.size or 0),
+                     image.status, image.owner,
+                     common.Words(sorted(image.stores)))
+                    for image in orphans.missing(
+                        repo, glance, _known(self, glance),
+                        parsed_args.store)]
+        if rows:
+            self.app.status = 1
+        return ('image_id', 'size', 'status', 'owner', 'stores'), rows

@@ -1,0 +1,104 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Images whose blocks share nothing, told by their first bytes.
+
+What is compressed or encrypted as a whole has no block in common with its
+like. Of a file nothing is believed: every number is checked before it is used,
+and a table that is not where it should be only means that nothing is known.
+"""
+
+import array
+import os
+import struct
+import sys
+
+#: Bytes at a file's beginning by which it is known.
+HEAD = 512
+
+_COMPRESSED = ((b'\x1f\x8b', 'gzip'), (b'\xfd7zXZ\0', 'xz'),
+               (b'\x28\xb5\x2f\xfd', 'Zstandard'), (b'BZh', 'bzip2'),
+               (b'\x04\x22\x4d\x18', 'lz4'), (b'7z\xbc\xaf\x27\x1c', '7-Zip'),
+               (b'PK\x03\x04', 'zip'))
+_UNPACK = 'unpack it, and store what is in it'
+_CONVERT = ("'qemu-img convert -O raw' makes an image of it that shares "
+            'blocks')
+_ENCRYPTED = 'what is encrypted shares nothing, and cannot be helped'
+
+_QCOW2 = struct.Struct('>4sIQIIQIIQ')
+_L1_MOST = 32 << 20         # bytes, as qemu has it
+_TABLES_MOST = 512          # second-level tables that are looked at
+_OFFSET = 0x00fffffffffffe00
+_COMPRESSED_CLUSTER = 1 << 62
+_EXTENDED = 1 << 4
+
+
+def advice(fd: int) -> str | None:
+    """Why this image will share little, and what to do; None: nothing known.
+
+    :param fd: of the file, open for reading
+    """
+    head = os.pread(fd, HEAD, 0)
+    for magic, name in _COMPRESSED:
+        if head.startswith(magic):
+            return f'it is compressed by {name}: {_UNPACK}'
+    if head.startswith(b'LUKS\xba\xbe'):
+        return f'it is encrypted by LUKS: {_ENCRYPTED}'
+    if head.startswith(b'KDMV') and len(head) >= 79 and (
+            struct.unpack_from('<H', head, 77)[0] == 1):
+        return f'it is a compressed VMDK: {_CONVERT}'
+    if head.startswith(b'QFI\xfb'):
+        return _qcow2(fd, head)
+    return None
+
+
+def _qcow2(fd: int, head: bytes) -> str | None:
+    if len(head) < 80:
+        return None
+    (_magic, version, _backing, _length, cluster_bits, _size, crypt, l1_size,
+     l1_offset) = _QCOW2.unpack_from(head)
+    if crypt:
+        return f'it is an encrypted qcow2: {_ENCRYPTED}'
+    if version not in (2, 3) or not 9 <= cluster_bits <= 21:
+        return None
+    features = struct.unpack_from('>Q', head, 72)[0] if version == 3 else 0
+    step = 2 if features & _EXTENDED else 1
+    compressed, clusters = _count_clusters(
+        fd, 1 << cluster_bits, min(8 * l1_size, _L1_MOST), l1_offset, step)
+    if not compressed:
+        return None
+    return (f'{100 * compressed / clusters:.0f} % of this qcow2 is '
+            f'compressed: {_CONVERT}')
+
+
+def _count_clusters(fd: int, cluster: int, l1_bytes: int, l1_offset: int,
+                    step: int) -> tuple[int, int]:
+    """How many clusters are compressed, of how many; by a sample."""
+    places = [entry & _OFFSET for entry in _table(fd, l1_bytes, l1_offset)
+              if entry & _OFFSET]
+    compressed = clusters = 0
+    for place in places[::-(-len(places) // _TABLES_MOST) or 1]:
+        for entry in _table(fd, cluster, place)[::step]:
+            if entry:
+                clusters += 1
+                compressed += bool(entry & _COMPRESSED_CLUSTER)
+    return compressed, clusters
+
+
+def _table(fd: int, length: int, offset: int) -> array.array:
+    if offset >= 1 << 62:
+        return array.array('Q')
+    data = os.pread(fd, length, offset)
+    table = array.array('Q', data[:len(data) // 8 * 8])
+    if sys.byteorder == 'little':
+        table.byteswap()
+    return table

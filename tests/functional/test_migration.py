@@ -1,0 +1,264 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The guide's page on migration, typed as it is written.
+
+Its blocks are taken one after the other: what is shown of Glance's
+configuration is what Glance has from its next restart on, and each command is
+run by a shell. Glance has a file store with images of a project at first, and
+at the end again; all the time each image has the bytes that it had.
+"""
+
+import configparser
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.cloud import cloud as cloud_module
+from tests.cloud import process
+from tests import repositories
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PAGE = TOP / 'doc' / 'source' / 'admin' / 'migration.rst'
+COMMAND_TIMEOUT = 600       # seconds
+MIB = 1 << 20
+
+
+def blocks(page):
+    """The page's blocks of code, as (language, text) in its order."""
+    language, text = None, []
+    for line in [*page.read_text().splitlines(), 'end']:
+        if language and line and not line.startswith(' '):
+            yield language, '\n'.join(text).strip('\n')
+            language, text = None, []
+        if language:
+            text.append(line[3:])
+        elif match := re.fullmatch(r'\.\. code-block:: (\w+)', line):
+            language = match[1]
+
+
+def commands(text):
+    """The commands of a console block, as (prompt, command)."""
+    found = []
+    for line in text.splitlines():
+        if line[:2] in ('$ ', '# '):
+            found.append([line[0], line[2:]])
+        else:
+            assert line.startswith(('> ', '    ')), (
+                f'{line!r} is neither a command nor the rest of one')
+            found[-1][1] += '\n' + line.removeprefix('> ')
+    return found
+
+
+class Operator:
+    """Does what the page says."""
+
+    def __init__(self, cloud):
+        self.cloud = cloud
+        self.place = cloud.directory / 'glance'
+        self.places = {'/var/lib/glance': self.place,
+                       '/etc/glance': cloud.glance.etc,
+                       '/opt/glance': sys.prefix,
+                       '9299': str(process.free_port())}
+        self.sections = {}
+        self.settings = []
+        self.ran = []
+
+    def local(self, text):
+        """The page's text with this test's directory for Glance's."""
+        for there, here in self.places.items():
+            text = text.replace(there, str(here))
+        return text
+
+    def configure(self, text):
+        parser = configparser.ConfigParser(
+            default_section='none', interpolation=None)
+        parser.read_string(self.local(text))
+        self.sections |= {name: dict(parser[name])
+                          for name in parser.sections()}
+
+    def restart(self):
+        default = dict(self.sections['DEFAULT'])
+        enabled = [item.strip().split(':') for item in
+                   default.pop('enabled_backends').split(',')]
+        stores = {name: {'type': kind, **self.sections[name]}
+                  for name, kind in enabled}
+        for options in stores.values():
+            # The package makes these; here nobody has.
+            pathlib.Path(options.get('filesystem_store_datadir', self.place)
+                         ).mkdir(parents=True, exist_ok=True)
+        self.cloud.glance.reconfigure(
+            stores, self.sections['glance_store']['default_backend'],
+            {'DEFAULT': default})
+
+    def run(self, command):
+        """Run a command; its standard output."""
+        command = self.local(command)
+        if re.match(r'export |[A-Z]+=\$\(', command):
+            self.settings.append(command)
+        script = '\n'.join(['set -euo pipefail', *self.settings, command])
+        done = subprocess.run(
+            ['bash', '-c', script], capture_output=True, text=True,
+            timeout=COMMAND_TIMEOUT, env={
+                **os.environ,
+                'PATH': f'{pathlib.Path(sys.prefix) / "bin"}'
+                        f':{os.environ["PATH"]}',
+                'HOME': str(self.cloud.directory),
+                'OS_CLIENT_CONFIG_FILE': str(self.cloud.clouds_yaml),
+                'GLANCE_DEDUP_FILTER_DIR': str(self.cloud.directory
+                                               / 'filter'),
+                'GLANCE_DEDUP_SOCKET': '', 'no_proxy': '127.0.0.1'})
+        assert done.returncode == 0, (
+            f'{command}\n{done.stdout}\n{done.stderr}')
+        self.ran.append(command)
+        return done.stdout
+
+
+class Users:
+    """A project's images, and what must be true of them."""
+
+    def __init__(self, cloud):
+        self.cloud = cloud
+        self.images = {}
+
+    @property
+    def glance(self):
+        return self.cloud.connect('demo').image
+
+    def upload(self, seed, **properties):
+        data = (repositories.mixture(3 * MIB, seed)
+                + repositories.noise(MIB, 99))
+        glance = self.glance
+        image_id = glance.post('/images', json={
+            'name': f'image-{seed}', 'disk_format': 'raw',
+            'container_format': 'bare', **properties}).json()['id']
+        answer = glance.put(
+            f'/images/{image_id}/file', data=data,
+            headers={'Content-Type': 'application/octet-stream'})
+        assert answer.status_code == 204, answer.text
+        self.images[image_id] = hashlib.sha256(data).hexdigest()
+        return image_id
+
+    def delete(self, image_id):
+        self.glance.delete_image(image_id, ignore_missing=False)
+        del self.images[image_id]
+
+    def need_all(self):
+        for image_id, digest in self.images.items():
+            found = self.glance.get(f'/images/{image_id}/file').content
+            assert hashlib.sha256(found).hexdigest() == digest, image_id
+
+    def stores(self):
+        """Of each image, where Glance says that it is."""
+        return [self.glance.get(f'/images/{image_id}').json()['stores']
+                for image_id in self.images]
+
+
+@pytest.fixture
+def cloud(tmp_path_factory):
+    # A socket's path must not be long.
+    directory = pathlib.Path(f'/tmp/glance-dedup-{os.getpid()}')
+    files = {'type': 'file',
+             'filesystem_store_datadir': directory / 'glance' / 'images'}
+    cloud = cloud_module.Cloud(
+        directory, {'file1': files, 'unused': {'type': 'dedup'}})
+    with contextlib.ExitStack() as stack:
+        stack.callback(cloud.down)
+        files['filesystem_store_datadir'].mkdir(parents=True)
+        cloud.up(['glance', 'keystone'])
+        # The cloud's dedupd is for a store that the page does not have.
+        cloud.services['dedupd'].stop()
+        cloud.glance.reconfigure({'file1': files}, 'file1', {})
+        yield cloud
+
+
+def look(operator, users):
+    """What must be so after some of the commands."""
+    files = operator.place / 'images'
+    last = operator.ran[-1]
+    if last == 'systemctl restart glance-api':
+        users.need_all()
+    if '--update-locations' in last:
+        assert set(users.stores()) == {'file1,dedup1'}
+        # What is stored from now on is in the new store.
+        users.upload(20)
+        assert users.stores()[-1] == 'dedup1'
+        # Nobody but the importing one has ever seen a location.
+        shown = users.glance.get(f'/images/{next(iter(users.images))}')
+        assert 'locations' not in shown.json()
+    if 'image delete --store file1' in last:
+        assert set(users.stores()) == {'dedup1'} and not os.listdir(files)
+        users.need_all()
+        # An owner may delete what was imported.
+        users.delete(next(iter(users.images)))
+    if 'method copy-image' in last:
+        assert set(users.stores()) == {'dedup1,file1'}
+    if 'image delete --store dedup1' in last:
+        assert set(users.stores()) == {'file1'}
+        users.need_all()
+
+
+EMPTY = ('glance-dedup missing', 'glance-dedup orphans', 'ls ',
+         'glance-dedup image list')
+
+
+@pytest.mark.timeout(1800)
+def test_there_and_back_as_written(cloud):
+    assert shutil.which('openstack', path=pathlib.Path(sys.prefix) / 'bin'), (
+        'python-openstackclient is not installed; see test-requirements.txt')
+    operator, users = Operator(cloud), Users(cloud)
+    users.upload(1)
+    users.upload(2, os_hidden=True)
+    users.upload(3, visibility='community', protected=True)
+    protected = next(reversed(users.images))
+    for language, text in blocks(PAGE):
+        if language == 'ini':
+            operator.configure(text)
+            continue
+        assert language == 'console', f'who would do what {language} says?'
+        for prompt, command in commands(text):
+            if prompt == '#':
+                assert command == 'systemctl restart glance-api'
+                operator.restart()
+                operator.ran.append(command)
+            else:
+                output = operator.run(command)
+                if command.startswith(EMPTY):
+                    assert not output.strip(), f'{command}\n{output}'
+            look(operator, users)
+    # Who is not an administrator is not shown all, and so told nothing.
+    with pytest.raises(AssertionError, match='not take us for an admin'):
+        operator.run('OS_CLOUD=demo glance-dedup orphans')
+    assert protected in users.images
+    assert sorted(os.listdir(operator.place / 'images')) == sorted(
+        users.images)
+    users.need_all()
+
+
+def test_the_page_is_all_typed():
+    """What is taken for a command is one, and nothing is left out."""
+    lines = [line for language, text in blocks(PAGE)
+             if language == 'console' for line in text.splitlines()]
+    typed = [line for line in PAGE.read_text().splitlines()
+             if re.match(r'\s+[$#] ', line)]
+    assert len([line for line in lines
+                if line[:2] in ('$ ', '# ')]) == len(typed) > 15
+    for word in ('estimate', 'import', 'missing', 'orphans', 'check',
+                 'copy-image', 'collect'):
+        assert any(word in line for line in lines), word

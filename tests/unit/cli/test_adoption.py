@@ -1,0 +1,376 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``glance-dedup estimate``, ``import`` and ``export``, without a Glance."""
+
+import os
+import random
+import subprocess
+import time
+import uuid
+
+import pytest
+
+from glance_dedup.cli import adoption
+from glance_dedup import filestore
+from tests import disks
+from tests import repositories
+from tests.repositories import mixture
+from tests.repositories import noise
+
+MIB = 1 << 20
+KILLS = 4
+
+
+@pytest.fixture(autouse=True)
+def no_cloud(monkeypatch):
+    for name in ('OS_CLOUD', 'OS_AUTH_URL', 'OS_AUTH_TYPE'):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A file store: three images, one of them empty."""
+    directory = tmp_path / 'files'
+    directory.mkdir()
+    contents = [mixture(3 * MIB, 1), mixture(3 * MIB, 1) + noise(12345, 2),
+                b'']
+    for number, content in enumerate(contents):
+        (directory / name_of(number)).write_bytes(content)
+    return directory
+
+
+def name_of(number):
+    return str(uuid.UUID(int=number + 1))
+
+
+def state(directory):
+    """All that could change in a directory."""
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns,
+                        path.stat().st_mode, path.stat().st_ino)
+            for path in directory.iterdir() if path.is_file()}
+
+
+def run(cli, *arguments):
+    """The rows of a command, by image id."""
+    result = cli(*arguments, '-f', 'json')
+    return {row['image_id']: row for row in result.json()}, result
+
+
+def need_same(created, files):
+    with repositories.open_repository(created.path) as repo:
+        assert repo.images() == sorted(os.listdir(files))
+        for image_id in repo.images():
+            assert repositories.read_all(repo, image_id) == (
+                files / image_id).read_bytes()
+    repositories.need_clean(created.path)
+
+
+def kill_at_work(cli, directory, seed, *arguments):
+    """Kill a command soon after it made something new in a directory."""
+    before = set(os.listdir(directory))
+    process = cli.start(*arguments, '-q', stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while set(os.listdir(directory)) <= before and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(random.Random(seed).random() * 0.1)
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+# -- estimate -----------------------------------------------------------------
+
+def test_estimate(created, files):
+    result = created('estimate', files, '-f', 'json')
+    rows = {row['image']: row for row in result.json()}
+    run(created, 'import', '--from-file-store', files)
+    stored = {row['image_id']: row for row in created(
+        'image', 'list', '-f', 'json').json()}
+    for image_id, row in stored.items():
+        found = rows[str(files / image_id)]
+        assert found['size'] == row['size']
+        assert found['new_bytes'] == row['new_bytes']
+        assert found['stored_bytes'] == pytest.approx(
+            row['stored_bytes'], rel=0.01, abs=64)
+    assert rows['all blocks']['new_bytes'] == sum(
+        row['new_bytes'] for row in stored.values())
+    assert rows['on the disk']['stored_bytes'] > (
+        rows['on the disk, recompressed']['stored_bytes'])
+    # In a table it is to be read by people.
+    assert 'MiB' in created('estimate', files).out
+
+
+def test_estimate_needs_no_repository(cli, files):
+    assert cli('estimate', files).status == 0
+    assert not cli.path.exists()
+
+
+def test_estimate_of_what_cannot_be_read(cli, files):
+    result = cli('estimate', files, '/nonexistent', '-f', 'json')
+    assert result.status == 2
+    assert '/nonexistent' in result.err
+    assert len(result.out) > 10
+    cli('estimate', files, '--block-size', '1000').refused('block_size')
+    cli('estimate', files, '--codec', 'zstd', '--level', '20').refused('19')
+
+
+def test_estimate_says_what_to_do(cli, files, monkeypatch):
+    (files / 'image.gz').write_bytes(b'\x1f\x8b' + noise(5000))
+    (files / 'link').symlink_to(name_of(0))
+    result = cli('estimate', files, '--exact')
+    assert 'image.gz: it is compressed by gzip: unpack it' in result.err
+    assert 'link: left out' in result.err
+    assert 'of memory' in result.err
+    from glance_dedup import estimate
+    monkeypatch.setattr(estimate, 'TABLE', 1)
+    (files / 'large').write_bytes(noise(16 * MIB))
+    assert 'one block in 2 was counted' in cli('estimate', files).err
+
+
+# -- import -------------------------------------------------------------------
+
+def test_import(created, files):
+    before = state(files)
+    rows, result = run(created, 'import', '--from-file-store', files)
+    assert result.status == 0
+    assert 'Glance is not asked' in result.err and 'no project' in result.err
+    assert {row['result'] for row in rows.values()} == {'imported'}
+    assert rows[name_of(1)]['stored_bytes'] < 20000
+    need_same(created, files)
+    # Once more: all are compared, none is stored.
+    rows, result = run(created, 'import', '--from-file-store', files)
+    assert {(row['result'], row['verified_by'], row['stored_bytes'])
+            for row in rows.values()} == {('present', 'bytes', None)}
+    assert result.status == 0 and state(files) == before
+
+
+def test_import_of_a_project(created, files):
+    run(created, 'import', '--from-file-store', files, '--project', 'p',
+        '--scope', 'project', '--images', name_of(1))
+    rows = created('image', 'show', name_of(1), '-f', 'json').json()
+    assert (rows['project'], rows['scope']) == ('p', 'project')
+    assert created('image', 'show', name_of(0)).status == 2
+
+
+def test_dry_run(created, files):
+    rows, result = run(created, 'import', '--from-file-store', files,
+                       '--dry-run')
+    assert {row['result'] for row in rows.values()} == {'to be imported'}
+    assert created('image', 'list', '-f', 'json').json() == []
+
+
+def test_what_is_no_image(created, files):
+    for name in (f'{name_of(0)}.part', 'x', name_of(7).upper() + 'A'):
+        (files / name).write_bytes(b'x')
+    (files / name_of(5)).mkdir()
+    (files / name_of(6)).symlink_to(name_of(0))
+    rows, result = run(created, 'import', '--from-file-store', files)
+    assert sorted(rows) == [name_of(number) for number in range(3)]
+    assert result.err.count('left out') == 5 and result.status == 0
+
+
+@pytest.mark.parametrize('content', [b'x', noise(3 * MIB, 9)])
+def test_another_image_of_the_same_name(created, files, content):
+    created('image', 'put', name_of(0), files / name_of(1))
+    (files / name_of(1)).write_bytes(
+        (files / name_of(1)).read_bytes()[:-1] + content[:1])
+    created('image', 'put', name_of(1), files / name_of(0))
+    (files / name_of(0)).write_bytes(content)
+    before = state(files)
+    rows, result = run(created, 'import', '--from-file-store', files)
+    assert result.status == 1
+    for number in (0, 1):
+        assert rows[name_of(number)]['result'] == 'failed'
+        assert 'neither was changed' in rows[name_of(number)]['error']
+        assert name_of(number) in result.err
+    # The others are not stopped by it.
+    assert rows[name_of(2)]['result'] == 'imported'
+    assert state(files) == before
+
+
+def test_equal_size_and_other_bytes(created, files):
+    created('import', '--from-file-store', files)
+    data = bytearray((files / name_of(0)).read_bytes())
+    data[2 * MIB] ^= 1
+    (files / name_of(0)).write_bytes(data)
+    rows, result = run(created, 'import', '--from-file-store', files)
+    assert result.status == 1
+    assert 'other bytes' in rows[name_of(0)]['error']
+
+
+def test_wrong_usage_of_import(created, files, tmp_path):
+    other = tmp_path / 'other'
+    other.mkdir()
+    (other / name_of(0)).write_bytes(b'x')
+    created('import', '--from-file-store', files, other).refused('which')
+    created('import', '--from-file-store', files, '--images',
+            name_of(9)).refused(name_of(9))
+    created('import', '--from-file-store', tmp_path / 'none').refused('none')
+    created('import', '--from-file-store', files, '--update-locations',
+            'dedup1').refused('needs a Glance')
+    created('orphans').refused('--os-cloud')
+    created('missing', '--store', 'dedup1').refused('--os-cloud')
+    assert created('image', 'list', '-f', 'json').json() == []
+
+
+def test_a_file_that_changes(files):
+    with filestore.Source(files / name_of(0)) as source:
+        source.need_unchanged()
+        with open(files / name_of(0), 'ab') as f:
+            f.write(b'x')
+        with pytest.raises(filestore.Changed, match='while it was read'):
+            source.need_unchanged()
+
+
+def test_a_file_that_changes_is_not_imported(created, files, monkeypatch):
+    whole = filestore.Source.need_unchanged
+
+    def late(self):
+        os.utime(self.path, (1, 1))
+        whole(self)
+    monkeypatch.setattr(filestore.Source, 'need_unchanged', late)
+    result = created('import', '--from-file-store', files)
+    assert result.status == 2 and result.err.count('while it was read') == 3
+    assert created('image', 'list', '-f', 'json').json() == []
+
+
+def test_killed_imports(created, files):
+    """However often it is killed: it goes on, and ends with all images."""
+    for number in range(3, 9):
+        (files / name_of(number)).write_bytes(mixture(4 * MIB, number))
+    before = state(files)
+    for seed in range(KILLS):
+        kill_at_work(created, created.path / 'spool', seed, 'import',
+                     '--from-file-store', files)
+        # What is there is whole, at any time.
+        with repositories.open_repository(created.path) as repo:
+            for image_id in repo.images():
+                assert repo.stat(image_id).size == (
+                    files / image_id).stat().st_size
+    rows, result = run(created, 'import', '--from-file-store', files)
+    assert result.status == 0
+    need_same(created, files)
+    assert state(files) == before
+
+
+# -- export -------------------------------------------------------------------
+
+@pytest.fixture
+def imported(created, files):
+    assert created('import', '--from-file-store', files).status == 0
+    return created
+
+
+@pytest.fixture
+def out(tmp_path):
+    directory = tmp_path / 'out'
+    directory.mkdir()
+    return directory
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_export(imported, files, out):
+    with open(files / name_of(7), 'wb') as f:
+        f.write(b'x')
+        f.truncate(64 * MIB)
+    imported('import', '--from-file-store', files)
+    rows, result = run(imported, 'export', out, '--all')
+    assert {row['result'] for row in rows.values()} == {'exported'}
+    assert contents(out) == contents(files)
+    assert (out / name_of(7)).stat().st_blocks * 512 < MIB
+    assert (out / name_of(0)).stat().st_mode == (
+        files / name_of(0)).stat().st_mode
+    before = state(out)
+    rows, result = run(imported, 'export', out, '--all')
+    assert {row['result'] for row in rows.values()} == {'present'}
+    assert result.status == 0 and state(out) == before
+
+
+def test_export_of_some(imported, out):
+    assert imported('export', out, name_of(1)).status == 0
+    assert os.listdir(out) == [name_of(1)]
+    imported('export', out).refused('--all')
+    imported('export', out, name_of(1), '--all').refused('--all')
+    imported('export', out / 'none', '--all').refused('not a directory')
+    imported('export', out, name_of(9)).refused(name_of(9))
+
+
+@pytest.mark.parametrize('content', [b'', None])
+def test_export_replaces_nothing(imported, files, out, content):
+    data = bytearray((files / name_of(0)).read_bytes())
+    data[-1] ^= 1
+    (out / name_of(0)).write_bytes(data if content is None else content)
+    before = state(out)
+    rows, result = run(imported, 'export', out, '--all')
+    assert result.status == 1
+    assert 'left alone' in rows[name_of(0)]['error']
+    assert rows[name_of(1)]['result'] == 'exported'
+    assert state(out)[name_of(0)] == before[name_of(0)]
+
+
+def test_export_of_a_damaged_image(imported, files, out):
+    group = repositories.Group(imported.path, 1)
+    group.data[-5000] ^= 1
+    group.save()
+    rows, result = run(imported, 'export', out, '--all')
+    assert result.status == 1
+    failed = [image_id for image_id, row in rows.items()
+              if row['result'] == 'failed']
+    assert failed
+    assert sorted(os.listdir(out)) == sorted(set(rows) - set(failed))
+
+
+def test_export_without_room(created, files, tmp_path):
+    (files / name_of(0)).write_bytes(noise(50 * MIB, 1))
+    created('import', '--from-file-store', files)
+    with disks.mounted(tmp_path, 'tmpfs') as root:
+        created('export', root, '--all').refused('are needed')
+        assert os.listdir(root) == []
+
+
+def test_killed_exports(imported, files, out):
+    for number in range(3, 9):
+        (files / name_of(number)).write_bytes(noise(4 * MIB, number))
+    imported('import', '--from-file-store', files)
+    for seed in range(KILLS):
+        kill_at_work(imported, out, seed, 'export', out, '--all')
+        for path in out.iterdir():
+            if not path.name.startswith('.'):
+                assert path.read_bytes() == (
+                    files / path.name).read_bytes()
+    assert imported('export', out, '--all').status == 0
+    assert contents(out) == contents(files)
+
+
+def test_leftovers_of_other_images_stay(imported, out):
+    ours = out / f'.{name_of(0)}.0123456789abcdef.new'
+    others = out / f'.{name_of(9)}.0123456789abcdef.new'
+    for path in (ours, others):
+        path.write_bytes(b'x')
+    imported('export', out, '--all')
+    assert not ours.exists() and others.exists()
+
+
+# -- ages ---------------------------------------------------------------------
+
+def test_ages():
+    assert [adoption._seconds(text) for text in ('0s', '90m', '2h', '7d')
+            ] == [0, 5400, 7200, 604800]
+    for text in ('', '7', 'd', '-1d', '1.5h', '7 d', '1w', '٣d'):
+        with pytest.raises(ValueError):
+            adoption._seconds(text)
