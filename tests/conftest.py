@@ -19,6 +19,9 @@ import pytest
 TIMEOUT = 120
 LONG_TIMEOUT = 1800
 
+# These are for tempest to run: see tests/cloud/test_tempest.py.
+collect_ignore = ['tempest']
+
 
 def pytest_addoption(parser):
     parser.addoption(

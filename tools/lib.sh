@@ -1,11 +1,13 @@
 # shellcheck shell=bash
 #
-# Set-up shared by tools/test, tools/demo and tools/images. Source it, then
-# call what is needed of
+# Set-up shared by tools/test, tools/demo, tools/cloud and tools/images. Source
+# it, then call what is needed of
 #
 #   need_packages PROFILE...  install the Debian packages of bindep.txt
 #   need_venv                 .venv/ with everything of the requirement files
 #   need_engine               this package in it, the C extension built
+#   need_services NAME...     .services/NAME/, an environment for each service
+#                             of a cloud
 #
 # Each looks first and does nothing when nothing is missing, so that a second
 # run takes a second. Each has a time limit. A step that fails ends the script
@@ -181,6 +183,32 @@ need_venv() {
         remember requirements "$hash"
     fi
     export PATH=$VENV/bin:$PATH VIRTUAL_ENV=$VENV
+}
+
+# OpenStack's services do not share an environment: their requirements differ.
+need_services() {
+    local name requirements hash VENV
+    for name; do
+        VENV=$TOP/.services/$name
+        requirements=tests/cloud/requirements/$name.txt
+        hash=$(hash_of "$requirements")
+        if up_to_date requirements "$hash" &&
+            "$VENV/bin/python" -c '' 2>/dev/null; then
+            continue
+        fi
+        need_packages compile cloud
+        lock_setup
+        need_python
+        rm -rf "$VENV"
+        step "make the environment of $name" 120 \
+            "see that the disk has room, then run this again." \
+            "$PYTHON" -m venv "$VENV"
+        step "install $name" 1800 \
+            "see that pip reaches its package index, then run this again." \
+            env -C "$TOP" "$VENV/bin/python" -m pip install --quiet \
+            --prefer-binary --disable-pip-version-check "-r$requirements"
+        remember requirements "$hash"
+    done
 }
 
 need_engine() {

@@ -79,12 +79,40 @@ def _free_port():
         return sock.getsockname()[1]
 
 
-def _ini(sections):
+def ini(sections):
     """`sections`, a mapping of mappings, in the format of oslo.config."""
     return '\n'.join(
         f'[{section}]\n'
         + ''.join(f'{name} = {value}\n' for name, value in options.items())
         for section, options in sections.items())
+
+
+def uwsgi_options(module, virtualenv, port, processes, threads):
+    """uWSGI's options for an OpenStack API on a port of the loopback."""
+    return {
+        'module': module,
+        'virtualenv': virtualenv,
+        'http-socket': f'127.0.0.1:{port}',
+        'master': 'true',
+        'processes': processes,
+        'threads': threads,
+        'enable-threads': 'true',
+        'lazy-apps': 'true',
+        'need-app': 'true',
+        'die-on-term': 'true',
+        'http-chunked-input': 'true',
+        # Clients send chunks of up to their own size; 1 MiB by default.
+        'chunked-input-limit': 16 << 20,
+        'buffer-size': 65535,
+        # A client that is slow, not one that is gone.
+        'http-timeout': REQUEST_TIMEOUT,
+        'socket-timeout': REQUEST_TIMEOUT,
+        # uWSGI closes after each answer; a client that is not told so may
+        # send its next request into the closing connection.
+        'add-header': 'Connection: close',
+        'listen': 100,
+        'thunder-lock': 'true',
+    }
 
 
 class GlanceServer:
@@ -147,7 +175,7 @@ class GlanceServer:
         """Start, and return when Glance answers."""
         if self._process is not None:
             raise ServerError('already started')
-        self._configure()
+        self.configure()
         self._sync_database()
         for attempt in range(3):
             if self.port is None:
@@ -202,7 +230,8 @@ class GlanceServer:
     def log_tail(self, lines=20):
         return _tail(self.log, lines)
 
-    def _configure(self):
+    def configure(self):
+        """Write the configuration, and make the directories it names."""
         for path in (self.etc, self.log.parent, self.directory / 'staging',
                      self.directory / 'tasks', self.directory / 'lock'):
             path.mkdir(parents=True, exist_ok=True)
@@ -233,11 +262,11 @@ class GlanceServer:
                 if option != 'type'}
         for section, options in self.options.items():
             sections.setdefault(section, {}).update(options)
-        (self.etc / 'glance-api.conf').write_text(_ini(sections))
-        (self.etc / 'policy.yaml').write_text(self._open_policy())
+        (self.etc / 'glance-api.conf').write_text(ini(sections))
+        (self.etc / 'policy.yaml').write_text(self.policy())
 
     @staticmethod
-    def _open_policy():
+    def policy():
         """Allow everything: without Keystone nobody has a role or project."""
         from glance import policies
         return ''.join(
@@ -262,37 +291,16 @@ class GlanceServer:
                 f'glance-manage db sync failed; {log} ends:\n{_tail(log)}')
 
     def _launch(self):
-        ini = self.etc / 'uwsgi.ini'
-        ini.write_text(_ini({'uwsgi': {
-            'module': 'glance.wsgi.api:application',
-            'virtualenv': sys.prefix,
-            'http-socket': f'127.0.0.1:{self.port}',
-            'master': 'true',
-            'processes': self.processes,
-            'threads': self.threads,
-            'enable-threads': 'true',
-            'lazy-apps': 'true',
-            'need-app': 'true',
-            'die-on-term': 'true',
-            'http-chunked-input': 'true',
-            # Clients send chunks of up to their own size; 1 MiB by default.
-            'chunked-input-limit': 16 << 20,
-            'buffer-size': 65535,
-            # A client that is slow, not one that is gone.
-            'http-timeout': REQUEST_TIMEOUT,
-            'socket-timeout': REQUEST_TIMEOUT,
-            # uWSGI closes after each answer; a client that is not told so
-            # may send its next request into the closing connection.
-            'add-header': 'Connection: close',
-            'listen': 100,
-            'thunder-lock': 'true',
-        }}))
+        path = self.etc / 'uwsgi.ini'
+        path.write_text(ini({'uwsgi': uwsgi_options(
+            'glance.wsgi.api:application', sys.prefix, self.port,
+            self.processes, self.threads)}))
         environment = dict(
             os.environ, OS_GLANCE_CONFIG_DIR=str(self.etc),
             **self.environment)
         with open(self.log, 'ab') as f:
             self._process = subprocess.Popen(
-                [pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', ini],
+                [pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', path],
                 stdin=subprocess.DEVNULL, stdout=f, stderr=f,
                 cwd=self.directory, env=environment, start_new_session=True)
 
@@ -442,20 +450,20 @@ class ProjectServer(GlanceServer):
     it answers.
     """
 
-    def _configure(self):
+    def configure(self):
         pipelines = self.etc / 'paste.ini'
         self.options = {
             **self.options,
             'DEFAULT': {**self.options.get('DEFAULT', {}),
                         'allow_anonymous_access': True},
             'paste_deploy': {'config_file': pipelines}}
-        super()._configure()
+        super().configure()
         paste = pathlib.Path(sys.prefix) / 'etc/glance/glance-api-paste.ini'
         pipelines.write_text(paste.read_text().replace(
             'unauthenticated-context rootapp', 'context rootapp'))
 
     @staticmethod
-    def _open_policy():
+    def policy():
         return '"get_images": "@"\n' + ''.join(
             f'"{name}": "role:admin or project_id:%(project_id)s"\n'
             for name in ('get_image_location', 'set_image_location'))

@@ -40,21 +40,24 @@ def free_port():
 
 
 class RabbitMQ:
-    """A broker that can be stopped and started again."""
+    """A broker that can be stopped and started again.
 
-    def __init__(self, directory):
+    :param ports: of the broker, of Erlang's distribution, and of its mapper;
+        free ones if not given
+    """
+
+    def __init__(self, directory, ports=None):
         for program in (_PROGRAM, 'epmd'):
             assert shutil.which(program), (
                 f'{program} is missing; install the package rabbitmq-server')
         self._directory = pathlib.Path(directory)
-        self._directory.mkdir()
-        self._port = free_port()
-        self._distribution_port = free_port()
-        self._mapper_port = free_port()
+        self._directory.mkdir(exist_ok=True)
+        self._port, self._distribution_port, self._mapper_port = (
+            ports or (free_port(), free_port(), free_port()))
         self._processes = []
         self.url = f'rabbit://guest:guest@127.0.0.1:{self._port}/'
 
-    def _environment(self):
+    def environment(self):
         # Nothing of the caller's: the start script heeds names as common as
         # LOGS.
         place = self._directory
@@ -79,13 +82,17 @@ class RabbitMQ:
             'RABBITMQ_PID_FILE': str(place / 'pid'),
         }
 
-    def start(self):
-        """Returns when it takes connections."""
+    def launch(self):
+        """Start it; returns its process at once."""
         (self._directory / 'rabbitmq.conf').touch()
         (self._directory / 'plugins').write_text('[].\n')
         # Erlang would leave a mapper of its own behind.
         self._run('epmd', '-port', str(self._mapper_port))
-        server = self._run(_PROGRAM)
+        return self._run(_PROGRAM)
+
+    def start(self):
+        """Returns when it takes connections."""
+        server = self.launch()
         deadline = time.monotonic() + _START_SECONDS
         while not self.answers():
             assert server.poll() is None and time.monotonic() < deadline, (
@@ -95,7 +102,7 @@ class RabbitMQ:
     def _run(self, *command):
         with open(self._directory / 'output', 'ab') as output:
             process = subprocess.Popen(
-                command, env=self._environment(), cwd=self._directory,
+                command, env=self.environment(), cwd=self._directory,
                 stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True)
         self._processes.append(process)
@@ -104,14 +111,26 @@ class RabbitMQ:
     def _output(self):
         return (self._directory / 'output').read_text()[-4000:]
 
+    def connect(self):
+        return amqp.Connection(
+            f'127.0.0.1:{self._port}', connect_timeout=5, read_timeout=5,
+            write_timeout=5)
+
     def answers(self):
         try:
-            with amqp.Connection(
-                    f'127.0.0.1:{self._port}', connect_timeout=5,
-                    read_timeout=5, write_timeout=5):
+            with self.connect():
                 return True
         except (OSError, amqp.AMQPError):
             return False
+
+    def consumers(self, queue):
+        """How many there are of a queue; none if there is no such queue."""
+        try:
+            with self.connect() as connection:
+                return connection.channel().queue_declare(
+                    queue, passive=True).consumer_count
+        except (OSError, amqp.AMQPError):
+            return 0
 
     def stop(self):
         """Returns when nothing of it runs any more."""

@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Servers started from Glance's images, and watched on their consoles.
+
+The images are those of :mod:`tests.cloud.disk`, whose servers say on the
+console when they are up.
+"""
+
+import contextlib
+import re
+import time
+from typing import NamedTuple
+
+from openstack import exceptions
+
+from tests.cloud import service
+
+# Seconds. Processors are emulated, and the machine may be busy.
+BOOT_TIMEOUT = 600
+IMAGE_TIMEOUT = 600
+DELETE_TIMEOUT = 300
+POLL = 1
+
+FLAVOR = 'm1.nano'
+
+UP = re.compile(r'^glance-dedup: message: (?P<message>.*?)\r?\n'
+                r'glance-dedup: boots: (?P<boots>\d+)\r?\n'
+                r'glance-dedup: up\r?$', re.MULTILINE)
+FAILED = re.compile(r'^glance-dedup: FAILED: .*?(?=\r?$)', re.MULTILINE)
+# uWSGI's line about an answer, which is written when the last byte is out.
+_DOWNLOAD = r'GET /v2/images/{}/file => generated (\d+) bytes in (\d+) msecs'
+
+
+class Shown(NamedTuple):
+    """What the console of a server that is up shows."""
+
+    message: str
+    #: how often its disk was started
+    boots: int
+
+
+class Download(NamedTuple):
+    """What Glance says of a download, as its server."""
+
+    size: int
+    seconds: float
+
+
+def upload(connection, path, name, disk_format='raw', store=None):
+    """An image of a file; its id.
+
+    :param store: of Glance's; the default store if not given
+    """
+    def checked(response):
+        if not response.ok:
+            raise service.CloudError(
+                f'{path} was not uploaded: {response.status_code} '
+                f'{response.text}')
+        return response
+
+    # The SDK's own call knows nothing of stores.
+    image = checked(connection.image.post('/images', json={
+        'name': name, 'disk_format': disk_format,
+        'container_format': 'bare'})).json()['id']
+    headers = {'Content-Type': 'application/octet-stream'}
+    if store is not None:
+        headers['X-Image-Meta-Store'] = store
+    with open(path, 'rb') as data:
+        checked(connection.image.put(
+            f'/images/{image}/file', data=data, headers=headers))
+    return image
+
+
+def create(connection, image, name):
+    """A server of an image, without networks; its id, before it runs."""
+    flavor = connection.compute.find_flavor(FLAVOR, ignore_missing=False)
+    return connection.compute.create_server(
+        name=name, image_id=image, flavor_id=flavor.id, networks='none').id
+
+
+def read(console):
+    """What a console shows; None if its server is not up yet."""
+    if failed := FAILED.search(console):
+        raise service.CloudError(f'a server says {failed[0]!r}')
+    found = UP.search(console)
+    return found and Shown(found['message'], int(found['boots']))
+
+
+def shown(connection, server):
+    """What its console shows; None if it is not up yet.
+
+    A console that is not there yet, too, is not up.
+    """
+    response = connection.compute.post(
+        f'/servers/{server}/action', json={'os-getConsoleOutput': {}})
+    if response.status_code in (404, 409):
+        return None
+    response.raise_for_status()
+    return read(response.json()['output'])
+
+
+def wait_until_up(connection, server):
+    """What its console shows when it is up."""
+    deadline = time.monotonic() + BOOT_TIMEOUT
+    while True:
+        found = connection.compute.get_server(server)
+        if found.status == 'ERROR':
+            raise service.CloudError(
+                f'server {found.name} has failed: {found.fault}')
+        if found.status == 'ACTIVE':
+            console = shown(connection, server)
+            if console:
+                return console
+        if time.monotonic() > deadline:
+            raise service.CloudError(
+                f'server {found.name} is not up after {BOOT_TIMEOUT} s; '
+                f'its status is {found.status}, its task '
+                f'{found.task_state}')
+        time.sleep(POLL)
+
+
+def snapshot(connection, server, name):
+    """An image of a server's disk, when Glance has all of it; its id."""
+    image = connection.compute.create_server_image(server, name)
+    deadline = time.monotonic() + IMAGE_TIMEOUT
+    while True:
+        found = connection.image.get_image(image.id)
+        # Nova lets nothing be done with the server before it knows, too.
+        if found.status == 'active' and connection.compute.get_server(
+                server).task_state is None:
+            return image.id
+        if found.status not in ('queued', 'saving', 'active') or (
+                time.monotonic() > deadline):
+            raise service.CloudError(
+                f'snapshot {name} has not come: its status is '
+                f'{found.status}')
+        time.sleep(POLL)
+
+
+def delete(connection, server):
+    """Delete a server, and return when it is gone."""
+    deadline = time.monotonic() + DELETE_TIMEOUT
+    with contextlib.suppress(exceptions.NotFoundException):
+        connection.compute.delete_server(server, ignore_missing=False)
+        while found := connection.compute.get_server(server):
+            if found.status == 'ERROR' or time.monotonic() > deadline:
+                raise service.CloudError(
+                    f'server {found.name} was not deleted: its status is '
+                    f'{found.status}, its task {found.task_state}')
+            time.sleep(POLL)
+
+
+def downloads(cloud, image):
+    """All whole downloads of an image, from Glance's log."""
+    log = cloud.glance.log.read_text(errors='replace')
+    return [Download(int(size), int(milliseconds) / 1000)
+            for size, milliseconds in re.findall(
+                _DOWNLOAD.format(re.escape(image)), log)]

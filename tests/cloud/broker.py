@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""RabbitMQ, as a service of a cloud."""
+
+from tests.cloud import service
+from tests.functional import rabbitmq
+
+
+class _Server(rabbitmq.RabbitMQ):
+    """One whose processes are in the cloud's record."""
+
+    def __init__(self, owner):
+        state = owner.cloud.state
+        super().__init__(owner.directory, [
+            state.port(name) for name in
+            ('rabbitmq', 'rabbitmq-distribution', 'rabbitmq-mapper')])
+        self._owner = owner
+
+    def _run(self, *command):
+        return self._owner.spawn(command, self.environment())
+
+
+class Broker(service.Service):
+    name = 'rabbitmq'
+    title = 'RabbitMQ'
+
+    @property
+    def address(self):
+        return f'127.0.0.1:{self.port}'
+
+    @property
+    def transport_url(self):
+        return f'rabbit://guest:guest@{self.address}/'
+
+    def launch(self):
+        _Server(self).launch()
+
+    def answers(self):
+        return _Server(self).answers()
+
+    def consumers(self, queue):
+        """How many wait for messages of a queue."""
+        return _Server(self).consumers(queue)

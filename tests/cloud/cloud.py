@@ -1,0 +1,339 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A small OpenStack cloud on loopback: real services, one directory.
+
+``tools/cloud`` is this as a command; tests have it as the fixture `cloud`::
+
+    with Cloud(directory) as cloud:
+        cloud.up()
+        admin = cloud.connect()
+        admin.image.create_image(...)
+
+Below the directory are ``etc/NAME/``, ``log/NAME.log`` and ``var/NAME/`` for
+each service, the stores in ``stores/NAME``, and, for clients, ``clouds.yaml``
+and ``openrc``. :class:`~tests.cloud.state.State` is what makes a cloud
+outlive the process that started it.
+"""
+
+import concurrent.futures
+import os
+import pathlib
+import shlex
+import shutil
+import threading
+import time
+
+import yaml
+
+from glance_dedup import exceptions
+from glance_dedup import repository
+from tests.cloud import broker
+from tests.cloud import dedupd
+from tests.cloud import glance
+from tests.cloud import keystone
+from tests.cloud import libvirt
+from tests.cloud import mariadb
+from tests.cloud import neutron
+from tests.cloud import nova
+from tests.cloud import placement
+from tests.cloud import process as process_module
+from tests.cloud import service as service_module
+from tests.cloud import state as state_module
+
+CloudError = service_module.CloudError
+
+#: In the order in which a table shows them; they are ended in the reverse.
+SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone, dedupd.Dedupd,
+            glance.Glance, placement.Placement, neutron.Neutron,
+            libvirt.Libvirt, nova.Api, nova.Conductor, nova.Scheduler,
+            nova.Compute)
+
+NEED_MIB = 2048
+# A Unix socket's path has at most 107 bytes.
+PATH_BYTES = 107 - len(f'/{libvirt.SOCKET}')
+
+_OPENRC = """\
+# Source this, then use: openstack image list
+export OS_CLIENT_CONFIG_FILE={clouds_yaml}
+export OS_CLOUD=admin
+# The services are on this machine, whatever proxy there is.
+export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1
+"""
+
+
+class Cloud:
+    """A cloud in a directory, running or not.
+
+    :param directory: where all of it is; empty, missing, or a cloud's
+    :param stores: Glance's stores by name; of each its ``type`` and options.
+        What a store of the type `dedup` or `file` keeps is in
+        ``stores/NAME`` unless the options say otherwise. If not given, those
+        that the cloud had; at first `dedup` and `file`.
+    :param default_store: the first if not given
+    :param glance_options: more of glance-api.conf, by section
+    :param say: called with lines about what is done
+    """
+
+    def __init__(self, directory, stores=None, default_store=None,
+                 glance_options=None, say=lambda text: None):
+        self.directory = pathlib.Path(directory).resolve()
+        self._cancelled = threading.Event()
+        self._say = say
+        self._make_directory()
+        self.state = state_module.State(self.directory / 'state.json')
+        if stores or default_store or glance_options or not self.state.glance:
+            self.configure_glance(
+                stores or {'dedup': {'type': 'dedup'},
+                           'file': {'type': 'file'}},
+                default_store, glance_options)
+        self.services = {one.name: one(self) for one in SERVICES}
+        self._write_clients()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.down()
+
+    def _make_directory(self):
+        place = self.directory
+        if len(os.fsencode(place)) > PATH_BYTES:
+            raise CloudError(
+                f'{place} is too long: a socket below it could not be named.\n'
+                f'What to do: give --dir a path of at most {PATH_BYTES} '
+                'bytes.')
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()) and not (place / 'state.json').exists():
+            raise CloudError(
+                f'{place} has something in it that is no cloud.\n'
+                'What to do: give --dir another directory, or empty it.')
+        # Logs and configurations have the password.
+        place.chmod(0o700)
+        for name in ('tmp', 'log', 'stores'):
+            (place / name).mkdir(exist_ok=True)
+
+    # -- what Glance is to have --------------------------------------------
+
+    @property
+    def stores(self):
+        return self.state.glance['stores']
+
+    @property
+    def default_store(self):
+        return self.state.glance['default_store']
+
+    @property
+    def glance_options(self):
+        return self.state.glance['options']
+
+    @property
+    def repository(self):
+        """Of the first store of the type dedup; None if there is none."""
+        return next((options['dedup_store_datadir']
+                     for options in self.stores.values()
+                     if options['type'] == 'dedup'), None)
+
+    def configure_glance(self, stores=None, default_store=None, options=None):
+        """What Glance has from its next start on; None leaves it."""
+        there = self.state.glance or {'options': {}}
+        if stores is not None:
+            default_store = default_store or next(iter(stores))
+        stores = stores or there['stores']
+        self.state.set_glance({
+            'stores': self._placed(stores),
+            'default_store': default_store or there['default_store'],
+            'options': there['options'] if options is None else options,
+        })
+
+    def _placed(self, stores):
+        """Stores with what they were not given."""
+        placed = {}
+        first = True
+        for name, options in stores.items():
+            place = str(self.directory / 'stores' / name)
+            if options['type'] == 'dedup':
+                defaults = {
+                    'dedup_store_datadir': place,
+                    'dedup_store_filter_dir': str(self.directory / 'filter'),
+                    'dedup_store_filter_mib': 16,
+                }
+                if first:
+                    defaults['dedup_store_dedupd_socket'] = str(
+                        self.directory / 'dedupd.sock')
+                first = False
+                options = {**defaults, **options}
+            elif options['type'] == 'file':
+                options = {'filesystem_store_datadir': place, **options}
+            placed[name] = {key: value if isinstance(value, (bool, int))
+                            else str(value) for key, value in options.items()}
+        return placed
+
+    def make_repositories(self):
+        for options in self.stores.values():
+            if options['type'] == 'dedup':
+                try:
+                    repository.Repository.create(
+                        options['dedup_store_datadir'])
+                except exceptions.ImageExists:
+                    continue
+
+    # -- for services ------------------------------------------------------
+
+    @property
+    def password(self):
+        return self.state.password
+
+    def database(self, name):
+        """The URL of a database."""
+        return self.services['mariadb'].database(name)
+
+    def marked(self):
+        """All processes of this cloud, recorded or not."""
+        return process_module.marked(self.directory)
+
+    def check(self):
+        if self._cancelled.is_set():
+            raise service_module.Cancelled('interrupted')
+
+    # -- for clients -------------------------------------------------------
+
+    @property
+    def clouds_yaml(self):
+        return self.directory / 'clouds.yaml'
+
+    @property
+    def glance(self):
+        return self.services['glance']
+
+    def url(self, name):
+        return self.services[name].url
+
+    def connect(self, cloud='admin'):
+        """The SDK's connection as `admin` or `demo`."""
+        return self.services['keystone'].connect(cloud, cloud)
+
+    def _write_clients(self):
+        def one(name):
+            return {
+                'auth': {
+                    'auth_url': f'{self.url("keystone")}/v3',
+                    'username': name,
+                    'password': self.password,
+                    'project_name': name,
+                    'user_domain_id': 'default',
+                    'project_domain_id': 'default',
+                },
+                'region_name': keystone.REGION,
+                'identity_api_version': 3,
+            }
+        for path, text in (
+                (self.clouds_yaml, yaml.safe_dump(
+                    {'clouds': {name: one(name)
+                                for name in ('admin', 'demo')}})),
+                (self.directory / 'openrc', _OPENRC.format(
+                    clouds_yaml=shlex.quote(str(self.clouds_yaml))))):
+            path.touch(0o600)
+            path.write_text(text)
+
+    # -- up and down -------------------------------------------------------
+
+    def _closure(self, names):
+        """Services and what they need, in the order of `services`."""
+        wanted = set()
+        todo = list(names)
+        while todo:
+            name = todo.pop()
+            if name not in self.services:
+                raise CloudError(
+                    f'There is no service {name}.\nWhat to do: name some of '
+                    f'{", ".join(self.services)}.')
+            if name not in wanted:
+                wanted.add(name)
+                todo += self.services[name].needs
+        return [name for name in self.services if name in wanted]
+
+    def up(self, services=None):
+        """Start what does not run, what is independent side by side.
+
+        :param services: names of those that are wanted, besides what they
+            need; all if not given
+        """
+        names = self._closure(services or self.services)
+        free = shutil.disk_usage(self.directory).free >> 20
+        if free < NEED_MIB:
+            raise CloudError(
+                f'{self.directory} has {free} MiB free, {NEED_MIB} are '
+                'needed.\nWhat to do: make room, or use a directory '
+                'elsewhere (--dir).')
+        self.state.want(names)
+        self._cancelled.clear()
+        self._side_by_side(
+            {name: self.services[name].needs for name in names}, self._start)
+
+    def _side_by_side(self, order, act):
+        """Call `act` for each service, as soon as it may be.
+
+        :param order: for each name those that have to be finished before it
+        """
+        futures = {}
+        all_there = threading.Event()
+
+        def one(name):
+            all_there.wait()
+            for before in order[name]:
+                futures[before].result()
+            act(self.services[name])
+
+        with concurrent.futures.ThreadPoolExecutor(len(order)) as pool:
+            futures.update((name, pool.submit(one, name)) for name in order)
+            all_there.set()
+            try:
+                for future in concurrent.futures.as_completed(
+                        futures.values()):
+                    future.result()
+            except BaseException:
+                # Those that still start end themselves.
+                self._cancelled.set()
+                raise
+
+    def _start(self, service):
+        running = service.running()
+        begin = time.monotonic()
+        if not running:
+            self.check()
+            self._say(f'start {service.title} ...')
+        service.start()
+        self._say(f'{service.title} runs already' if running else
+                  f'start {service.title}: {service.address}, after '
+                  f'{time.monotonic() - begin:.0f} s')
+
+    def _stop(self, service):
+        self._say(f'stop {service.title} ...')
+        service.stop()
+
+    def down(self, keep=False):
+        """End everything, and remove the directory unless `keep`."""
+        self._cancelled.set()
+        names = [name for name, one in self.services.items() if one.processes]
+        try:
+            if names:
+                self._side_by_side(
+                    {name: [user for user in names
+                            if name in self.services[user].needs]
+                     for name in names}, self._stop)
+        finally:
+            # What was started by one that was killed before it recorded it.
+            for process in self.marked():
+                process.kill()
+                process.wait(service_module.STOP_TIMEOUT)
+        if not keep:
+            shutil.rmtree(self.directory)

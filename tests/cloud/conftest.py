@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The cloud that the tests share."""
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+
+import pytest
+
+from tests.cloud import cloud as cloud_module
+
+LOGS = pathlib.Path(__file__).resolve().parents[2] / '.log' / 'cloud'
+
+
+@pytest.fixture(scope='session')
+def cloud():
+    """All services, up. Who stops one starts it again.
+
+    Their logs are left in ``.log/cloud/``.
+    """
+    # Not pytest's own directory: a socket's path has to be short.
+    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
+    one = cloud_module.Cloud(place)
+    with contextlib.ExitStack() as undo:
+        undo.callback(one.down)
+        undo.callback(_keep_logs, place / 'log')
+        one.up()
+        yield one
+
+
+def _keep_logs(log):
+    shutil.rmtree(LOGS, ignore_errors=True)
+    shutil.copytree(log, LOGS)

@@ -1,0 +1,143 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Keystone, with the users, projects and endpoints of the whole cloud.
+
+Everybody has the cloud's one password. Users are `admin`, `demo`, and one in
+the project `service` for each service that asks Keystone who somebody is.
+"""
+
+import base64
+import contextlib
+import os
+
+from keystoneauth1.identity import v3
+from keystoneauth1 import session as session_module
+from openstack import connection
+import requests
+
+from tests.cloud import service
+
+REGION = 'RegionOne'
+
+
+class Keystone(service.WsgiService):
+    name = 'keystone'
+    title = 'Keystone'
+    needs = ('mariadb',)
+    application = 'keystone.wsgi.api:application'
+
+    def _configure(self):
+        return self.write('keystone.conf', {
+            'DEFAULT': {'use_stderr': True},
+            'database': {
+                'connection': self.cloud.database('keystone')},
+            'token': {'provider': 'fernet'},
+            'fernet_tokens': {'key_repository': self.directory / 'fernet'},
+            'fernet_receipts': {
+                'key_repository': self.directory / 'receipts'},
+            'credential': {'key_repository': self.directory / 'credential'},
+            # A quarter of a second for each log-in otherwise.
+            'identity': {'password_hash_rounds': 4},
+        })
+
+    def prepare(self):
+        config = self._configure()
+        manage = [self.prefix / 'bin' / 'keystone-manage',
+                  '--config-file', config]
+        self.cloud.services['mariadb'].provide(
+            self, 'keystone', ['keystone'],
+            lambda: self.run([*manage, 'db_sync']))
+        for name in ('fernet', 'receipts'):
+            self._make_keys(self.directory / name)
+        self.run([*manage, 'bootstrap',
+                  '--bootstrap-username', 'admin',
+                  '--bootstrap-project-name', 'admin',
+                  '--bootstrap-region-id', REGION,
+                  '--bootstrap-public-url', f'{self.url}/v3',
+                  '--bootstrap-internal-url', f'{self.url}/v3',
+                  '--bootstrap-admin-url', f'{self.url}/v3'],
+                 {'OS_BOOTSTRAP_PASSWORD': self.cloud.password})
+
+    @staticmethod
+    def _make_keys(directory):
+        """What `keystone-manage fernet_setup` makes, without its seconds."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for name in ('0', '1'):
+            (directory / name).write_bytes(
+                base64.urlsafe_b64encode(os.urandom(32)))
+
+    def launch(self):
+        self._configure()
+        self.serve({'OS_KEYSTONE_CONFIG_DIR': str(self.etc)})
+
+    def furnish(self):
+        """Users, projects and endpoints, of which some may be there."""
+        with contextlib.closing(self.connect('admin', 'admin')) as admin:
+            identity = admin.identity
+            roles, users, projects, services = (
+                {one.name: one for one in listed} for listed in (
+                    identity.roles(), identity.users(), identity.projects(),
+                    identity.services()))
+
+            def project(name):
+                return projects.get(name) or identity.create_project(
+                    name=name, domain_id='default')
+
+            def user(name, project, *names):
+                one = users.get(name) or identity.create_user(
+                    name=name, password=self.cloud.password,
+                    domain_id='default', default_project_id=project.id)
+                for role in names:
+                    identity.assign_project_role_to_user(
+                        project, one, roles[role])
+
+            user('demo', project('demo'), 'member', 'reader')
+            service_project = project('service')
+            for one in self.cloud.services.values():
+                if one.catalogue is None:
+                    continue
+                user(one.user, service_project, 'admin', 'service')
+                kind, path = one.catalogue
+                entry = services.get(one.user) or identity.create_service(
+                    name=one.user, type=kind)
+                if not any(identity.endpoints(service_id=entry.id)):
+                    identity.create_endpoint(
+                        service_id=entry.id, interface='public',
+                        region_id=REGION, url=f'{one.url}{path}')
+
+    def connect(self, user, project):
+        """The SDK's connection; proxies of the environment are left alone."""
+        web = requests.Session()
+        web.trust_env = False
+        auth = v3.Password(
+            auth_url=f'{self.url}/v3', username=user, project_name=project,
+            password=self.cloud.password, user_domain_id='default',
+            project_domain_id='default')
+        return connection.Connection(
+            session=session_module.Session(auth, session=web, timeout=600),
+            region_name=REGION)
+
+    def middleware(self, user):
+        """What keystonemiddleware, or another client, wants to know."""
+        return {
+            'auth_type': 'password',
+            'auth_url': f'{self.url}/v3',
+            'www_authenticate_uri': f'{self.url}/v3',
+            'username': user,
+            'password': self.cloud.password,
+            'user_domain_name': 'Default',
+            'project_name': 'service',
+            'project_domain_name': 'Default',
+            'region_name': REGION,
+            'service_token_roles': 'service',
+            'service_token_roles_required': True,
+        }

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A libvirt of the cloud's own, in which its servers run.
+
+It is one for a single user, ``qemu:///session``: all that it has is below the
+cloud's directory, and the machine's own libvirt, its networks and its servers
+are not touched. That is what libvirtd is for everybody but root, so root
+starts it as somebody else, in a user namespace.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+
+from tests.cloud import process as process_module
+from tests.cloud import service
+
+#: The longest path of a Unix socket below the cloud's directory.
+SOCKET = 'var/libvirt/qemu/lib/domain-100-instance-00000001/monitor.sock'
+#: What has to be installed, and what it is in.
+PROGRAMS = {'libvirtd': 'libvirt-daemon', 'virsh': 'libvirt-clients',
+            'unshare': 'util-linux',
+            'qemu-system-x86_64': 'qemu-system-x86'}
+#: A user and a group that every Debian has, and whose number is not 0.
+DAEMON = 1
+# Seconds. At its first start libvirtd tries out every QEMU that it finds.
+VIRSH_TIMEOUT = 120
+
+
+class Libvirt(service.Service):
+    """libvirtd, and the QEMUs that it starts."""
+
+    name = 'libvirt'
+    title = 'libvirt'
+
+    @property
+    def socket(self):
+        return self.directory / 'run' / 'libvirt' / 'libvirt-sock'
+
+    @property
+    def uri(self):
+        """What nova-compute connects to."""
+        return f'qemu+unix:///session?socket={self.socket}'
+
+    @property
+    def address(self):
+        return str(self.socket)
+
+    def environment(self):
+        # Its configuration and its servers' files are then in `directory`.
+        # Who asks one that is down does not start another.
+        return {**super().environment(),
+                'LIBVIRT_AUTOSTART': '0',
+                'XDG_CONFIG_HOME': str(self.directory.parent),
+                'XDG_CACHE_HOME': str(self.directory / 'cache'),
+                'XDG_RUNTIME_DIR': str(self.directory / 'run')}
+
+    def prepare(self):
+        (self.directory / 'run').mkdir(mode=0o700, exist_ok=True)
+        # The machine's virtlogd is not asked for anything, nor its AppArmor.
+        (self.directory / 'qemu.conf').write_text(
+            'stdio_handler = "file"\nsecurity_driver = "none"\n')
+        (self.etc / 'libvirtd.conf').write_text(
+            'log_outputs = "3:stderr"\n')
+
+    def launch(self):
+        for program, package in PROGRAMS.items():
+            if shutil.which(program, path=service_path()) is None:
+                raise service.CloudError(
+                    f'{program} is missing. What to do: install the package '
+                    f'{package}.')
+        namespace = ['unshare', '--user', f'--map-user={DAEMON}',
+                     f'--map-group={DAEMON}'] if os.geteuid() == 0 else []
+        self.spawn([*namespace, shutil.which('libvirtd', path=service_path()),
+                    '--config', self.etc / 'libvirtd.conf',
+                    '--pid-file', self.directory / 'run' / 'libvirtd.pid'])
+
+    def answers(self):
+        return self.virsh('version').returncode == 0
+
+    def stop(self):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for name in self.virsh('list', '--name').stdout.split():
+                self.virsh('destroy', name)
+        super().stop()
+
+    def kill(self):
+        super().kill()
+        # A QEMU outlives its libvirtd, in a session of its own, with hardly
+        # anything in its environment.
+        for process in self.servers():
+            process.kill()
+            process.wait(service.STOP_TIMEOUT)
+
+    def virsh(self, *arguments):
+        """Run virsh on this libvirt."""
+        return subprocess.run(
+            ['virsh', '--quiet', '--connect', self.uri, *arguments],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=VIRSH_TIMEOUT, env=self.environment())
+
+    def servers(self):
+        """The processes of servers."""
+        mark = f'{self.directory}/qemu/'.encode()
+        for path in pathlib.Path('/proc').glob('[0-9]*'):
+            with contextlib.suppress(OSError):
+                words = (path / 'cmdline').read_bytes().split(b'\0')
+                if (words[0].rpartition(b'/')[2].startswith(b'qemu-system-')
+                        and any(mark in word for word in words)):
+                    yield process_module.Process.of(int(path.name))
+
+
+def service_path():
+    """PATH with the directories of daemons, which users may not have."""
+    return os.environ['PATH'] + ':/usr/sbin:/sbin'

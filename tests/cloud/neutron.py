@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A stub of Neutron: a network service that has no networks.
+
+It is the one stub of the cloud. An image store has nothing to do with
+networks, and servers are created with none; but Nova asks Neutron for the
+ports of each server all the same, and for the extensions. To every such
+question the answer is an empty list; anything else is an error, so that it is
+seen if Nova one day wants more.
+"""
+
+import http.server
+import json
+import re
+import sys
+
+from tests.cloud import service
+
+#: Collections that Nova lists for servers without a network.
+EMPTY = re.compile(
+    r'/v2\.0/(extensions|floatingips|networks|ports|subnets'
+    r'|security-groups)(\.json)?(\?|$)')
+
+
+class Neutron(service.Service):
+    """The stub as a process."""
+
+    name = 'neutron'
+    title = 'Neutron (stub)'
+    catalogue = ('network', '')
+    user = 'neutron'
+
+    def launch(self):
+        self.spawn([sys.executable, '-m', 'tests.cloud.neutron', self.port],
+                   cwd=service.TOP)
+
+    def answers(self):
+        return service.glance_server.Client(self.url, timeout=30).request(
+            'GET', '/', expect=(200,))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Lists are empty; nothing else is known."""
+
+    protocol_version = 'HTTP/1.1'
+    # A client that keeps its connection open does not hold a thread for ever.
+    timeout = 60
+
+    def do_GET(self):
+        collection = EMPTY.match(self.path)
+        if collection:
+            self._answer(200, {collection[1].replace('-', '_'): []})
+        elif self.path.rstrip('/') in ('', '/v2.0'):
+            link = {'rel': 'self',
+                    'href': f'http://{self.headers["Host"]}/v2.0/'}
+            self._answer(200, {'versions': [
+                {'id': 'v2.0', 'status': 'CURRENT', 'links': [link]}]})
+        else:
+            self._refuse()
+
+    def _refuse(self):
+        # The body is not read.
+        self.close_connection = True
+        self._answer(501, {'NeutronError': {
+            'type': 'NotImplementedError', 'detail': '',
+            'message': f'this stub has no {self.command} {self.path}'}})
+
+    do_POST = do_PUT = do_DELETE = _refuse
+
+    def _answer(self, status, document):
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header('Content-Type', 'application/json')
+        self.send_header('Content-Length', str(len(body)))
+        if self.close_connection:
+            self.send_header('Connection', 'close')
+        self.end_headers()
+        self.wfile.write(body)
+
+
+if __name__ == '__main__':
+    http.server.ThreadingHTTPServer(
+        ('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()

@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Processes that outlive who started them.
+
+A cloud is started by one process and ended by another, so each process is
+recorded with the time at which it started: a number that the system has given
+to another process meanwhile is never signalled. Each leads a session and has
+the cloud's directory in its environment, by which its children are known once
+it is gone.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+
+MARK = 'GLANCE_DEDUP_CLOUD'
+POLL = 0.05
+
+
+def free_port():
+    """A port of the loopback interface that nobody is given for a minute."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        # A connection that this side closes first leaves the port in
+        # TIME_WAIT: the system chooses it for nobody, but who asks for it
+        # gets it.
+        with socket.create_connection(('127.0.0.1', port)) as client:
+            listener.accept()[0].close()
+            client.recv(1)
+    return port
+
+
+def _stat(pid):
+    """State, session and start of a process; None if it is gone."""
+    try:
+        text = pathlib.Path(f'/proc/{pid}/stat').read_text()
+    except OSError:
+        return None
+    # What stands before is the program's name, which may contain anything.
+    fields = text.rpartition(')')[2].split()
+    return fields[0], int(fields[3]), int(fields[19])
+
+
+def marked(directory):
+    """The processes that have `directory`'s mark in their environment."""
+    mark = f'{MARK}={directory}'.encode()
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):
+            if mark in (path / 'environ').read_bytes().split(b'\0'):
+                process = Process.of(int(path.name))
+                if process.poll() is None and process.pid != os.getpid():
+                    found.append(process)
+    return found
+
+
+class Process:
+    """A process by its number and start; what Popen can, of anybody's child.
+
+    :param pid: its number
+    :param started: when it started, in ticks of the system's clock since boot
+    """
+
+    def __init__(self, pid, started):
+        self.pid = pid
+        self.started = started
+
+    @classmethod
+    def of(cls, pid):
+        """The process that has this number now."""
+        stat = _stat(pid)
+        return cls(pid, stat[2] if stat else -1)
+
+    @classmethod
+    def spawn(cls, command, directory, **options):
+        """Start a command, with a session of its own and the mark."""
+        environment = {**options.pop('env'), MARK: str(directory)}
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True,
+            env=environment, **options)
+        # Reaped by poll(), or by whoever adopts it when we end.
+        child.returncode = 0
+        return cls.of(child.pid)
+
+    def poll(self):
+        """None while it runs; then 0, or its status if it is our child."""
+        status = 0
+        with contextlib.suppress(ChildProcessError):
+            pid, waited = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                status = os.waitstatus_to_exitcode(waited)
+        stat = _stat(self.pid)
+        if stat and stat[2] == self.started and stat[0] not in 'ZX':
+            return None
+        return status
+
+    def wait(self, timeout):
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(POLL)
+        return status
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def session(self):
+        """The session that it belongs to; None if it is gone."""
+        stat = _stat(self.pid)
+        return stat and stat[1]
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)

@@ -1,0 +1,319 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What the services of a cloud have in common.
+
+A :class:`Service` is started, asked and ended by name. Whatever it was started
+by: its processes are in the cloud's record. A service that runs as a WSGI
+application is a :class:`WsgiService`; Debian's uWSGI is not needed, since the
+checkout's own loads the application from the service's environment.
+"""
+
+import contextlib
+from importlib import metadata
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import sysconfig
+import time
+
+from tests.cloud import process as process_module
+from tests.functional import glance_server
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+
+# Seconds. Generous: the machine may be busy, and nobody waits for them unless
+# something is wrong.
+START_TIMEOUT = 240
+COMMAND_TIMEOUT = 300
+STOP_TIMEOUT = 30
+POLL = 0.1
+
+
+class CloudError(Exception):
+    """What happened, to what, and what to do."""
+
+
+class Cancelled(CloudError):
+    """The cloud is being ended while something still starts."""
+
+
+class Service:
+    """One service of a cloud.
+
+    A service's class says what it needs, and has `launch`, `answers` and what
+    is to be done once, `prepare` and `furnish`. Its files are in
+    ``var/NAME`` and ``etc/NAME`` of the cloud's directory, its log is
+    ``log/NAME.log``.
+    """
+
+    #: In the cloud, in messages and in names of files.
+    name = None
+    #: The services that have to run when it starts.
+    needs = ()
+    #: What it is called in what is said.
+    title = None
+    #: Its type in Keystone's catalogue, and what follows the port in its URL.
+    catalogue = None
+    #: As whom it asks Keystone.
+    user = None
+
+    def __init__(self, cloud):
+        self.cloud = cloud
+        self.directory = cloud.directory / 'var' / self.name
+        self.etc = cloud.directory / 'etc' / self.name
+        self.log = cloud.directory / 'log' / f'{self.name}.log'
+
+    # -- what each one has -------------------------------------------------
+
+    def prepare(self):
+        """Once in a cloud's life, before the first start."""
+
+    def furnish(self):
+        """Once in a cloud's life, when it first answers."""
+
+    def launch(self):
+        """Write the configuration and start processes, with `spawn`."""
+        raise NotImplementedError
+
+    def answers(self):
+        """Whether it serves; an error says that it does not yet."""
+        return True
+
+    # -- what all have -----------------------------------------------------
+
+    @property
+    def port(self):
+        """Chosen at the first use, and the same for the cloud's life."""
+        return self.cloud.state.port(self.name)
+
+    @property
+    def url(self):
+        return f'http://127.0.0.1:{self.port}'
+
+    @property
+    def address(self):
+        """For people."""
+        return self.url
+
+    @property
+    def processes(self):
+        return self.cloud.state.processes(self.name)
+
+    def running(self):
+        """Whether all that was started for it still runs."""
+        processes = self.processes
+        return bool(processes) and all(
+            process.poll() is None for process in processes)
+
+    def start(self):
+        """Start it, unless it runs; return when it answers."""
+        for path in (self.directory, self.etc, self.log.parent):
+            path.mkdir(parents=True, exist_ok=True)
+        begin = self.log.stat().st_size if self.log.exists() else 0
+        try:
+            if not self.running():
+                # What a killed one may have left.
+                self.kill()
+                self._once(self.prepare)
+                self.launch()
+            # Also what runs: who started it may have been killed before it
+            # had seen an answer.
+            self.wait_for(self.answers)
+            self._once(self.furnish)
+        except Cancelled:
+            self.kill()
+            raise
+        except Exception as exc:
+            self.kill()
+            raise CloudError(self._complaint(exc, begin)) from exc
+
+    def _once(self, step):
+        done = f'{self.name} {step.__name__}'
+        if not self.cloud.state.prepared(done):
+            step()
+            self.cloud.state.set_prepared(done)
+
+    def stop(self):
+        """End it as an operator would; by force after some seconds."""
+        for process in reversed(self.processes):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT)
+        self.kill()
+
+    def kill(self):
+        """End everything at once, as a crash would."""
+        processes = [*self.processes,
+                     *self.cloud.state.processes(self._commands)]
+        if not processes:
+            return
+        leaders = {process.pid for process in processes}
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while rest := [process for process in self.cloud.marked()
+                       if process.session() in leaders]:
+            for process in rest:
+                process.kill()
+            if time.monotonic() > deadline:
+                raise CloudError(
+                    f'{self.title} cannot be ended: process {rest[0].pid} '
+                    f'does not go.\nWhat to do: see what it waits for in '
+                    f'/proc/{rest[0].pid}/stack, and try again.')
+            time.sleep(process_module.POLL)
+        for process in processes:
+            process.poll()
+        for name in (self.name, self._commands):
+            self.cloud.state.forget_processes(name)
+
+    @property
+    def _commands(self):
+        """The name under which what is not the service itself is recorded."""
+        return f'{self.name} commands'
+
+    def spawn(self, command, env=None, cwd=None, name=None):
+        """Start a process of this service, with a clean environment."""
+        command = [str(word) for word in command]
+        self.cloud.check()
+        with open(self.log, 'ab') as output:
+            output.write(f'--- {shlex.join(command)}\n'.encode())
+            output.flush()
+            process = process_module.Process.spawn(
+                command, self.cloud.directory, stdout=output, stderr=output,
+                cwd=cwd or self.directory,
+                env={**self.environment(), **(env or {})})
+        self.cloud.state.add_process(name or self.name, process)
+        return process
+
+    def run(self, command, env=None):
+        """Run a command of this service to its end, into its log."""
+        begin = time.monotonic()
+        process = self.spawn(command, env, name=self._commands)
+        deadline = time.monotonic() + COMMAND_TIMEOUT
+        while (status := process.poll()) is None:
+            self.cloud.check()
+            if time.monotonic() > deadline:
+                process.kill()
+                raise CloudError(
+                    f'{pathlib.Path(command[0]).name} took more than '
+                    f'{COMMAND_TIMEOUT} s')
+            time.sleep(POLL)
+        self.cloud.state.forget_processes(self._commands, process)
+        with open(self.log, 'a') as log:
+            log.write(f'--- status {status} after '
+                      f'{time.monotonic() - begin:.1f} s\n')
+        if status:
+            raise CloudError(
+                f'exit status {status} of '
+                f'{shlex.join(str(word) for word in command)}')
+
+    def environment(self):
+        """Nothing of the caller's that anything heeds: no proxy, no LOGS."""
+        return {
+            'PATH': os.environ['PATH'],
+            'HOME': str(self.directory),
+            'LANG': 'C.UTF-8',
+            'TMPDIR': str(self.cloud.directory / 'tmp'),
+        }
+
+    def wait_for(self, condition):
+        """Until it is true; an error is not yet."""
+        deadline = time.monotonic() + START_TIMEOUT
+        last = ''
+        while True:
+            self.cloud.check()
+            for process in self.processes:
+                if process.poll() is not None:
+                    raise CloudError('it ended while starting')
+            try:
+                if condition():
+                    return
+            except Exception as exc:  # of sockets, HTTP, the SDK, databases
+                last = f' ({exc})'
+            if time.monotonic() > deadline:
+                raise CloudError(
+                    f'it does not answer after {START_TIMEOUT} s{last}')
+            time.sleep(POLL)
+
+    def state(self):
+        """In words: up, not started, down, or does not answer."""
+        if not self.processes:
+            return 'not started'
+        if not self.running():
+            return 'down'
+        with contextlib.suppress(Exception):
+            if self.answers():
+                return 'up'
+        return 'does not answer'
+
+    def write(self, name, sections):
+        """A configuration file in the format of oslo.config; its path."""
+        path = self.etc / name
+        path.write_text(glance_server.ini(sections))
+        path.chmod(0o600)
+        return path
+
+    def _complaint(self, exc, begin):
+        with contextlib.suppress(OSError), open(self.log, 'rb') as log:
+            log.seek(begin)
+            lines = log.read().decode(errors='replace').splitlines()[-15:]
+            tail = ''.join(f'\n  | {line}' for line in lines)
+            return (
+                f'{self.title} did not start: {exc}{tail}\nWhole log: '
+                f'{self.log}\nWhat to do: correct what it says there, then '
+                'run this again: what runs stays, the rest is started.')
+        return f'{self.title} did not start: {exc}'
+
+
+class WsgiService(Service):
+    """An OpenStack API under uWSGI, from an environment of its own."""
+
+    #: The directory below .services/ that it runs from.
+    environment_name = None
+    #: As uWSGI names a module and what to call in it.
+    application = None
+    #: Processes that serve, and threads of each.
+    workers = 2
+    threads = 4
+
+    @property
+    def prefix(self):
+        return environment(self.environment_name or self.name)
+
+    def serve(self, variables):
+        """Run uWSGI; `variables` are for the application."""
+        path = self.write('uwsgi.ini', {'uwsgi': glance_server.uwsgi_options(
+            self.application, self.prefix, self.port, self.workers,
+            self.threads)})
+        self.spawn([pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', path],
+                   variables)
+
+    def answers(self):
+        return glance_server.Client(self.url, timeout=30).request(
+            'GET', '/', expect=(200, 300))
+
+
+def version(prefix, distribution):
+    """The version of a distribution in the environment at `prefix`."""
+    packages = sysconfig.get_path('purelib', vars={'base': str(prefix)})
+    return next(iter(metadata.distributions(
+        name=distribution, path=[packages]))).version
+
+
+def environment(name):
+    """The root of a service's Python environment."""
+    prefix = TOP / '.services' / name
+    if not (prefix / 'bin' / 'python').exists():
+        raise CloudError(
+            f'There is no environment {prefix}.\n'
+            'What to do: tools/cloud up installs what is missing.')
+    return prefix

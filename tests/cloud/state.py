@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What a cloud has to know when another process goes on with it.
+
+One file, ``state.json``, replaced as a whole: ports, the processes of each
+service, what was prepared, the stores of Glance, the services that are wanted,
+and the one password.
+"""
+
+import json
+import os
+import secrets
+import threading
+
+from tests.cloud import process as process_module
+
+
+class State:
+    """The record; each change is written at once.
+
+    :param path: of the file, which is made if it is missing
+    """
+
+    def __init__(self, path):
+        self._path = path
+        self._lock = threading.Lock()
+        self._all = {
+            'password': secrets.token_hex(8), 'ports': {}, 'processes': {},
+            'prepared': [], 'wanted': [], 'glance': None}
+        if path.exists():
+            self._all = json.loads(path.read_text())
+        else:
+            with self._lock:
+                self._save()
+
+    def _save(self):
+        new = self._path.with_suffix('.new')
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+                  'w') as f:
+            json.dump(self._all, f, indent=1)
+        new.replace(self._path)
+
+    @property
+    def password(self):
+        return self._all['password']
+
+    def port(self, name):
+        with self._lock:
+            if name not in self._all['ports']:
+                self._all['ports'][name] = process_module.free_port()
+                self._save()
+            return self._all['ports'][name]
+
+    def processes(self, name):
+        with self._lock:
+            return [process_module.Process(*one)
+                    for one in self._all['processes'].get(name, ())]
+
+    def add_process(self, name, process):
+        with self._lock:
+            self._all['processes'].setdefault(name, []).append(
+                [process.pid, process.started])
+            self._save()
+
+    def forget_processes(self, name, *processes):
+        """Those given, or all that the service has."""
+        gone = [[process.pid, process.started] for process in processes]
+        with self._lock:
+            self._all['processes'][name] = [
+                one for one in self._all['processes'].get(name, ())
+                if gone and one not in gone]
+            self._save()
+
+    def prepared(self, name):
+        return name in self._all['prepared']
+
+    def set_prepared(self, name):
+        with self._lock:
+            self._all['prepared'].append(name)
+            self._save()
+
+    @property
+    def wanted(self):
+        return self._all['wanted']
+
+    def want(self, names):
+        with self._lock:
+            self._all['wanted'] = sorted({*self._all['wanted'], *names})
+            self._save()
+
+    @property
+    def glance(self):
+        """Stores, default store and options; None before they are known."""
+        return self._all['glance']
+
+    def set_glance(self, configuration):
+        with self._lock:
+            self._all['glance'] = configuration
+            self._save()

@@ -1,0 +1,216 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Nova boots servers from images in the store, and takes snapshots into it."""
+
+import contextlib
+import hashlib
+import pathlib
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from glance_dedup import exceptions
+from glance_dedup import repository
+from tests.cloud import boot
+from tests.cloud import disk
+from tests.cloud import nova
+from tests.cloud import service
+
+pytestmark = pytest.mark.timeout(1200)
+
+MIB = 1 << 20
+#: A snapshot of a server that did nothing but start differs in a file, in the
+#: file system's own blocks, and in tables of the disk's format.
+LITTLE = MIB // 4
+#: MiB that no other image has.
+OWN = 4
+
+
+class Sandbox:
+    """What a test makes in the cloud, by short names; gone after it."""
+
+    def __init__(self, cloud, directory):
+        self.demo = cloud.connect('demo')
+        self.repository = repository.Repository(cloud.repository)
+        self._directory = directory
+        self._images = []
+        self._servers = []
+
+    def upload(self, message):
+        """An image whose servers show a message."""
+        path = self._directory / 'image'
+        disk.variant(disk.images().raw, path, message, OWN)
+        self._images.append(boot.upload(self.demo, path, message))
+        return self._images[-1]
+
+    def server(self, image):
+        """A server that is up; its id and what it shows."""
+        self._servers.append(boot.create(self.demo, image, 'server'))
+        return self._servers[-1], boot.wait_until_up(
+            self.demo, self._servers[-1])
+
+    def snapshot(self, server):
+        self._images.append(boot.snapshot(self.demo, server, 'snapshot'))
+        return self._images[-1]
+
+    def clear(self):
+        """Delete servers and images, which all must let themselves be."""
+        while self._servers:
+            boot.delete(self.demo, self._servers.pop())
+        while self._images:
+            self.demo.image.delete_image(self._images.pop())
+
+    def close(self):
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.demo.close)
+            stack.callback(self.repository.close)
+            self.clear()
+
+
+@pytest.fixture
+def sandbox(cloud, tmp_path):
+    sandbox = Sandbox(cloud, tmp_path)
+    yield sandbox
+    sandbox.close()
+
+
+def message():
+    """One that no image had before, nor Nova's cache of images."""
+    return f'an image of the test {uuid.uuid4()}'
+
+
+def cached(cloud, image):
+    """Nova's copy of an image, of which its servers' disks are layers."""
+    name = hashlib.sha1(image.encode(), usedforsecurity=False).hexdigest()
+    return cloud.directory / 'var/nova/instances/_base' / name
+
+
+def unique_bytes(cloud):
+    """What the store's blocks are in all, after a collection."""
+    client = cloud.services['dedupd'].client()
+    done = client.wait('collect', client.start('collect'))
+    assert done['error'] is None
+    return client.status()['space']['unique_bytes']
+
+
+@pytest.fixture(params=['qcow2', pytest.param('raw', marks=pytest.mark.long)])
+def snapshot_format(cloud, request, monkeypatch):
+    """What Nova makes snapshots as: by default what a server's disk is."""
+    if request.param == 'qcow2':
+        yield request.param
+        return
+    options = nova._options
+    monkeypatch.setattr(nova, '_options', lambda *args: {
+        **(given := options(*args)),
+        'libvirt': {**given['libvirt'],
+                    'snapshot_image_format': request.param}})
+    compute = cloud.services['nova-compute']
+    compute.stop()
+    compute.start()
+    yield request.param
+    monkeypatch.undo()
+    compute.stop()
+    compute.start()
+
+
+def test_boot_snapshot_boot(cloud, sandbox, snapshot_format):
+    text = message()
+    before = unique_bytes(cloud)
+    base = sandbox.upload(text)
+    size = sandbox.demo.image.get_image(base).size
+    stat = sandbox.repository.stat(base)
+    assert stat.size == size and stat.new_bytes >= OWN * MIB
+    assert not cached(cloud, base).exists()
+
+    server, shown = sandbox.server(base)
+    assert shown == (text, 1)
+    # Nova had it from nowhere else.
+    assert [download.size for download in boot.downloads(cloud, base)] == [
+        size]
+    assert cached(cloud, base).stat().st_size == size
+
+    snapshot = sandbox.snapshot(server)
+    record = sandbox.demo.image.get_image(snapshot)
+    assert record.disk_format == snapshot_format
+    assert record.properties['base_image_ref'] == base
+    assert record.properties['stores'] == 'dedup'
+    stat = sandbox.repository.stat(snapshot)
+    assert stat.size == record.size
+    assert stat.size - stat.zero_bytes > 64 * MIB
+    assert 0 < stat.new_bytes < LITTLE
+
+    # The store needs no daemon to read.
+    dedupd = cloud.services['dedupd']
+    dedupd.stop()
+    try:
+        _, shown = sandbox.server(snapshot)
+    finally:
+        dedupd.start()
+    assert shown == (text, 2)
+    assert [download.size for download in boot.downloads(cloud, snapshot)] == [
+        record.size]
+
+    sandbox.clear()
+    for image in (base, snapshot):
+        with pytest.raises(exceptions.ImageNotFound):
+            sandbox.repository.stat(image)
+    # What other tests' images had in common with these stays.
+    assert unique_bytes(cloud) <= before + LITTLE
+
+
+@contextlib.contextmanager
+def spoilt(path, content):
+    """A repository in which a byte of some content is another."""
+    for group in pathlib.Path(path, 'groups').iterdir():
+        place = group.read_bytes().find(content)
+        if place >= 0:
+            break
+    else:
+        raise AssertionError('not found')
+
+    def write(byte):
+        with open(group, 'r+b') as data:
+            data.seek(place)
+            data.write(bytes([byte]))
+
+    write(content[0] ^ 1)
+    try:
+        yield
+    finally:
+        write(content[0])
+
+
+def test_no_server_of_a_damaged_image(cloud, sandbox):
+    text = message()
+    image = sandbox.upload(text)
+    with spoilt(cloud.repository, disk.own(text, OWN)[-512:]):
+        with pytest.raises(service.CloudError, match='has failed'):
+            sandbox.server(image)
+        assert not cached(cloud, image).exists()
+    _, shown = sandbox.server(image)
+    assert shown == (text, 1)
+
+
+def test_the_benchmark_shows_its_table(cloud, tmp_path):
+    with contextlib.closing(cloud.connect('demo')) as demo:
+        before = {image.id for image in demo.image.images()}
+        done = subprocess.run(
+            [sys.executable, disk.TOP / 'benchmarks' / 'boot.py', '--cloud',
+             cloud.directory, '--servers', '1', '--rounds', '1'],
+            cwd=tmp_path, capture_output=True, text=True, timeout=1000)
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = [line.split()[:2] for line in done.stdout.splitlines()[-2:]]
+        assert rows == [['1', 'file'], ['1', 'dedup']]
+        assert {image.id for image in demo.image.images()} == before
+        assert not list(tmp_path.iterdir())

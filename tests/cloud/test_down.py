@@ -1,0 +1,262 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Services that Glance needs die while images are stored and read.
+
+What the user sees is Glance's own answer, as the page on troubleshooting has
+it; what is in the repository is whole; and once the service is back, the same
+works.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.functional import glance_server
+from tests import repositories
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+# Seconds. Of a service's return to its being noticed.
+BACK = 120
+LIMIT = 120
+
+#: What Glance answers while a service is down. `begun`: to an upload that was
+#: half there when the service was killed; the rest began later. `unknown`: to
+#: a token that Glance has not seen before.
+WHILE_DOWN = {
+    'keystone': {'begun': 204, 'show': 200, 'download': 200, 'create': 201,
+                 'upload': 204, 'delete': 204, 'unknown': 401},
+    'mariadb': {'begun': 500, 'show': 500, 'download': 500, 'create': 500,
+                'upload': 500, 'delete': 500, 'unknown': 401},
+    'rabbitmq': {'begun': 204, 'show': 200, 'download': 200, 'create': 201,
+                 'upload': 204, 'delete': 204, 'unknown': 200},
+    'dedupd': {'begun': 204, 'show': 200, 'download': 200, 'create': 201,
+               'upload': 204, 'delete': 204, 'unknown': 200},
+}
+
+
+class Client(glance_server.Client):
+    """A user with a token; what is not expected is an answer all the same."""
+
+    def __init__(self, url, token):
+        super().__init__(url, timeout=LIMIT)
+        self.token = token
+
+    def request(self, method, path, body=None, headers=None, **options):
+        return super().request(
+            method, path, body, {**(headers or {}),
+                                 'X-Auth-Token': self.token}, **options)
+
+    def open(self, image_id, first=None, last=None):
+        raise NotImplementedError
+
+    def download(self, image_id):
+        return self.request('GET', f'/v2/images/{image_id}/file')[2]
+
+    def status(self, method, path):
+        return self.request(method, path, expect=())[0]
+
+
+class Begun:
+    """An upload and a download that are half done."""
+
+    def __init__(self, client, target, source, data):
+        self._go = threading.Event()
+        self._half = threading.Event()
+        self._client = client
+        self._target = target
+        self._data = data
+        self.status = None
+        self._thread = threading.Thread(target=self._upload)
+        self._thread.start()
+        self._connection = client.connection()
+        self._connection.request(
+            'GET', f'/v2/images/{source}/file',
+            headers={'X-Auth-Token': client.token})
+        self._response = self._connection.getresponse()
+        self._read = self._response.read(MIB)
+        assert self._half.wait(LIMIT), 'the upload did not begin'
+
+    def _pieces(self):
+        for start in range(0, SIZE, MIB):
+            if start == SIZE // 2:
+                self._half.set()
+                self._go.wait(LIMIT)
+            yield self._data[start:start + MIB]
+
+    def _upload(self):
+        self.status = self._client.upload(
+            self._target, self._pieces(), expect=())
+
+    def finish(self):
+        """Go on; the upload's status, and the bytes that were read."""
+        self._go.set()
+        with contextlib.closing(self._connection):
+            read = self._read + self._response.read()
+        self._thread.join(LIMIT)
+        assert not self._thread.is_alive(), 'the upload does not end'
+        return self.status, read
+
+
+def token(cloud):
+    with contextlib.closing(cloud.connect('demo')) as user:
+        return user.session.get_token()
+
+
+@pytest.fixture
+def user(cloud):
+    """A client whose token both workers of Glance know."""
+    client = Client(cloud.glance.url, token(cloud))
+    for _ in range(10):
+        client.request('GET', '/v2/images?limit=1')
+    return client
+
+
+def recorded(cloud):
+    """The images of the repository, of which nothing is half there."""
+    repositories.need_clean(cloud.repository)
+    assert repositories.spool(cloud.repository) == []
+    with repositories.open_repository(cloud.repository) as repo:
+        return set(repo.images())
+
+
+@contextlib.contextmanager
+def down(cloud, name, how='kill'):
+    """While a service is down."""
+    service = cloud.services[name]
+    getattr(service, how)()
+    try:
+        assert not service.running()
+        yield
+    finally:
+        service.start()
+
+
+def wait_until_back(cloud):
+    """Until a new user is served again, by every worker."""
+    deadline = time.monotonic() + BACK
+    good = 0
+    while good < 4:
+        try:
+            good += 1
+            Client(cloud.glance.url, token(cloud)).list()
+        except (OSError, http.client.HTTPException,
+                glance_server.HTTPError):
+            good = 0
+        assert time.monotonic() < deadline, 'Glance does not come back'
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('name', WHILE_DOWN)
+def test_killed(cloud, user, name):
+    """Amid an upload and a download, and before all else."""
+    expected = WHILE_DOWN[name]
+    before = recorded(cloud)
+    old, new = [repositories.noise(SIZE, seed) for seed in (1, 2)]
+    source, doomed = [user.create(name=f'down-{name}')['id']
+                      for _ in range(2)]
+    for image_id in (source, doomed):
+        user.upload(image_id, old)
+    target, later = [user.create(name=f'down-{name}')['id']
+                     for _ in range(2)]
+    stranger = Client(cloud.glance.url, token(cloud))
+    begun = Begun(user, target, source, new)
+
+    with down(cloud, name):
+        status, read = begun.finish()
+        assert read == old
+        answers = {
+            'begun': status,
+            'show': user.status('GET', f'/v2/images/{source}'),
+            'download': user.status('GET', f'/v2/images/{source}/file'),
+            'create': user.request(
+                'POST', '/v2/images', '{}',
+                {'Content-Type': 'application/json'}, expect=())[0],
+            'upload': user.upload(later, new, expect=()),
+            'delete': user.status('DELETE', f'/v2/images/{doomed}'),
+            'unknown': stranger.status('GET', f'/v2/images/{source}'),
+        }
+        assert answers == expected
+
+    wait_until_back(cloud)
+    kept = {source}
+    # What an upload that failed has left can be deleted, but not used.
+    if expected['begun'] != 204:
+        assert user.show(target)['status'] == 'saving'
+        assert user.upload(target, new, expect=()) == 409
+    else:
+        assert user.download(target) == new
+        kept.add(target)
+    if expected['upload'] != 204:
+        user.upload(later, new)
+    assert user.download(later) == new
+    kept.add(later)
+    assert user.status('DELETE', f'/v2/images/{doomed}') == (
+        204 if expected['delete'] != 204 else 404)
+    found = recorded(cloud) - before
+    # Glance could not note what was stored: whole, but nobody's.
+    lost = {target} if expected['begun'] != 204 else set()
+    assert found == kept | lost
+    for image_id in {source, target, later}:
+        assert user.delete(image_id) == 204
+    assert recorded(cloud) - before == lost
+    with repositories.open_repository(cloud.repository) as repo:
+        assert all(repositories.read_all(repo, image_id) == new
+                   for image_id in lost)
+    for image_id in lost:
+        time.sleep(1.1)  # ages are in whole seconds
+        assert delete_orphan(cloud, image_id)
+    assert recorded(cloud) == before
+
+
+def delete_orphan(cloud, image_id):
+    """As the operator does; whether it was one."""
+    result = subprocess.run(
+        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+         cloud.repository, 'orphans', '--delete', '--older-than', '0s',
+         '--os-cloud', 'admin', '-f', 'json', image_id],
+        capture_output=True, text=True, timeout=LIMIT,
+        env={**os.environ, 'OS_CLIENT_CONFIG_FILE': str(cloud.clouds_yaml),
+             'no_proxy': '127.0.0.1'})
+    assert result.returncode == 0, result.stderr
+    return [one['deleted'] for one in json.loads(result.stdout)] == [True]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name', WHILE_DOWN)
+def test_a_user_who_comes_while_it_is_down(cloud, name):
+    """Without Keystone and its database nobody logs in; then all works."""
+    data = os.urandom(MIB)
+    with down(cloud, name, 'stop'):
+        if name in ('keystone', 'mariadb'):
+            with pytest.raises(Exception, match='Unable to establish|500'):
+                token(cloud)
+        else:
+            user = Client(cloud.glance.url, token(cloud))
+            image_id = user.create(name=f'down-{name}')['id']
+            user.upload(image_id, data)
+            assert user.download(image_id) == data
+            user.delete(image_id)
+    wait_until_back(cloud)
+    user = Client(cloud.glance.url, token(cloud))
+    image_id = user.create(name=f'down-{name}')['id']
+    user.upload(image_id, data)
+    assert user.download(image_id) == data
+    user.delete(image_id)
+    assert image_id not in recorded(cloud)

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The image that boots, in a libvirt of its own, without Nova; Neutron's stub.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+from tests.cloud import boot
+from tests.cloud import cloud as cloud_module
+from tests.cloud import disk
+from tests.functional import glance_server
+
+pytestmark = pytest.mark.timeout(900)
+
+LIMIT = 240
+DOMAIN = """
+<domain type='qemu'>
+  <name>instance-00000001</name>
+  <memory unit='MiB'>128</memory>
+  <os><type>hvm</type></os>
+  <features><acpi/></features>
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='{format}'/>
+      <source file='{path}'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+    <console type='pty'><log file='{console}' append='off'/></console>
+  </devices>
+</domain>
+"""
+
+
+@pytest.fixture(scope='module')
+def little():
+    """A cloud of which only libvirt and Neutron's stub run."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
+    with cloud_module.Cloud(place) as cloud:
+        cloud.up(['libvirt', 'neutron'])
+        yield cloud
+
+
+class Server:
+    """One that libvirt runs from a copy of an image."""
+
+    def __init__(self, cloud, directory, image):
+        self.libvirt = cloud.services['libvirt']
+        self.disk = directory / 'disk'
+        self.console = directory / 'console.log'
+        self._domain = directory / 'domain.xml'
+        shutil.copyfile(image, self.disk)
+        self._domain.write_text(DOMAIN.format(
+            format=image.suffix[1:], path=self.disk, console=self.console))
+
+    def virsh(self, *arguments):
+        done = self.libvirt.virsh(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self):
+        self.console.unlink(missing_ok=True)
+        self.virsh('create', str(self._domain))
+
+    def shown(self):
+        """What it shows when it is up."""
+        self.wait_for(lambda: boot.read(self.text()))
+        return boot.read(self.text())
+
+    def text(self):
+        with contextlib.suppress(FileNotFoundError):
+            return self.console.read_text(errors='replace')
+        return ''
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + LIMIT
+        while not condition():
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.1)
+
+    def press_power_button(self):
+        self.virsh('shutdown', 'instance-00000001')
+        self.wait_for(lambda: not self.virsh('list', '--name').split())
+
+
+def test_it_boots_counts_and_ends(little, tmp_path):
+    server = Server(little, tmp_path, disk.images().qcow2)
+    for boots in (1, 2):
+        server.start()
+        assert server.shown() == ('a disk of tools/boot_image', boots)
+        server.press_power_button()
+        assert 'glance-dedup: down' in server.text()
+
+
+@pytest.mark.parametrize('end', ['stop', 'kill'])
+def test_no_server_outlives_its_libvirt(little, tmp_path, end):
+    server = Server(little, tmp_path, disk.images().qcow2)
+    server.start()
+    processes = list(server.libvirt.servers())
+    assert len(processes) == 1
+    getattr(server.libvirt, end)()
+    assert processes[0].poll() is not None
+    assert not server.libvirt.running() and not list(server.libvirt.servers())
+    server.libvirt.start()
+    assert not server.virsh('list', '--all', '--name').split()
+
+
+def test_the_same_packages_give_the_same_image(tmp_path):
+    images = disk.images()
+    for package in images.raw.parent.glob('*.deb'):
+        shutil.copyfile(package, tmp_path / package.name)
+    done = subprocess.run(
+        [disk.TOP / 'tools' / 'build_boot_image', tmp_path],
+        capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    for image in images:
+        assert (tmp_path / image.name).read_bytes() == image.read_bytes()
+    assert subprocess.run(
+        ['qemu-img', 'compare', *images], timeout=LIMIT).returncode == 0
+
+
+def test_the_stub_knows_of_nothing(little):
+    client = glance_server.Client(little.url('neutron'))
+    for collection, name in (('ports?device_id=1', 'ports'),
+                             ('networks', 'networks'),
+                             ('extensions', 'extensions'),
+                             ('security-groups.json', 'security_groups')):
+        body = client.request('GET', f'/v2.0/{collection}', expect=(200,))[2]
+        assert json.loads(body) == {name: []}
+    for method, path in (('GET', '/v2.0/ports/1'), ('GET', '/v2.0/routers'),
+                         ('POST', '/v2.0/ports'), ('PUT', '/v2.0/ports/1'),
+                         ('DELETE', '/v2.0/ports/1')):
+        body = client.request(method, path, b'{"port": {}}', expect=(501,))[2]
+        assert path in json.loads(body)['NeutronError']['message']

@@ -1,0 +1,330 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""tempest's tests of Glance, and those of our plugin.
+
+``tempest/file.txt`` and ``tempest/dedup.txt`` say how each test of
+tempest.api.image ends where Glance has two file stores, and two of ours, and
+all else is the same. A run compares our stores with the lists; with
+``--long`` it tries the file stores, too. With GLANCE_DEDUP_RECORD set such a
+run writes the lists anew.
+
+Not all tests can run in one configuration, so those that the first one
+skips are tried in a second.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+import pytest
+
+from tests.cloud import boot
+from tests.cloud import cloud as cloud_module
+from tests.cloud import disk
+from tests.cloud import tempest_run
+
+HERE = pathlib.Path(__file__).parent
+LISTS = HERE / 'tempest'
+SUITE = r'^tempest\.api\.image'
+PLUGIN = r'^glance_dedup_tempest_plugin'
+PLUGIN_PLACE = HERE.parent / 'tempest'
+
+#: Tests that are skipped with both stores, and why.
+SKIPPED = {
+    'tempest.api.image.v2.admin.test_image_task.ImageTaskCreate.'
+    'test_image_tasks_create': 'Skipped until bug',
+    'tempest.api.image.v2.test_images_dependency.ImageDependencyTests':
+        'Nova is not available',
+    'tempest.api.image.v2.test_images_formats.ImagesFormatTest':
+        'Nova is not available',
+}
+
+#: Tests that may be skipped or pass, with either store, and why.
+VARIES = {
+    'tempest.api.image.v2.test_images.HashCalculationRemoteDeletionTest.'
+    'test_hash_calculation_cancelled':
+        'it wants an address of the machine that is not of the loopback '
+        'interface, and is skipped where there is none',
+}
+
+
+def stores(kind, directory):
+    """Two stores of a type, with weights, and one that only reads."""
+    option = {'dedup': 'dedup_store_datadir',
+              'file': 'filesystem_store_datadir'}[kind]
+    return {
+        **{name: {'type': kind, 'weight': weight,
+                  option: directory / 'stores' / f'{kind}-{name}'}
+           for name, weight in (('first', 2), ('second', 1))},
+        'web': {'type': 'http'},
+    }
+
+
+def glance_options(cloud, images, strict):
+    """Glance with all that tests ask for.
+
+    :param strict: as most tests, and most clouds, have it; otherwise those
+        tests run that set locations, that take any bytes for an image of any
+        format, and that want no hashes
+    """
+    ports = [images.port, *(cloud.services[name].port
+                            for name in ('glance', 'glance-remote'))]
+    return {
+        'DEFAULT': {
+            'enabled_import_methods':
+                '[glance-direct,web-download,glance-download,copy-image]',
+            'show_multiple_locations': not strict,
+            'image_cache_driver': 'centralized_db',
+            'do_secure_hash': strict,
+        },
+        'image_format': {'require_image_format_match': strict},
+        'paste_deploy': {'flavor': 'keystone+cachemanagement'},
+        # By default nothing may come from the loopback interface, and only
+        # from ports 80 and 443.
+        'import_filtering_opts': {
+            'allowed_hosts': '[127.0.0.1]',
+            'allowed_ports': '[' + ','.join(map(str, ports)) + ']',
+        },
+    }
+
+
+class Suite:
+    """A cloud with two Glances that have dedup stores, and tempest for it."""
+
+    def __init__(self, cloud, images, directory):
+        self.cloud = cloud
+        self.images = images
+        self._now = 'dedup', True
+        self.tempest = tempest_run.Tempest(
+            cloud, directory, self.tempest_options(strict=True))
+        self.ids = self.tempest.list(SUITE)
+
+    def tempest_options(self, strict):
+        return {
+            'image': {
+                'http_image': f'{self.images.url}/raw',
+                'http_qcow2_image': f'{self.images.url}/qcow2',
+                'image_caching_enabled': True,
+                'alternate_image_endpoint': 'image_remote',
+            },
+            'image-feature-enabled': {
+                'manage_locations': not strict,
+                'http_store_enabled': True,
+                'store_weight_enabled': True,
+                'do_secure_hash': strict,
+                'image_format_enforcement': strict,
+            },
+        }
+
+    def configure(self, kind, strict):
+        """Both Glances with stores of a type, and no images of another's."""
+        if self._now == (kind, strict):
+            return
+        self._now = kind, strict
+        self._delete_images()
+        remote = self.cloud.services['glance-remote']
+        remote.stop()
+        self.cloud.glance.reconfigure(
+            stores(kind, self.cloud.directory),
+            options=glance_options(self.cloud, self.images, strict))
+        remote.start()
+        self.tempest.configure(self.tempest_options(strict))
+
+    def _delete_images(self):
+        """Tests leave some."""
+        with contextlib.closing(self.cloud.connect()) as admin:
+            for image in admin.image.images():
+                if image.is_protected:
+                    admin.image.update_image(image, is_protected=False)
+                admin.image.delete_image(image)
+
+    def run(self, kind):
+        """The results of all tests, with stores of a type, by name."""
+        self.configure(kind, strict=True)
+        results = self.tempest.run(self.ids)
+        again = [one for one in self.ids if results[
+            tempest_run.short(one)].outcome == tempest_run.SKIPPED]
+        self.configure(kind, strict=False)
+        results.update(self.tempest.run(again))
+        return results
+
+
+@pytest.fixture(scope='module')
+def suite():
+    with tempfile.TemporaryDirectory(prefix='tempest-') as directory:
+        place = pathlib.Path(directory)
+        cloud = cloud_module.Cloud(
+            place / 'cloud', stores('dedup', place / 'cloud'))
+        cloud.services['glance-remote'] = tempest_run.RemoteGlance(cloud)
+        with cloud, tempest_run.Images(cloud, place / 'images') as images:
+            cloud.configure_glance(
+                options=glance_options(cloud, images, strict=True))
+            cloud.up(['keystone', 'glance-remote'])
+            glance = cloud.glance
+            glance.run([
+                f'{glance.prefix}/bin/glance-manage', '--config-file',
+                glance.etc / 'glance-api.conf', 'db', 'load_metadefs',
+                '--path', f'{glance.prefix}/etc/glance/metadefs'])
+            yield Suite(cloud, images, place / 'tempest')
+
+
+def read_list(name):
+    lines = (LISTS / f'{name}.txt').read_text().splitlines()
+    return {test: outcome for outcome, test in
+            (line.split() for line in lines if not line.startswith('#'))}
+
+
+def write_list(name, results):
+    LISTS.mkdir(exist_ok=True)
+    (LISTS / f'{name}.txt').write_text(
+        f'# How the tests of tempest.api.image end with stores of the type '
+        f'{name}.\n' + ''.join(
+            f'{result.outcome:<8} {test}\n'
+            for test, result in sorted(results.items())))
+
+
+def check(name, results):
+    """Compare results with the kept list."""
+    kept = read_list(name)
+    problems = []
+    for test in sorted({*kept, *results}):
+        result = results.get(test, tempest_run.Result('missing', ''))
+        wanted = {kept.get(test, 'unknown')}
+        if test in VARIES:
+            wanted |= {tempest_run.OK, tempest_run.SKIPPED}
+        if result.outcome not in wanted:
+            problems.append(
+                f'{test}: {result.outcome}, but {kept.get(test, "missing")} '
+                f'in {name}.txt\n{result.words}')
+    assert not problems, '\n'.join(problems)
+
+
+PRINTED = """\
+{0} a.test_b.C.test_one [0.5s] ... ok
+{1} setUpClass (a.test_b.D) ... SKIPPED: not today: really
+{1} a.test_b.C.test_two [0.1s] ... FAILED
+
+Captured traceback:
+    KeyError: 'x'
+{0} tearDownClass (a.test_b.C) [0.0s] ... FAILED
+
+======
+Totals
+======
+ - Passed: 1
+ - Skipped: 1
+ - Failed: 2
+"""
+
+
+def test_reading():
+    """What tempest prints is understood, and is all there."""
+    names = ['a.test_b.C.test_one', 'a.test_b.C.test_two',
+             'a.test_b.D.test_one', 'a.test_b.E.test_one']
+    results = tempest_run.read(PRINTED, names)
+    assert {name: result.outcome for name, result in results.items()} == {
+        'a.test_b.C.test_one': 'ok', 'a.test_b.C.test_two': 'failed',
+        'a.test_b.C.tearDownClass': 'failed',
+        'a.test_b.D.test_one': 'skipped', 'a.test_b.E.test_one': 'missing'}
+    assert results['a.test_b.D.test_one'].words == 'not today: really'
+    assert results['a.test_b.C.test_two'].words.endswith("KeyError: 'x'")
+    for text in (PRINTED.replace('Passed: 1', 'Passed: 2'),
+                 PRINTED.partition('======')[0]):
+        with pytest.raises(AssertionError, match='to its end'):
+            tempest_run.read(text, names)
+
+
+def test_lists():
+    """What passes with file stores passes with ours; what does not, why."""
+    file, dedup = read_list('file'), read_list('dedup')
+    assert file == dedup
+    assert len(file) > 100
+    for test, outcome in file.items():
+        known = any(test.startswith(one) for one in SKIPPED)
+        assert outcome == (tempest_run.SKIPPED if known else tempest_run.OK), (
+            f'{test}: {outcome}')
+
+
+@pytest.mark.timeout(1800)
+def test_image_api(suite):
+    """Every test ends as in the list."""
+    results = suite.run('dedup')
+    if os.environ.get('GLANCE_DEDUP_RECORD'):
+        write_list('dedup', results)
+    check('dedup', results)
+    for test, result in results.items():
+        if result.outcome == tempest_run.SKIPPED and test not in VARIES:
+            reason = next(words for one, words in SKIPPED.items()
+                          if test.startswith(one))
+            assert reason in result.words, test
+
+
+@pytest.mark.long
+def test_image_api_with_file_stores(suite):
+    """The list of the file store holds."""
+    results = suite.run('file')
+    if os.environ.get('GLANCE_DEDUP_RECORD'):
+        write_list('file', results)
+    check('file', results)
+
+
+def test_options_of_the_plugin_are_documented():
+    options = re.findall(r"cfg\.\w+Opt\('(\w+)'", (
+        PLUGIN_PLACE / 'glance_dedup_tempest_plugin' / 'config.py'
+    ).read_text())
+    assert len(options) == 7
+    documented = re.findall(
+        r'^``(\w+)`` {2}', (PLUGIN_PLACE / 'README.rst').read_text(),
+        re.MULTILINE)
+    assert sorted(options) == sorted(documented)
+
+
+def plugin_options(cloud, images):
+    """Of tempest.conf, for our scenarios in the whole cloud."""
+    with contextlib.closing(cloud.connect()) as admin:
+        flavor = admin.compute.find_flavor(boot.FLAVOR, ignore_missing=False)
+    socket = cloud.services['dedupd'].socket
+    return {
+        'service_available': {'nova': True},
+        'compute': {'flavor_ref': flavor.id, 'build_timeout': 900},
+        'compute-feature-enabled': {'console_output': True},
+        'scenario': {'img_file': disk.images().raw, 'img_disk_format': 'raw'},
+        'dedup': {
+            'store': cloud.default_store,
+            'daemon_url': cloud.url('dedupd'),
+            'daemon_stop_command': images.command('stop', 'dedupd'),
+            'daemon_start_command': images.command('start', 'dedupd'),
+            'collect_command': f'{sys.prefix}/bin/glance-dedup --socket '
+                               f'{socket} collect',
+            'timeout': 900,
+            'console_marker': 'glance-dedup: up',
+        },
+    }
+
+
+@pytest.mark.timeout(1800)
+def test_plugin(cloud):
+    """Our scenarios pass, and none is skipped."""
+    with tempfile.TemporaryDirectory(prefix='tempest-') as directory:
+        place = pathlib.Path(directory)
+        with tempest_run.Images(cloud, place / 'images') as images:
+            tempest = tempest_run.Tempest(
+                cloud, place / 'tempest', plugin_options(cloud, images))
+            results = tempest.run(tempest.list(PLUGIN))
+    assert len(results) >= 10
+    problems = [f'{name}: {result.outcome}\n{result.words}'
+                for name, result in results.items()
+                if result.outcome != tempest_run.OK]
+    assert not problems, '\n'.join(problems)

@@ -1,0 +1,293 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The life of a cloud, as tools/cloud leads it.
+
+A few services are enough: the whole cloud is up in the other tests.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+from tests.cloud import cloud as cloud_module
+from tests.cloud import process as process_module
+from tests.cloud import state as state_module
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+TOOL = TOP / 'tools' / 'cloud'
+# Seconds. For a loaded machine.
+LIMIT = 600
+
+pytestmark = pytest.mark.timeout(2 * LIMIT)
+
+
+@pytest.fixture
+def place():
+    """A directory for a cloud; nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
+        directory = pathlib.Path(parent) / 'one'
+        yield directory
+        for one in (directory, directory.with_name('other')):
+            for process in process_module.marked(one):
+                process.kill()
+
+
+def tool(*words, status=0):
+    """Run tools/cloud; what it printed."""
+    result = subprocess.run(
+        [TOOL, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+    assert result.returncode == status, result.stdout
+    return result.stdout
+
+
+def table(directory, status):
+    """State and process of each service, as `status` prints them."""
+    lines = tool('status', '--dir', directory, status=status).splitlines()
+    assert lines[0].split() == ['service', 'state', 'process', 'address',
+                                'log']
+    matches = [re.match(r'(\S+)\s+(.+?)\s+(\d+|-)\s', line)
+               for line in lines[1:]]
+    return {match[1]: (match[2], match[3]) for match in matches}
+
+
+def listens(service):
+    with contextlib.suppress(OSError):
+        socket.create_connection(('127.0.0.1', service.port), 5).close()
+        return True
+    return False
+
+
+def test_life(place):
+    """Up, asked, up again, one killed, mended, and down."""
+    said = tool('up', '--dir', place, 'placement', 'dedupd')
+    assert 'start Placement ...' in said and 'the cloud is up' in said
+    before = table(place, 0)
+    # Those and what they need.
+    assert list(before) == ['mariadb', 'rabbitmq', 'dedupd', 'placement']
+    assert {state for state, _ in before.values()} == {'up'}
+    placement = cloud_module.Cloud(place).services['placement']
+    assert listens(placement)
+    # Nobody but the owner reads the password.
+    assert place.stat().st_mode & 0o077 == 0
+
+    said = tool('up', '--dir', place, 'placement')
+    assert 'Placement runs already' in said and 'start ' not in said
+    assert table(place, 0) == before
+
+    os.kill(int(before['placement'][1]), signal.SIGKILL)
+    after = table(place, 1)
+    assert after.pop('placement')[0] == 'down'
+    assert {state for state, _ in after.values()} == {'up'}
+    assert 'start Placement:' in tool('up', '--dir', place, 'placement')
+    mended = table(place, 0)
+    assert mended['placement'] != before['placement']
+    assert {name: one for name, one in mended.items()
+            if name != 'placement'} == after
+
+    assert process_module.marked(place)
+    tool('down', '--dir', place)
+    assert not place.exists()
+    assert process_module.marked(place) == []
+    assert not listens(placement)
+    assert 'there is no cloud' in tool('status', '--dir', place, status=1)
+    assert 'there is no cloud' in tool('down', '--dir', place)
+
+
+def test_kept(place):
+    """Down with --keep leaves what is stored, and ends everything."""
+    tool('up', '--dir', place, 'placement')
+    ports = json.loads((place / 'state.json').read_text())['ports']
+    tool('down', '--dir', place, '--keep')
+    assert process_module.marked(place) == []
+    assert set(table(place, 1).values()) == {('not started', '-')}
+    tool('up', '--dir', place, 'placement')
+    assert json.loads((place / 'state.json').read_text())['ports'] == ports
+    # Prepared once, started twice.
+    logs = {name: (place / 'log' / f'{name}.log').read_text()
+            for name in ('mariadb', 'placement')}
+    assert logs['mariadb'].count('--- mariadb-install-db ') == 1
+    assert logs['placement'].partition('/uwsgi --ini')[2].count('--- ') == 1
+    tool('down', '--dir', place)
+
+
+def test_cannot_start(place):
+    """What does not start is named, with its log; the rest goes on."""
+    cloud = cloud_module.Cloud(place)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(('127.0.0.1', cloud.services['neutron'].port))
+        taken.listen()
+        said = tool('up', '--dir', place, 'neutron', status=2)
+    assert 'FAILED: Neutron (stub) did not start: it ended while' in said
+    assert 'Address already in use' in said
+    assert f'Whole log: {place}/log/neutron.log' in said
+    assert 'What to do:' in said
+    assert table(place, 1) == {'neutron': ('not started', '-')}
+    tool('up', '--dir', place, 'neutron')
+    assert table(place, 0)['neutron'][0] == 'up'
+    tool('down', '--dir', place)
+
+
+def test_killed_up(place):
+    """Down cleans up after an `up` that was killed in the middle.
+
+    A cloud beside it is left alone.
+    """
+    other = place.with_name('other')
+    tool('up', '--dir', other, 'neutron')
+    with subprocess.Popen(
+            [sys.executable, '-m', 'tests.cloud', 'up', '--dir', place,
+             'placement'], cwd=TOP, stdout=subprocess.PIPE,
+            text=True) as up:
+        deadline = time.monotonic() + LIMIT
+        while not process_module.marked(place):
+            assert up.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        busy = tool('down', '--dir', place, status=2)
+        assert 'Another tools/cloud is at work' in busy
+        up.kill()
+    tool('down', '--dir', place)
+    assert process_module.marked(place) == []
+    assert not place.exists()
+    assert table(other, 0)['neutron'][0] == 'up'
+    tool('down', '--dir', other)
+
+
+def test_interrupted_up(place):
+    """Ctrl-C ends what was still starting, and says what to do."""
+    with subprocess.Popen(
+            [sys.executable, '-m', 'tests.cloud', 'up', '--dir', place,
+             'placement', 'neutron'], cwd=TOP, stdout=subprocess.PIPE,
+            text=True) as up:
+        for line in up.stdout:
+            if 'start MariaDB ...' in line:
+                up.send_signal(signal.SIGINT)
+        assert up.wait(LIMIT) == 130
+    assert {name for name, one in table(place, 1).items()
+            if one[0] == 'up'} <= {'neutron'}
+    tool('down', '--dir', place)
+    assert process_module.marked(place) == []
+
+
+def test_reused_process_id(place):
+    """A process that has a recorded number by chance is left alone."""
+    cloud = cloud_module.Cloud(place)
+    stranger = subprocess.Popen(['sleep', str(LIMIT)])
+    try:
+        real = process_module.Process.of(stranger.pid)
+        cloud.state.add_process('neutron', process_module.Process(
+            real.pid, real.started - 1))
+        assert not cloud.services['neutron'].running()
+        cloud.down()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait(LIMIT)
+
+
+def test_foreign_directory(place):
+    """What is not a cloud's is neither used nor removed."""
+    place.mkdir()
+    (place / 'precious').touch()
+    assert 'no cloud' in tool('up', '--dir', place, 'neutron', status=2)
+    tool('down', '--dir', place)
+    assert (place / 'precious').exists()
+    too_long = place / ('x' * 60)
+    assert 'too long' in tool('up', '--dir', too_long, status=2)
+    assert not too_long.exists()
+    assert 'no service foo' in tool(
+        'up', '--dir', place.with_name('other'), 'foo', status=2)
+
+
+def test_words():
+    """Help, and a wrong command."""
+    assert 'tools/cloud up' in tool('--help')
+    assert 'see tools/cloud --help' in tool('fly', status=2)
+
+
+def test_left_children(place):
+    """What a killed process leaves behind goes with its service."""
+    cloud = cloud_module.Cloud(place)
+    service = cloud.services['neutron']
+    leader = service.spawn(
+        ['sh', '-c', f'sleep {LIMIT} & exec sleep {LIMIT}'], cwd=place)
+    while len(process_module.marked(place)) < 2:
+        time.sleep(0.01)
+    leader.kill()
+    leader.wait(LIMIT)
+    assert not service.running()
+    assert len(process_module.marked(place)) == 1
+    service.kill()
+    assert process_module.marked(place) == []
+    cloud.down()
+
+
+def test_unrecorded_process(place):
+    """What was started, but not yet recorded, is ended, too."""
+    cloud = cloud_module.Cloud(place)
+    process_module.Process.spawn(['sleep', str(LIMIT)], place, env={})
+    assert len(process_module.marked(place)) == 1
+    cloud.down()
+    assert process_module.marked(place) == []
+
+
+@pytest.mark.timeout(3 * LIMIT)
+def test_clients(cloud, tmp_path):
+    """The client works with what the cloud leaves for it, by any proxy."""
+    path = tmp_path / 'image'
+    path.write_bytes(os.urandom(1 << 20))
+
+    def client(*words):
+        result = subprocess.run(
+            ['bash', '-c', '. "$0" && exec "$@"', cloud.directory / 'openrc',
+             pathlib.Path(sys.prefix) / 'bin' / 'openstack', *words],
+            env={**os.environ, 'http_proxy': 'http://127.0.0.1:9'},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=LIMIT)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    created = json.loads(client(
+        '--os-cloud', 'demo', 'image', 'create', '--disk-format', 'raw',
+        '--file', path, '-f', 'json', 'of-the-client'))
+    assert created['properties']['stores'] == 'dedup'
+    client('image', 'save', '--file', tmp_path / 'back', created['id'])
+    assert (tmp_path / 'back').read_bytes() == path.read_bytes()
+    client('image', 'delete', created['id'])
+    flavors = json.loads(client('flavor', 'list', '-f', 'json'))
+    assert {'m1.nano', 'm1.micro'} <= {one['Name'] for one in flavors}
+    assert {one.state() for one in cloud.services.values()} == {'up'}
+
+
+def test_state_survives(tmp_path):
+    """What one process recorded another reads."""
+    path = tmp_path / 'state.json'
+    one = state_module.State(path)
+    port = one.port('x')
+    one.add_process('x', process_module.Process.of(os.getpid()))
+    one.set_prepared('x')
+    two = state_module.State(path)
+    assert (two.port('x'), two.password) == (port, one.password)
+    assert two.prepared('x') and not two.prepared('y')
+    assert two.processes('x')[0].poll() is None
+    assert path.stat().st_mode & 0o077 == 0
