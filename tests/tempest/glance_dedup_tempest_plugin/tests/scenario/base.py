@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What the scenarios share: images, and dedupd as seen from outside."""
+
+import http.client
+import io
+import json
+import shlex
+import subprocess
+import time
+import urllib.parse
+
+from tempest.common import waiters
+from tempest import config
+from tempest.lib.common.utils import data_utils
+from tempest.lib.common.utils import test_utils
+import tempest.test
+
+CONF = config.CONF
+
+BLOCK = 4096
+SIZE = 2048 * BLOCK
+
+# Seconds
+REQUEST_TIMEOUT = 30
+POLL = 0.5
+
+
+class DedupTest(tempest.test.BaseTestCase):
+    """Base class; a test names the options that it cannot do without.
+
+    :cvar needs: names of options of the group ``[dedup]``
+    """
+
+    credentials = ['primary']
+    needs = ()
+
+    @classmethod
+    def skip_checks(cls):
+        super().skip_checks()
+        if not CONF.service_available.glance:
+            raise cls.skipException('Glance is not available')
+        missing = [name for name in cls.needs if not CONF.dedup[name]]
+        if missing:
+            raise cls.skipException(
+                'not given in [dedup]: ' + ', '.join(missing))
+
+    @classmethod
+    def setup_credentials(cls):
+        cls.set_network_resources()
+        super().setup_credentials()
+
+    @classmethod
+    def setup_clients(cls):
+        super().setup_clients()
+        cls.images = cls.os_primary.image_client_v2
+
+    # -- images ------------------------------------------------------------
+
+    def create_image(self, **properties):
+        """A record without data, gone after the test; its id."""
+        properties.setdefault('disk_format', 'raw')
+        image = self.images.create_image(
+            name=data_utils.rand_name(
+                prefix=CONF.resource_name_prefix, name='dedup'),
+            container_format='bare', visibility='private', **properties)
+        self.addCleanup(test_utils.call_and_ignore_notfound_exc,
+                        self.images.delete_image, image['id'])
+        return image['id']
+
+    def upload(self, data, **properties):
+        """Store bytes, or a file, in a new image; its id."""
+        image_id = self.create_image(**properties)
+        if isinstance(data, bytes):
+            data = io.BytesIO(data)
+        self.images.store_image_file(image_id, data)
+        waiters.wait_for_image_status(self.images, image_id, 'active')
+        stores = self.images.show_image(image_id).get('stores')
+        self.assertEqual(
+            CONF.dedup.store, stores,
+            f'The image is in the store {stores}, not in that of [dedup] '
+            'store, which has to be the default store')
+        return image_id
+
+    def download(self, image_id):
+        return self.images.show_image_file(image_id).data
+
+    def download_range(self, image_id, first, last):
+        """The bytes from offset `first` to offset `last`, inclusive."""
+        headers = {'Range': f'bytes={first}-{last}'}
+        response, body = self.images.get(
+            f'images/{image_id}/file', headers=headers, extra_headers=True)
+        self.images.expected_success(206, response.status)
+        return body
+
+    # -- the daemon --------------------------------------------------------
+
+    def ask_daemon(self, path):
+        """What dedupd answers, parsed.
+
+        :raises OSError: if nobody answers
+        """
+        address = urllib.parse.urlsplit(CONF.dedup.daemon_url)
+        # Not through a proxy, whatever the environment says.
+        connection = http.client.HTTPConnection(
+            address.hostname, address.port, timeout=REQUEST_TIMEOUT)
+        try:
+            connection.request('GET', path)
+            response = connection.getresponse()
+            body = response.read()
+        finally:
+            connection.close()
+        self.assertEqual(200, response.status, f'{path}: {body[:400]}')
+        return json.loads(body)
+
+    def wait_for(self, condition, what):
+        """Until a condition holds."""
+        self.assertTrue(
+            test_utils.call_until_true(condition, CONF.dedup.timeout, POLL),
+            f'{what}: not within {CONF.dedup.timeout} s')
+
+    def image_figures(self, image_id):
+        """What dedupd says of one image."""
+        for image in self.ask_daemon('/v1/images')['images']:
+            if image['image_id'] == image_id:
+                return image
+        self.fail(f'dedupd does not know the image {image_id}: does it '
+                  'serve the repository of this Glance?')
+
+    def disk_bytes(self):
+        """What the repository takes, measured after this was called."""
+        # The daemon's figures may be some seconds old.
+        time.sleep(6)
+        return self.ask_daemon('/v1/status')['space']['disk_bytes']
+
+    def run_command(self, option):
+        """Run what an option of ``[dedup]`` says."""
+        command = CONF.dedup[option]
+        result = subprocess.run(
+            shlex.split(command), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=CONF.dedup.timeout)
+        self.assertEqual(0, result.returncode,
+                         f'[dedup] {option}: {command}: {result.stdout}')
