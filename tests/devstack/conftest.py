@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The machine that has the roots; and one in which the plugin is installed."""
+
+import os
+
+import pytest
+
+from tests.devstack import roots
+
+
+@pytest.fixture(scope='session')
+def machine():
+    if os.geteuid() != 0:
+        pytest.skip('roots of their own need root')
+    machine = roots.Machine()
+    yield machine
+    machine.close()
+
+
+@pytest.fixture(scope='session')
+def installed(machine):
+    """A root to build on: the package is installed, Glance has a database."""
+    with machine.root() as root:
+        root.local_conf()
+        root.stack('install')
+        root.make_database()
+    return root
+
+
+@pytest.fixture
+def root(machine, installed):
+    """One in which stack.sh installs nothing any more."""
+    with machine.root(on=installed) as root:
+        yield root

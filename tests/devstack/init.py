@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The first process of a root; see ``roots.py``.
+
+``unshare`` starts it in namespaces of its own. It puts the root together from
+layers, enters it, says so in one line, and waits for the end of its input.
+With it all other processes of the root end, and the root's network and file
+systems go.
+"""
+
+import fcntl
+import os
+import pathlib
+import signal
+import socket
+import struct
+import subprocess
+import sys
+
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+
+
+def mount(*arguments):
+    subprocess.run(['mount', *map(str, arguments)], check=True, timeout=60)
+
+
+def loopback_up():
+    with socket.socket() as sock:
+        request = struct.pack('16sH14x', b'lo', 0)
+        flags = struct.unpack(
+            '16sH14x', fcntl.ioctl(sock, SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, SIOCSIFFLAGS,
+                    struct.pack('16sH14x', b'lo', flags | IFF_UP))
+
+
+def show(path, root):
+    """Let every user of the root see a directory of the host."""
+    target = root / path.relative_to('/')
+    target.mkdir(parents=True, exist_ok=True)
+    # The overlay shows neither other file systems nor what is in /tmp.
+    if set(os.listdir(target)) != set(os.listdir(path)):
+        mount('--bind', path, target)
+        mount('-o', 'remount,bind,ro', target)
+    # Others than root must get there, too: /root is closed to them.
+    for parent in target.parents:
+        if parent == root:
+            break
+        mode = parent.stat().st_mode & 0o7777
+        if not mode & 0o001:
+            parent.chmod(mode | 0o001)
+
+
+def build(layer, lower, shown):
+    """Mount the root; where it is.
+
+    :param layer: directory that what is changed goes to
+    :param lower: directories of layers below, the uppermost first
+    :param shown: directories of the host to be seen by every user
+    """
+    # No mount is seen outside.
+    mount('--make-rprivate', '/')
+    root = layer / 'root'
+    for name in ('changes', 'work', 'root'):
+        (layer / name).mkdir(exist_ok=True)
+    below = ':'.join([*(f'{path}/changes' for path in lower), '/'])
+    mount('-t', 'overlay', 'overlay', '-o',
+          f'lowerdir={below},upperdir={layer}/changes,workdir={layer}/work',
+          root)
+    mount('--rbind', '/dev', root / 'dev')
+    for place, mode in (('dev/shm', '1777'), ('run', '0755'),
+                        ('tmp', '1777')):
+        mount('-t', 'tmpfs', '-o', f'mode={mode}', 'tmpfs', root / place)
+    mount('-t', 'proc', 'proc', root / 'proc')
+    for path in shown:
+        show(path, root)
+    return root
+
+
+def main(layer, lower, shown):
+    root = build(pathlib.Path(layer),
+                 [pathlib.Path(path) for path in lower.split(':') if path],
+                 [pathlib.Path(path) for path in shown.split(':')])
+    loopback_up()
+    os.chroot(root)
+    os.chdir('/')
+    # What loses its parent leaves no zombie.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print('ready', flush=True)
+    # Until whoever started it closes the other end, or dies.
+    sys.stdin.read()
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
