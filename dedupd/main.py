@@ -79,7 +79,7 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     conf.register_opts(opts.messaging_opts)
     conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
     conf(arguments, project='dedupd',
-         version=version.VersionInfo('glance-dedup').version_string())
+         version=version.VersionInfo('glance-dedup').release_string())
     for option in opts.dedupd_opts:
         conf.dedupd[option.dest]
     tasks.check_options(conf.dedupd)

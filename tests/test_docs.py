@@ -9,15 +9,33 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""The documents build without a warning, so no reference in them dangles."""
+"""The documents: they build, and say what the programs are.
 
-import pathlib
+No reference dangles, since they are built with warnings as errors; the manual
+pages are well formed; and commands, options, files and messages that they name
+exist.
+"""
+
+import ast
+import configparser
+import functools
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 
+from cliff import command
 import pytest
 
-TOP = pathlib.Path(__file__).resolve().parent.parent
+from dedupd import opts as dedupd_opts
+from glance_dedup.cli import main as cli
+from glance_dedup import opts
+from tests import documents
+
+TOP = documents.TOP
+MANUAL = {'glance-dedup.1', 'dedupd.8'}
 
 
 def in_git():
@@ -27,13 +45,366 @@ def in_git():
         capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')
-@pytest.mark.parametrize('source', ['doc/source', 'releasenotes/source'])
-def test_build(source, tmp_path):
+def build(source, builder, target):
+    """Build documents; every builder shares what was read of them."""
     result = subprocess.run(
         [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q',
-         '-b', 'html', '-d', tmp_path / 'doctrees', TOP / source,
-         tmp_path / 'html'],
+         '-b', builder, '-d', target.parent / 'doctrees', TOP / source,
+         target],
         cwd=TOP, capture_output=True, text=True, timeout=110)
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
-    assert (tmp_path / 'html' / 'index.html').exists()
+
+
+# -- building -----------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp('documents')
+
+
+@pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')
+@pytest.mark.parametrize('source', ['doc/source', 'releasenotes/source'])
+def test_build(source, place):
+    target = place / source.split('/')[0] / 'html'
+    build(source, 'html', target)
+    assert (target / 'index.html').exists()
+
+
+@pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')
+def test_manual_pages(place):
+    """Each has a name that ``apropos`` finds, and no error of its markup."""
+    for tool in ('man', 'lexgrog'):
+        assert shutil.which(tool), f'{tool} is missing: see bindep.txt, man-db'
+    target = place / 'doc' / 'man'
+    build('doc/source', 'man', target)
+    assert {path.name for path in target.iterdir()
+            if path.is_file()} == MANUAL
+    for name in MANUAL:
+        text = page_of(target / name)
+        assert '%(' not in text and '<>' not in text
+        for heading in ('NAME', 'SYNOPSIS', 'DESCRIPTION', 'EXIT STATUS',
+                        'FILES', 'SEE ALSO'):
+            assert re.search(f'^{heading}$', text, re.MULTILINE), (
+                name, heading)
+    text = page_of(target / 'glance-dedup.1')
+    for name in cli.COMMANDS:
+        assert re.search(f'^   {name}$', text, re.MULTILINE), (
+            f'{name} is missing; tools/test installs what setup.cfg names')
+
+
+def page_of(path):
+    """A manual page as it is shown."""
+    name = path.name.split('.')[0]
+    result = subprocess.run(
+        ['lexgrog', path], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f'{name} - ' in result.stdout
+    result = subprocess.run(
+        ['man', '--local-file', '--warnings=w', path], timeout=60,
+        capture_output=True, text=True,
+        env={**os.environ, 'MANWIDTH': '80', 'LC_ALL': 'C.UTF-8'})
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    # Bold is a letter over itself.
+    return re.sub('.\b', '', result.stdout)
+
+
+# -- commands -----------------------------------------------------------------
+
+class Misused(Exception):
+    """The program would not take this command line."""
+
+
+@functools.cache
+def application():
+    return cli.App()
+
+
+def parser_of(words):
+    """The parser of a command, and the words that are its arguments."""
+    app = application()
+    try:
+        factory, name, rest = app.command_manager.find_command(list(words))
+    except ValueError as e:
+        raise Misused(f'there is no such command: {e}') from e
+    assert issubclass(factory, command.Command)
+    return factory(app, None, cmd_name=name).get_parser(name), rest
+
+
+def parse(parser, words):
+    def fail(message):
+        raise Misused(message)
+
+    parser.error = fail
+    return parser.parse_known_args(words)
+
+
+def check_glance_dedup(words, whole):
+    """:raises Misused: if it is none; arguments are looked at if `whole`"""
+    if not whole:
+        # What follows is cut short: options must exist, wherever they stand.
+        known = set()
+        _, words = parse(application().parser, words)
+        plain = [word for word in words if not word.startswith('-')]
+        if plain:
+            parser, _ = parser_of(plain)
+            known |= set(parser._option_string_actions)
+        for word in words:
+            option = word.partition('=')[0]
+            if option.startswith('-') and option not in known:
+                raise Misused(f'{word} is no option')
+        return
+    if {'--version', '--help'} & set(words):
+        return
+    _, rest = parse(application().parser, words)
+    if not rest:
+        raise Misused('there is no command')
+    parser, rest = parser_of(rest)
+    _, left = parse(parser, rest)
+    if left:
+        raise Misused(f'{left} is too much')
+
+
+@functools.cache
+def help_of_dedupd():
+    return subprocess.run(
+        [sys.executable, '-m', 'dedupd.main', '--help'], cwd=TOP, check=True,
+        capture_output=True, text=True, timeout=60).stdout
+
+
+def check_dedupd(words):
+    for word in words:
+        if word.startswith('-') and not re.search(
+                rf'(^|[\s,\[]){re.escape(word.partition("=")[0])}[\s,\]]',
+                help_of_dedupd()):
+            raise Misused(f'{word} is no option')
+
+
+#: What may stand in front of a program: who runs it, and variables.
+_BEFORE = re.compile(
+    r'(sudo -u [a-z]+ |[A-Z_]+=\S+ |\S*/(?=(glance-dedup|dedupd)\b))*')
+
+
+def used(text):
+    """The programs of ours in a line of shell, with their arguments."""
+    for part in re.split(r'[|;]|&&', text):
+        part = _BEFORE.sub('', part.strip(), count=1)
+        try:
+            words = shlex.split(part, comments=True)
+        except ValueError:
+            continue
+        if words and words[0] in ('glance-dedup', 'dedupd'):
+            yield words[0], [word for word in words[1:]
+                             if not re.fullmatch(r'\d?>.*', word)]
+
+
+def check_line(place, text, whole):
+    """How many commands a line has; each must be one."""
+    found = 0
+    if ' [' in text:            # a synopsis
+        return 0
+    for program, words in used(text):
+        found += 1
+        try:
+            if program == 'dedupd':
+                check_dedupd(words)
+            else:
+                check_glance_dedup(words, whole)
+        except Misused as e:
+            pytest.fail(f'{place}: {text}: {e}')
+    return found
+
+
+def test_commands_of_blocks():
+    found = 0
+    for page in documents.pages():
+        for block in documents.blocks(page):
+            for line in documents.commands(block):
+                found += check_line(line.place, line.text, whole=True)
+    assert found > 30
+
+
+def test_commands_of_sentences():
+    """Also without the program's name, as in ``repository check``."""
+    found = 0
+    for page in documents.pages():
+        if page.name == 'format.rst':   # names of structures, not commands
+            continue
+        for text in documents.literals(page):
+            if re.match('(repository|image) [a-z]', text):
+                text = f'glance-dedup {text}'
+            found += check_line(page, text.replace('...', ''), whole=False)
+    assert found > 60
+
+
+@pytest.mark.parametrize('line', [
+    'glance-dedup image gett ID', 'glance-dedup image get ID',
+    'glance-dedup image list --force', 'dedupd --no-such',
+    'sudo -u glance glance-dedup --repo DIR image list',
+    'X=1 /opt/bin/glance-dedup recompress --codec none'])
+def test_a_wrong_command_is_found(line):
+    with pytest.raises(pytest.fail.Exception):
+        check_line('here', line, whole=True)
+
+
+# -- options ------------------------------------------------------------------
+
+def names_of(options):
+    return {option.name for option in options}
+
+
+def test_options_of_sentences():
+    """``dedup_store_...``, wherever it stands."""
+    known = names_of(opts.dedup_opts)
+    for page in documents.pages():
+        for name in re.findall(r'\bdedup_store_[a-z_]*[a-z]',
+                               page.read_text()):
+            assert name in known, f'{page}: there is no option {name}'
+
+
+def test_options_of_blocks():
+    """In every piece of a configuration file."""
+    driver, daemon = names_of(opts.dedup_opts), names_of(
+        dedupd_opts.dedupd_opts)
+    found = 0
+    for page in documents.pages():
+        for block in documents.blocks(page):
+            if not block.text.startswith('[') or block.language not in (
+                    '', 'ini'):
+                continue
+            parser = configparser.RawConfigParser(
+                strict=False, allow_no_value=True)
+            parser.optionxform = str
+            # DevStack's local.conf has headings of its own.
+            parser.read_string(re.sub(r'^\[\[(.*)\]\]$', r'[\1]', block.text,
+                                      flags=re.MULTILINE))
+            for section in parser.sections():
+                for name in parser[section]:
+                    if section == 'dedupd' or name.startswith('dedup_store_'):
+                        found += 1
+                        assert name in (
+                            daemon if section == 'dedupd' else driver), (
+                            f'{block.place}: there is no option {name}')
+    assert found > 10
+
+
+# -- files --------------------------------------------------------------------
+
+def test_files_of_the_checkout():
+    """``tools/demo`` and others are there."""
+    tops = '|'.join(path.name for path in TOP.iterdir() if path.is_dir()
+                    and not path.name.startswith('.') and path.name != 'build')
+    found = 0
+    for page in documents.pages():
+        for text in documents.literals(page):
+            name = text.split()[0] if text.split() else ''
+            if not re.fullmatch(rf'({tops})/[\w./-]+', name):
+                continue
+            if name.startswith('doc/build'):
+                continue
+            found += 1
+            assert (TOP / name).exists(), f'{page}: there is no {name}'
+    assert found > 30
+
+
+# -- messages -----------------------------------------------------------------
+
+_C_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+_C_STRINGS = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI\w+\s*)?'
+                        r'"(?:[^"\\\n]|\\.)*")*')
+_FORMAT = re.compile(r'%(\(\w+\))?[-#0 +.*\d]*(hh|h|ll|l|z|j)?[a-zA-Z]')
+
+
+def messages_of_c(text):
+    for found in _C_STRINGS.finditer(text):
+        joined = ''.join(_C_STRING.findall(found[0]))
+        yield _FORMAT.sub('...', joined)
+
+
+def messages_of_python(text):
+    """Every string, with ... for what is put in."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.JoinedStr):
+            yield ''.join(
+                value.value if isinstance(value, ast.Constant) else '...'
+                for value in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield _FORMAT.sub('...', node.value)
+
+
+@functools.cache
+def messages():
+    """All that the programs can say."""
+    found = set()
+    for directory in ('glance_dedup', 'dedupd'):
+        for path in (TOP / directory).rglob('*.py'):
+            found.update(messages_of_python(path.read_text()))
+        for path in (TOP / directory).rglob('*.c'):
+            found.update(messages_of_c(path.read_text()))
+    return found
+
+
+def pattern(text):
+    """It, with anything where it has ..."""
+    return re.escape(text).replace(r'\.\.\.', '(.+)')
+
+
+def is_message(text):
+    """Whether it is one, or a part of one."""
+    return any(re.search(pattern(text), message) for message in messages())
+
+
+def is_said(line):
+    """Whether it is a message, or one that is put into another."""
+    # A system call's error stands behind what failed.
+    line = line.removesuffix(': ...')
+    if is_message(line):
+        return True
+    for message in messages():
+        if '...' in message and len(message.replace('...', '')) >= 20:
+            match = re.fullmatch(pattern(message), line)
+            if match and all(part == '...' or is_message(part)
+                             for part in match.groups()):
+                return True
+    return False
+
+
+def quoted():
+    page = documents.SOURCE / 'admin' / 'troubleshooting.rst'
+    return [(block.place, line) for block in documents.blocks(page)
+            if block.language == 'text' for line in block.text.splitlines()]
+
+
+def test_messages():
+    """What the page on troubleshooting quotes is what is said."""
+    lines = quoted()
+    assert len(lines) > 25
+    for place, line in lines:
+        assert is_said(line), f'{place}: nobody says {line!r}'
+
+
+def test_messages_that_are_not_said():
+    assert not is_said('there is no repository here, and no daemon')
+    assert not is_said('... belongs to nobody, and ...')
+    assert not is_said('Refused a location of image ... with a false name')
+
+
+# -- tools --------------------------------------------------------------------
+
+def tools():
+    """Those that people run; the others are parts of these."""
+    return sorted(
+        path.name for path in (TOP / 'tools').iterdir()
+        if path.is_file() and os.access(path, os.X_OK)
+        and 'the part of ' not in path.read_text()[:200].lower())
+
+
+@pytest.mark.parametrize('tool', tools())
+def test_help_of_tools(tool):
+    path = TOP / 'tools' / tool
+    # Not to be tried where it would do its work instead.
+    assert '--help' in path.read_text()
+    result = subprocess.run(
+        [path, '--help'], cwd='/', stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert f'tools/{tool}' in result.stdout

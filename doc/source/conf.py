@@ -11,6 +11,9 @@
 # under the License.
 """Configuration of the documentation's build."""
 
+from cliff import sphinxext
+from docutils import nodes
+
 extensions = [
     'openstackdocstheme',
     'oslo_config.sphinxext',
@@ -37,6 +40,15 @@ pygments_style = 'native'
 
 html_theme = 'openstackdocs'
 
+man_pages = [
+    ('cli/glance-dedup', 'glance-dedup',
+     'work on a repository of the deduplicating image store',
+     'The glance-dedup authors', 1),
+    ('cli/dedupd', 'dedupd',
+     'maintainer and read cache of the deduplicating image store',
+     'The glance-dedup authors', 8),
+]
+
 config_generator_config_file = [
     ('../../etc/oslo-config-generator/glance-dedup.conf',
      'configuration/glance-dedup'),
@@ -44,3 +56,27 @@ config_generator_config_file = [
 ]
 
 autoprogram_cliff_application = 'glance-dedup'
+
+
+def _with_default(format_action):
+    """As `format_action`, with %(default)s filled in, as --help has it."""
+    def format_with_default(action):
+        if action.help:
+            action.help = action.help % {**vars(action), 'prog': ''}
+        return format_action(action)
+    return format_with_default
+
+
+def _unlink(app, doctree, docname):
+    """In a manual page a reference is words: there is nothing to lead to."""
+    if app.builder.name == 'man':
+        for reference in list(doctree.findall(nodes.reference)):
+            if reference.get('internal'):
+                reference.replace_self(reference.children)
+
+
+def setup(app):
+    # cliff prints the help as it stands in the code.
+    sphinxext._format_optional_action = _with_default(
+        sphinxext._format_optional_action)
+    app.connect('doctree-resolved', _unlink)
