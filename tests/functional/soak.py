@@ -272,20 +272,24 @@ class Soak:
             self.other.process = None
         for steps in KINDS:
             self.start_worker(steps)
-        deeds = [self.kill_daemon, self.kill_worker, self.kill_glance_worker,
-                 self.kill_glance]
-        self.rng.shuffle(deeds)     # at least once each
-        while deeds or time.monotonic() < self.deadline:
+        self.kill_at_random({self.kill_daemon: 3, self.kill_worker: 7,
+                             self.kill_glance_worker: 3, self.kill_glance: 1})
+
+    def kill_at_random(self, deeds):
+        """Until the deadline, and each at least once; then all have ended.
+
+        :param deeds: how often each, in proportion
+        """
+        first = list(deeds)
+        self.rng.shuffle(first)
+        while first or time.monotonic() < self.deadline:
             time.sleep(min(2.0, self.rng.expovariate(1.5)))
-            if deeds:
-                deeds.pop()()
+            if first:
+                first.pop()()
                 continue
             self.reap()
             if time.monotonic() < self.deadline - 1:
-                self.rng.choices(
-                    [self.kill_daemon, self.kill_worker,
-                     self.kill_glance_worker, self.kill_glance],
-                    [3, 7, 3, 1])[0]()
+                self.rng.choices(list(deeds), list(deeds.values()))[0]()
         for process in list(self.running):
             process.wait(LIMIT)
         self.reap()

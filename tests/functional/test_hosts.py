@@ -430,26 +430,8 @@ class Cluster(soak_module.Soak):
                 self.start_worker_on(host, steps)
         for _ in range(CLIENTS):
             self.start_worker(None)
-        deeds = [self.kill_daemon, self.kill_worker, self.kill_glance_worker,
-                 self.kill_host]
-        self.rng.shuffle(deeds)     # at least once each
-        while deeds or time.monotonic() < self.deadline:
-            time.sleep(min(2.0, self.rng.expovariate(1.5)))
-            if deeds:
-                deeds.pop()()
-                continue
-            self.reap()
-            if time.monotonic() < self.deadline - 1:
-                self.rng.choices(
-                    [self.kill_daemon, self.kill_worker,
-                     self.kill_glance_worker, self.kill_host],
-                    [3, 6, 3, 2])[0]()
-        for process in list(self.running):
-            process.wait(LIMIT)
-        self.reap()
-        for thread in self.starting:
-            thread.join(LIMIT)
-            assert not thread.is_alive(), 'Glance does not start'
+        self.kill_at_random({self.kill_daemon: 3, self.kill_worker: 6,
+                             self.kill_glance_worker: 3, self.kill_host: 2})
 
     def look_at_processes(self):
         """Both hosts have the same images; one daemon maintains them."""
