@@ -433,10 +433,11 @@ class Trial:
             'time': time.time(), 'uid': os.geteuid()})
         if actor is self.me:
             return
-        apart = abs(time.time() - told['time'])
-        # What it took to be heard is in it.
-        self._find('clocks', apart < 2, None,
-                   f'{apart:.0f} seconds from {actor.host}')
+        # What it took to be heard makes it less, never more; and of two hosts
+        # each acts once.
+        ahead = told['time'] - time.time()
+        self._find('clocks', ahead < 2, None,
+                   f'that of {actor.host} is {ahead:.0f} seconds ahead')
         uid = os.stat(os.path.join(
             self.room, f'{self._step}-clock.{actor.token}')).st_uid
         self._find('owner', uid == told['uid'] == os.geteuid(), None,

@@ -40,9 +40,6 @@ from tests import repositories
 
 WORKLOADS = {}
 
-#: Less room for the catalog than otherwise, so that states are written fast.
-maintainer_module._RESERVE_BYTES = 1 << 16
-
 
 def workload(function):
     WORKLOADS[function.__name__.replace('_', '-')] = function
@@ -135,7 +132,10 @@ def _overwrite(path, offset):
 
 @contextlib.contextmanager
 def maintaining(repo):
-    with maintainer_module.Maintainer(repo) as maintainer:
+    # Less room for the catalog than otherwise, so that states are written
+    # fast; and other tests of this process have theirs.
+    with mock.patch.object(maintainer_module, '_RESERVE_BYTES', 1 << 16), \
+            maintainer_module.Maintainer(repo) as maintainer:
         yield maintainer
 
 
