@@ -136,8 +136,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
                  ('on the disk', size, nonzero, new, result.on_disk),
                  ('on the disk, recompressed', size, nonzero, new,
                   result.on_disk_recompressed)]
-        return [(name, *(None if n is None else common.Size(n)
-                         for n in (size, nonzero, new, stored)),
+        return [(name, *map(common.Size, (size, nonzero, new, stored)),
                  common.saved(nonzero or 0, stored))
                 for name, size, nonzero, new, stored in rows]
 
@@ -195,8 +194,7 @@ class Import(common.RepositoryCommand, lister.Lister):
         return (('image_id', 'size', 'result', 'stored_bytes', 'project',
                  'verified_by', 'located', 'error'),
                 [(o.image_id, common.Size(o.size), o.result,
-                  None if o.stored_bytes is None
-                  else common.Size(o.stored_bytes), o.project, o.verified,
+                  common.Size(o.stored_bytes), o.project, o.verified,
                   common.YesNo(o.located),
                   o.error and (o.error if isinstance(o.error, str)
                                else common.sentence_of(o.error)))

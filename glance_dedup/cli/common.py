@@ -26,10 +26,11 @@ class UsageError(Exception):
 
 
 class Size(columns.FormattableColumn):
-    """Bytes: 1.5 GiB in a table, a plain number elsewhere."""
+    """Bytes, or None: 1.5 GiB in a table, a plain number elsewhere."""
 
     def human_readable(self):
-        return progress_module.format_size(self._value)
+        return ('-' if self._value is None
+                else progress_module.format_size(self._value))
 
 
 class Percent(columns.FormattableColumn):

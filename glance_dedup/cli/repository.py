@@ -170,8 +170,7 @@ class Space(common.RepositoryCommand, lister.Lister):
         return (('part', 'disk_bytes', 'plain_bytes', 'percent_of_unique',
                  'percent_of_nonzero'),
                 [(part.name, common.Size(part.bytes),
-                  None if part.plain_bytes is None
-                  else common.Size(part.plain_bytes),
+                  common.Size(part.plain_bytes),
                   common.share(part.bytes, plain),
                   common.share(part.bytes, nonzero)) for part in parts])
 
