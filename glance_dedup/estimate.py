@@ -111,16 +111,8 @@ class Options:
 
         :raises InvalidParameter: there cannot be one
         """
-        size = self.block_size
-        if size is None:
-            size = (4096 if self.cutting == 'fixed'
-                    else parameters_module.GEAR_BLOCK)
-        found = parameters_module.Parameters(
-            repository_id='', block_size=size, group_slots=32768,
-            segment_size=65536, fingerprint='sha256', compare='hash',
-            cutting=parameters_module.full_cutting(self.cutting))
-        found.validate()
-        return found
+        return parameters_module.Parameters.choose(
+            block_size=self.block_size, cutting=self.cutting)
 
 
 def files_of(paths: list[str],

@@ -78,6 +78,14 @@ class Source:
     def size(self) -> int:
         return self._found.st_size
 
+    def read(self, length: int) -> bytes:
+        """So many bytes; fewer only at the file's end."""
+        pieces = []
+        while length and (piece := self.file.read(length)):
+            pieces.append(piece)
+            length -= len(piece)
+        return b''.join(pieces)
+
     def need_unchanged(self) -> None:
         """See whether it is still as long and as old as it was.
 

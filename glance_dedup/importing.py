@@ -17,7 +17,7 @@ by being begun again: what is committed is compared and left as it is, and of
 what was half stored the blocks are found. The file store is only read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 import dataclasses
 from typing import Any
@@ -160,7 +160,7 @@ class Importer:
             for piece in image.pieces(piece=PIECE):
                 if digest:
                     digest.update(piece)
-                elif piece != _read(source, len(piece)):
+                elif piece != source.read(len(piece)):
                     raise Differs(
                         f'image {entry.image_id} is in the repository with '
                         f'other bytes than {entry.path}; neither was '
@@ -206,14 +206,3 @@ def _need_equal(digest, record, what: str) -> None:
         raise Differs(
             f'{what} does not have the {record.hash_name} that Glance '
             'recorded when it was uploaded; it was not imported')
-
-
-def _read(source: filestore.Source, length: int) -> bytes:
-    """So many bytes of the file, fewer only at its end."""
-    return b''.join(_pieces(source, length))
-
-
-def _pieces(source: filestore.Source, length: int) -> Iterator[bytes]:
-    while length and (piece := source.file.read(length)):
-        length -= len(piece)
-        yield piece

@@ -19,6 +19,7 @@ with every byte distrusted. Safe for use by several threads.
 import dataclasses
 import json
 import re
+import secrets
 from typing import Any
 
 import xxhash
@@ -75,6 +76,25 @@ class Parameters:
     cutting: str = 'fixed'
     major: int = FORMAT_MAJOR
     minor: int = FORMAT_MINOR
+
+    @classmethod
+    def choose(cls, *, block_size: int | None = None,
+               group_slots: int = 32768, segment_size: int = 65536,
+               fingerprint: str = 'sha256', compare: str = 'hash',
+               cutting: str = 'fixed') -> 'Parameters':
+        """Of a new repository.
+
+        :param block_size: None: 4096, or with cutting by content 16384
+        :param cutting: ``fixed``; ``gear``; or that with the smallest and the
+            average block's bytes, as in ``gear 2048 4096``
+        :raises InvalidParameter: for a value out of bounds
+        """
+        if block_size is None:
+            block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
+        found = cls(secrets.token_hex(16), block_size, group_slots,
+                    segment_size, fingerprint, compare, full_cutting(cutting))
+        found.validate()
+        return found
 
     def validate(self, allow_weak: bool = False) -> None:
         """Raise InvalidParameter naming the first value out of bounds.

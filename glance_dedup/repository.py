@@ -271,15 +271,12 @@ class Repository:
     # -- creating ---------------------------------------------------------
 
     @staticmethod
-    def create(path: str | os.PathLike, *, block_size: int | None = None,
-               group_slots: int = 32768, segment_size: int = 65536,
-               fingerprint: str = 'sha256', compare: str = 'hash',
-               cutting: str = 'fixed', group_access: bool = False) -> None:
+    def create(path: str | os.PathLike, *, group_access: bool = False,
+               **chosen: Any) -> None:
         """Make a repository in a directory that is missing or empty.
 
-        :param block_size: None: 4096, or with cutting by content 16384
-        :param cutting: ``fixed``; ``gear``; or that with the smallest and the
-            average block's bytes, as in ``gear 2048 4096``
+        :param chosen: as for
+            :meth:`~glance_dedup.parameters.Parameters.choose`
         :param group_access: all members of the directory's group may use it;
             else it is this user's alone
         :raises InvalidParameter: for a value out of bounds, or a directory
@@ -289,15 +286,7 @@ class Repository:
         What a call that died in the middle left is completed by the next.
         """
         path = os.path.abspath(os.fspath(path))
-        if block_size is None:
-            block_size = (4096 if cutting == 'fixed'
-                          else parameters_module.GEAR_BLOCK)
-        parameters = parameters_module.Parameters(
-            repository_id=secrets.token_hex(16), block_size=block_size,
-            group_slots=group_slots, segment_size=segment_size,
-            fingerprint=fingerprint, compare=compare,
-            cutting=parameters_module.full_cutting(cutting))
-        parameters.validate()
+        parameters = parameters_module.Parameters.choose(**chosen)
         with _os_errors(f'cannot create the repository {path}'):
             os.makedirs(path, mode=0o700, exist_ok=True)
             Repository._need_fresh(path)

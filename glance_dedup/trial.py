@@ -342,28 +342,27 @@ class Trial:
 
     def _find(self, key: str, good: bool, seconds: float | None = None,
               detail: str = '') -> None:
+        self._add(key, FINE if good else LIMITED if key in _LIMITED_ONLY
+                  else UNFIT, seconds, detail)
+
+    def _add(self, key: str, verdict: str, seconds: float | None,
+             detail: str) -> None:
+        """The worse verdict counts, and the longer time."""
         finding = self.findings[key]
-        verdict = (FINE if good else LIMITED if key in _LIMITED_ONLY
-                   else UNFIT)
         if _ORDER.index(verdict) > _ORDER.index(finding.verdict):
             finding.verdict, finding.detail = verdict, detail
         if seconds is not None:
             finding.seconds = max(finding.seconds or 0.0, seconds)
 
     def _compare(self) -> list[Finding]:
-        """All hosts' findings in one: the worst, and the longest."""
+        """All hosts' findings in one."""
         self._say('found', {
             key: dataclasses.astuple(finding)[1:]
             for key, finding in self.findings.items()})
         for token, found in self._hear('found').items():
             host = next(m.host for m in self.others if m.token == token)
             for key, (verdict, seconds, detail) in found.items():
-                finding = self.findings[key]
-                if _ORDER.index(verdict) > _ORDER.index(finding.verdict):
-                    finding.verdict = verdict
-                    finding.detail = f'{host}: {detail}'
-                if seconds is not None:
-                    finding.seconds = max(finding.seconds or 0.0, seconds)
+                self._add(key, verdict, seconds, f'{host}: {detail}')
         if self._is_first():
             self._hear('heard')
         else:

@@ -21,15 +21,10 @@ from cliff import lister
 
 from glance_dedup.cli import common
 from glance_dedup.cli import image as image_module
+from glance_dedup.cli import progress as progress_module
 from glance_dedup import exceptions
 
 _UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
-
-
-def _add_codec(parser):
-    parser.add_argument(
-        '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
-        help='How new blocks are compressed. Default: %(default)s.')
 
 
 def _add_cloud(parser, **options):
@@ -81,7 +76,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--cutting', default='fixed', metavar='fixed|gear',
             help='As for repository create.')
-        _add_codec(parser)
+        common.add_codec(parser)
         parser.add_argument(
             '--level', type=int, default=0, metavar='N',
             help='Of zstd, 1 to 19. Default: its own.')
@@ -101,9 +96,9 @@ class Estimate(common.RepositoryCommand, lister.Lister):
             parsed_args.paths, lambda path: self.app.tell(
                 f'{path}: left out; it is no ordinary file'))
         if parsed_args.exact:
-            memory = common.Size(estimate.exact_memory(files, options))
-            self.app.tell(
-                f'this may take {memory.human_readable()} of memory')
+            memory = progress_module.format_size(
+                estimate.exact_memory(files, options))
+            self.app.tell(f'this may take {memory} of memory')
         with self.progress(
                 'reading', estimate.data_bytes(files)) as progress:
             result = estimate.estimate(files, options, progress.update)
@@ -172,7 +167,7 @@ class Import(common.RepositoryCommand, lister.Lister):
             'images belong to. Default: none, so that whoever may delete an '
             'image in Glance may delete its data.')
         common.add_scope(parser)
-        _add_codec(parser)
+        common.add_codec(parser)
         parser.add_argument(
             '--update-locations', metavar='STORE',
             help='Tell Glance that the images are in this store, too, which '
@@ -334,8 +329,8 @@ class Export(common.RepositoryCommand, lister.Lister):
         free = disk.f_bavail * disk.f_frsize
         if needed > free:
             raise exceptions.NoSpaceError(
-                f'{directory}: {common.Size(needed).human_readable()} are '
-                f'needed, but {common.Size(free).human_readable()} are free')
+                f'{directory}: {progress_module.format_size(needed)} are '
+                f'needed, but {progress_module.format_size(free)} are free')
 
     def one(self, repo, directory, stat, done, progress):
         path = os.path.join(directory, stat.image_id)
@@ -388,7 +383,7 @@ def _compare(path, image):
         if source.size != image.size:
             raise differs
         for piece in image.pieces():
-            if source.file.read(len(piece)) != piece:
+            if source.read(len(piece)) != piece:
                 raise differs
 
 

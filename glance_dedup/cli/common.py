@@ -84,6 +84,12 @@ def share(part: int, whole: int) -> Percent:
     return Percent(round(100 * part / whole, 2) if whole else None)
 
 
+def add_codec(parser):
+    parser.add_argument(
+        '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
+        help='How new blocks are compressed. Default: %(default)s.')
+
+
 def add_scope(parser):
     """The option that says whose blocks a new image shares."""
     parser.add_argument(

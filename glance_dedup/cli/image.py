@@ -41,9 +41,7 @@ class Put(common.RepositoryCommand, show.ShowOne):
             help='1 to 128 characters of A-Z a-z 0-9 _ -')
         parser.add_argument(
             'file', metavar='FILE', help='- for standard input')
-        parser.add_argument(
-            '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
-            help='How new blocks are compressed. Default: %(default)s.')
+        common.add_codec(parser)
         parser.add_argument(
             '--project', default='', metavar='NAME',
             help='The project that the image belongs to.')
@@ -336,9 +334,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
             help='The environment variable that holds a token of Keystone, '
             'which is used if there is no certificate. Default: '
             '%(default)s.')
-        parser.add_argument(
-            '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
-            help='How new blocks are compressed. Default: %(default)s.')
+        common.add_codec(parser)
         parser.add_argument(
             '--project', default='', metavar='NAME',
             help='The project that the image is to belong to.')

@@ -39,7 +39,7 @@ class Broker(service.Service):
 
     @property
     def transport_url(self):
-        return f'rabbit://guest:guest@{self.address}/'
+        return rabbitmq.url_of(self.port)
 
     def launch(self):
         _Server(self).launch()

@@ -55,19 +55,7 @@ class Client(glance_server.Client):
     """A user with a token; what is not expected is an answer all the same."""
 
     def __init__(self, url, token):
-        super().__init__(url, timeout=LIMIT)
-        self.token = token
-
-    def request(self, method, path, body=None, headers=None, **options):
-        return super().request(
-            method, path, body, {**(headers or {}),
-                                 'X-Auth-Token': self.token}, **options)
-
-    def open(self, image_id, first=None, last=None):
-        raise NotImplementedError
-
-    def download(self, image_id):
-        return self.request('GET', f'/v2/images/{image_id}/file')[2]
+        super().__init__(url, timeout=LIMIT, headers={'X-Auth-Token': token})
 
     def status(self, method, path):
         return self.request(method, path, expect=())[0]
@@ -85,11 +73,8 @@ class Begun:
         self.status = None
         self._thread = threading.Thread(target=self._upload)
         self._thread.start()
-        self._connection = client.connection()
-        self._connection.request(
-            'GET', f'/v2/images/{source}/file',
-            headers={'X-Auth-Token': client.token})
-        self._response = self._connection.getresponse()
+        self._download = contextlib.ExitStack()
+        self._response = self._download.enter_context(client.open(source))
         self._read = self._response.read(MIB)
         assert self._half.wait(LIMIT), 'the upload did not begin'
 
@@ -107,7 +92,7 @@ class Begun:
     def finish(self):
         """Go on; the upload's status, and the bytes that were read."""
         self._go.set()
-        with contextlib.closing(self._connection):
+        with self._download:
             read = self._read + self._response.read()
         self._thread.join(LIMIT)
         assert not self._thread.is_alive(), 'the upload does not end'

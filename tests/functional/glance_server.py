@@ -328,11 +328,13 @@ class Client:
 
     :param url: the server's, without ``/v2``
     :param timeout: seconds that a single send or receive may take
+    :param headers: of every request, beside its own
     """
 
-    def __init__(self, url, timeout=REQUEST_TIMEOUT):
+    def __init__(self, url, timeout=REQUEST_TIMEOUT, headers=None):
         self.address = urllib.parse.urlsplit(url).netloc
         self.timeout = timeout
+        self.headers = headers or {}
 
     def connection(self):
         """A new connection, for a test that wants to do it by hand."""
@@ -348,8 +350,9 @@ class Client:
         """
         with contextlib.closing(self.connection()) as connection:
             try:
-                connection.request(method, path, body, headers or {},
-                                   encode_chunked=chunked)
+                connection.request(
+                    method, path, body, {**(headers or {}), **self.headers},
+                    encode_chunked=chunked)
             except (BrokenPipeError, ConnectionResetError):
                 # Glance may answer before it has read the body, and close.
                 # What it said is still there to be read.
@@ -405,7 +408,7 @@ class Client:
         a part of it: Glance answers 206.
         """
         path = f'/v2/images/{image_id}/file'
-        headers = {}
+        headers = dict(self.headers)
         if first is not None:
             headers['Range'] = f'bytes={first}-{"" if last is None else last}'
         with contextlib.closing(self.connection()) as connection:
@@ -473,17 +476,7 @@ class ProjectClient(Client):
     """Of a member of a project, at a :class:`ProjectServer`."""
 
     def __init__(self, url, project, roles='member,reader'):
-        super().__init__(url)
-        self.who = {'X-Identity-Status': 'Confirmed', 'X-User-Id': project,
-                    'X-Project-Id': project, 'X-Tenant-Id': project,
-                    'X-Roles': roles}
-
-    def request(self, method, path, body=None, headers=None, **options):
-        return super().request(method, path, body,
-                               {**(headers or {}), **self.who}, **options)
-
-    def open(self, image_id, first=None, last=None):
-        raise NotImplementedError
-
-    def download(self, image_id):
-        return self.request('GET', f'/v2/images/{image_id}/file')[2]
+        super().__init__(url, headers={
+            'X-Identity-Status': 'Confirmed', 'X-User-Id': project,
+            'X-Project-Id': project, 'X-Tenant-Id': project,
+            'X-Roles': roles})

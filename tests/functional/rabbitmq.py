@@ -39,6 +39,11 @@ def free_port():
         return sock.getsockname()[1]
 
 
+def url_of(port):
+    """Of a broker on this port, as oslo.messaging has it."""
+    return f'rabbit://guest:guest@127.0.0.1:{port}/'
+
+
 class RabbitMQ:
     """A broker that can be stopped and started again.
 
@@ -55,7 +60,7 @@ class RabbitMQ:
         self._port, self._distribution_port, self._mapper_port = (
             ports or (free_port(), free_port(), free_port()))
         self._processes = []
-        self.url = f'rabbit://guest:guest@127.0.0.1:{self._port}/'
+        self.url = url_of(self._port)
 
     def environment(self):
         # Nothing of the caller's: the start script heeds names as common as
