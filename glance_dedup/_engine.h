@@ -8,7 +8,7 @@
  *     _enginerepository     _enginemaintenance what all begins with
  *     _enginetransaction    _enginerecipe      what these open
  *     _engineimage          _enginegroup
- *                           _enginerewriting
+ *     _engineblockreader    _enginerewriting
  *                           _enginemerge       Merge, Relocation, the index
  *     _enginescrub          _enginespare       functions
  *     _enginefingerprint    _engineruns
@@ -33,6 +33,7 @@ typedef struct module_state {
     PyTypeObject *repository_type;
     PyTypeObject *transaction_type;
     PyTypeObject *image_type;
+    PyTypeObject *block_reader_type;
     PyTypeObject *maintenance_type;
     PyTypeObject *recipe_type;
     PyTypeObject *group_type;
@@ -85,6 +86,22 @@ int gd_py_parse_image(PyObject *args, const char **image_id,
                       uint8_t room[GD_ID_SIZE], const uint8_t **upload);
 /* (a group's number), which is one that a group can have. */
 int gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number);
+
+/* Packed arrays of blocks, as C has them. */
+typedef struct gd_py_blocks {
+    size_t count;
+    gd_fingerprint *fps;
+    uint32_t *lengths;
+    gd_address *addresses;
+} gd_py_blocks;
+
+/* From fingerprints of 32 bytes, lengths of 4, addresses of 8, as many of each;
+ * 0 with an exception set.  addresses may be NULL: then there is only room for
+ * them. */
+int gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
+                      const Py_buffer *addresses, gd_py_blocks *list);
+void gd_py_free_blocks(gd_py_blocks *list);
+PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
 /* What a recipe's header says of the image, as a dict. */
 PyObject *gd_py_header_dict(const gd_recipe_header *header);
@@ -167,6 +184,9 @@ PyObject *gd_py_begin(PyObject *repository, PyObject *args);
 
 extern PyType_Spec gd_py_image_spec; /* _engineimage.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
+
+extern PyType_Spec gd_py_block_reader_spec; /* _engineblockreader.c */
+PyObject *gd_py_open_block_reader(PyObject *repository, PyObject *unused);
 
 extern PyType_Spec gd_py_recipe_spec; /* _enginerecipe.c */
 PyObject *gd_py_open_entry(PyObject *maintenance, PyObject *args);

@@ -52,6 +52,7 @@ class Repository:
                upload_id: bytes | None = None) -> None: ...
     def open_image(self, image_id: str,
                    upload_id: bytes | None = None) -> 'Image': ...
+    def block_reader(self) -> 'BlockReader': ...
     def statistics(self) -> dict[str, int]: ...
     def room(self) -> tuple[int, int]: ...
     def check_room(self, size: int) -> None: ...
@@ -69,6 +70,8 @@ class Transaction:
     upload_id: bytes
     def write(self, data: Any) -> int: ...
     def commit(self) -> dict[str, Any]: ...
+    def commit_open(self) -> 'Image':
+        """As commit; the image is opened before the locks are released."""
     def abort(self) -> None: ...
 
     # Added for pulling:
@@ -84,11 +87,11 @@ class Transaction:
         and nothing is appended, for one that `find` would not return. Only at
         a block's boundary: InvalidParameter after a `write` that ended within
         a block."""
-    def write_blocks(self, data: Any, lengths: bytes) -> None:
+    def write_blocks(self, data: Any, lengths: bytes) -> bytes:
         """Append blocks (32 bits for each one's length) that were cut
-        elsewhere; at a block's boundary, likewise. ValueError if they are not
-        all of the data, InvalidParameter for a length that no block here may
-        have."""
+        elsewhere; at a block's boundary, likewise. Returns their addresses, 0
+        for one that is all zeros. ValueError if they are not all of the data,
+        InvalidParameter for a length that no block here may have."""
     def add_zeros(self, length: int) -> None:
         """Append zeros; at a block's boundary, likewise."""
     def keep(self) -> None:
@@ -121,6 +124,16 @@ class Image:
         of its bytes is of a block asked for: others may be, or have been, of an
         image that the caller may not read. Every block is verified first
         (I7)."""
+
+class BlockReader:
+    """Reads blocks back by address, whose groups' shared locks somebody holds
+    (I6), and which lie before a sync point (I1)."""
+
+    def read(self, fingerprints: bytes, lengths: bytes,
+             addresses: bytes) -> bytes:
+        """The blocks' bytes, packed as for Transaction.add. Each is verified by
+        checksum and fingerprint, and that it is the one meant (I7)."""
+    def close(self) -> None: ...
 
 # -- the maintainer's (PROTOCOL N2-N6) ----------------------------------------
 

@@ -8,6 +8,9 @@
 
 #include <string.h>
 
+#include "engine/coding.h"
+#include "engine/runs.h"
+
 /* ---- errors ---- */
 
 /* The one table from status to exception; names in glance_dedup.exceptions. */
@@ -166,6 +169,72 @@ gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number)
     gd_fail(&err, GD_INVALID, "no group has the number %u", *number);
     gd_py_raise(self, &err);
     return 0;
+}
+
+/* ---- packed arrays of blocks ---- */
+
+void
+gd_py_free_blocks(gd_py_blocks *list)
+{
+    PyMem_Free(list->fps);
+    PyMem_Free(list->lengths);
+    PyMem_Free(list->addresses);
+}
+
+int
+gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
+                  const Py_buffer *addresses, gd_py_blocks *list)
+{
+    size_t count = (size_t)lengths->len / 4;
+    memset(list, 0, sizeof *list);
+    if ((size_t)fps->len != count * GD_FINGERPRINT_SIZE ||
+        (size_t)lengths->len != count * 4 ||
+        (addresses != NULL && (size_t)addresses->len != count * 8)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "fingerprints of 32 bytes, lengths of 4 and addresses "
+                        "of 8 are needed, as many of each");
+        return 0;
+    }
+    list->count = count;
+    list->fps = PyMem_Calloc(count + 1, sizeof *list->fps);
+    list->lengths = PyMem_Calloc(count + 1, sizeof *list->lengths);
+    list->addresses = PyMem_Calloc(count + 1, sizeof *list->addresses);
+    if (list->fps == NULL || list->lengths == NULL ||
+        list->addresses == NULL) {
+        gd_py_free_blocks(list);
+        PyErr_NoMemory();
+        return 0;
+    }
+    memcpy(list->fps, fps->buf, (size_t)fps->len);
+    for (size_t i = 0; i < count; i++) {
+        list->lengths[i] = gd_get32((const uint8_t *)lengths->buf + i * 4);
+        if (addresses != NULL) {
+            uint64_t packed =
+                gd_get64((const uint8_t *)addresses->buf + i * 8);
+            uint64_t group = packed >> GD_SLOT_BITS;
+            /* One that is too large is none that was ever found. */
+            list->addresses[i] = (gd_address){
+                group > GD_MAX_GROUP ? 0 : (uint32_t)group,
+                (uint32_t)(packed & (GD_MAX_SLOTS - 1))};
+        }
+    }
+    return 1;
+}
+
+PyObject *
+gd_py_pack_addresses(const gd_address *addresses, size_t count)
+{
+    PyObject *result =
+        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    if (result != NULL) {
+        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
+        for (size_t i = 0; i < count; i++) {
+            gd_put64(out + i * 8,
+                     (uint64_t)addresses[i].group << GD_SLOT_BITS |
+                         addresses[i].slot);
+        }
+    }
+    return result;
 }
 
 /* ---- results ---- */

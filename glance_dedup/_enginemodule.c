@@ -19,6 +19,7 @@ add_types(PyObject *module, module_state *state)
         {&gd_py_repository_spec, &state->repository_type},
         {&gd_py_transaction_spec, &state->transaction_type},
         {&gd_py_image_spec, &state->image_type},
+        {&gd_py_block_reader_spec, &state->block_reader_type},
         {&gd_py_maintenance_spec, &state->maintenance_type},
         {&gd_py_recipe_spec, &state->recipe_type},
         {&gd_py_group_spec, &state->group_type},
@@ -77,6 +78,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->repository_type);
     Py_CLEAR(state->transaction_type);
     Py_CLEAR(state->image_type);
+    Py_CLEAR(state->block_reader_type);
     Py_CLEAR(state->maintenance_type);
     Py_CLEAR(state->recipe_type);
     Py_CLEAR(state->group_type);

@@ -297,6 +297,7 @@ repository_statistics(PyObject *object, PyObject *unused)
 
 static PyMethodDef repository_methods[] = {
     {"begin", gd_py_begin, METH_VARARGS, NULL},
+    {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
     {"open_image", gd_py_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},

@@ -136,10 +136,12 @@ transaction_write(PyObject *object, PyObject *data)
     return s == GD_OK ? PyLong_FromSsize_t(length) : gd_py_raise(object, &err);
 }
 
+/* What a commit returns: what it was told of the image, or the image, opened
+ * while the transaction still holds the shared locks of its groups: so nobody
+ * can take it away in between (I12). */
 static PyObject *
-transaction_commit(PyObject *object, PyObject *unused)
+commit(PyObject *object, bool open)
 {
-    (void)unused;
     transaction_object *self = (transaction_object *)object;
     gd_recipe_header header;
     gd_error err;
@@ -152,13 +154,32 @@ transaction_commit(PyObject *object, PyObject *unused)
         s = gd_transaction_commit(self->transaction, &header, &linked, &err);
     }
     Py_END_ALLOW_THREADS
+    PyObject *result =
+        s != GD_OK ? gd_py_raise(object, &err)
+        : open     ? PyObject_CallMethod((PyObject *)self->owner, "open_image",
+                                         "s", header.image_id)
+                   : gd_py_header_dict(&header);
     if (linked) {
         end_transaction(self);
     }
     if (entered) {
         leave_transaction(self);
     }
-    return s == GD_OK ? gd_py_header_dict(&header) : gd_py_raise(object, &err);
+    return result;
+}
+
+static PyObject *
+transaction_commit(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return commit(object, false);
+}
+
+static PyObject *
+transaction_commit_open(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return commit(object, true);
 }
 
 static PyObject *
@@ -179,92 +200,19 @@ transaction_abort(PyObject *object, PyObject *unused)
 
 /* ---- blocks by their fingerprints ---- */
 
-/* Packed arrays of blocks, as C has them. */
-typedef struct block_list {
-    size_t count;
-    gd_fingerprint *fps;
-    uint32_t *lengths;
-    gd_address *addresses;
-} block_list;
-
-static void
-free_blocks(block_list *list)
-{
-    PyMem_Free(list->fps);
-    PyMem_Free(list->lengths);
-    PyMem_Free(list->addresses);
-}
-
-/* addresses may be NULL: then there is only room for them. */
-static int
-copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
-            const Py_buffer *addresses, block_list *list)
-{
-    size_t count = (size_t)lengths->len / 4;
-    memset(list, 0, sizeof *list);
-    if ((size_t)fps->len != count * GD_FINGERPRINT_SIZE ||
-        (size_t)lengths->len != count * 4 ||
-        (addresses != NULL && (size_t)addresses->len != count * 8)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "fingerprints of 32 bytes, lengths of 4 and addresses "
-                        "of 8 are needed, as many of each");
-        return 0;
-    }
-    list->count = count;
-    list->fps = PyMem_Calloc(count + 1, sizeof *list->fps);
-    list->lengths = PyMem_Calloc(count + 1, sizeof *list->lengths);
-    list->addresses = PyMem_Calloc(count + 1, sizeof *list->addresses);
-    if (list->fps == NULL || list->lengths == NULL ||
-        list->addresses == NULL) {
-        free_blocks(list);
-        PyErr_NoMemory();
-        return 0;
-    }
-    memcpy(list->fps, fps->buf, (size_t)fps->len);
-    for (size_t i = 0; i < count; i++) {
-        list->lengths[i] = gd_get32((const uint8_t *)lengths->buf + i * 4);
-        if (addresses != NULL) {
-            uint64_t packed =
-                gd_get64((const uint8_t *)addresses->buf + i * 8);
-            uint64_t group = packed >> GD_SLOT_BITS;
-            /* One that is too large is none that was ever found. */
-            list->addresses[i] = (gd_address){
-                group > GD_MAX_GROUP ? 0 : (uint32_t)group,
-                (uint32_t)(packed & (GD_MAX_SLOTS - 1))};
-        }
-    }
-    return 1;
-}
-
-static PyObject *
-pack_addresses(const block_list *list)
-{
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(list->count * 8));
-    if (result != NULL) {
-        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-        for (size_t i = 0; i < list->count; i++) {
-            gd_put64(out + i * 8,
-                     (uint64_t)list->addresses[i].group << GD_SLOT_BITS |
-                         list->addresses[i].slot);
-        }
-    }
-    return result;
-}
-
 /* find(fingerprints, lengths) -> addresses */
 static PyObject *
 transaction_find(PyObject *object, PyObject *args)
 {
     transaction_object *self = (transaction_object *)object;
     Py_buffer fps, lengths;
-    block_list list;
+    gd_py_blocks list;
     gd_error err;
     gd_status s;
     if (!PyArg_ParseTuple(args, "y*y*", &fps, &lengths)) {
         return NULL;
     }
-    int copied = copy_blocks(&fps, &lengths, NULL, &list);
+    int copied = gd_py_copy_blocks(&fps, &lengths, NULL, &list);
     PyBuffer_Release(&fps);
     PyBuffer_Release(&lengths);
     if (!copied) {
@@ -279,8 +227,9 @@ transaction_find(PyObject *object, PyObject *args)
     }
     Py_END_ALLOW_THREADS
     PyObject *result =
-        s == GD_OK ? pack_addresses(&list) : gd_py_raise(object, &err);
-    free_blocks(&list);
+        s == GD_OK ? gd_py_pack_addresses(list.addresses, list.count)
+                   : gd_py_raise(object, &err);
+    gd_py_free_blocks(&list);
     return result;
 }
 
@@ -309,7 +258,7 @@ copy_lengths(const Py_buffer *packed, Py_ssize_t bytes)
     return lengths;
 }
 
-/* write_blocks(data, lengths) */
+/* write_blocks(data, lengths) -> addresses */
 static PyObject *
 transaction_write_blocks(PyObject *object, PyObject *args)
 {
@@ -322,22 +271,28 @@ transaction_write_blocks(PyObject *object, PyObject *args)
     }
     uint32_t *lengths = copy_lengths(&packed, data.len);
     size_t count = (size_t)packed.len / 4;
+    gd_address *addresses = PyMem_Calloc(count + 1, sizeof *addresses);
     PyBuffer_Release(&packed);
-    if (lengths == NULL) {
+    if (lengths == NULL || addresses == NULL) {
+        PyMem_Free(lengths);
+        PyMem_Free(addresses);
         PyBuffer_Release(&data);
-        return NULL;
+        return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
     s = enter_transaction(self, &err);
     if (s == GD_OK) {
         s = gd_transaction_write_blocks(self->transaction, data.buf, lengths,
-                                        count, &err);
+                                        count, addresses, &err);
         leave_transaction(self);
     }
     Py_END_ALLOW_THREADS
+    PyObject *result = s == GD_OK ? gd_py_pack_addresses(addresses, count)
+                                  : gd_py_raise(object, &err);
     PyMem_Free(lengths);
+    PyMem_Free(addresses);
     PyBuffer_Release(&data);
-    return gd_py_none(object, s, &err);
+    return result;
 }
 
 /* add(fingerprints, lengths, addresses) */
@@ -346,13 +301,13 @@ transaction_add(PyObject *object, PyObject *args)
 {
     transaction_object *self = (transaction_object *)object;
     Py_buffer fps, lengths, addresses;
-    block_list list;
+    gd_py_blocks list;
     gd_error err;
     gd_status s;
     if (!PyArg_ParseTuple(args, "y*y*y*", &fps, &lengths, &addresses)) {
         return NULL;
     }
-    int copied = copy_blocks(&fps, &lengths, &addresses, &list);
+    int copied = gd_py_copy_blocks(&fps, &lengths, &addresses, &list);
     PyBuffer_Release(&fps);
     PyBuffer_Release(&lengths);
     PyBuffer_Release(&addresses);
@@ -367,7 +322,7 @@ transaction_add(PyObject *object, PyObject *args)
         leave_transaction(self);
     }
     Py_END_ALLOW_THREADS
-    free_blocks(&list);
+    gd_py_free_blocks(&list);
     return gd_py_none(object, s, &err);
 }
 
@@ -443,6 +398,7 @@ static PyMethodDef transaction_methods[] = {
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
+    {"commit_open", transaction_commit_open, METH_NOARGS, NULL},
     {"abort", transaction_abort, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

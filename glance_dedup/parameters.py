@@ -54,7 +54,8 @@ def full_cutting(cutting: str) -> str:
     return GEAR if cutting == 'gear' else cutting
 
 
-def _json_checksum(fields: dict[str, Any]) -> str:
+def json_checksum(fields: dict[str, Any]) -> str:
+    """What stands in a JSON file as ``checksum``, of all else in it."""
     plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
     return xxhash.xxh3_64_hexdigest(plain.encode())
 
@@ -158,7 +159,7 @@ class Parameters:
     def to_json(self) -> bytes:
         """The content of repository.json."""
         fields = {'kind': _KIND, **dataclasses.asdict(self)}
-        fields['checksum'] = _json_checksum(fields)
+        fields['checksum'] = json_checksum(fields)
         return json.dumps(fields, indent=2, sort_keys=True).encode() + b'\n'
 
     @classmethod
@@ -181,7 +182,7 @@ class Parameters:
             raise exceptions.VersionError(
                 f'{path} has format version {major}; this program knows up '
                 f'to {FORMAT_MAJOR}')
-        if checksum != _json_checksum({'kind': kind, **fields}):
+        if checksum != json_checksum({'kind': kind, **fields}):
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:
             parameters = cls(**fields)

@@ -24,6 +24,7 @@ images that were open before the fork stay the parent's, and refuse with
 Sizes and offsets are in bytes everywhere.
 """
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
@@ -151,6 +152,30 @@ def _write_file(path: str, content: bytes, mode: int) -> None:
         os.link(temporary, path)
     finally:
         os.unlink(temporary)
+
+
+def replace_file(path: str, content: bytes, mode: int) -> None:
+    """Give a file another content, durably, or leave it as it is.
+
+    Nobody else may be doing so: what a call left that died is replaced.
+
+    :raises OSError: as its name says
+    """
+    temporary = f'{path}.new'
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = access.make_file(temporary, mode)
+    try:
+        with os.fdopen(fd, 'wb') as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(os.path.dirname(path))
 
 
 def _read_file(path: str, limit: int) -> bytes:
@@ -347,7 +372,8 @@ class Repository:
         if not os.path.isdir(self.path):
             raise exceptions.ImageNotFound(
                 f'there is no directory {self.path}')
-        access.check_user(self.path)
+        with _os_errors(f'cannot look at {self.path}'):
+            access.check_user(self.path)
         if not os.path.lexists(path):
             try:
                 os.listdir(self.path)
@@ -442,11 +468,12 @@ class Repository:
     # -- storing ----------------------------------------------------------
 
     def begin(self, image_id: str, project: str = '',
-              scope: str = 'global') -> 'Transaction':
+              scope: str | bytes = 'global') -> 'Transaction':
         """Start to store an image.
 
         :param scope: whose blocks it shares: ``'global'``, those of all that
-            say so; or ``'project'``, those that this project stored so
+            say so; ``'project'``, those that this project stored so; or a
+            scope's id of 16 bytes, as an image elsewhere has it
         :raises ImageExists: at once, if the image is committed already
         :raises NoSpaceError: at once, if no more is free than is to be kept
         :raises InvalidParameter: for an id other than 1 to 128 characters of
@@ -518,6 +545,10 @@ class Repository:
         _need_text('image id', image_id)
         return Image(self._handle().open_image(
             image_id, _upload_bytes(upload_id)), self)
+
+    def block_reader(self) -> 'BlockReader':
+        """What reads back the blocks of an image on its way in."""
+        return BlockReader(self._handle().block_reader(), self)
 
     def stat(self, image_id: str) -> ImageStat:
         """What the image's recipe says about it."""
@@ -740,16 +771,17 @@ class Transaction:
         """
         self._engine.add(fingerprints, lengths, addresses)
 
-    def write_blocks(self, data: Any, lengths: bytes) -> None:
+    def write_blocks(self, data: Any, lengths: bytes) -> bytes:
         """Append blocks that were cut elsewhere, and stay as they are.
 
         :param data: their bytes, one behind the other
         :param lengths: as for :meth:`find`
+        :returns: their addresses, as find's; 0 for one that is all zeros
         :raises InvalidParameter: if the last ``write`` ended within a block,
             or one is longer than a block may be here
         :raises NoSpaceError, StorageError: only abort is left
         """
-        self._engine.write_blocks(data, lengths)
+        return self._engine.write_blocks(data, lengths)
 
     def add_zeros(self, length: int) -> None:
         """Append `length` bytes of zeros.
@@ -779,6 +811,10 @@ class Transaction:
             came into being the image stays: ask ``stat``.
         """
         return _image_stat(self._engine.commit())
+
+    def commit_open(self) -> 'Image':
+        """As commit; the image, opened while its blocks were still held."""
+        return Image(self._engine.commit_open(), self._repository)
 
     def abort(self) -> None:
         """Give the image up; its recipe and unsynced blocks are gone.
@@ -839,13 +875,25 @@ class Image:
             offset += len(data)
             yield data
 
-    def extents(self) -> Iterator[Extent]:
-        """The image's extents, in order."""
-        page = 0
+    def extents(self, offset: int = 0) -> Iterator[Extent]:
+        """The image's extents, in order, from that which has `offset` on."""
+        page = self._page_of(offset)
         while extents := self._engine.extents(page):
             for fields in extents:
-                yield Extent(*fields)
+                extent = Extent(*fields)
+                if extent.offset + extent.length > offset:
+                    yield extent
             page += 1
+
+    def _page_of(self, offset: int) -> int:
+        """The page whose extents have an offset."""
+        if not offset:
+            return 0
+        # All but the last are as full as the first.
+        pages = range(0, self.stat.extents, len(self._engine.extents(0)) or 1)
+        return max(0, bisect.bisect_right(
+            range(len(pages)), offset,
+            key=lambda page: self._engine.extents(page)[0][0]) - 1)
 
     def describe(self, page: int) -> bytes:
         """One page of extents with the fingerprints of their blocks.
@@ -890,6 +938,35 @@ class Image:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
+
+
+class BlockReader:
+    """Reads blocks back by their addresses, while a transaction has them.
+
+    Used by one thread at a time; others wait.
+    """
+
+    def __init__(self, engine: '_engine.BlockReader',
+                 repository: Repository) -> None:
+        self._engine = engine
+        self._repository = repository  # as in Transaction
+
+    def read(self, fingerprints: bytes, lengths: bytes,
+             addresses: bytes) -> bytes:
+        """The blocks' bytes, one behind the other.
+
+        What a transaction found can be read until it ends; what it wrote, once
+        its next :meth:`~Transaction.keep` has returned, too. Arguments as for
+        :meth:`Transaction.add`.
+
+        :raises DamagedError: names group and slot: there is no good block, or
+            another one
+        """
+        return self._engine.read(fingerprints, lengths, addresses)
+
+    def close(self) -> None:
+        """Let go. Idempotent."""
+        self._engine.close()
 
 
 # -- forking ------------------------------------------------------------------

@@ -33,15 +33,18 @@ def of_project(project: str) -> bytes:
         b'glance-dedup scope\0' + project.encode()).digest()[:16]
 
 
-def choose(scope: str, project: str) -> bytes:
+def choose(scope: str | bytes, project: str) -> bytes:
     """The id of the scope that an image of this project is stored in.
 
-    :param scope: one of CHOICES
+    :param scope: one of CHOICES; or an id, which whoever was told nothing but
+        that, as of an image elsewhere, has
     :raises InvalidParameter: for another
     """
+    if isinstance(scope, bytes) and len(scope) == len(GLOBAL):
+        return scope
     if scope not in CHOICES:
         raise exceptions.InvalidParameter(
-            f"scope: '{scope}' is neither 'global' nor 'project'")
+            f"scope: {scope!r} is neither 'global' nor 'project'")
     return GLOBAL if scope == 'global' else of_project(project)
 
 

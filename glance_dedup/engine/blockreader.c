@@ -152,3 +152,42 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
     *data = reader->plain + entry->plain_offset;
     return s;
 }
+
+/* ---- reading back ---- */
+
+static gd_status
+copy_block(gd_block_reader *reader, gd_address address,
+           const gd_fingerprint *fp, uint32_t length, uint8_t *out,
+           gd_error *err)
+{
+    gd_entry entry;
+    const uint8_t *data;
+    gd_status s = gd_block_reader_read(reader, address, &entry, &data, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (entry.plain_length != length ||
+        !gd_fingerprint_equal(&entry.fingerprint, fp)) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: slot %u (entry at offset %llu) is not the block "
+                       "that was stored there", reader->group->name,
+                       address.slot,
+                       (unsigned long long)gd_entry_offset(address.slot));
+    }
+    memcpy(out, data, length);
+    return GD_OK;
+}
+
+gd_status
+gd_block_reader_copy(gd_block_reader *reader, const gd_address *addresses,
+                     const gd_fingerprint *fps, const uint32_t *lengths,
+                     size_t count, uint8_t *out, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = copy_block(reader, addresses[i], &fps[i], lengths[i], out, err);
+        out += lengths[i];
+    }
+    return_group(reader);
+    return s;
+}

@@ -152,6 +152,9 @@ put_batch(gd_intake *intake, gd_error *err)
             s = gd_recipe_add_block(recipe, block->address,
                                     &block->fingerprint, block->length, err);
         }
+        if (s == GD_OK && intake->addresses != NULL) {
+            *intake->addresses++ = block->address;
+        }
     }
     if (s == GD_OK) {
         s = gd_recipe_add_zeros(recipe, b->zeros_after, err);
@@ -444,17 +447,41 @@ gd_intake_take(gd_intake *intake, const uint8_t *data, size_t length,
                : s;
 }
 
+/* The addresses of those that are not zeros, which are the first, go to the
+ * places of their blocks.  data is behind the last block. */
+static void
+spread_addresses(gd_intake *intake, const uint8_t *data,
+                 const uint32_t *lengths, size_t count, gd_address *addresses)
+{
+    const gd_address *stored = intake->addresses;
+    while (count-- > 0) {
+        data -= lengths[count];
+        addresses[count] = gd_is_zero(data, lengths[count])
+                               ? (gd_address){0, 0}
+                               : *--stored;
+    }
+}
+
 gd_status
 gd_intake_take_blocks(gd_intake *intake, const uint8_t *data,
-                      const uint32_t *lengths, size_t count, gd_error *err)
+                      const uint32_t *lengths, size_t count,
+                      gd_address *addresses, gd_error *err)
 {
     gd_status s = GD_OK;
+    intake->addresses = addresses;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         take_block(intake, data, lengths[i], true);
         data += lengths[i];
         s = store_full(intake, false, err);
     }
-    return s == GD_OK ? store_batch(intake, false, err) : s;
+    if (s == GD_OK) {
+        s = store_batch(intake, false, err);
+    }
+    if (s == GD_OK) {
+        spread_addresses(intake, data, lengths, count, addresses);
+    }
+    intake->addresses = NULL;
+    return s;
 }
 
 static gd_status

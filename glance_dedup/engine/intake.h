@@ -46,6 +46,7 @@ typedef struct gd_intake {
     gd_batch other; /* empty: to cut anew into; opened when it is needed */
     size_t short_cut; /* unless 0, the length of the next block */
     bool told; /* by the caller, of blocks: their cuts are not ours to move */
+    gd_address *addresses; /* for that of the next block; NULL: not asked for */
 } gd_intake;
 
 /* For blocks of this scope.  To be closed after a failure, too. */
@@ -57,11 +58,13 @@ void gd_intake_close(gd_intake *intake);
 /* Takes the next bytes.  data is the caller's again on return. */
 gd_status gd_intake_take(gd_intake *intake, const uint8_t *data,
                          size_t length, gd_error *err);
-/* Takes blocks that lie one behind the other in data, cut as they are.
- * REQUIRES: no block is empty or longer than any here, or half taken. */
+/* Takes blocks that lie one behind the other in data, cut as they are, and
+ * stores them: *addresses[i] is where; group 0 if it is all zeros.
+ * REQUIRES: no block is empty or longer than any here, or half taken; and none
+ * wait. */
 gd_status gd_intake_take_blocks(gd_intake *intake, const uint8_t *data,
                                 const uint32_t *lengths, size_t count,
-                                gd_error *err);
+                                gd_address *addresses, gd_error *err);
 /* Stores the blocks that wait, so that what is noted in the recipe next comes
  * behind them. */
 gd_status gd_intake_store(gd_intake *intake, gd_error *err);

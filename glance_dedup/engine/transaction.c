@@ -366,7 +366,7 @@ check_lengths(const gd_transaction *transaction, const uint32_t *lengths,
 gd_status
 gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
                             const uint32_t *lengths, size_t count,
-                            gd_error *err)
+                            gd_address *addresses, gd_error *err)
 {
     gd_status s = check_boundary(transaction, err);
     if (s == GD_OK) {
@@ -379,7 +379,8 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
         return s;
     }
     transaction->intake.told = true;
-    s = gd_intake_take_blocks(&transaction->intake, data, lengths, count, err);
+    s = gd_intake_take_blocks(&transaction->intake, data, lengths, count,
+                              addresses, err);
     transaction->failed = s != GD_OK;
     return s;
 }

@@ -51,12 +51,14 @@ gd_status gd_transaction_add(gd_transaction *transaction,
                              const gd_address *addresses, size_t count,
                              gd_error *err);
 /* Appends blocks that lie one behind the other in data, cut as they are, since
- * they were cut elsewhere.  GD_INVALID for one that is empty or longer than any
- * here, and after a write that ended within a block. */
+ * they were cut elsewhere.  *addresses[i] is where each is, group 0 if it is all
+ * zeros; it can be read there once gd_transaction_keep has returned.  GD_INVALID
+ * for one that is empty or longer than any here, and after a write that ended
+ * within a block. */
 gd_status gd_transaction_write_blocks(gd_transaction *transaction,
                                       const uint8_t *data,
                                       const uint32_t *lengths, size_t count,
-                                      gd_error *err);
+                                      gd_address *addresses, gd_error *err);
 /* Appends zeros; GD_INVALID after a write that ended within a block. */
 gd_status gd_transaction_add_zeros(gd_transaction *transaction,
                                    uint64_t length, gd_error *err);

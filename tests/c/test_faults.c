@@ -4,6 +4,7 @@
  */
 #include "faults.h"
 
+#include "blockreader.h"
 #include "check.h"
 #include "coding.h"
 #include "reader.h"
@@ -126,10 +127,19 @@ send_image(world *w)
     return s;
 }
 
+/* Blocks of NEW, from the first, and where they are. */
+typedef struct known {
+    size_t count;
+    gd_fingerprint fps[FAULT_LENGTH / FAULT_BLOCK + 1];
+    uint32_t lengths[FAULT_LENGTH / FAULT_BLOCK + 1];
+    gd_address addresses[FAULT_LENGTH / FAULT_BLOCK + 1];
+    size_t offsets[FAULT_LENGTH / FAULT_BLOCK + 1];
+} known;
+
 /* A block of NEW: known, zeros, or sent. */
 static gd_status
 receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
-              const uint8_t *block, uint32_t length)
+              const uint8_t *block, uint32_t length, known *k)
 {
     static const uint8_t zeros[FAULT_BLOCK];
     gd_fingerprint fp;
@@ -144,13 +154,39 @@ receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
                                 &w->x.err);
     }
     if (s == GD_OK && address.group != 0) {
-        return gd_transaction_add(transaction, &fp, &length, &address, 1,
-                                  &w->x.err);
+        s = gd_transaction_add(transaction, &fp, &length, &address, 1,
+                               &w->x.err);
+    } else if (s == GD_OK) {
+        s = gd_transaction_write_blocks(transaction, block, &length, 1,
+                                        &address, &w->x.err);
     }
-    return s == GD_OK
-               ? gd_transaction_write_blocks(transaction, block, &length, 1,
-                                             &w->x.err)
-               : s;
+    size_t n = k->count++;
+    k->fps[n] = fp;
+    k->lengths[n] = length;
+    k->addresses[n] = address;
+    k->offsets[n] = (size_t)(block - image_data(NEW));
+    return s;
+}
+
+/* As who reads an image that is on its way. */
+static gd_status
+read_back(world *w, const known *k)
+{
+    gd_block_reader *reader;
+    static uint8_t plain[FAULT_LENGTH];
+    gd_status s = gd_block_reader_open(w->repo, &reader, &w->x.err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_block_reader_copy(reader, k->addresses, k->fps, k->lengths,
+                             k->count, plain, &w->x.err);
+    const uint8_t *at = plain;
+    for (size_t i = 0; s == GD_OK && i < k->count; i++) {
+        CHECK(memcmp(at, image_data(NEW) + k->offsets[i], k->lengths[i]) == 0);
+        at += k->lengths[i];
+    }
+    gd_block_reader_close(reader);
+    return s;
 }
 
 static gd_status
@@ -158,12 +194,18 @@ receive_blocks(world *w, gd_transaction *transaction, gd_hasher *hasher)
 {
     gd_status s = GD_OK;
     const uint8_t *data = image_data(NEW);
+    static known k;
+    k.count = 0;
     for (size_t at = 0; s == GD_OK && at < FAULT_LENGTH; at += FAULT_BLOCK) {
         size_t left = FAULT_LENGTH - at;
         s = receive_block(w, transaction, hasher, data + at,
-                          left < FAULT_BLOCK ? (uint32_t)left : FAULT_BLOCK);
+                          left < FAULT_BLOCK ? (uint32_t)left : FAULT_BLOCK,
+                          &k);
         if (s == GD_OK && at == 80 * FAULT_BLOCK) {
             s = gd_transaction_keep(transaction, &w->x.err);
+            if (s == GD_OK) {
+                s = read_back(w, &k);
+            }
         }
     }
     return s;

@@ -22,6 +22,8 @@ import subprocess
 import pytest
 
 from dedupd import client as client_module
+from dedupd import wire
+from glance_dedup import assembly
 from glance_dedup import exceptions
 from glance_dedup import pull
 from tests import certificates
@@ -85,7 +87,7 @@ def client(daemon):
 
 @pytest.fixture
 def small_lots(monkeypatch):
-    monkeypatch.setattr(pull, 'LOT_BLOCKS', 16)
+    monkeypatch.setattr(assembly, 'LOT_BLOCKS', 16)
 
 
 # -- what comes, and what does not --------------------------------------------
@@ -232,7 +234,7 @@ def tampered(client, monkeypatch, change):
 def spoil(frame, at):
     plain = bytearray(frame.plain)
     plain[at] ^= 1
-    return client_module.Frame(bytes(plain), frame.places)
+    return wire.Frame(bytes(plain), frame.places)
 
 
 def wrong_byte(frames):
@@ -248,7 +250,7 @@ def twice(frames):
 
 
 def shifted(frames):
-    return [client_module.Frame(frame.plain, [
+    return [wire.Frame(frame.plain, [
         (offset + 1, start, length)
         for offset, start, length in frame.places]) for frame in frames]
 
@@ -259,14 +261,14 @@ def exchanged(frames):
     (offset, start, length), *others = frame.places
     plain = (frame.plain[BLOCK:2 * BLOCK] + frame.plain[:BLOCK]
              + frame.plain[2 * BLOCK:])
-    return [client_module.Frame(plain, frame.places), *frames[1:]]
+    return [wire.Frame(plain, frame.places), *frames[1:]]
 
 
 def short(frames):
     """A part of a block."""
     frame = frames[-1]
     *others, (offset, start, length) = frame.places
-    return [*frames[:-1], client_module.Frame(
+    return [*frames[:-1], wire.Frame(
         frame.plain, [*others, (offset, start, length - 1)])]
 
 
@@ -413,7 +415,7 @@ def free_port():
 class TLS:
     """A daemon with a TLS listener, and who may and may not use it."""
 
-    def __init__(self, directory, repository):
+    def __init__(self, directory, repository, **options):
         self.authority = certificates.Authority(directory)
         self.strange = certificates.Authority(directory, 'strange')
         server = self.authority.issue('server')
@@ -423,7 +425,7 @@ class TLS:
         self.daemon = daemons.running(
             repository, listen=f'127.0.0.1:{self.port}',
             tls_cert=server, tls_key=server,
-            tls_client_ca=self.authority.path)
+            tls_client_ca=self.authority.path, **options)
 
 
 @pytest.fixture

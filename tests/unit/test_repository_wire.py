@@ -27,7 +27,7 @@ import lz4.block
 import pytest
 import xxhash
 
-from dedupd import reads
+from dedupd import wire
 from glance_dedup import _engine
 from glance_dedup import check
 from glance_dedup import exceptions
@@ -105,7 +105,7 @@ def received(image, ranges):
     places = {}
     while ranges:
         frames, end = image.frames(ranges)
-        ranges = reads.rest_of(ranges, end)
+        ranges = wire.rest_of(ranges, end)
         for frame in frames:
             for offset, data in unframed(frame):
                 assert offset not in places and offset < end

@@ -35,6 +35,7 @@ from dedupd import merger
 from dedupd import scrubber
 from dedupd import task
 from glance_dedup import _engine
+from glance_dedup import assembly
 from glance_dedup import check
 from glance_dedup import exceptions
 from glance_dedup import pull
@@ -732,7 +733,7 @@ def test_what_comes_is_verified_by_the_senders_scope(
             seen.add(scope)
             return real(name, block, scope)
     with monkeypatch.context() as patch:
-        patch.setattr(pull, '_engine', Module)
+        patch.setattr(assembly, '_engine', Module)
         with repositories.open_repository(path) as repo:
             with daemon.client() as client:
                 pull.pull(repo, 'p', client, **Q)

@@ -37,6 +37,7 @@ from oslo_config import fixture as config_fixture
 import pytest
 
 from glance_dedup import exceptions as dedup_exceptions
+from glance_dedup import locations
 from glance_dedup import repository
 from glance_dedup import sharing
 from glance_dedup import store as dedup_store
@@ -789,8 +790,8 @@ def test_a_mac_is_good_for_its_own_image_only(store):
         refused('/'.join(mixed))
     # 'ab' + 'c' must not sign as 'a' + 'bc'.
     key = repo(store).key
-    assert (dedup_store._sign(key, 'r', 'ab', 'c')
-            != dedup_store._sign(key, 'r', 'a', 'bc'))
+    assert (locations.sign(key, 'r', 'ab', 'c')
+            != locations.sign(key, 'r', 'a', 'bc'))
     assert get('/'.join(one)) == b'one'
 
 
