@@ -13,18 +13,17 @@
 """The client of the daemon: over its Unix socket, or TCP with TLS.
 
 What a server sends is not trusted: every length is bounded, every read has an
-end in time, and a frame is checked before a byte of it is handed out.
+end in time, and what is binary is checked (``wire.py``) before a byte of it is
+handed out.
 
 Sizes and offsets are in bytes, times in seconds.
 """
 
-import bisect
 import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
-import dataclasses
 import http.client
 import io
 import json
@@ -33,41 +32,29 @@ import re
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 from typing import Any
 import urllib.parse
 import weakref
 
-import xxhash
+from dedupd import wire
 
 #: The most that an answer in JSON may have; a hundred thousand images have
 #: some 30 MiB.
 LONGEST_JSON = 128 << 20
 #: The most that is read of an error's body.
 LONGEST_ERROR = 64 << 10
-#: The longest plain, or stored, bytes of a frame.
-LONGEST_FRAME = 1 << 20
 #: The most ranges of one request for blocks.
 MOST_RANGES = 16384
+#: What recipes and frames that are sent are called.
+BINARY = 'application/octet-stream'
+#: Bytes a second: who takes what is sent slower is given up.
+SLOWEST = 16 << 10
 #: How long one long poll asks the daemon to wait.
 POLL = 10.0
 # Seconds that the daemon may wait for its maintainer, and that may take.
 _MARKING = 120.0
-
-_FRAME = struct.Struct('<4sBBHIIQ')
-_PLACE = struct.Struct('<QII')
-_RECIPE = struct.Struct('<8sI4xQQQ16s16sII')
-_EXTENT = struct.Struct('<QQI4x')
-_LENGTH = struct.Struct('<32xI')  # of a block, behind its fingerprint
-_FRAME_MAGIC = b'GDFR'
-_RECIPE_MAGIC = b'GDWIRE\0'
-_RECIPE_VERSION = 2
-#: Blocks of an extent, which lies in one group.
-_MOST_BLOCKS = 32768
-_BLOCK = 36                     # fingerprint, length
-_NONE, _LZ4, _ZSTD = range(3)
 
 
 class ClientError(Exception):
@@ -290,39 +277,6 @@ class ImageStream:
         self.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class Frame:
-    """Plain bytes, and where they belong."""
-
-    plain: bytes
-    places: list[tuple[int, int, int]]
-    """offset in the image, offset in `plain`, length"""
-
-
-@dataclasses.dataclass(frozen=True)
-class RecipeHeader:
-    block_size: int
-    size: int
-    zero_bytes: int
-    extents: int
-    fingerprint: str
-    scope: bytes
-    """the id of that of the fingerprints"""
-    cutting: str
-    """as in the repository's parameters"""
-
-
-@dataclasses.dataclass(frozen=True)
-class RecipeExtent:
-    """A run of zeros, if it has no blocks."""
-
-    offset: int
-    length: int
-    blocks: int
-    table: bytes
-    """for each block 36 bytes: fingerprint (32), length (32 bits)"""
-
-
 class Recipe:
     """What an image consists of, as it comes.
 
@@ -339,55 +293,21 @@ class Recipe:
         upload_id = answer.header('ETag').strip('"')
         if not re.fullmatch('[0-9a-f]{32}', upload_id):
             raise self._bad('the answer does not say of which upload it is')
-        (magic, block_size, size, zero_bytes, extents, name, scope, minimum,
-         average) = _RECIPE.unpack(answer.read_exactly(_RECIPE.size, timeout))
-        if magic[:-1] != _RECIPE_MAGIC:
-            raise self._bad('the answer is not a recipe')
-        if magic[-1] != _RECIPE_VERSION:
-            raise self._bad(f'the recipe is of version {magic[-1]}; this '
-                            f'program knows {_RECIPE_VERSION}')
-        if not 512 <= block_size <= 65536 or block_size & (block_size - 1):
-            raise self._bad(f'the recipe has blocks of {block_size} bytes')
-        if (minimum or average) and not 64 <= minimum < average < block_size:
-            raise self._bad(f'the recipe has blocks of {minimum} to '
-                            f'{block_size} bytes, on an average {average}')
-        if size >= 1 << 62 or zero_bytes > size or extents > size:
-            raise self._bad(f'the recipe is of {size} bytes, {zero_bytes} '
-                            f'zeros and {extents} extents')
-        self.header = RecipeHeader(
-            block_size, size, zero_bytes, extents,
-            name.rstrip(b'\0').decode('ascii', 'replace'), scope,
-            f'gear {minimum} {average}' if average else 'fixed')
+        self.header = wire.RecipeHeader.unpack(
+            answer.read_exactly(wire.RECIPE_HEADER_BYTES, timeout), self._bad)
         self.upload_id = upload_id
 
-    def __iter__(self) -> Iterator[RecipeExtent]:
+    def __iter__(self) -> Iterator[wire.RecipeExtent]:
         header = self.header
         end = 0
         for _ in range(header.extents):
-            extent = self._extent(end)
+            extent = wire.read_extent(self._answer, header, end, self._timeout)
             end += extent.length
             yield extent
         if end != header.size:
             raise self._bad(f'the recipe ends at {end} of {header.size}')
         if self._answer.read(1, self._timeout):
             raise self._bad('the recipe goes on behind its end')
-
-    def _extent(self, end: int) -> RecipeExtent:
-        header = self.header
-        offset, length, blocks = _EXTENT.unpack(
-            self._answer.read_exactly(_EXTENT.size, self._timeout))
-        # Which also bounds what is read and kept of it.
-        if (offset != end or not 0 < length <= header.size - offset
-                or blocks > min(length, _MOST_BLOCKS)):
-            raise self._bad(f'the recipe has an extent of {length} bytes and '
-                            f'{blocks} blocks at {offset}, behind {end}')
-        table = self._answer.read_exactly(blocks * _BLOCK, self._timeout)
-        lengths = [n for n, in _LENGTH.iter_unpack(table)]
-        if blocks and not (0 < min(lengths) and max(lengths)
-                           <= header.block_size and sum(lengths) == length):
-            raise self._bad('the recipe has a block of another length '
-                            f'in the extent at {offset}')
-        return RecipeExtent(offset, length, blocks, table)
 
     def close(self) -> None:
         self._answer.close()
@@ -397,99 +317,6 @@ class Recipe:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
-
-
-def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
-    """The plain bytes of a frame.
-
-    :raises ValueError: it does not have so many
-    """
-    if codec == _NONE:
-        plain = stored
-    elif codec == _LZ4:
-        from lz4 import block as lz4_block
-
-        try:
-            plain = lz4_block.decompress(stored, uncompressed_size=length)
-        except lz4_block.LZ4BlockError as e:
-            raise ValueError(str(e)) from e
-    elif codec == _ZSTD:
-        import zstandard
-
-        try:
-            # A frame may claim any size, and it would be allocated.
-            if zstandard.frame_content_size(stored) not in (-1, length):
-                raise ValueError('it claims another length')
-            plain = zstandard.ZstdDecompressor().decompress(
-                stored, max_output_size=length)
-        except zstandard.ZstdError as e:
-            raise ValueError(str(e)) from e
-    else:
-        raise ValueError(f'there is no codec {codec}')
-    if len(plain) != length:
-        raise ValueError(f'it has {len(plain)} bytes and not {length}')
-    return plain
-
-
-class _Frames:
-    """Takes a stream of frames apart.
-
-    :param ranges: what was asked for: sorted, and apart from each other
-    """
-
-    def __init__(self, answer: Answer, ranges: Sequence[tuple[int, int]],
-                 timeout: float):
-        self._answer = answer
-        self._bad = answer.bad
-        self._timeout = timeout
-        self._starts = [offset for offset, _ in ranges]
-        self._ends = [offset + length for offset, length in ranges]
-        self._left = sum(length for _, length in ranges)
-
-    def __iter__(self) -> Iterator[Frame]:
-        while (frame := self._next()) is not None:
-            yield frame
-        if self._answer.read(1, self._timeout):
-            raise self._bad('the frames go on behind their end')
-
-    def _next(self) -> Frame | None:
-        head = self._answer.read_exactly(_FRAME.size, self._timeout)
-        magic, codec, _, places, plain, stored, checksum = _FRAME.unpack(head)
-        if magic != _FRAME_MAGIC:
-            raise self._bad('the answer is not a frame')
-        last = not places
-        if last and (plain or stored) or not last and not (
-                0 < stored <= plain <= LONGEST_FRAME):
-            raise self._bad(f'a frame has {places} places, {plain} bytes, '
-                            f'stored as {stored}')
-        body = self._answer.read_exactly(
-            places * _PLACE.size + stored, self._timeout)
-        if xxhash.xxh3_64_intdigest(head[:16] + body) != checksum:
-            raise self._bad("a frame's checksum is wrong")
-        if last:
-            return None
-        found = [self._place(body, number, plain) for number in range(places)]
-        try:
-            data = _unpack_stored(codec, body[places * _PLACE.size:], plain)
-        except ValueError as e:
-            raise self._bad(f'a frame does not decompress: {e}') from e
-        return Frame(data, found)
-
-    def _place(self, body: bytes, number: int,
-               plain: int) -> tuple[int, int, int]:
-        place = _PLACE.unpack_from(body, number * _PLACE.size)
-        offset, start, length = place
-        if not length or start + length > plain:
-            raise self._bad(f'a frame of {plain} bytes has a place of '
-                            f'{length} at {start}')
-        at = bisect.bisect_right(self._starts, offset) - 1
-        if at < 0 or offset + length > self._ends[at]:
-            raise self._bad(f'{length} bytes at {offset} came, which were '
-                            'not asked for')
-        self._left -= length
-        if self._left < 0:
-            raise self._bad('more bytes came than were asked for')
-        return place
 
 
 # -- the client ---------------------------------------------------------------
@@ -518,7 +345,7 @@ class Client:
         self._keep = keep
         self._connect_timeout = connect_timeout
         self._timeout = timeout
-        self._received = 0
+        self._received = self._sent = 0
         self._reset()
         _clients.add(self)
         self._path: str | None = None
@@ -614,6 +441,11 @@ class Client:
         """Bytes of all answers that are over, as they came."""
         return self._received
 
+    @property
+    def sent(self) -> int:
+        """Bytes of all requests that were sent whole."""
+        return self._sent
+
     def close(self) -> None:
         """Close the connections without a request. Idempotent."""
         with self._lock:
@@ -640,7 +472,7 @@ class Client:
         lines = [f'{method} {path} HTTP/1.1']
         headers = {**self._headers, **headers}
         if body is not None:
-            headers['Content-Type'] = 'application/json'
+            headers.setdefault('Content_Type', 'application/json')
             headers['Content-Length'] = str(len(body))
         lines += [f'{name.replace("_", "-")}: {value}'
                   for name, value in headers.items()]
@@ -652,6 +484,8 @@ class Client:
             channel.deadline = time.monotonic() + (
                 self._timeout if timeout is None else timeout)
             channel.send(head + (body or b''))
+            with self._lock:
+                self._sent += len(head) + len(body or b'')
             answer = Answer(self, channel, method)
         except BaseException as e:
             self._release(channel, False, 0)
@@ -678,7 +512,11 @@ class Client:
     def _json(self, method: str, path: str, arguments: dict | None = None,
               timeout: float | None = None) -> dict:
         body = None if arguments is None else json.dumps(arguments).encode()
-        with self.request(method, path, body, timeout) as answer:
+        return self._parsed(self.request(method, path, body, timeout))
+
+    def _parsed(self, answer: Answer) -> dict:
+        """The object that is an answer."""
+        with answer:
             length = answer.length
             if length is not None and length > LONGEST_JSON:
                 raise answer.bad(f'an answer of {length} bytes')
@@ -807,7 +645,7 @@ class Client:
             raise
 
     def blocks(self, image_id: str, upload_id: str,
-               ranges: Sequence[tuple[int, int]]) -> Iterator[Frame]:
+               ranges: Sequence[tuple[int, int]]) -> Iterator[wire.Frame]:
         """Ranges of an image, in frames, in any order.
 
         Each byte comes at most once. That the blocks are the right ones is
@@ -821,7 +659,108 @@ class Client:
         path = (f'/v1/images/{_quoted(image_id)}/blocks'
                 f'?upload={_quoted(upload_id)}')
         with self.request('POST', path, body) as answer:
-            yield from _Frames(answer, ranges, self._timeout)
+            yield from wire.Frames(answer, ranges, self._timeout)
+
+    def begin_replica(self, image_id: str, upload_id: str,
+                      header: wire.RecipeHeader, sender: str,
+                      project: str = '') -> 'Replica':
+        """Begin, or go on, to send an image there.
+
+        :param sender: 32 hexadecimal digits; who may go on with what was
+            begun before
+        :param project: that the image belongs to
+        :raises Refused: 503, if another is sending it; 404 or 405, if the
+            daemon knows of no replicas
+        """
+        path = f'/v1/replicas/{_quoted(image_id)}'
+        query = urllib.parse.urlencode({
+            'upload': upload_id, 'sender': sender, 'project': project})
+        return Replica(self, path, header.size, self._parsed(self.request(
+            'POST', f'{path}?{query}', header.pack(), Content_Type=BINARY)))
+
+
+class Replica:
+    """An image that is being sent to the daemon's repository.
+
+    :ivar offset: of the image, from which on lots are to be offered
+    :ivar exists: it is there already, and what is offered is compared
+    :ivar whole: why all blocks are asked for; None: only missing ones are
+    :ivar lot_blocks: the most blocks of a lot
+    :ivar lot_bytes: and the most bytes of these
+    :ivar lot_zeros: the most bytes of zeros of a lot
+    :ivar lots: so many may be under way
+    """
+
+    def __init__(self, client: Client, path: str, size: int,
+                 facts: dict) -> None:
+        self._client = client
+        self._path = path
+        token, whole = facts.get('replica'), facts.get('whole')
+        numbers = [facts.get(name) for name in (
+            'offset', 'lot_blocks', 'lot_bytes', 'lot_zeros', 'lots')]
+        if (not isinstance(token, str) or not all(
+                isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers)
+                or not all(numbers[1:4]) or numbers[4] < 2
+                or numbers[0] > size
+                or not isinstance(whole, str | None)):
+            raise BadAnswer(f'{client.address}: the answer does not say how '
+                            'to send the image')
+        self._token = token
+        self.whole = whole
+        self.exists = facts.get('exists') is True
+        (self.offset, self.lot_blocks, self.lot_bytes, self.lot_zeros,
+         self.lots) = numbers
+
+    def _send(self, what: str, body: bytes, **query: Any) -> dict:
+        query = urllib.parse.urlencode({'replica': self._token, **query})
+        client = self._client
+        return client._parsed(client.request(
+            'POST', f'{self._path}{what}?{query}', body,
+            client._timeout + len(body) / SLOWEST, Content_Type=BINARY))
+
+    def offer(self, offset: int, end: int, extents: bytes
+              ) -> tuple[list[tuple[int, int]], int]:
+        """Describe a lot.
+
+        Returns the ranges of which blocks are missing, and their number.
+
+        :param end: the offset behind the lot
+        :param extents: as in a recipe
+        """
+        answer = self._send('/lots', extents, offset=offset)
+        found = answer.get('ranges')
+        if not isinstance(found, list) or not all(
+                isinstance(r, list) and len(r) == 2
+                and all(type(n) is int for n in r) for r in found):
+            raise BadAnswer(f'{self._client.address}: the answer has no '
+                            'ranges')
+        before = offset
+        for start, length in found:
+            if start < before or not 0 < length <= end - start:
+                raise BadAnswer(
+                    f'{self._client.address}: {length} bytes at {start} are '
+                    f'asked for, of a lot from {offset} to {end}')
+            before = start + length
+        return ([(start, length) for start, length in found],
+                _number(answer, 'blocks'))
+
+    def send(self, offset: int, frames: bytes) -> None:
+        """Send blocks of the lot at this offset."""
+        self._send('/blocks', frames, offset=offset)
+
+    def commit(self) -> dict:
+        """Have the image exist; its upload id there, and its location."""
+        found = self._send('/commit', b'')
+        for name in ('upload_id', 'location'):
+            if not isinstance(found.get(name), str):
+                raise BadAnswer(f'{self._client.address}: the answer has no '
+                                f'{name}')
+        return found
+
+    def give_up(self) -> None:
+        """Let others send the image. What came is found by the next."""
+        query = urllib.parse.urlencode({'replica': self._token})
+        self._client._json('DELETE', f'{self._path}?{query}')
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from typing import Any
 from glance_dedup import exceptions
 from glance_dedup import filestore
 from glance_dedup import glance_api
+from glance_dedup import locations
 from glance_dedup import repository as repository_module
 
 PIECE = repository_module.PIECE
@@ -174,11 +175,7 @@ class Importer:
     def _locate(self, record, stat, outcome) -> None:
         if self._store is None or self._dry_run:
             return
-        # It stands on glance_store, which an import alone does not need.
-        from glance_dedup import store
-
-        url = store.location_url(self._repository, stat.image_id,
-                                 stat.upload_id)
+        url = locations.url(self._repository, stat.image_id, stat.upload_id)
         if url not in record.locations:
             self._glance.add_location(stat.image_id, url, self._store)
         outcome.located = True

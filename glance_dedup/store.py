@@ -62,6 +62,7 @@ from oslo_config import cfg
 
 from glance_dedup import daemon as daemon_module
 from glance_dedup import exceptions as dedup_exceptions
+from glance_dedup import locations
 from glance_dedup import opts
 from glance_dedup import parameters
 from glance_dedup import repository
@@ -84,24 +85,6 @@ _stores: 'weakref.WeakValueDictionary[str, Store]' = (
     weakref.WeakValueDictionary())
 
 
-def _sign(key: bytes, repository_id: str, image_id: str,
-          upload_id: str) -> str:
-    """The mac of a location.  None of its parts can contain a NUL."""
-    message = '\0'.join(('glance-dedup location 1', repository_id, image_id,
-                         upload_id))
-    return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
-
-
-def _uri(*parts: str) -> str:
-    return f'{opts.SCHEME}://{"/".join(parts)}'
-
-
-def location_url(opened: Any, image_id: str, upload_id: str) -> str:
-    """The location of an image of an open repository."""
-    mac = _sign(opened.key, opened.repository_id, image_id, upload_id)
-    return _uri(opened.repository_id, image_id, upload_id, mac)
-
-
 class StoreLocation(location.StoreLocation):
     """The parts of a location.  Says nothing about their being true."""
 
@@ -112,8 +95,8 @@ class StoreLocation(location.StoreLocation):
         self.mac = self.specs['mac']
 
     def get_uri(self) -> str:
-        return _uri(self.repository_id, self.image_id, self.upload_id,
-                    self.mac)
+        return locations.uri(self.repository_id, self.image_id,
+                             self.upload_id, self.mac)
 
     def parse_uri(self, uri: str) -> None:
         """Take a location apart.
@@ -465,8 +448,8 @@ class Store(driver.Store):
         parts = loc.store_location
         if parts.repository_id != opened.repository_id:
             raise exceptions.NotFound(image=parts.image_id)
-        mac = _sign(opened.key, parts.repository_id, parts.image_id,
-                    parts.upload_id)
+        mac = locations.sign(opened.key, parts.repository_id,
+                             parts.image_id, parts.upload_id)
         if not hmac.compare_digest(mac, parts.mac):
             LOG.warning('Refused a location of image %s with a wrong '
                         'signature', parts.image_id)
@@ -526,7 +509,7 @@ class Store(driver.Store):
                                 image_size or 0, watchers, self._storage,
                                 self._limit)
 
-        url = location_url(opened, image_id, transaction.upload_id)
+        url = locations.url(opened, image_id, transaction.upload_id)
         metadata = {}
         if self.backend_group:
             metadata['store'] = self.backend_group

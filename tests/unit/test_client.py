@@ -25,6 +25,7 @@ import xxhash
 import zstandard
 
 from dedupd import client as client_module
+from dedupd import wire
 from tests import daemons
 from tests import repositories
 
@@ -368,7 +369,7 @@ def test_a_recipe(path):
     with daemons.scripted(path, sends(answer)), client_of(path) as client:
         with client.recipe('one') as found:
             assert found.upload_id == UPLOAD
-            assert found.header == client_module.RecipeHeader(
+            assert found.header == wire.RecipeHeader(
                 4096, 16484, 8192, 3, 'sha256', b's' * 16, 'fixed')
             assert [(e.offset, e.length, e.blocks, len(e.table))
                     for e in found] == [

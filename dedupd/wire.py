@@ -1,0 +1,312 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Recipes and frames as they go over the wire, taken apart.
+
+``doc/source/reference/http.rst`` has the tables. They come from a daemon as an
+answer, or to it as the body of a request; either way nothing is trusted: every
+length is bounded, and a frame is checked before a byte of it is handed out.
+"""
+
+import bisect
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import struct
+from typing import Any
+from typing import Protocol
+
+import xxhash
+
+#: The longest plain, or stored, bytes of a frame.
+LONGEST_FRAME = 1 << 20
+
+_FRAME = struct.Struct('<4sBBHIIQ')
+_PLACE = struct.Struct('<QII')
+_RECIPE = struct.Struct('<8sI4xQQQ16s16sII')
+_EXTENT = struct.Struct('<QQI4x')
+_LENGTH = struct.Struct('<32xI')  # of a block, behind its fingerprint
+#: The bytes of a recipe's header.
+RECIPE_HEADER_BYTES = _RECIPE.size
+_FRAME_MAGIC = b'GDFR'
+_RECIPE_MAGIC = b'GDWIRE\0'
+_RECIPE_VERSION = 2
+#: Blocks of an extent, which lies in one group.
+_MOST_BLOCKS = 32768
+_BLOCK = 36                     # fingerprint, length
+_NONE, _LZ4, _ZSTD = range(3)
+_LAST = _FRAME.pack(_FRAME_MAGIC, _NONE, 0, 0, 0, 0, 0)[:16]
+#: The frame that says that all came.
+END_FRAME = _LAST + struct.pack('<Q', xxhash.xxh3_64_intdigest(_LAST))
+
+
+class Source(Protocol):
+    """What they are read from: an answer, or the body of a request."""
+
+    def read(self, length: int, timeout: float) -> bytes:
+        """So many bytes, in so many seconds; fewer only at the end."""
+
+    def read_exactly(self, length: int, timeout: float) -> bytes:
+        """So many bytes, or an exception."""
+
+    def bad(self, why: str) -> Exception:
+        """An exception, to be raised, for what is not as it has to be."""
+
+
+class Buffer:
+    """A source of bytes that are here.
+
+    :param bad: makes an exception of what is wrong with them
+    """
+
+    def __init__(self, data: bytes, bad: Callable[[str], Exception]) -> None:
+        self._data = memoryview(data)
+        self.bad = bad
+
+    def __bool__(self) -> bool:
+        return bool(self._data)
+
+    def read(self, length: int, timeout: float = 0.0) -> bytes:
+        data, self._data = self._data[:length], self._data[length:]
+        return bytes(data)
+
+    def read_exactly(self, length: int, timeout: float = 0.0) -> bytes:
+        if length > len(self._data):
+            raise self.bad('it was cut off')
+        return self.read(length)
+
+
+# -- recipes ------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class RecipeHeader:
+    block_size: int
+    size: int
+    zero_bytes: int
+    extents: int
+    fingerprint: str
+    scope: bytes
+    """the id of that of the fingerprints"""
+    cutting: str
+    """as in the repository's parameters"""
+
+    @classmethod
+    def of(cls, stat: Any, parameters: Any) -> 'RecipeHeader':
+        """That of an image of a repository with these parameters."""
+        return cls(parameters.block_size, stat.size, stat.zero_bytes,
+                   stat.extents, parameters.fingerprint,
+                   bytes.fromhex(stat.scope), parameters.cutting)
+
+    def pack(self) -> bytes:
+        cuts = [int(n) for n in self.cutting.split()[1:]] or [0, 0]
+        return _RECIPE.pack(
+            _RECIPE_MAGIC + bytes([_RECIPE_VERSION]), self.block_size,
+            self.size, self.zero_bytes, self.extents,
+            self.fingerprint.encode(), self.scope, *cuts)
+
+    @classmethod
+    def unpack(cls, data: bytes, bad: Callable[[str], Exception]
+               ) -> 'RecipeHeader':
+        """:param bad: makes an exception of what is wrong with it"""
+        (magic, block_size, size, zero_bytes, extents, name, scope, minimum,
+         average) = _RECIPE.unpack(data)
+        if magic[:-1] != _RECIPE_MAGIC:
+            raise bad('the answer is not a recipe')
+        if magic[-1] != _RECIPE_VERSION:
+            raise bad(f'the recipe is of version {magic[-1]}; this '
+                      f'program knows {_RECIPE_VERSION}')
+        if not 512 <= block_size <= 65536 or block_size & (block_size - 1):
+            raise bad(f'the recipe has blocks of {block_size} bytes')
+        if (minimum or average) and not 64 <= minimum < average < block_size:
+            raise bad(f'the recipe has blocks of {minimum} to '
+                      f'{block_size} bytes, on an average {average}')
+        if size >= 1 << 62 or zero_bytes > size or extents > size:
+            raise bad(f'the recipe is of {size} bytes, {zero_bytes} '
+                      f'zeros and {extents} extents')
+        return cls(block_size, size, zero_bytes, extents,
+                   name.rstrip(b'\0').decode('ascii', 'replace'), scope,
+                   f'gear {minimum} {average}' if average else 'fixed')
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeExtent:
+    """A run of zeros, if it has no blocks."""
+
+    offset: int
+    length: int
+    blocks: int
+    table: bytes
+    """for each block 36 bytes: fingerprint (32), length (32 bits)"""
+
+    def pack(self) -> bytes:
+        return _EXTENT.pack(self.offset, self.length, self.blocks) + self.table
+
+    def cut(self, blocks: int, zeros: int
+            ) -> tuple['RecipeExtent', 'RecipeExtent | None']:
+        """In two, the first of so many blocks, or bytes of zeros, at most."""
+        table = self.table[:blocks * _BLOCK]
+        length = (sum(n for n, in _LENGTH.iter_unpack(table)) if self.blocks
+                  else min(self.length, zeros))
+        first = RecipeExtent(self.offset, length, len(table) // _BLOCK, table)
+        if length == self.length:
+            return first, None
+        return first, RecipeExtent(
+            self.offset + length, self.length - length,
+            self.blocks - first.blocks, self.table[len(table):])
+
+    def behind(self, offset: int) -> 'RecipeExtent | None':
+        """What of it is not before an offset, at which a block begins."""
+        if offset <= self.offset:
+            return self
+        blocks, end = 0, self.offset
+        for length, in _LENGTH.iter_unpack(self.table):
+            if end >= offset:
+                break
+            blocks, end = blocks + 1, end + length
+        return self.cut(blocks, offset - self.offset)[1]
+
+
+def read_extent(source: Source, header: RecipeHeader, end: int,
+                timeout: float) -> RecipeExtent:
+    """The next extent of a recipe, checked.
+
+    :param end: the offset behind those before it
+    """
+    offset, length, blocks = _EXTENT.unpack(
+        source.read_exactly(_EXTENT.size, timeout))
+    # Which also bounds what is read and kept of it.
+    if (offset != end or not 0 < length <= header.size - offset
+            or blocks > min(length, _MOST_BLOCKS)):
+        raise source.bad(f'the recipe has an extent of {length} bytes and '
+                         f'{blocks} blocks at {offset}, behind {end}')
+    table = source.read_exactly(blocks * _BLOCK, timeout)
+    lengths = [n for n, in _LENGTH.iter_unpack(table)]
+    if blocks and not (0 < min(lengths) and max(lengths)
+                       <= header.block_size and sum(lengths) == length):
+        raise source.bad('the recipe has a block of another length '
+                         f'in the extent at {offset}')
+    return RecipeExtent(offset, length, blocks, table)
+
+
+# -- frames -------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Plain bytes, and where they belong."""
+
+    plain: bytes
+    places: list[tuple[int, int, int]]
+    """offset in the image, offset in `plain`, length"""
+
+
+def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
+    """The plain bytes of a frame.
+
+    :raises ValueError: it does not have so many
+    """
+    if codec == _NONE:
+        plain = stored
+    elif codec == _LZ4:
+        from lz4 import block as lz4_block
+
+        try:
+            plain = lz4_block.decompress(stored, uncompressed_size=length)
+        except lz4_block.LZ4BlockError as e:
+            raise ValueError(str(e)) from e
+    elif codec == _ZSTD:
+        import zstandard
+
+        try:
+            # A frame may claim any size, and it would be allocated.
+            if zstandard.frame_content_size(stored) not in (-1, length):
+                raise ValueError('it claims another length')
+            plain = zstandard.ZstdDecompressor().decompress(
+                stored, max_output_size=length)
+        except zstandard.ZstdError as e:
+            raise ValueError(str(e)) from e
+    else:
+        raise ValueError(f'there is no codec {codec}')
+    if len(plain) != length:
+        raise ValueError(f'it has {len(plain)} bytes and not {length}')
+    return plain
+
+
+def rest_of(ranges: list[tuple[int, int]],
+            end: int) -> list[tuple[int, int]]:
+    """What of ranges in order lies behind an offset."""
+    first = bisect.bisect_right(ranges, end, key=sum)
+    rest = ranges[first:]
+    if rest and rest[0][0] < end:
+        rest[0] = end, sum(rest[0]) - end
+    return rest
+
+
+class Frames:
+    """Takes a stream of frames apart.
+
+    :param ranges: what was asked for: sorted, and apart from each other
+    """
+
+    def __init__(self, source: Source, ranges: Sequence[tuple[int, int]],
+                 timeout: float):
+        self._source = source
+        self._bad = source.bad
+        self._timeout = timeout
+        self._starts = [offset for offset, _ in ranges]
+        self._ends = [offset + length for offset, length in ranges]
+        self._left = sum(length for _, length in ranges)
+
+    def __iter__(self) -> Iterator[Frame]:
+        while (frame := self._next()) is not None:
+            yield frame
+        if self._source.read(1, self._timeout):
+            raise self._bad('the frames go on behind their end')
+
+    def _next(self) -> Frame | None:
+        head = self._source.read_exactly(_FRAME.size, self._timeout)
+        magic, codec, _, places, plain, stored, checksum = _FRAME.unpack(head)
+        if magic != _FRAME_MAGIC:
+            raise self._bad('the answer is not a frame')
+        last = not places
+        if last and (plain or stored) or not last and not (
+                0 < stored <= plain <= LONGEST_FRAME):
+            raise self._bad(f'a frame has {places} places, {plain} bytes, '
+                            f'stored as {stored}')
+        body = self._source.read_exactly(
+            places * _PLACE.size + stored, self._timeout)
+        if xxhash.xxh3_64_intdigest(head[:16] + body) != checksum:
+            raise self._bad("a frame's checksum is wrong")
+        if last:
+            return None
+        found = [self._place(body, number, plain) for number in range(places)]
+        try:
+            data = _unpack_stored(codec, body[places * _PLACE.size:], plain)
+        except ValueError as e:
+            raise self._bad(f'a frame does not decompress: {e}') from e
+        return Frame(data, found)
+
+    def _place(self, body: bytes, number: int,
+               plain: int) -> tuple[int, int, int]:
+        place = _PLACE.unpack_from(body, number * _PLACE.size)
+        offset, start, length = place
+        if not length or start + length > plain:
+            raise self._bad(f'a frame of {plain} bytes has a place of '
+                            f'{length} at {start}')
+        at = bisect.bisect_right(self._starts, offset) - 1
+        if at < 0 or offset + length > self._ends[at]:
+            raise self._bad(f'{length} bytes at {offset} came, which were '
+                            'not asked for')
+        self._left -= length
+        if self._left < 0:
+            raise self._bad('more bytes came than were asked for')
+        return place
