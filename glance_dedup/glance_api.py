@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import os
 from typing import Any
+import urllib.parse
 
 PAGE = 500
 #: States in which Glance may be about to give an image its data.
@@ -29,8 +30,32 @@ UNDER_WAY = ('saving', 'uploading', 'importing')
 WITH_DATA = ('active', 'deactivated')
 
 
+#: What Glance keeps of an image, and takes from whoever makes the record.
+SETTABLE = ('name', 'disk_format', 'container_format', 'min_disk', 'min_ram',
+            'owner', 'visibility', 'os_hidden', 'tags')
+# What it keeps besides, which is no property of an operator's.
+_OWN = frozenset((
+    *SETTABLE, 'id', 'protected', 'status', 'size', 'virtual_size',
+    'checksum', 'os_hash_algo', 'os_hash_value', 'created_at', 'updated_at',
+    'locations', 'direct_url', 'self', 'file', 'schema', 'stores'))
+# That of its tasks.
+_OF_TASKS = 'os_glance_'
+_PATCH = {'Content-Type': 'application/openstack-images-v2.1-json-patch'}
+#: Seconds that Glance and Keystone have for each answer.
+TIMEOUT = 120
+
+Record = dict[str, Any]
+
+
 class GlanceError(Exception):
-    """Glance did not do what it was asked for, and why."""
+    """Glance did not do what it was asked for, and why.
+
+    :ivar code: the HTTP status, if it answered
+    """
+
+    def __init__(self, message: str, code: int | None = None):
+        super().__init__(message)
+        self.code = code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +80,14 @@ def _words(text: Any) -> frozenset[str]:
     return frozenset(filter(None, str(text or '').split(',')))
 
 
-def _image(record: dict[str, Any]) -> Image:
+def properties(record: Record) -> dict[str, str]:
+    """What an image's users, or its operators, gave it."""
+    return {name: value for name, value in record.items()
+            if name not in _OWN and not name.startswith(_OF_TASKS)}
+
+
+def image_of(record: Record) -> Image:
+    """What Glance says, in its parts."""
     name, value = record.get('os_hash_algo'), record.get('os_hash_value')
     if not value:
         name, value = 'md5', record.get('checksum')
@@ -87,6 +119,20 @@ def _errors(what: str) -> Iterator[None]:
         raise GlanceError(f'{what}: {details or e}') from e
 
 
+def _quoted(name: str) -> str:
+    """A name as a part of a path."""
+    return urllib.parse.quote(name, safe='')
+
+
+def _path(image_id: str, *parts: str) -> str:
+    return '/'.join(('/images', *map(_quoted, (image_id, *parts))))
+
+
+def _pointer(name: str) -> str:
+    """A name as a part of a JSON pointer."""
+    return name.replace('~', '~0').replace('/', '~1')
+
+
 class Glance:
     """One Glance.
 
@@ -104,7 +150,9 @@ class Glance:
                 "pip install 'glance-dedup[glance]'") from e
         options = {} if url is None else {'image_endpoint_override': url}
         with _errors('cannot reach Glance'):
-            self._api = openstack.connect(cloud=cloud, **options).image
+            self._cloud = openstack.connect(
+                cloud=cloud, api_timeout=TIMEOUT, **options)
+            self._api = self._cloud.image
             self.url = (self._api.get_endpoint() or 'Glance').rstrip('/')
 
     def _request(self, method: str, path: str, expect: tuple[int, ...],
@@ -115,7 +163,8 @@ class Glance:
         if response.status_code not in expect:
             text = ' '.join(response.text.split())[:300]
             raise GlanceError(
-                f'{self.url}: {method} {path}: {response.status_code} {text}')
+                f'{self.url}: {method} {path}: {response.status_code} {text}',
+                response.status_code)
         return response
 
     def need_administrator(self) -> None:
@@ -135,22 +184,71 @@ class Glance:
                 "shows only one project's images; use an account with the "
                 'role admin')
 
+    def need_service(self) -> None:
+        """See whether Glance lets us say where an image's data is.
+
+        :raises GlanceError: it does not
+        """
+        with _errors(f'{self.url}: cannot log in'):
+            access = getattr(self._cloud.session.auth, 'get_access',
+                             lambda session: None)(self._cloud.session)
+        if access is not None and 'service' not in access.role_names:
+            raise GlanceError(
+                f"{self.url}: the account has not the role 'service' (but "
+                f'{", ".join(sorted(access.role_names)) or "none"}), without '
+                "which Glance takes no location: use an account with the "
+                "roles 'admin' and 'service'")
+
+    def has_project(self, project: str) -> bool | None:
+        """Whether Keystone knows a project; None if it does not say."""
+        from keystoneauth1 import exceptions
+        from keystoneauth1 import plugin
+
+        session = self._cloud.session
+        try:
+            # Not by the catalogue: a region may share its Keystone.
+            response = session.get(
+                f'/projects/{_quoted(project)}', raise_exc=False,
+                endpoint_filter={'interface': plugin.AUTH_INTERFACE,
+                                 'version': (3,)})
+        except exceptions.ClientException:
+            # There is no Keystone; nothing depends on it.
+            return None
+        return {200: True, 404: False}.get(response.status_code)
+
     def images(self) -> Iterator[Image]:
         """All images, of all projects, the hidden ones, in all states."""
+        return map(image_of, self.records())
+
+    def records(self) -> Iterator[Record]:
+        """The same, as Glance says it."""
         for hidden in ('false', 'true'):
             path = (f'/images?visibility=all&os_hidden={hidden}'
                     f'&limit={PAGE}&sort=id:asc&member_status=all')
             while path:
                 page = self._request('GET', path, (200,)).json()
-                yield from map(_image, page['images'])
+                yield from map(self._checked, page['images'])
                 path = page.get('next', '').removeprefix('/v2')
 
     def find(self, image_id: str) -> Image | None:
         """One image; None if Glance says that there is none."""
-        response = self._request('GET', f'/images/{image_id}', (200, 404))
-        if response.status_code == 404:
-            return None
-        return _image(response.json())
+        record = self.record(image_id)
+        return None if record is None else image_of(record)
+
+    def record(self, image_id: str) -> Record | None:
+        """The same, as Glance says it."""
+        response = self._request('GET', _path(image_id), (200, 404))
+        return (None if response.status_code == 404
+                else self._checked(response.json()))
+
+    def _checked(self, record: Any) -> Record:
+        """What is said of an image, if it can be right."""
+        if not (isinstance(record, dict) and isinstance(record.get('id'), str)
+                and isinstance(record.get('status'), str)
+                and isinstance(record.get('size'), int | None)):
+            raise GlanceError(f'{self.url}: what it says is of no image: '
+                              f'{str(record)[:80]}', 200)
+        return record
 
     def need_store(self, store: str) -> None:
         """See whether Glance has a store of this name.
@@ -170,5 +268,76 @@ class Glance:
             'PATCH', f'/images/{image_id}', (200,), json=[
                 {'op': 'add', 'path': '/locations/-',
                  'value': {'url': url, 'metadata': {'store': store}}}],
-            headers={'Content-Type':
-                     'application/openstack-images-v2.1-json-patch'})
+            headers=_PATCH)
+
+    # -- making an image of another Glance's ---------------------------------
+
+    def create(self, record: Record) -> Record:
+        """Make a record; returns it as Glance has it.
+
+        :raises GlanceError: with the code 409 if the id is taken, or was
+        """
+        return self._checked(self._request(
+            'POST', '/images', (201,), json=record).json())
+
+    def set(self, image_id: str, name: str, value: Any) -> None:
+        """Give an image a property, or another value of it."""
+        self._request(
+            'PATCH', _path(image_id), (200,), headers=_PATCH,
+            json=[{'op': 'add', 'path': f'/{_pointer(name)}',
+                   'value': value}])
+
+    def members(self, image_id: str) -> dict[str, str]:
+        """With whom an image is shared, and whether they took it."""
+        return {found['member_id']: found['status'] for found in self._request(
+            'GET', _path(image_id, 'members'), (200,)).json()['members']}
+
+    def add_member(self, image_id: str, project: str, status: str) -> None:
+        self._request('POST', _path(image_id, 'members'), (200, 409),
+                      json={'member': project})
+        self._request('PUT', _path(image_id, 'members', project), (200,),
+                      json={'status': status})
+
+    def add_data(self, image_id: str, url: str, hash_name: str | None,
+                 hash_value: str | None) -> None:
+        """Say where the data of a queued image is.
+
+        Glance goes on by itself: it reads the data, unless it was told not to
+        (``do_secure_hash``), and the image becomes active; or queued again.
+
+        :param hash_name: by which it is to be verified; None: by nothing
+        :raises GlanceError: with the code 409 if it is not queued (any more)
+        """
+        body: Record = {'url': url}
+        if hash_name is not None:
+            body['validation_data'] = {'os_hash_algo': hash_name,
+                                       'os_hash_value': hash_value}
+        self._request('POST', _path(image_id, 'locations'), (202,),
+                      json=body)
+
+    def add_nothing(self, image_id: str) -> None:
+        """Give a queued image its data, of which there is none.
+
+        Glance takes no location of an empty image.
+        """
+        self._request('PUT', _path(image_id, 'file'), (204,), data=b'',
+                      headers={'Content-Type': 'application/octet-stream'})
+
+    def last_message(self, image_id: str) -> str:
+        """What Glance's last task with an image said; '' if nothing."""
+        response = self._request('GET', _path(image_id, 'tasks'),
+                                 (200, 403, 404))
+        tasks = (response.json()['tasks'] if response.status_code == 200
+                 else [])
+        last = max(tasks, key=lambda task: task.get('updated_at') or '',
+                   default={})
+        return ' '.join(str(last.get('message') or '').split())[:300]
+
+    def delete(self, image_id: str) -> None:
+        """Delete an image, if it is there; also a protected one."""
+        record = self.record(image_id)
+        if record is None:
+            return
+        if record.get('protected'):
+            self.set(image_id, 'protected', False)
+        self._request('DELETE', _path(image_id), (204, 404))

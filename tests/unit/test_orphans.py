@@ -20,7 +20,7 @@ from glance_dedup import repository
 
 
 def answer(status='active', stores='dedup1', importing=''):
-    return glance_api._image({
+    return glance_api.image_of({
         'id': 'a', 'status': status, 'stores': stores,
         'os_glance_importing_to_stores': importing})
 
@@ -74,5 +74,5 @@ def test_which_hash_counts():
     for changes, expected in (
             ({}, ('sha512', 's')), ({'os_hash_value': None}, ('md5', 'm')),
             ({'os_hash_value': None, 'checksum': None}, (None, None))):
-        found = glance_api._image(record | changes)
+        found = glance_api.image_of(record | changes)
         assert (found.hash_name, found.hash_value) == expected

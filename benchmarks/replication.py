@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How many bytes taking images to another site sends.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/replication.py [--codec lz4] [--dir DIR] IMAGE...
+
+It stores the images in one repository, and sends them, one after the other, to
+the daemon of another, which is empty at first, as ``glance-dedup replicate``
+does. Over a Unix socket: the bytes counted are those of all requests, without
+TLS. Of each image the table has
+
+* its bytes, and those that are not zeros;
+* what an exact deduplication of it and those before it keeps of it: its unique
+  bytes, before compression; and these as they are stored at home;
+* the bytes sent, the share of those that are not zeros, and how long it took.
+
+Then each image is sent once more: what is there is found to be there by its
+description alone. At last the other repository's images are compared with the
+files.
+"""
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+
+import common
+
+from dedupd import client as client_module
+from glance_dedup import replication
+from glance_dedup import repository
+
+BLOCK = 4096
+
+
+def row(name: str, size: float, nonzero: float, unique: float, stored: float,
+        sent: float, wall: float) -> None:
+    share = f'{sent / nonzero:.2%}' if nonzero else '-'
+    print(f'{name[:34]:34}' + ''.join(
+        f'{figure / common.MIB:9.1f}'
+        for figure in (size, nonzero, unique, stored, sent))
+        + f'{share:>9}{wall:8.1f}', flush=True)
+
+
+def unique_bytes(path: str, seen: set[bytes]) -> int:
+    """Of the blocks of an image that were not seen before."""
+    found = 0
+    zeros = bytes(BLOCK)
+    with open(path, 'rb') as f:
+        while block := f.read(BLOCK):
+            if block != zeros[:len(block)]:
+                digest = hashlib.sha256(block).digest()[:16]
+                if digest not in seen:
+                    seen.add(digest)
+                    found += len(block)
+    return found
+
+
+def send_all(repo: repository.Repository, client: client_module.Client,
+             images: list[str]) -> None:
+    print(f'{"":34}{"MiB":>9}{"nonzero":>9}{"unique":>9}{"stored":>9}'
+          f'{"sent":>9}{"":>9}{"seconds":>8}')
+    sums = [0.0] * 6
+    seen: set[bytes] = set()
+    for number, path in enumerate(images):
+        stat = repo.stat(f'image-{number}')
+        spent = common.timed(replication.send, repo, stat.image_id, client)
+        figures = (stat.size, stat.size - stat.zero_bytes,
+                   unique_bytes(path, seen), stat.stored_bytes,
+                   spent.result.sent_bytes, spent.wall)
+        row(os.path.basename(path), *figures)
+        sums = [a + b for a, b in zip(sums, figures)]
+    row('all', *sums)
+    print(f'sent: {sums[4] / sums[2]:.2%} of the unique bytes, '
+          f'{sums[4] / sums[3]:.2%} of these as stored at home')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description='How many bytes taking images to another site sends.')
+    parser.add_argument('images', nargs='+', metavar='IMAGE',
+                        help='raw disk images')
+    parser.add_argument('--codec', default='lz4',
+                        help='of the repository at home '
+                        '(default: %(default)s)')
+    common.add_directory(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir,
+                                     prefix='bench-') as directory:
+        home, away = (os.path.join(directory, name)
+                      for name in ('home', 'away'))
+        for path in (home, away):
+            repository.Repository.create(path)
+        with repository.Repository(home, codec=args.codec,
+                                   filter_dir=directory) as repo:
+            for number, path in enumerate(args.images):
+                print(f'storing {path}', file=sys.stderr)
+                repo.put(f'image-{number}', path)
+            with common.daemon(directory, away) as (address, _), \
+                    client_module.Client(address) as client:
+                send_all(repo, client, args.images)
+                again = sum(
+                    replication.send(repo, image_id, client).sent_bytes
+                    for image_id in repo.images())
+                print(f'all once more: {again / common.MIB:.1f} MiB sent')
+        compare(away, directory, args.images)
+
+
+def compare(path: str, directory: str, images: list[str]) -> None:
+    """See whether what came is what was sent."""
+    with repository.Repository(path, filter_dir=directory) as repo:
+        for number, name in enumerate(images):
+            with repo.open_image(f'image-{number}') as image, \
+                    open(name, 'rb') as f:
+                for piece in image.pieces(piece=common.PIECE):
+                    if f.read(len(piece)) != piece:
+                        raise SystemExit(f'{name} came with other bytes')
+    print(f'{len(images)} images came as they were sent')
+
+
+if __name__ == '__main__':
+    main()

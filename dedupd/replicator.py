@@ -1,0 +1,411 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Continuous replication: new images are taken to another site.
+
+Which ones is said by the group ``[replication]``. It goes on in a thread of
+its own, beside the maintainer's tasks: it needs neither the catalog nor the
+maintainer's lock, and what it waits for is the network. Made to give way to
+each of them it would offer a large image's description anew each minute. It is
+the maintainer that does it, so that of several daemons one does.
+
+An image that could not be taken there is tried again later and later. That,
+and what is there already, is remembered while the daemon runs; another one
+asks Glance.
+"""
+
+import collections
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+
+from dedupd import client as client_module
+from dedupd import task as task_module
+from glance_dedup import exceptions
+from glance_dedup import glance_api
+from glance_dedup import repository as repository_module
+from glance_dedup import sites
+
+LOG = log.getLogger(__name__)
+
+#: Until an image that failed is tried again, seconds: at first, and at most.
+#: It doubles each time.
+FIRST_WAIT, LONGEST_WAIT = 60.0, 6 * 3600.0
+#: How often a daemon that is not the maintainer sees whether it is, seconds.
+TRIAL_INTERVAL = 5.0
+#: Of the images that failed, how many the status shows.
+SHOWN = 20
+
+_MIB = 1 << 20
+
+Fields = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Which images are taken to the other site."""
+
+    projects: frozenset[str]
+    properties: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, options: Any) -> 'Policy':
+        return cls(frozenset(options.projects), tuple(
+            tuple(item.split('=', 1)) for item in options.properties))
+
+    def wants(self, record: glance_api.Record) -> bool:
+        """Whether an image of Glance's is to be taken there."""
+        if record.get('status') != 'active':
+            return False
+        if self.projects and record.get('owner') not in self.projects:
+            return False
+        return all(record.get(name) == value
+                   for name, value in self.properties)
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run did."""
+
+    replicated: int = 0
+    present: int = 0
+    """That were there."""
+    deleted: int = 0
+    """There, since they were deleted at home on their way."""
+    left_out: int = 0
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Images that are tried again later, and why."""
+    sent_bytes: int = 0
+
+
+@dataclasses.dataclass
+class _Failure:
+    error: str
+    times: int
+    again: float
+    """by time.monotonic()"""
+
+
+class Memory:
+    """What the next run need not find out.
+
+    :ivar pending: images that are to be taken there, and are not yet
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._settled: set[str] = set()
+        self._failures: dict[str, _Failure] = {}
+        self.pending = 0
+
+    @property
+    def is_new(self) -> bool:
+        return not self._settled
+
+    def choose(self, wanted: list[str]) -> list[str]:
+        """Those of the images that have their turn now."""
+        self._settled.intersection_update(wanted)
+        for image_id in self._failures.keys() - {*wanted}:
+            del self._failures[image_id]
+        left = [image_id for image_id in wanted
+                if image_id not in self._settled]
+        self.pending = len(left)
+        now = self._clock()
+        return [image_id for image_id in left
+                if image_id not in self._failures
+                or self._failures[image_id].again <= now]
+
+    def settle(self, image_id: str) -> None:
+        self._settled.add(image_id)
+        self._failures.pop(image_id, None)
+        self.pending = max(0, self.pending - 1)
+
+    def fail(self, image_id: str, error: str) -> float:
+        """Returns after how many seconds it is tried again."""
+        before = self._failures.get(image_id)
+        times = 1 if before is None else before.times + 1
+        wait = min(FIRST_WAIT * 2 ** min(times - 1, 20), LONGEST_WAIT)
+        self._failures[image_id] = _Failure(error, times,
+                                            self._clock() + wait)
+        return wait
+
+    def failed(self) -> Fields:
+        """Of some of the images that failed, why, and when it goes on."""
+        now = self._clock()
+        return {image_id: {'error': failure.error, 'times': failure.times,
+                           'seconds_left': round(max(
+                               0.0, failure.again - now))}
+                for image_id, failure in [*self._failures.items()][:SHOWN]}
+
+
+def run_once(repository: repository_module.Repository,
+             replication: sites.Replication, home: glance_api.Glance,
+             away: glance_api.Glance, policy: Policy, memory: Memory,
+             control: sites.Control) -> Result:
+    """Take what is new to the other site.
+
+    :raises task.Stopped: the next run goes on
+    :raises Exception: for what is wrong with more than one image
+    """
+    replication.need()
+    stored = {*repository.images()}
+    records = [record for record in home.records()
+               if policy.wants(record) and record['id'] in stored]
+    records.sort(key=lambda record: str(record.get('created_at')))
+    if memory.is_new:
+        replication.listed(
+            {record['id']: glance_api.image_of(record) for record in records},
+            {image.image_id: image for image in away.images()})
+    sizes = {record['id']: record.get('size') or 0 for record in records}
+    del records
+    chosen = memory.choose([*sizes])
+    result = Result()
+    control.whole = sum(sizes[image_id] for image_id in chosen)
+    for image_id in [*replication.left(sizes), *chosen]:
+        control.check()
+        control.image_id = image_id
+        outcome = replication.take(image_id, control)
+        control.before += sizes.get(image_id, 0)
+        result.sent_bytes += outcome.sent_bytes
+        if outcome.is_away:
+            raise outcome.error
+        _note(outcome, memory, result)
+    return result
+
+
+def _note(outcome: sites.Outcome, memory: Memory, result: Result) -> None:
+    image_id = outcome.image_id
+    for note in outcome.notes:
+        LOG.warning('Image %s: %s', image_id, note)
+    if outcome.result == sites.FAILED:
+        error = str(outcome.error) or repr(outcome.error)
+        wait = memory.fail(image_id, error)
+        result.failed[image_id] = error
+        LOG.error('Image %s was not replicated, and is tried again in %d '
+                  'seconds: %s', image_id, wait, error)
+        return
+    memory.settle(image_id)
+    name = outcome.result.replace(' ', '_')
+    setattr(result, name, getattr(result, name) + 1)
+    if outcome.result != sites.PRESENT:
+        LOG.info('Image %s: %s', image_id, outcome.error or
+                 f'{outcome.result}, {outcome.sent_bytes} bytes sent')
+
+
+class Replicator:
+    """The thread, and what it tells. Thread-safe.
+
+    :param conf: has the group ``[replication]``; read for each run
+    :param is_maintainer: whether this daemon is
+    :param errors: what went wrong, for the status
+    :param watchers: called when what `task` says has changed
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 conf: cfg.ConfigOpts, is_maintainer: Callable[[], bool],
+                 errors: 'collections.deque[Fields]',
+                 watchers: list[Callable[[], None]]) -> None:
+        self._repository = repository
+        self._conf = conf
+        self._is_maintainer = is_maintainer
+        self._errors = errors
+        self._watchers = watchers
+        self._memory = Memory()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._due = time.monotonic()
+        self._numbers = 0
+        self._control: sites.Control | None = None
+        self._began: float | None = None
+        self._facts: Fields = {'finished': 0, 'last_success': None, 'runs': 0,
+                               'failures': 0, 'last': None}
+        self._replicated = self._sent = 0
+        self._thread = threading.Thread(
+            target=self._run, name='dedupd-replicate', daemon=True)
+
+    # -- for any thread ----------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the step that runs; what was sent is kept there."""
+        with self._changed:
+            self._stopping = True
+            if self._control is not None:
+                self._control.stop()
+            self._changed.notify_all()
+
+    def request(self) -> int:
+        """Look for new images now; returns the number of the request.
+
+        :raises BusyError: this daemon is not the maintainer
+        """
+        if not self._is_maintainer():
+            raise exceptions.BusyError(
+                'this daemon does not maintain the repository; the one that '
+                'does replicates')
+        with self._changed:
+            if self._due > 0.0 or self._control is not None:
+                self._numbers += 1
+            self._due = 0.0
+            self._changed.notify_all()
+            return self._numbers
+
+    def reload(self) -> None:
+        """Follow changes of the options, also in the run that goes on."""
+        with self._changed:
+            if self._control is not None:
+                self._control.rate = self._rate()
+            if self._due > 0.0:
+                self._due = self._next()
+            self._changed.notify_all()
+
+    def wait(self, number: int, timeout: float) -> Fields:
+        """As `task`, when the request is over, or the time is."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._facts['finished'] >= number or self._stopping,
+                timeout)
+        return self.task()
+
+    def task(self) -> Fields:
+        """How it is, as the scheduler says it of its tasks."""
+        with self._changed:
+            control = self._control
+            due = self._due
+            done = whole = 0
+            if control is not None:
+                done, whole = control.before + control.done, control.whole
+            return {
+                'state': ('running' if control is not None else
+                          'waiting' if due == 0.0 else 'idle'),
+                'done': done, 'total': whole,
+                'what': (f'replicating {control.image_id}'
+                         if control is not None and control.image_id else ''),
+                'started': self._began,
+                'seconds_left': _seconds_left(control, done, whole),
+                'interval': self._conf.replication.interval,
+                'next': None if control is not None or due == float('inf')
+                else round(time.time() + max(0.0, due - time.monotonic())),
+                **self._facts}
+
+    def status(self) -> Fields:
+        """What there is besides."""
+        with self._changed:
+            control = self._control
+            sent = 0 if control is None else control.sent
+            return {'to': self._conf.replication.to,
+                    'pending': self._memory.pending,
+                    'replicated': self._replicated,
+                    'sent_bytes': self._sent + sent,
+                    'failed': self._memory.failed()}
+
+    def _rate(self) -> float | None:
+        return self._conf.replication.rate_mib * _MIB or None
+
+    def _next(self) -> float:
+        interval = self._conf.replication.interval
+        return time.monotonic() + interval if interval else float('inf')
+
+    # -- the thread --------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopping and (
+                        self._due > time.monotonic()
+                        or not self._is_maintainer()):
+                    self._changed.wait(min(
+                        TRIAL_INTERVAL,
+                        max(0.05, self._due - time.monotonic())))
+                if self._stopping:
+                    return
+                number = self._numbers
+                self._due = self._next()
+                self._began = time.time()
+                self._control = sites.Control(rate=self._rate())
+            self._tell()
+            self._perform(number)
+            self._tell()
+
+    def _perform(self, number: int) -> None:
+        started = time.monotonic()
+        result = error = None
+        try:
+            result = dataclasses.asdict(self._replicate(self._control))
+        except task_module.Stopped:
+            error = 'it was stopped, since the daemon ended'
+        except Exception as e:
+            error = str(e) or repr(e)
+            self._failed(e)
+        with self._changed:
+            now = time.time()
+            facts = self._facts
+            facts['last'] = {
+                'number': number, 'started': self._began, 'finished': now,
+                'seconds': round(time.monotonic() - started, 3),
+                'arguments': {}, 'result': result, 'error': error}
+            facts['finished'] = number
+            facts['runs'] += 1
+            if error is None:
+                facts['last_success'] = now
+                self._replicated += result['replicated']
+            else:
+                facts['failures'] += 1
+            self._sent += self._control.sent
+            self._control = self._began = None
+            self._changed.notify_all()
+        if error is None:
+            LOG.log(logging.INFO if result['replicated'] or result['failed']
+                    else logging.DEBUG, 'replicate: %s', result)
+
+    def _replicate(self, control: sites.Control) -> Result:
+        options = self._conf.replication
+        home, away = map(glance_api.Glance,
+                         (options.from_cloud, options.to_cloud))
+        with contextlib.closing(client_module.Client(
+                options.to, cert=options.cert, key=options.key,
+                ca_file=options.ca_file)) as client:
+            return run_once(
+                self._repository,
+                sites.Replication(self._repository, client, home, away),
+                home, away, Policy.of(options), self._memory, control)
+
+    def _failed(self, error: Exception) -> None:
+        known = isinstance(error, (
+            exceptions.RepositoryError, glance_api.GlanceError,
+            client_module.ClientError, OSError, ValueError))
+        LOG.error('replicate failed: %s', error, exc_info=(
+            None if known else error))
+        self._errors.append({'time': time.time(), 'task': 'replicate',
+                             'text': str(error) or repr(error)})
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
+
+
+def _seconds_left(control: sites.Control | None, done: int,
+                  whole: int) -> float | None:
+    """A guess, by the pace so far."""
+    if control is None or not 0 < done <= whole:
+        return None
+    elapsed = time.monotonic() - control.started
+    return round(elapsed * (whole - done) / done, 1)

@@ -1,0 +1,199 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Taking images to another site: replicate."""
+
+import contextlib
+
+from cliff import lister
+
+from dedupd import task as task_module
+from glance_dedup.cli import common
+from glance_dedup.cli import maintenance
+from glance_dedup.cli import progress as progress_module
+from glance_dedup import exceptions
+
+_MIB = 1 << 20
+
+
+class Replicate(common.RepositoryCommand, lister.Lister):
+    """Take images to another site, through the daemon there.
+
+    Only blocks that are missing there are sent. With two clouds, the other
+    site's Glance gets each image's record, under the same id, and its
+    location; it verifies the data. What was interrupted goes on when it is
+    begun again.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('ids', metavar='ID', nargs='*')
+        parser.add_argument(
+            '--all', action='store_true', help='All images.')
+        parser.add_argument(
+            '--to', dest='address', metavar='URL', required=True,
+            help="The other site's daemon: https://HOST:PORT, or unix:/PATH.")
+        parser.add_argument(
+            '--cert', metavar='FILE',
+            help="The operator's certificate, to show the other daemon.")
+        parser.add_argument(
+            '--key', metavar='FILE',
+            help='Its key, if that is not in the same file.')
+        parser.add_argument(
+            '--ca-file', metavar='FILE',
+            help="What the other daemon's certificate is verified by; else "
+            "by the system's authorities.")
+        parser.add_argument(
+            '--from-cloud', metavar='NAME',
+            help='The cloud of clouds.yaml whose Glance has the images.')
+        parser.add_argument(
+            '--to-cloud', metavar='NAME',
+            help='The one whose Glance is to have them. Without these two no '
+            'Glance is asked or told: only the data is copied.')
+        parser.add_argument(
+            '--rate', type=float, metavar='MIB',
+            help='MiB to be sent in a second at most. Default: no limit.')
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='Only tell what would be done.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import sites
+
+        if bool(parsed_args.ids) == parsed_args.all:
+            raise common.UsageError('name images to replicate, or give --all')
+        if parsed_args.rate is not None and not parsed_args.rate > 0:
+            raise common.UsageError('--rate: it must be more than 0')
+        home, away = self.glances(parsed_args)
+        with self.client(parsed_args) as client, self.open() as repo:
+            replication = sites.Replication(
+                repo, client, home, away, parsed_args.dry_run)
+            replication.need()
+            if home is not None and parsed_args.all:
+                replication.listed(*map(self.known, (home, away)))
+            outcomes = self.work(parsed_args, replication,
+                                 self.sizes(parsed_args, repo))
+        return (('image_id', 'size', 'result', 'sent_bytes', 'verified_by',
+                 'notes', 'error'),
+                [(o.image_id, common.Size(o.size), o.result,
+                  common.Size(o.sent_bytes), o.verified,
+                  common.Words(o.notes),
+                  o.error and (o.error if isinstance(o.error, str)
+                               else common.sentence_of(o.error)))
+                 for o in outcomes])
+
+    def client(self, parsed_args):
+        from dedupd import client
+
+        if parsed_args.key is not None and parsed_args.cert is None:
+            raise common.UsageError('--key needs --cert')
+        if parsed_args.cert is None and parsed_args.address.startswith(
+                'https:'):
+            raise common.UsageError(
+                '--to: another site takes images from operators alone: use '
+                '--cert')
+        try:
+            return client.Client(
+                parsed_args.address, cert=parsed_args.cert,
+                key=parsed_args.key, ca_file=parsed_args.ca_file)
+        except ValueError as e:
+            raise common.UsageError(str(e)) from e
+
+    def glances(self, parsed_args):
+        from glance_dedup import glance_api
+
+        names = parsed_args.from_cloud, parsed_args.to_cloud
+        if None not in names:
+            return tuple(map(glance_api.Glance, names))
+        if names != (None, None):
+            raise common.UsageError(
+                '--from-cloud and --to-cloud belong together: an image is '
+                'told of at the other site as it is at home')
+        self.app.tell(
+            'no Glance is asked or told: only the data of the images is '
+            'copied, and nobody sees them at the other site, until its Glance '
+            'is told (--from-cloud, --to-cloud)')
+        return None, None
+
+    @staticmethod
+    def sizes(parsed_args, repo):
+        """The images that are chosen, each with how many bytes it has."""
+        sizes = {}
+        for image_id in repo.images() if parsed_args.all else parsed_args.ids:
+            sizes[image_id] = 0
+            # What is wrong with one is told when it has its turn.
+            with contextlib.suppress(exceptions.RepositoryError):
+                sizes[image_id] = repo.stat(image_id).size
+        return sizes
+
+    def work(self, parsed_args, replication, sizes):
+        todo = {**dict.fromkeys(replication.left(sizes), 0), **sizes}
+        outcomes = []
+        with self.progress('replicating', sum(sizes.values())) as progress:
+            control = self.control(parsed_args, progress, len(todo))
+            with maintenance.Interrupt(control):
+                try:
+                    self.take_all(replication, control, todo, outcomes)
+                except task_module.Stopped as e:
+                    self.app.tell(
+                        f'{len(outcomes)} of {len(todo)} images were looked '
+                        'at; what was sent of the next is kept at the other '
+                        'site until it collects: begin again to go on')
+                    raise KeyboardInterrupt() from e
+        return outcomes
+
+    @staticmethod
+    def control(parsed_args, progress, number):
+        from glance_dedup import sites
+
+        def show(done, total, what):
+            sent = progress_module.format_size(control.sent)
+            progress.what = (f'replicating {control.image_id} (of {number}), '
+                             f'{sent} sent')
+            progress.update(control.before + done)
+
+        control = sites.Control(
+            show, parsed_args.rate and parsed_args.rate * _MIB)
+        return control
+
+    def take_all(self, replication, control, todo, outcomes):
+        for image_id, size in todo.items():
+            control.image_id = image_id
+            outcome = replication.take(image_id, control)
+            control.before += size
+            outcomes.append(outcome)
+            self.judge(outcome)
+            left = len(todo) - len(outcomes)
+            if outcome.is_away and left:
+                self.app.tell(f'{left} more images were not tried; begin '
+                              'again when it answers')
+                break
+
+    def known(self, glance):
+        """All images of a Glance, by their ids."""
+        with self.progress(f'asking {glance.url}', unit='images') as progress:
+            found = {}
+            for image in glance.images():
+                found[image.image_id] = image
+                progress.update(len(found))
+            return found
+
+    def judge(self, outcome):
+        from glance_dedup import sites
+
+        for note in outcome.notes:
+            self.app.tell(f'{outcome.image_id}: {note}')
+        if outcome.result == sites.FAILED:
+            self.app.tell(f'{outcome.image_id}: '
+                          f'{common.sentence_of(outcome.error)}')
+            self.app.note(outcome.error)
