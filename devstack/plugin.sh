@@ -13,18 +13,31 @@
 # under the License.
 #
 # Has DevStack's Glance keep its images in a store of the type dedup, and runs
-# dedupd beside it. stack.sh sources this file in each phase; what a phase does
-# stands at the end. On a host without Glance's API nothing is done.
+# dedupd beside it; and, on a compute host, another one as the cache that Nova
+# fetches images through. stack.sh sources this file in each phase; what a phase
+# does stands at the end. On a host with neither nothing is done.
 
 # shellcheck disable=SC2154
 
 _XTRACE_GLANCE_DEDUP=$(set +o | grep xtrace)
 set +o xtrace
 
-# Whether the images of the last run lie there.
+# Whether images of the last run lie there: is_dedup_repository DIRECTORY
 function is_dedup_repository {
-    sudo grep -qs '"kind": *"glance-dedup repository"' \
-        "$DEDUP_DATA_DIR/repository.json"
+    sudo grep -qs '"kind": *"glance-dedup repository"' "$1/repository.json"
+}
+
+# It will be emptied: check_dedup_directory NAME DIRECTORY
+function check_dedup_directory {
+    if [[ ! $2 =~ ^/[^[:space:]]+$ ]]; then
+        die $LINENO "$1=$2 must be an absolute path without spaces."
+    fi
+    if ! is_dedup_repository "$2" && sudo test -e "$2" && \
+        [[ -n $(sudo ls -A "$2") ]]; then
+        die $LINENO "$1=$2 is neither empty nor a repository of" \
+            "glance-dedup, and would be emptied. Name another directory, or" \
+            "remove what is in it."
+    fi
 }
 
 # Before anything is installed: what is wrong costs a minute then, not an hour.
@@ -34,6 +47,15 @@ function check_dedup_settings {
             "by which DevStack finds the packages that it needs. Correct" \
             "enable_plugin in local.conf."
     fi
+    if is_service_enabled g-api; then
+        check_dedup_store_settings
+    fi
+    if is_service_enabled dedup-cache; then
+        check_dedup_cache_settings
+    fi
+}
+
+function check_dedup_store_settings {
     if [[ ! $DEDUP_STORE_NAME =~ ^[A-Za-z0-9_-]+$ || \
         $DEDUP_STORE_NAME == os_glance_* ]]; then
         die $LINENO "DEDUP_STORE_NAME=$DEDUP_STORE_NAME cannot be a store's" \
@@ -44,15 +66,27 @@ function check_dedup_settings {
         die $LINENO "DEDUP_CODEC=$DEDUP_CODEC is unknown. Use none, lz4 or" \
             "zstd."
     fi
-    if [[ ! $DEDUP_DATA_DIR =~ ^/[^[:space:]]+$ ]]; then
-        die $LINENO "DEDUP_DATA_DIR=$DEDUP_DATA_DIR must be an absolute path" \
-            "without spaces."
+    check_dedup_directory DEDUP_DATA_DIR "$DEDUP_DATA_DIR"
+}
+
+function check_dedup_cache_settings {
+    check_dedup_directory DEDUP_CACHE_DATA_DIR "$DEDUP_CACHE_DATA_DIR"
+    if [[ $DEDUP_CACHE_DATA_DIR == "$DEDUP_DATA_DIR" ]]; then
+        die $LINENO "DEDUP_CACHE_DATA_DIR=$DEDUP_CACHE_DATA_DIR is the" \
+            "directory of the store. Name another one: a cache deletes what" \
+            "it holds."
     fi
-    if ! is_dedup_repository && sudo test -e "$DEDUP_DATA_DIR" && \
-        [[ -n $(sudo ls -A "$DEDUP_DATA_DIR") ]]; then
-        die $LINENO "DEDUP_DATA_DIR=$DEDUP_DATA_DIR is neither empty nor a" \
-            "repository of glance-dedup, and would be emptied. Name another" \
-            "directory, or remove what is in it."
+    if [[ ! $DEDUP_CACHE_LIMIT_MIB =~ ^[0-9]+$ ]]; then
+        die $LINENO "DEDUP_CACHE_LIMIT_MIB=$DEDUP_CACHE_LIMIT_MIB is not a" \
+            "number of MiB. Use 0 for no limit."
+    fi
+    if [[ ! $DEDUP_CACHE_PEER =~ ^https://[^/[:space:]]+$ ]]; then
+        die $LINENO "DEDUP_CACHE_PEER=$DEDUP_CACHE_PEER is not like" \
+            "https://HOST:PORT, where the dedupd beside Glance listens."
+    fi
+    if [[ ! -r $DEDUP_CACHE_PEER_CA ]] && ! is_service_enabled dedupd; then
+        die $LINENO "DEDUP_CACHE_PEER_CA=$DEDUP_CACHE_PEER_CA is not there." \
+            "Copy that file from the host of $DEDUP_CACHE_PEER."
     fi
 }
 
@@ -115,35 +149,82 @@ function configure_dedup_store {
     iniset "$GLANCE_UWSGI_CONF" uwsgi chunked-input-limit 16777216
 }
 
-# Written anew each time, so that nothing of a former run stays.
+# Written anew each time, so that nothing of a former run stays:
+# begin_dedupd_conf FILE DATA_DIR SOCKET
+function begin_dedupd_conf {
+    sudo install -d -o "$STACK_USER" "$(dirname "$1")"
+    rm -f "$1"
+    iniset "$1" DEFAULT debug "$ENABLE_DEBUG_LOG_LEVEL"
+    setup_logging "$1"
+    iniset "$1" dedupd datadir "$2"
+    iniset "$1" dedupd socket "$3"
+
+    # /run is empty after a reboot.
+    echo "d $(dirname "$3") 0755 $STACK_USER root" |
+        sudo tee /etc/tmpfiles.d/dedupd.conf
+    sudo systemd-tmpfiles --create /etc/tmpfiles.d/dedupd.conf
+}
+
+# Where tokens are checked, and requests passed on to.
+function configure_dedupd_glance {
+    iniset "$1" dedupd glance_url "$GLANCE_URL"
+    if is_service_enabled tls-proxy; then
+        iniset "$1" dedupd glance_ca "$SSL_BUNDLE_FILE"
+    fi
+}
+
 function configure_dedupd {
-    sudo install -d -o "$STACK_USER" "$(dirname "$DEDUPD_CONF")"
-    rm -f "$DEDUPD_CONF"
-    iniset "$DEDUPD_CONF" DEFAULT debug "$ENABLE_DEBUG_LOG_LEVEL"
-    setup_logging "$DEDUPD_CONF"
-    iniset "$DEDUPD_CONF" dedupd datadir "$DEDUP_DATA_DIR"
-    iniset "$DEDUPD_CONF" dedupd socket "$DEDUPD_SOCKET"
+    begin_dedupd_conf "$DEDUPD_CONF" "$DEDUP_DATA_DIR" "$DEDUPD_SOCKET"
     iniset "$DEDUPD_CONF" dedupd status_listen 127.0.0.1:9394
     iniset_rpc_backend dedupd "$DEDUPD_CONF"
     if ini_has_option "$DEDUPD_CONF" DEFAULT transport_url; then
         iniset "$DEDUPD_CONF" dedupd glance_notifications True
     fi
-
-    # /run is empty after a reboot.
-    echo "d $(dirname "$DEDUPD_SOCKET") 0755 $STACK_USER root" |
-        sudo tee /etc/tmpfiles.d/dedupd.conf
-    sudo systemd-tmpfiles --create /etc/tmpfiles.d/dedupd.conf
+    if [[ -n $DEDUP_LISTEN ]]; then
+        make_dedupd_certificate
+        iniset "$DEDUPD_CONF" dedupd listen "$DEDUP_LISTEN"
+        iniset "$DEDUPD_CONF" dedupd tls_cert "$DEDUPD_CERT"
+        iniset "$DEDUPD_CONF" dedupd tls_key "$DEDUPD_KEY"
+        configure_dedupd_glance "$DEDUPD_CONF"
+    fi
 }
 
-# Nothing but the directory itself is left, which may be a mount point.
+# Its own authority. It stays, since other hosts have a copy of it.
+function make_dedupd_certificate {
+    local name=DNS:$SERVICE_HOST
+    if [[ $SERVICE_HOST =~ ^[0-9.]+$ || $SERVICE_HOST == *:* ]]; then
+        name=IP:${SERVICE_HOST//[\[\]]/}
+    fi
+    if [[ ! -e $DEDUPD_CERT ]]; then
+        (umask 077 && openssl req -x509 -newkey rsa:2048 -nodes -days 3650 \
+            -subj "/CN=dedupd of DevStack" -addext "subjectAltName=$name" \
+            -keyout "$DEDUPD_KEY" -out "$DEDUPD_CERT")
+    fi
+}
+
+# Nova asks the cache in place of Glance.
+function configure_dedup_cache {
+    begin_dedupd_conf "$DEDUP_CACHE_CONF" "$DEDUP_CACHE_DATA_DIR" \
+        "$DEDUP_CACHE_SOCKET"
+    iniset "$DEDUP_CACHE_CONF" DEFAULT mode cache
+    configure_dedupd_glance "$DEDUP_CACHE_CONF"
+    iniset "$DEDUP_CACHE_CONF" cache listen "$DEDUP_CACHE_LISTEN"
+    iniset "$DEDUP_CACHE_CONF" cache peer "$DEDUP_CACHE_PEER"
+    iniset "$DEDUP_CACHE_CONF" cache peer_ca "$DEDUP_CACHE_PEER_CA"
+    iniset "$DEDUP_CACHE_CONF" cache limit_mib "$DEDUP_CACHE_LIMIT_MIB"
+    iniset "$NOVA_CONF" glance endpoint_override "http://$DEDUP_CACHE_LISTEN"
+}
+
+# Nothing but the directory itself is left, which may be a mount point:
+# empty_dedup_repository DIRECTORY
 function empty_dedup_repository {
     local id
-    if ! is_dedup_repository; then
+    if ! is_dedup_repository "$1"; then
         return 0
     fi
     id=$(sudo sed -n 's/.*"repository_id": *"\([0-9a-f]*\)".*/\1/p' \
-        "$DEDUP_DATA_DIR/repository.json")
-    sudo find "$DEDUP_DATA_DIR" -mindepth 1 -delete
+        "$1/repository.json")
+    sudo find "$1" -mindepth 1 -delete
     sudo rm -f "/dev/shm/glance-dedup-$(id -u "$STACK_USER")/$id.filter"
 }
 
@@ -153,22 +234,31 @@ function empty_dedup_repository {
 function init_dedup_store {
     # shellcheck disable=SC2086
     if is_service_enabled $DATABASE_BACKENDS; then
-        empty_dedup_repository
+        empty_dedup_repository "$DEDUP_DATA_DIR"
     fi
     sudo install -d -o "$STACK_USER" "$DEDUP_DATA_DIR"
 }
 
-# Glance runs by now, and has created the repository.
+# A cache has a repository of its own, and begins empty.
+function init_dedup_cache {
+    empty_dedup_repository "$DEDUP_CACHE_DATA_DIR"
+    sudo install -d -o "$STACK_USER" "$DEDUP_CACHE_DATA_DIR"
+    "$GLANCE_BIN_DIR/glance-dedup" --repository "$DEDUP_CACHE_DATA_DIR" \
+        repository create
+}
+
+# start_dedupd SERVICE FILE SOCKET
 function start_dedupd {
-    run_process dedupd "$GLANCE_BIN_DIR/dedupd --config-file $DEDUPD_CONF"
-    test_with_retry "curl -sf -o /dev/null --unix-socket $DEDUPD_SOCKET \
+    run_process "$1" "$GLANCE_BIN_DIR/dedupd --config-file $2"
+    test_with_retry "curl -sf -o /dev/null --unix-socket $3 \
         http://localhost/healthcheck/ready" \
-        "dedupd did not start: see journalctl --unit devstack@dedupd" \
+        "$1 did not start: see journalctl --unit devstack@$1" \
         "$SERVICE_TIMEOUT"
 }
 
 function stop_dedupd {
     stop_process dedupd
+    stop_process dedup-cache
 }
 
 # The tests themselves are in TEMPEST_PLUGINS.
@@ -189,8 +279,9 @@ function configure_dedup_tempest {
 
 # What is not ours stays: no directory is removed that is not empty.
 function cleanup_glance_dedup {
-    empty_dedup_repository
-    sudo rmdir "$DEDUP_DATA_DIR" \
+    empty_dedup_repository "$DEDUP_DATA_DIR"
+    empty_dedup_repository "$DEDUP_CACHE_DATA_DIR"
+    sudo rmdir "$DEDUP_DATA_DIR" "$DEDUP_CACHE_DATA_DIR" \
         "/dev/shm/glance-dedup-$(id -u "$STACK_USER")" 2>/dev/null || true
     sudo rm -rf "$(dirname "$DEDUPD_CONF")" "$(dirname "$DEDUPD_SOCKET")" \
         /etc/tmpfiles.d/dedupd.conf
@@ -199,7 +290,7 @@ function cleanup_glance_dedup {
     fi
 }
 
-if [[ $1 == stack ]] && is_service_enabled g-api; then
+if [[ $1 == stack ]] && is_service_enabled g-api dedup-cache; then
     case $2 in
         pre-install)
             check_dedup_settings
@@ -209,23 +300,36 @@ if [[ $1 == stack ]] && is_service_enabled g-api; then
             install_glance_dedup
             ;;
         post-config)
-            echo_summary "Configuring Glance's store $DEDUP_STORE_NAME"
             stop_dedupd
-            init_dedup_store
-            enable_dedup_store
-            configure_dedup_store
+            if is_service_enabled g-api; then
+                echo_summary "Configuring Glance's store $DEDUP_STORE_NAME"
+                init_dedup_store
+                enable_dedup_store
+                configure_dedup_store
+            fi
             if is_service_enabled dedupd; then
                 configure_dedupd
             fi
+            if is_service_enabled dedup-cache; then
+                echo_summary "Configuring the cache of images for Nova"
+                init_dedup_cache
+                configure_dedup_cache
+            fi
             ;;
         extra)
+            # Glance runs by now, and has created the store's repository.
             if is_service_enabled dedupd; then
                 echo_summary "Starting dedupd"
-                start_dedupd
+                start_dedupd dedupd "$DEDUPD_CONF" "$DEDUPD_SOCKET"
+            fi
+            if is_service_enabled dedup-cache; then
+                echo_summary "Starting the cache of images for Nova"
+                start_dedupd dedup-cache "$DEDUP_CACHE_CONF" \
+                    "$DEDUP_CACHE_SOCKET"
             fi
             ;;
         test-config)
-            if is_service_enabled tempest; then
+            if is_service_enabled tempest && is_service_enabled g-api; then
                 configure_dedup_tempest
             fi
             ;;

@@ -353,6 +353,77 @@ def test_a_host_without_the_api(machine):
             '/run/sudo', '/run/sudo/ts'}
 
 
+# Glance knows no tokens here; so any will do.
+FETCH = ['curl', '-sf', '-H', 'X-Auth-Token: any']
+
+
+def cache_status(root):
+    return json.loads(root.run(
+        'curl', '-sf', '--unix-socket', '/run/dedupd/cache.sock',
+        'http://dedupd/v1/status'))
+
+
+def test_the_cache_beside_all_else(root):
+    """Nova asks it, and gets what Glance has, over the daemon's TLS."""
+    root.local_conf(OFFLINE + 'enable_service dedup-cache n-cpu\n'
+                    'DEDUP_CACHE_LIMIT_MIB=500\n')
+    root.stack()
+    assert ('[glance]\nendpoint_override = http://127.0.0.1:9295\n'
+            in root.read('/etc/nova/nova.conf'))
+    assert root.run('systemctl', 'is-enabled',
+                    'devstack@dedup-cache') == 'enabled\n'
+    assert [user for _, user in processes(root, DEDUPD)] == ['stack'] * 2
+    stored = store_images(root, None)['dedup1']
+    path = f'/v2/images/{stored}/file'
+    for place in ('http://127.0.0.1:9295', glance_url(root)):
+        root.run(*FETCH, '-o', '/tmp/got', place + path)
+        root.run('sh', '-c', 'mv /tmp/got /tmp/was; test -s /tmp/was')
+    root.run(*FETCH, '-o', '/tmp/got', 'http://127.0.0.1:9295' + path)
+    root.run('cmp', '/tmp/got', '/tmp/was')
+    held = cache_status(root)['cache']['held']
+    assert (held['images'], held['limit_bytes']) == (1, 500 << 20)
+    assert root.run('stat', '-c', '%U %a', '/etc/dedupd/tls-key.pem'
+                    ) == 'stack 600\n'
+
+    certificate = root.read('/etc/dedupd/tls-cert.pem')
+    root.unstack()
+    assert processes(root, DEDUPD) == []
+    root.stack()
+    assert cache_status(root)['cache']['held']['images'] == 0
+    # Other hosts have a copy of it.
+    assert root.read('/etc/dedupd/tls-cert.pem') == certificate
+    root.clean()
+    for left in ('/opt/stack/data/dedup-cache', '/etc/dedupd', '/run/dedupd'):
+        assert not root.exists(left)
+    assert root.run('find', '/dev/shm', '-type', 'f') == ''
+
+
+def test_the_cache_of_a_compute_host(root):
+    """The controller is another host; its certificate was copied."""
+    root.local_conf(OFFLINE + 'ENABLED_SERVICES=n-cpu,dedup-cache\n'
+                    'SERVICE_HOST=192.0.2.1\n')
+    assert refused(root).endswith(
+        'DEDUP_CACHE_PEER_CA=/etc/dedupd/tls-cert.pem is not there. Copy '
+        'that file from the host of https://192.0.2.1:9393.')
+    root.run('openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes',
+             '-subj', '/CN=other', '-keyout', '/dev/null', '-out',
+             '/tmp/other.pem')
+    root.run('chmod', '0644', '/tmp/other.pem')
+    root.local_conf(OFFLINE + 'ENABLED_SERVICES=n-cpu,dedup-cache\n'
+                    'SERVICE_HOST=192.0.2.1\n'
+                    'DEDUP_CACHE_PEER_CA=/tmp/other.pem\n')
+    root.stack()
+    assert len(processes(root, DEDUPD)) == 1
+    assert not root.exists(DEDUPD_CONF) and not root.exists(UNIT)
+    assert cache_status(root)['daemon']['role'] == 'maintainer'
+    conf = root.read('/etc/dedupd/dedup-cache.conf')
+    assert 'peer = https://192.0.2.1:9393\n' in conf
+    assert 'peer_ca = /tmp/other.pem\n' in conf
+    root.clean()
+    assert not root.exists('/etc/dedupd')
+    assert root.exists('/tmp/other.pem')
+
+
 def test_a_host_without_the_database_keeps_the_images(root):
     """They are in the database of another, which shares the directory."""
     root.local_conf(OFFLINE)
@@ -418,6 +489,15 @@ def test_messages(root):
     ('DEDUP_STORE_NAME=a:b', "DEDUP_STORE_NAME=a:b cannot be a store's name."),
     ('DEDUP_STORE_NAME="a b"', "cannot be a store's name."),
     ('DEDUP_STORE_NAME=os_glance_dedup', "cannot be a store's name."),
+    ('enable_service dedup-cache\nDEDUP_CACHE_DATA_DIR=/etc',
+     'DEDUP_CACHE_DATA_DIR=/etc is neither empty nor a repository'),
+    ('enable_service dedup-cache\nDEDUP_CACHE_DATA_DIR=/srv/one\n'
+     'DEDUP_DATA_DIR=/srv/one', 'is the directory of the store. Name another '
+     'one: a cache deletes what it holds.'),
+    ('enable_service dedup-cache\nDEDUP_CACHE_LIMIT_MIB=1GiB',
+     'DEDUP_CACHE_LIMIT_MIB=1GiB is not a number of MiB.'),
+    ('enable_service dedup-cache\nDEDUP_CACHE_PEER=http://x:1',
+     'DEDUP_CACHE_PEER=http://x:1 is not like https://HOST:PORT'),
     ('DEVSTACK_PLUGINS=""\nenable_plugin dedup x\n'
      f'ln -sfn {roots.CHECKOUT} /opt/stack/dedup',
      'The plugin must be enabled by the name glance-dedup'),

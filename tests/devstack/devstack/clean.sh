@@ -21,7 +21,7 @@ source "$(dirname "$0")/common"
 "$HERE/unstack.sh"
 run_phase clean
 cleanup_glance
-sudo rm -rf "$GLANCE_CONF_DIR"
+sudo rm -rf "$GLANCE_CONF_DIR" "$(dirname "$NOVA_CONF")"
 sudo find "$SYSTEMD_DIR" -type f -name '*devstack@*service' -delete
 $SYSTEMCTL daemon-reload
 echo "clean.sh completed"

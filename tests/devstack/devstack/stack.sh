@@ -40,6 +40,10 @@ if is_service_enabled g-api; then
     iniset "$GLANCE_API_CONF" paste_deploy flavor ""
     iniset "$GLANCE_API_CONF" oslo_policy policy_file "$HERE/policy.yaml"
 fi
+if is_service_enabled n-cpu; then
+    sudo install -d -o "$STACK_USER" "$(dirname "$NOVA_CONF")"
+    rm -f "$NOVA_CONF"
+fi
 phase install
 
 # shellcheck disable=SC2086

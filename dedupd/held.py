@@ -1,0 +1,337 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the cache of a compute host holds: ``cache.json``.
+
+For each image its size and MD5, as Glance named them when it came, and when it
+was last used; the file's order is that of use, the first the longest ago, so
+that no clock decides. All of it is a hint: an image that the file does not
+know is pulled anew when it is wanted, which moves no blocks, and is the first
+to be evicted. A file that is no good is set aside in ``quarantine/``, and the
+cache begins an empty one.
+
+The file says one thing more: that this repository is a cache, whose images may
+be evicted. Of one that holds images, and has no such file, nothing is taken.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import threading
+import time
+from typing import Any
+
+from oslo_log import log
+
+from glance_dedup import access
+from glance_dedup import exceptions
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import parameters
+from glance_dedup import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+NAME = 'cache.json'
+#: A file that was no good; only the last one is kept.
+SET_ASIDE = f'quarantine/{NAME}'
+#: Images of which is known more than that they are here.
+MOST = 20_000
+#: Bytes of the file at most, which is more than these take.
+LARGEST = 8 << 20
+#: Between two writings, seconds.
+SAVE_INTERVAL = 5.0
+
+_KIND = 'glance-dedup cache'
+_VERSION = 1
+_MD5 = re.compile('[0-9a-f]{32}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What is known of an image."""
+
+    size: int
+    md5: str | None
+    """None: Glance named none."""
+    used: int
+    """Seconds since 1970; for people, the order tells who goes first."""
+
+    def __post_init__(self) -> None:
+        # It may be from a file that anybody may have written.
+        for number in (self.size, self.used):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise ValueError(f'{number!r} is not a size or a time')
+        if self.md5 is not None and not _MD5.fullmatch(self.md5):
+            raise ValueError(f'{self.md5!r} is not an MD5')
+
+
+def encode(images: dict[str, Entry]) -> bytes:
+    """The file's content."""
+    fields = {'kind': _KIND, 'version': _VERSION, 'images': [
+        {'id': image_id, **dataclasses.asdict(entry)}
+        for image_id, entry in images.items()]}
+    fields['checksum'] = parameters.json_checksum(fields)
+    return json.dumps(fields).encode() + b'\n'
+
+
+def decode(content: bytes) -> dict[str, Entry]:
+    """The images of a file.
+
+    :raises ValueError: says what is wrong with it
+    """
+    if len(content) > LARGEST:
+        raise ValueError(f'it is larger than {LARGEST} bytes')
+    try:
+        fields = json.loads(content)
+        if fields['kind'] != _KIND:
+            raise ValueError('it is of another kind')
+        if fields['version'] != _VERSION:
+            raise ValueError(f'it has version {fields["version"]!r}, and this '
+                             f'program knows {_VERSION}')
+        checksum = fields.pop('checksum')
+        if checksum != parameters.json_checksum(fields):
+            raise ValueError('its checksum is wrong')
+        images = {}
+        for found in fields['images']:
+            image_id = found.pop('id')
+            if not repository_module.IMAGE_ID.fullmatch(image_id):
+                raise ValueError(f'{image_id!r} is not an image id')
+            images[image_id] = Entry(**found)
+    except (KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(f'it is not the list of a cache: {e!r}') from e
+    return images
+
+
+def check_limit(repository: repository_module.Repository,
+                limit: int) -> None:
+    """Refuse a limit under which nothing could be held.
+
+    :param limit: bytes; 0: there is none
+    :raises InvalidParameter: says how much is needed
+    """
+    chosen = repository.parameters
+    group = chosen.group_slots * chosen.average_block
+    kept = maintainer_module.RESERVE_BYTES
+    if limit and limit < group + kept:
+        raise exceptions.InvalidParameter(
+            f'limit_mib: {limit >> 20} is too small for {repository.path}: a '
+            f'block group takes up to {-(-group >> 20)} MiB, and {kept >> 20} '
+            'are kept for the catalog. Choose at least '
+            f'{-(-(group + kept) >> 20)}, or 0 for no limit')
+
+
+class Held:
+    """The images of a cache, and when each was last used. Thread-safe.
+
+    :param limit: gives the bytes of disk that the cache may take; 0: all
+    :raises InvalidParameter: the repository holds images, and is no cache; or
+        the limit is too small to hold anything
+
+    :ivar evictions: images evicted since the start
+    :ivar taken: bytes of disk that the repository took when that was last
+        looked at; None before
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 limit: Callable[[], int] = lambda: 0) -> None:
+        self._repository = repository
+        self._limit = limit
+        self._path = os.path.join(repository.path, NAME)
+        self._changed = threading.Condition()
+        self._saving = threading.Lock()
+        self._images: dict[str, Entry] = {}     # the last used is the last
+        self._dirty = False
+        self._closed = False
+        self._told = False      # that it cannot be written
+        self._thread: threading.Thread | None = None
+        self.evictions = 0
+        self.taken: int | None = None
+        check_limit(repository, self.limit)
+        self._load()
+
+    @property
+    def limit(self) -> int:
+        """Bytes of disk that all of it may take; 0: as many as there are."""
+        return self._limit()
+
+    # -- what is here ------------------------------------------------------
+
+    def fits(self, image_id: str, size: int, md5: str | None) -> bool:
+        """Whether what is held under this id is what Glance means.
+
+        :param md5: None: Glance names none
+        """
+        with self._changed:
+            entry = self._images.get(image_id)
+        return (entry is not None and entry.size == size
+                and (md5 is None or entry.md5 == md5))
+
+    def worth(self, size: int) -> bool:
+        """Whether an image of so many bytes may be held at all."""
+        return not self.limit or size <= self.limit
+
+    def note(self, image_id: str, size: int, md5: str | None) -> None:
+        """An image is here, whole and committed.
+
+        :param md5: as Glance named it; what is none counts as none
+        """
+        if md5 is not None and not _MD5.fullmatch(md5):
+            md5 = None
+        with self._changed:
+            self._images.pop(image_id, None)
+            self._images[image_id] = Entry(size, md5, int(time.time()))
+            if len(self._images) > MOST:
+                del self._images[next(iter(self._images))]
+            self._touch()
+
+    def used(self, image_id: str) -> None:
+        """An image is used now."""
+        with self._changed:
+            entry = self._images.pop(image_id, None)
+            if entry is not None:
+                self._images[image_id] = dataclasses.replace(
+                    entry, used=int(time.time()))
+                self._touch()
+
+    def drop(self, image_id: str) -> None:
+        """Delete an image, if it is here. Waits for the disk.
+
+        Whoever reads it reads on.
+
+        :raises BusyError: another process is deleting it
+        :raises StorageError, NoSpaceError: as their names say
+        """
+        with contextlib.suppress(exceptions.ImageNotFound):
+            self._repository.delete(image_id)
+        with self._changed:
+            if self._images.pop(image_id, None) is not None:
+                self._touch()
+
+    def candidates(self) -> list[str]:
+        """All images, the one that was last used the longest ago first.
+
+        Before these go those of which that is not known.
+        """
+        with self._changed:
+            # Listed here, or what comes meanwhile would be forgotten.
+            here = self._repository.images()
+            for image_id in self._images.keys() - set(here):
+                del self._images[image_id]
+                self._touch()
+            known = list(self._images)
+        return [*sorted(set(here).difference(known)), *known]
+
+    def last_used(self, image_id: str) -> int | None:
+        """Seconds since 1970; None: that is not known."""
+        with self._changed:
+            entry = self._images.get(image_id)
+        return None if entry is None else entry.used
+
+    def status(self) -> dict[str, Any]:
+        """For operators."""
+        with self._changed:
+            images = len(self._images)
+        return {'limit_bytes': self.limit, 'disk_bytes': self.taken,
+                'images': images, 'evictions': self.evictions}
+
+    # -- the file ----------------------------------------------------------
+
+    def _load(self) -> None:
+        root = self._repository.path
+        here = set(self._repository.images())
+        try:
+            images = decode(repository_module._read_file(self._path,
+                                                         LARGEST + 1))
+        except FileNotFoundError:
+            if here and not os.path.lexists(os.path.join(root, SET_ASIDE)):
+                raise exceptions.InvalidParameter(
+                    f'{root} holds images and is no cache: it has no {NAME}. '
+                    'A cache deletes what it holds, so give it a repository '
+                    'of its own, made by "glance-dedup repository create". '
+                    'If this was one, and has lost the file, put an empty '
+                    'one in its place')
+            self._dirty = True
+        except (OSError, ValueError, exceptions.DamagedError) as e:
+            self._set_aside(e)
+            self._dirty = True
+        else:
+            self._images = {image_id: entry for image_id, entry
+                            in images.items() if image_id in here}
+        # At once: what arrives from now on is that of a cache.
+        self.save()
+
+    def _set_aside(self, error: Exception) -> None:
+        aside = os.path.join(self._repository.path, SET_ASIDE)
+        LOG.warning('%s is no good, and set aside as %s: %s. Which image was '
+                    'last used is forgotten, and each is looked at anew when '
+                    'it is asked for.', self._path, aside, str(error)[:200])
+        try:
+            if os.path.lexists(aside):
+                maintainer_module._remove(aside)
+            os.rename(self._path, aside)
+        except OSError as e:
+            LOG.warning('%s cannot be set aside: %s', self._path, e.strerror)
+
+    def _touch(self) -> None:
+        """REQUIRES the lock."""
+        self._dirty = True
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(
+                target=self._save_in_turn, name='dedupd-held', daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _save_in_turn(self) -> None:
+        """Write what has changed, but not for each use."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty or self._closed)
+                self._changed.wait_for(lambda: self._closed, SAVE_INTERVAL)
+                if self._closed:
+                    return
+            self.save()
+
+    def save(self) -> None:
+        """Write what has changed; what cannot be written is told once."""
+        with self._saving:
+            with self._changed:
+                if not self._dirty:
+                    return
+                self._dirty = False
+                images = dict(self._images)
+            try:
+                repository_module.replace_file(
+                    self._path, encode(images),
+                    access.file_mode(self._repository.path))
+            except OSError as e:
+                with self._changed:
+                    self._dirty = True
+                if not self._told:
+                    LOG.warning(
+                        '%s cannot be written: %s. It is tried again; what '
+                        'is used until then is forgotten if the daemon '
+                        'ends.', self._path, e.strerror)
+                self._told = True
+            else:
+                self._told = False
+
+    def close(self) -> None:
+        """Write it for the last time. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self.save()
