@@ -1,0 +1,699 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A compute host's cache before a real Glance that knows who asks.
+
+What comes through it is what Glance gives, byte by byte and header by header,
+to whom Glance gives it; whoever is killed meanwhile.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import caching
+from tests import daemons
+from tests.functional import glance_server
+from tests.functional import test_dedupd_openapi
+from tests import repositories
+
+MIB = 1 << 20
+noise = repositories.noise
+
+# Of Glance's and uWSGI's headers these differ from answer to answer.
+_VARYING = {'date', 'x-openstack-request-id', 'connection'}
+# Seconds for which a peer that was away is not asked, here.
+_AWAY = 2
+# A daemon that takes an image for failed sooner, too.
+_PROGRAM = ['-c', 'import sys; from dedupd import arrivals, main, proxy, '
+            'reads; reads.STALLED = proxy.OPEN_SECONDS = 4; '
+            f'arrivals.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp('cached')
+
+
+@pytest.fixture(scope='module')
+def storing(place):
+    with caching.Storing(place) as host:
+        yield host
+
+
+@pytest.fixture(scope='module')
+def link(storing):
+    """To the storing host's daemon."""
+    with contextlib.closing(caching.Link(storing.listen)) as found:
+        yield found
+
+
+@pytest.fixture(scope='module')
+def cache(place, storing, link):
+    with storing.cache(
+            repositories.create(place / 'cache'),
+            {'peer': f'https://{link.address}'},
+            status_listen=f'127.0.0.1:{caching.free_port()}') as daemon:
+        daemon.program = _PROGRAM
+        yield daemon.start().wait_for_catalog()
+        assert daemon.stop() == 0, daemon.text()
+        assert 'Traceback' not in daemon.text()
+    repositories.need_clean(place / 'cache')
+
+
+@pytest.fixture(autouse=True)
+def mended(storing, link, cache):
+    """Everything runs afterwards, and nothing is held up."""
+    pid = storing.daemon.process.pid
+    yield
+    link.hold_after(None)
+    storing.glance.allow(**caching.TOKENS)
+    if storing.daemon.process.poll() is not None:
+        storing.daemon.start().wait_for_catalog()
+    if storing.daemon.process.pid != pid:
+        time.sleep(_AWAY)
+    if storing.glance.pid is None:
+        storing.glance.start()
+    if cache.process.poll() is not None:
+        cache.start().wait_for_catalog()
+
+
+@pytest.fixture
+def alice(storing):
+    return storing.glance.client('alice')
+
+
+@pytest.fixture
+def near(storing, cache):
+    """Alice, through the cache."""
+    return storing.glance.client('alice', cache.url)
+
+
+def store(client, data, **properties):
+    image_id = client.create(name='image', **properties)['id']
+    client.upload(image_id, data)
+    return image_id
+
+
+def exchange(client, method, path, body=None, **headers):
+    """Status, reason, headers but those that vary, and body."""
+    with contextlib.closing(client.connection()) as connection:
+        connection.request(method, path, body, {**client.headers, **headers})
+        with contextlib.closing(connection.getresponse()) as response:
+            found = sorted((name.lower(), value)
+                           for name, value in response.getheaders()
+                           if name.lower() not in _VARYING)
+            return response.status, response.reason, found, response.read()
+
+
+def need_same(client, near, method, path, *arguments, **headers):
+    """The same answer directly and through the cache; gives it."""
+    direct = exchange(client, method, path, *arguments, **headers)
+    through = exchange(near, method, path, *arguments, **headers)
+    assert through == direct
+    return direct
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def received(cache):
+    return cache.counts()['arrivals']['received_bytes']
+
+
+def rest_of(response, first=b''):
+    """What still comes, and whether that was all that was announced."""
+    found = bytearray(first)
+    try:
+        while piece := response.read(MIB):
+            found += piece
+    except (http.client.IncompleteRead, ConnectionResetError):
+        return bytes(found), False
+    return bytes(found), not response.length
+
+
+# -- as it is -----------------------------------------------------------------
+
+@pytest.mark.parametrize('method,path,body', [
+    ('GET', '/', None), ('GET', '/versions', None), ('GET', '/v2/', None),
+    ('GET', '/v2/images', None), ('GET', '/v2/images?limit=1', None),
+    ('GET', '/v2/images?visibility=wrong', None), ('GET', '/nowhere', None),
+    ('GET', '/v2/images/nowhere', None), ('HEAD', '/v2/images', None),
+    ('GET', '/v2/images/nowhere/file', None),
+    ('GET', '/v2/schemas/image', None), ('POST', '/v2/images', b'{"nonsense'),
+    ('POST', '/v2/images', b'[]'), ('PUT', '/v2/images/nowhere/file', b'x'),
+    ('DELETE', '/v2/images/x', None), ('PATCH', '/v2/images/nowhere', b'[]'),
+    ('OPTIONS', '/v2/images', None), ('GET', '/v2/info/stores', None),
+    ('BREW', '/v2/images', None)])
+def test_everything_is_passed_on(alice, near, method, path, body):
+    need_same(alice, near, method, path, body,
+              **{'Content-Type': 'application/json'} if body else {})
+
+
+@pytest.mark.parametrize('size', [None, 5 * MIB + 3])
+def test_uploads(alice, near, size):
+    """In chunks, and with a length; then what else one does to an image."""
+    data = noise(5 * MIB + 3, 1)
+    image = near.create(name='one', visibility='private')
+    assert near.upload(image['id'], iter([data]) if size is None else data,
+                       size) == 204
+    shown = alice.show(image['id'])
+    assert shown['status'] == 'active' and shown['size'] == len(data)
+    assert shown['os_hash_value'] == hashlib.sha512(data).hexdigest()
+    assert alice.download(image['id']) == data
+    near.request('PATCH', f'/v2/images/{image["id"]}', json.dumps([
+        {'op': 'replace', 'path': '/name', 'value': 'two'}]),
+        {'Content-Type': 'application/openstack-images-v2.1-json-patch'})
+    assert alice.show(image['id'])['name'] == 'two'
+    assert near.delete(image['id']) == 204
+
+
+def zeros(length):
+    for _ in range(length // MIB):
+        yield bytes(MIB)
+
+
+@pytest.mark.parametrize('size', [
+    96 * MIB, pytest.param(1 << 30, marks=pytest.mark.long)])
+def test_a_large_upload_needs_no_memory(alice, near, cache, size):
+    before = cache.memory('VmHWM')
+    image_id = near.create(name='large')['id']
+    assert near.upload(image_id, zeros(size)) == 204
+    assert alice.show(image_id)['size'] == size
+    assert cache.memory('VmHWM') - before < 32 * MIB
+    alice.delete(image_id)
+
+
+def test_a_refused_upload(storing, cache):
+    """The refusal arrives, also where much was still to be sent."""
+    stranger = storing.glance.client('nobody', cache.url)
+    with contextlib.closing(stranger.connection()) as connection:
+        connection.putrequest('PUT', '/v2/images/x/file')
+        for name, value in {**stranger.headers, 'Content-Length': 1 << 33,
+                            'Content-Type': 'application/octet-stream'
+                            }.items():
+            connection.putheader(name, str(value))
+        connection.endheaders()
+        assert connection.getresponse().status == 401
+
+
+# -- downloads ----------------------------------------------------------------
+
+def test_downloads_are_glances(alice, near, cache):
+    """The same answers, with headers; the first while it arrives."""
+    data = repositories.mixture(12 * MIB, seed=3) + noise(777, 4)
+    image_id = store(alice, data)
+    path = f'/v2/images/{image_id}/file'
+    before = cache.counts()
+    for _ in range(2):
+        status, _, headers, body = need_same(alice, near, 'GET', path)
+        assert status == 200 and body == data
+        assert ('content-md5', hashlib.md5(data).hexdigest()) in headers
+    after = cache.counts()
+    assert after['arriving'] - before['arriving'] == 1
+    assert after['here'] - before['here'] == 1
+    assert after['bytes_here'] - before['bytes_here'] == 2 * len(data)
+    assert after['bytes_glance'] == before['bytes_glance']
+    for part in ('bytes=0-0', 'bytes=5-', 'bytes=-5', 'bytes=4095-8192',
+                 f'bytes=0-{len(data) * 2}', f'bytes=-{len(data) * 2}',
+                 f'bytes={len(data) - 1}-{len(data) - 1}'):
+        assert need_same(alice, near, 'GET', path, Range=part)[0] == 206, part
+    assert cache.counts()['here'] - after['here'] == 7
+
+
+def test_ranges_of_glances_own_mind(alice, near, cache):
+    """They are passed on as they are."""
+    data = noise(MIB, 5)
+    image_id = store(alice, data)
+    near.download(image_id)
+    before = cache.counts()
+    path = f'/v2/images/{image_id}/file'
+    for part, status in (('bytes=0-1,4-5', 400), ('bytes=9-5', 416),
+                         (f'bytes={len(data)}-', 416), ('items=0-5', 416),
+                         ('nonsense', 416), ('bytes=-0', None),
+                         ('bytes=1 - 2', None)):
+        found = need_same(alice, near, 'GET', path, Range=part)[0]
+        assert status in (None, found), part
+    need_same(alice, near, 'GET', path, **{'Content-Range': 'bytes 1-4/*'})
+    need_same(alice, near, 'HEAD', path)
+    need_same(alice, near, 'GET', f'{path}?x=y')
+    need_same(alice, near, 'GET', path.replace('v2/', 'v2//'))
+    assert cache.counts()['here'] == before['here']
+
+
+def test_images_without_bytes(alice, near):
+    queued = alice.create(name='queued')['id']
+    assert need_same(alice, near, 'GET', f'/v2/images/{queued}/file')[0] == 204
+    empty = store(alice, b'')
+    need_same(alice, near, 'GET', f'/v2/images/{empty}/file')
+    need_same(alice, near, 'GET', f'/v2/images/{empty}/file', Range='bytes=0-')
+
+
+@pytest.mark.parametrize('data', [b'x', bytes(3 * MIB), noise(65536, 7)],
+                         ids=['a byte', 'zeros', 'a last piece'])
+def test_small_and_odd_images(alice, near, cache, data):
+    image_id = store(alice, data)
+    before = cache.counts()
+    for _ in range(2):
+        assert near.download(image_id) == data
+    assert near.download(image_id, 0, 0) == data[:1]
+    after = cache.counts()
+    assert after['arriving'] - before['arriving'] == 1
+    assert after['here'] - before['here'] == 2
+
+
+def test_only_missing_blocks_move(alice, near, cache):
+    base = noise(16 * MIB, 10)
+    first, second = (store(alice, base + noise(MIB // 2, seed))
+                     for seed in (11, 12))
+    before = received(cache)
+    near.download(first)
+    assert received(cache) - before > 16 * MIB
+    before = received(cache)
+    assert near.download(second) == base + noise(MIB // 2, 12)
+    assert received(cache) - before < 16 * MIB // 10
+    before = received(cache)
+    near.download(second)
+    assert received(cache) == before
+
+
+# -- who may ------------------------------------------------------------------
+
+def test_nobody_without_the_right(storing, alice, near, cache):
+    """Although it is here, and somebody else was given it just now."""
+    data = noise(2 * MIB, 20)
+    image_id = store(alice, data, visibility='shared')
+    path = f'/v2/images/{image_id}/file'
+    bob, stranger, ops = ((storing.glance.client(name),
+                           storing.glance.client(name, cache.url))
+                          for name in ('bob', 'nobody', 'ops'))
+    nameless = (glance_server.Client(storing.glance.url),
+                glance_server.Client(cache.url))
+    for pair, status in ((bob, 404), (stranger, 401), (nameless, 401)):
+        for part in ({}, {'Range': 'bytes=0-0'}, {'Range': 'bytes=5-'}):
+            assert near.download(image_id) == data
+            assert need_same(*pair, 'GET', path, **part)[0] == status
+    # It is Glance's to change, at any time.
+    alice.request('POST', f'/v2/images/{image_id}/members',
+                  json.dumps({'member': 'bob'}),
+                  {'Content-Type': 'application/json'})
+    assert bob[1].download(image_id) == data
+    alice.request('DELETE', f'/v2/images/{image_id}/members/bob')
+    assert need_same(*bob, 'GET', path)[0] == 404
+    ops[0].request('POST', f'/v2/images/{image_id}/actions/deactivate')
+    assert need_same(alice, near, 'GET', path)[0] == 403
+    ops[0].request('POST', f'/v2/images/{image_id}/actions/reactivate')
+    assert near.download(image_id) == data
+    storing.glance.allow(bob=caching.TOKENS['bob'], ops=caching.TOKENS['ops'])
+    assert need_same(alice, near, 'GET', path)[0] == 401
+
+
+def test_a_deleted_image_goes(place, alice, near):
+    image_id = store(alice, noise(MIB, 21))
+    near.download(image_id)
+    here = place / 'cache' / 'images' / image_id
+    assert here.exists()
+    assert near.delete(image_id) == 204
+    repositories.eventually(lambda: not here.exists())
+    with pytest.raises(glance_server.HTTPError) as raised:
+        near.download(image_id)
+    assert raised.value.status == 404
+
+
+def test_a_refused_deletion(place, storing, alice, near, cache):
+    """What Glance keeps stays here."""
+    image_id = store(alice, noise(MIB, 24))
+    near.download(image_id)
+    bob = storing.glance.client('bob', cache.url)
+    assert bob.delete(image_id, expect=(404,)) == 404
+    assert (place / 'cache' / 'images' / image_id).exists()
+
+
+def test_another_image_of_the_same_name(place, alice, near):
+    """What is held counts only if it is what Glance means."""
+    data, other = noise(2 * MIB, 22), noise(2 * MIB, 23)
+    image_id = store(alice, data)
+    with repositories.open_repository(place / 'cache') as repository:
+        repositories.put(repository, image_id, other)
+    assert near.download(image_id) == data
+    assert near.download(image_id) == data
+
+
+# -- many at once -------------------------------------------------------------
+
+def test_eight_callers_and_one_pull(alice, near, cache):
+    data = noise(24 * MIB, 30)
+    image_id = store(alice, data)
+    before = cache.counts()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: digest(near.download(image_id)),
+                              range(8)))
+    assert set(found) == {digest(data)}
+    after = cache.counts()
+    assert after['arrivals']['pulls'] - before['arrivals']['pulls'] == 1
+    moved = (after['arrivals']['received_bytes']
+             - before['arrivals']['received_bytes'])
+    assert moved < 1.1 * len(data)
+    assert after['bytes_glance'] == before['bytes_glance']
+
+
+@contextlib.contextmanager
+def begun(near, image_id, link, part):
+    """A download, and its begin, when `part` bytes came for it."""
+    link.hold_after(part)
+    with near.open(image_id) as response:
+        first = response.read(MIB)
+        link.wait_until_held()
+        yield response, first
+
+
+def test_the_first_byte_comes_before_the_last(alice, near, link):
+    data = noise(40 * MIB, 31)
+    image_id = store(alice, data)
+    with begun(near, image_id, link, 24 * MIB) as (response, first):
+        assert first == data[:MIB]
+        link.hold_after(None)
+        # Who begins elsewhere does not wait for what lies before.
+        assert near.download(image_id, 38 * MIB, 39 * MIB) == (
+            data[38 * MIB:39 * MIB + 1])
+        assert first + response.read() == data
+
+
+def test_a_caller_that_leaves(place, alice, near, cache):
+    """The image comes all the same, for the next."""
+    data = noise(24 * MIB, 32)
+    image_id = store(alice, data)
+    before = cache.counts()
+    with near.open(image_id) as response:
+        response.read(MIB)
+    repositories.eventually((place / 'cache' / 'images' / image_id).exists)
+    assert near.download(image_id) == data
+    after = cache.counts()
+    assert after['arrivals']['pulls'] - before['arrivals']['pulls'] == 1
+    assert after['fallbacks'] == before['fallbacks']
+
+
+# -- what goes wrong ----------------------------------------------------------
+
+def test_the_peer_is_away(storing, alice, near, cache):
+    data = noise(3 * MIB, 40)
+    image_id = store(alice, data)
+    storing.daemon.kill()
+    before = cache.counts()
+    for _ in range(2):
+        assert near.download(image_id) == data
+    after = cache.counts()
+    assert after['plain'].get('failed', 0) - (
+        before['plain'].get('failed', 0)) == 2
+    assert after['last_failure']['image_id'] == image_id
+    assert after['last_failure']['text'] in cache.text()
+    # It is asked again after a while.
+    storing.daemon.start().wait_for_catalog()
+    time.sleep(_AWAY)
+    assert near.download(image_id) == data
+    assert cache.counts()['arriving'] - after['arriving'] == 1
+
+
+def test_the_peer_says_nothing(alice, near, cache, link):
+    """Nobody waits for it for long."""
+    data = noise(3 * MIB, 56)
+    image_id = store(alice, data)
+    before = cache.counts()
+    link.hold_after(0)
+    assert near.download(image_id) == data
+    after = cache.counts()
+    assert after['plain'].get('failed', 0) - (
+        before['plain'].get('failed', 0)) == 1
+    assert 'did not begin within 4 seconds' in after['last_failure']['text']
+    link.hold_after(None)
+    repositories.eventually(lambda: not cache.counts()['under_way'])
+    assert near.download(image_id) == data
+
+
+@pytest.mark.parametrize('how', ['killed', 'stuck'])
+def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link, how):
+    """To the caller it is one answer; what came is not sent for again."""
+    data = noise(72 * MIB, 41 if how == 'killed' else 42)
+    image_id = store(alice, data)
+    before = cache.counts()
+    with begun(near, image_id, link, 48 * MIB) as (response, first):
+        if how == 'killed':
+            storing.daemon.kill()
+            link.cut()
+        found, whole = rest_of(response, first)
+        assert whole and digest(found) == digest(data)
+    after = cache.counts()
+    assert after['fallbacks'] - before['fallbacks'] == 1
+    if how == 'stuck':
+        assert 'came for 4 seconds' in after['last_failure']['text']
+    assert 0 < after['bytes_glance'] - before['bytes_glance'] < 60 * MIB
+    assert (after['bytes_glance'] - before['bytes_glance']
+            + after['bytes_here'] - before['bytes_here']) == len(data)
+    link.hold_after(None)
+    if how == 'killed':
+        storing.daemon.start().wait_for_catalog()
+        time.sleep(_AWAY)
+        assert near.download(image_id) == data
+        assert (received(cache) - after['arrivals']['received_bytes']
+                < 50 * MIB)
+
+
+def test_glance_fails_in_the_middle(storing, alice, near, link):
+    """What is on its way comes; if the peer fails, too, the caller sees it."""
+    data, other = (noise(40 * MIB, seed) for seed in (43, 44))
+    first_id, second_id = store(alice, data), store(alice, other)
+    with begun(near, first_id, link, 36 * MIB) as (first, begin), (
+            begun(near, second_id, link, 12 * MIB)) as (second, other_begin):
+        storing.glance.kill()
+        link.hold_after(16 * MIB)
+        assert begin + first.read() == data
+        storing.daemon.kill()
+        link.cut()
+        found, whole = rest_of(second, other_begin)
+        assert not whole and other.startswith(found)
+    for image_id in (first_id, second_id):
+        with pytest.raises(glance_server.HTTPError) as raised:
+            near.download(image_id)
+        assert raised.value.status == 503
+
+
+@pytest.mark.parametrize('another', [True, False])
+def test_a_token_expires_in_the_middle(storing, alice, near, cache, link,
+                                       another):
+    """With another caller's it goes on; without one it is as Glance says."""
+    data = noise(40 * MIB, 45 + another)
+    image_id = store(alice, data)
+    with begun(near, image_id, link, 12 * MIB) as (response, first), (
+            contextlib.ExitStack()) as stack:
+        if another:
+            carol = storing.glance.client('carol', cache.url)
+            second = stack.enter_context(carol.open(image_id))
+            repositories.eventually(lambda: (
+                cache.counts()['arrivals']['images'][0]['readers'] == 2))
+        storing.glance.allow(carol=caching.TOKENS['carol'])
+        # The storing host remembers a yes, but not across its end.
+        storing.daemon.kill()
+        storing.daemon.start()
+        link.hold_after(None)
+        link.cut()
+        found, whole = rest_of(response, first)
+        if another:
+            # The one of a peer that broke off is Glance's to continue.
+            assert second.read() == data
+        assert not whole and data.startswith(found)
+    assert need_same(alice, near, 'GET',
+                     f'/v2/images/{image_id}/file')[0] == 401
+
+
+def test_a_damaged_image_here(place, alice, near, cache):
+    """What does not verify is not handed out; Glance gives the rest."""
+    data = noise(24 * MIB, 47)
+    image_id = store(alice, data)
+    assert near.download(image_id) == data
+    mark = data[12 * MIB:12 * MIB + 64]
+    found = [(path, at) for path in (place / 'cache' / 'groups').iterdir()
+             if path.is_file() and (at := path.read_bytes().find(mark)) > 0]
+    assert found, 'the block is not stored as it is'
+    path, at = found[0]
+
+    def put(content):
+        with open(path, 'r+b') as file:
+            file.seek(at)
+            file.write(content)
+
+    cache.stop()
+    put(bytes(64))
+    try:
+        cache.start().wait_for_catalog()
+        assert digest(near.download(image_id)) == digest(data)
+        counts = cache.counts()
+        assert counts['fallbacks'] == 1
+        assert 0 < counts['bytes_glance'] < len(data)
+    finally:
+        put(mark)
+
+
+def refused(cache):
+    try:
+        with cache.connect_proxy() as sock:
+            return not sock.recv(1)
+    except OSError:
+        return True
+
+
+def test_the_end_waits_for_callers(alice, near, cache):
+    data = noise(24 * MIB, 48)
+    image_id = store(alice, data)
+    near.download(image_id)
+    with near.open(image_id) as response:
+        first = response.read(MIB)
+        cache.process.terminate()
+        repositories.eventually(lambda: refused(cache))
+        assert first + response.read() == data
+    assert cache.process.wait(daemons.LIMIT) == 0
+
+
+def test_a_killed_cache(alice, near, cache, link):
+    """What it had is found by the next; the caller saw the end."""
+    data = noise(80 * MIB, 49)
+    image_id = store(alice, data)
+    with begun(near, image_id, link, 60 * MIB) as (response, first):
+        cache.process.send_signal(signal.SIGKILL)
+        cache.process.wait(daemons.LIMIT)
+        link.hold_after(None)
+        assert not rest_of(response, first)[1]
+    cache.start().wait_for_catalog()
+    assert digest(near.download(image_id)) == digest(data)
+    assert received(cache) < 60 * MIB
+
+
+# -- what it says, and reads --------------------------------------------------
+
+def test_the_status(alice, near, cache, link):
+    """It is as described, and Prometheus gets it; while something arrives."""
+    image_id = store(alice, noise(24 * MIB, 52))
+    with begun(near, image_id, link, 8 * MIB) as (response, _):
+        url = f'http://{cache.options["status_listen"]}'
+        shown = test_dedupd_openapi.walk('status').call_and_validate(
+            base_url=url, checks=test_dedupd_openapi.CHECKS).json()['cache']
+        assert shown['under_way'] == 1
+        found, = shown['arrivals']['images']
+        assert (found['id'], found['size'], found['readers']) == (
+            image_id, 24 * MIB, 1)
+        text = cache.request('GET', '/metrics').body.decode()
+        assert '\ndedupd_image_cache_arriving_images 1.0\n' in text
+        link.hold_after(None)
+        response.read()
+
+
+def test_an_operators_cache(place, storing, alice):
+    """With a certificate it reads for itself, too: over the Unix socket."""
+    data = noise(9 * MIB, 53)
+    image_id = store(alice, data)
+    with storing.cache(repositories.create(place / 'operator'),
+                       {'peer_cert': storing.operator}) as daemon:
+        daemon.program = _PROGRAM
+        daemon.start()
+        for _ in range(2):
+            response = daemon.request('GET', f'/v1/images/{image_id}')
+            assert response.status == 200 and response.body == data
+        assert daemon.counts()['arrivals']['pulls'] == 1
+        assert daemon.request('GET', '/v1/images/nothing').status == 404
+        storing.daemon.kill()
+        response = daemon.request('GET', '/v1/images/else')
+        assert response.status == 503
+        assert 'Connection refused' in response.json()['error']['message']
+        storing.daemon.start().wait_for_catalog()
+        time.sleep(_AWAY)
+        # Glance's callers get it only if it is what Glance means.
+        near = storing.glance.client('alice', daemon.url)
+        before = received(daemon)
+        assert near.download(image_id) == data
+        assert received(daemon) - before < MIB
+        assert daemon.stop() == 0, daemon.text()
+
+
+def test_no_operator(place, cache, alice):
+    """Without one nobody's image is fetched for whoever has the socket."""
+    image_id = store(alice, noise(MIB, 54))
+    assert cache.request('GET', f'/v1/images/{image_id}').status == 404
+    assert not (place / 'cache' / 'images' / image_id).exists()
+
+
+def test_other_parameters(place, storing, alice):
+    """Blocks cannot be told apart: all is sent for, and it says so."""
+    data = noise(3 * MIB, 55)
+    image_id = store(alice, data)
+    path = repositories.create(place / 'other', block_size=8192)
+    with storing.cache(path) as daemon:
+        daemon.start()
+        near = storing.glance.client('alice', daemon.url)
+        assert near.download(image_id) == data
+        repositories.eventually(lambda: (path / 'images' / image_id).exists())
+        assert 'same parameters' in daemon.counts()['last_failure']['text']
+        assert 'same parameters' in daemon.text()
+        assert near.download(image_id) == data
+        assert daemon.counts()['here'] == 1
+
+
+# -- clients ------------------------------------------------------------------
+
+def run(*arguments):
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).parent / arguments[0], *arguments[1:]],
+        capture_output=True, text=True, timeout=120,
+        env={name: value for name, value in os.environ.items()
+             if not name.startswith('OS_')})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_glanceclient(tmp_path, cache):
+    source, target = tmp_path / 'source', tmp_path / 'target'
+    source.write_bytes(noise(5 * MIB, 50))
+    common = ['glance', '--os-auth-token', 'alice', '--os-image-url',
+              cache.url]
+    text = run(*common, 'image-create', '--name', 'by-client',
+               '--disk-format', 'raw', '--container-format', 'bare', '--file',
+               str(source))
+    image_id = [line.split('|')[2].strip() for line in text.splitlines()
+                if line.startswith('| id ')][0]
+    before = cache.counts()['bytes_here']
+    run(*common, 'image-download', image_id, '--file', str(target))
+    assert target.read_bytes() == source.read_bytes()
+    assert cache.counts()['bytes_here'] - before == 5 * MIB
+    run(*common, 'image-delete', image_id)
+
+
+def test_openstackclient(tmp_path, cache):
+    source, target = tmp_path / 'source', tmp_path / 'target'
+    source.write_bytes(noise(5 * MIB, 51))
+    common = ['openstack', '--os-auth-type', 'admin_token', '--os-token',
+              'alice', '--os-endpoint', f'{cache.url}/v2']
+    image = json.loads(run(
+        *common, 'image', 'create', 'by-openstack', '--disk-format', 'raw',
+        '--file', str(source), '-f', 'json'))
+    run(*common, 'image', 'save', '--file', str(target), image['id'])
+    assert target.read_bytes() == source.read_bytes()
+    assert image['id'] in run(*common, 'image', 'list')
+    run(*common, 'image', 'delete', image['id'])
