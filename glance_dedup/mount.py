@@ -1,0 +1,376 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Images as files, to be read: a file system (FUSE).
+
+A directory in which each image is a file under its id. The bytes are verified
+by whoever reads them here: the engine, or the daemon, over NBD. What has been
+read stays in the page cache of the host, since images do not change: an inode
+is of one upload, and of an image that was deleted and stored anew there is
+another.
+
+The kernel's requests come to an event loop; what may block runs in threads.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import errno
+import itertools
+import re
+import signal
+import stat as stat_module
+from typing import Any
+from typing import Protocol
+
+import pyfuse3
+import trio
+
+from dedupd import client as client_module
+from dedupd import nbd_client
+from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
+
+#: Calls that may block at once.
+THREADS = 8
+#: Seconds for which the kernel need not ask whether a name is still there.
+NAME_SECONDS = 1.0
+#: The same for size and time, which do not change.
+FACTS_SECONDS = 86400.0
+
+_NANOSECONDS = 10 ** 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What there is to know of an image before it is opened."""
+
+    image_id: str
+    upload_id: str
+    size: int
+    created: int
+    """Seconds since 1970; 0: it is not known."""
+
+
+class Opened(Protocol):
+    """An image that is open, and stays while it is. Thread-safe."""
+
+    def read(self, length: int, offset: int) -> bytes:
+        """So many bytes, fewer only at the end."""
+
+    def close(self) -> None:
+        """Let go. Idempotent."""
+
+
+class Source(Protocol):
+    """Where images come from. Its methods may block; they are thread-safe.
+
+    Of an image that there is not, or not of this upload, they raise
+    LookupError; anything else that they raise is a sentence.
+
+    :ivar name: to be told
+    """
+
+    name: str
+
+    def names(self) -> list[str]:
+        """Those that a directory shows."""
+
+    def facts(self, image_id: str) -> Facts:
+        """Of an image that is there now."""
+
+    def open(self, facts: Facts) -> Opened:
+        """Of this very upload."""
+
+
+class FromRepository:
+    """Images of a repository that is read here."""
+
+    def __init__(self, repository: repository_module.Repository) -> None:
+        self.name = repository.path
+        self._repository = repository
+
+    def names(self) -> list[str]:
+        return self._repository.images()
+
+    def facts(self, image_id: str) -> Facts:
+        try:
+            stat = self._repository.stat(image_id)
+        except exceptions.ImageNotFound as e:
+            raise LookupError(str(e)) from e
+        return Facts(image_id, stat.upload_id, stat.size, stat.created)
+
+    def open(self, facts: Facts) -> Opened:
+        try:
+            return self._repository.open_image(facts.image_id,
+                                               facts.upload_id)
+        except exceptions.ImageNotFound as e:
+            raise LookupError(str(e)) from e
+
+
+class FromDaemon:
+    """Images as the daemon has them, or fetches them when they are named.
+
+    :param socket: on which it serves NBD
+    """
+
+    def __init__(self, client: client_module.Client, socket: str) -> None:
+        self.name = f'the daemon on {client.address}'
+        self._client = client
+        self._socket = socket
+        self._created: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        created = {}
+        for image in self._client.images():
+            name, when = image.get('image_id'), image.get('created')
+            if isinstance(name, str):
+                created[name] = when if isinstance(when, int) else 0
+        self._created = created
+        return sorted(filter(repository_module.IMAGE_ID.fullmatch, created))
+
+    def facts(self, image_id: str) -> Facts:
+        upload_id, size = self._call(self._head, image_id)
+        return Facts(image_id, upload_id, size,
+                     self._created.get(image_id, 0))
+
+    def _head(self, image_id: str) -> tuple[str, int]:
+        with self._client.request(
+                'HEAD', f'/v1/images/{image_id}') as answer:
+            size = answer.header('Content-Length')
+            if not re.fullmatch('[0-9]{1,18}', size):
+                raise answer.bad('an image without its length')
+            return answer.header('ETag').strip('"'), int(size)
+
+    def open(self, facts: Facts) -> Opened:
+        return self._call(nbd_client.Export, self._socket, facts.image_id,
+                          facts.upload_id)
+
+    @staticmethod
+    def _call(function: Callable, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except client_module.Refused as e:
+            if e.code == 404:
+                raise LookupError(str(e)) from e
+            raise
+
+
+class _Inodes:
+    """Numbers of the uploads that the kernel knows, as long as it does."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(pyfuse3.ROOT_INODE + 1)
+        self._by_number: dict[int, Facts] = {}
+        self._by_upload: dict[tuple[str, str], int] = {}
+        self._looked_up: dict[int, int] = {}
+
+    def number(self, facts: Facts) -> int:
+        """The one of an upload, old or new."""
+        key = facts.image_id, facts.upload_id
+        number = self._by_upload.get(key)
+        if number is None:
+            number = next(self._numbers)
+            self._by_upload[key] = number
+            self._looked_up[number] = 0
+        self._by_number[number] = facts
+        return number
+
+    def told(self, number: int) -> None:
+        """The kernel was told of it once more."""
+        self._looked_up[number] += 1
+
+    def forget(self, number: int, times: int = 0) -> None:
+        """The kernel forgot it so often; or it was never told."""
+        if number in self._looked_up:
+            self._looked_up[number] -= times
+            if self._looked_up[number] <= 0:
+                facts = self._by_number.pop(number)
+                del self._looked_up[number]
+                del self._by_upload[facts.image_id, facts.upload_id]
+
+    def facts(self, number: int) -> Facts:
+        """:raises FUSEError: there is none"""
+        try:
+            return self._by_number[number]
+        except KeyError:
+            raise pyfuse3.FUSEError(errno.ESTALE) from None
+
+
+class Operations(pyfuse3.Operations):
+    """What the kernel asks.
+
+    :param complain: is told, once, what went wrong
+    """
+
+    def __init__(self, source: Source, complain: Callable[[str], None],
+                 owner: tuple[int, int]) -> None:
+        super().__init__()
+        self._source = source
+        self._complain = complain
+        self._complaint = ''
+        self._owner = owner
+        self._inodes = _Inodes()
+        self._handles = itertools.count(1)
+        self._files: dict[int, Opened] = {}
+        self._directories: dict[int, list[str]] = {}
+        self._limiter = trio.CapacityLimiter(THREADS)
+
+    async def _call(self, function: Callable, *args: Any,
+                    missing: int = errno.ENOENT) -> Any:
+        """Call what may block in a thread; its errors become the kernel's."""
+        try:
+            return await trio.to_thread.run_sync(
+                function, *args, limiter=self._limiter)
+        except LookupError as e:
+            raise pyfuse3.FUSEError(missing) from e
+        except Exception as e:
+            text = f'{e or type(e).__name__}'
+            if text != self._complaint:
+                self._complaint = text
+                self._complain(text)
+            raise pyfuse3.FUSEError(errno.EIO) from e
+
+    # -- names -------------------------------------------------------------
+
+    async def lookup(self, parent_inode, name, ctx):
+        if parent_inode != pyfuse3.ROOT_INODE:
+            raise pyfuse3.FUSEError(errno.ENOTDIR)
+        if name in (b'.', b'..'):
+            return self._directory()
+        image_id = name.decode(errors='replace')
+        if not repository_module.IMAGE_ID.fullmatch(image_id):
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        facts = await self._call(self._source.facts, image_id)
+        number = self._inodes.number(facts)
+        self._inodes.told(number)
+        return self._file(number, facts)
+
+    async def forget(self, inode_list):
+        for number, times in inode_list:
+            self._inodes.forget(number, times)
+
+    async def getattr(self, inode, ctx):
+        if inode == pyfuse3.ROOT_INODE:
+            return self._directory()
+        return self._file(inode, self._inodes.facts(inode))
+
+    def _entry(self, inode: int, mode: int) -> pyfuse3.EntryAttributes:
+        entry = pyfuse3.EntryAttributes()
+        entry.st_ino = inode
+        entry.st_mode = mode
+        entry.st_uid, entry.st_gid = self._owner
+        entry.entry_timeout = NAME_SECONDS
+        return entry
+
+    def _directory(self) -> pyfuse3.EntryAttributes:
+        entry = self._entry(pyfuse3.ROOT_INODE, stat_module.S_IFDIR | 0o555)
+        entry.st_nlink = 2
+        return entry
+
+    def _file(self, inode: int, facts: Facts) -> pyfuse3.EntryAttributes:
+        entry = self._entry(inode, stat_module.S_IFREG | 0o444)
+        entry.attr_timeout = FACTS_SECONDS
+        entry.st_nlink = 1
+        entry.st_size = facts.size
+        entry.st_blksize = 65536
+        entry.st_blocks = -(-facts.size // 512)
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = (
+            facts.created * _NANOSECONDS)
+        return entry
+
+    # -- the directory -----------------------------------------------------
+
+    async def opendir(self, inode, ctx):
+        handle = next(self._handles)
+        self._directories[handle] = await self._call(self._source.names)
+        return handle
+
+    async def readdir(self, fh, start_id, token):
+        names = self._directories[fh]
+        for position in range(start_id, len(names)):
+            name = names[position]
+            try:
+                facts = await self._call(self._source.facts, name)
+            except pyfuse3.FUSEError:
+                continue    # gone, or complained of
+            number = self._inodes.number(facts)
+            if not pyfuse3.readdir_reply(
+                    token, name.encode(), self._file(number, facts),
+                    position + 1):
+                self._inodes.forget(number)
+                return
+            self._inodes.told(number)
+
+    async def releasedir(self, fh):
+        del self._directories[fh]
+
+    async def statfs(self, ctx):
+        facts = pyfuse3.StatvfsData()
+        facts.f_bsize = facts.f_frsize = 4096
+        facts.f_namemax = 128
+        return facts
+
+    # -- files -------------------------------------------------------------
+
+    async def open(self, inode, flags, ctx):
+        # ESTALE has the kernel look the name up again, and open what is there
+        # now, before whoever asks is told.
+        opened = await self._call(
+            self._source.open, self._inodes.facts(inode),
+            missing=errno.ESTALE)
+        handle = next(self._handles)
+        self._files[handle] = opened
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+
+    async def read(self, fh, off, size):
+        return await self._call(self._files[fh].read, size, off)
+
+    async def release(self, fh):
+        await self._call(self._files.pop(fh).close)
+
+
+def serve(source: Source, directory: str, *, allow_other: bool,
+          owner: tuple[int, int], ready: Callable[[], None],
+          complain: Callable[[str], None]) -> None:
+    """Show images in a directory until it is unmounted, or a signal ends it.
+
+    :param owner: user and group of the files
+    :param ready: called when they are there
+    :raises OSError: they cannot be shown there; the library has written why
+    """
+    options = {'ro', 'nosuid', 'nodev', 'noexec', 'default_permissions',
+               'fsname=glance-dedup', 'subtype=glance-dedup'}
+    if allow_other:
+        options.add('allow_other')
+    try:
+        pyfuse3.init(Operations(source, complain, owner), directory, options)
+    except RuntimeError as e:
+        raise OSError(errno.EIO, 'cannot show images there', directory) from e
+    try:
+        trio.run(_serve, ready)
+    finally:
+        pyfuse3.close()
+
+
+async def _serve(ready: Callable[[], None]) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_end_on_signal)
+        ready()
+        await pyfuse3.main(max_tasks=2 * THREADS)
+        nursery.cancel_scope.cancel()
+
+
+async def _end_on_signal(task_status=trio.TASK_STATUS_IGNORED) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            pyfuse3.terminate()
