@@ -40,7 +40,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -51,6 +50,7 @@ import common
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
+from tests.cloud import nova
 
 STORES = ('file', 'dedup')
 POLL = 0.05
@@ -86,11 +86,7 @@ def upload_images(connection: Any, args: argparse.Namespace
 
 # -- starting -----------------------------------------------------------------
 
-def instances(cloud: cloud_module.Cloud) -> pathlib.Path:
-    return cloud.directory / 'var' / 'nova' / 'instances'
-
-
-def start_one(cloud: cloud_module.Cloud, connection: Any, image: str
+def start_one(compute: nova.Compute, connection: Any, image: str
               ) -> tuple[str, float]:
     """The server, and the seconds until it was up.
 
@@ -98,8 +94,9 @@ def start_one(cloud: cloud_module.Cloud, connection: Any, image: str
     time.
     """
     began = time.perf_counter()
-    server = boot.create(connection, image, 'benchmark')
-    console = instances(cloud) / server / 'console.log'
+    server = boot.create(connection, image, 'benchmark',
+                         compute.host and compute.host.name)
+    console = compute.instances / server / 'console.log'
     while True:
         with contextlib.suppress(FileNotFoundError):
             if boot.read(console.read_text(errors='replace')):
@@ -107,7 +104,7 @@ def start_one(cloud: cloud_module.Cloud, connection: Any, image: str
         if time.perf_counter() - began > boot.BOOT_TIMEOUT:
             raise SystemExit(f'server {server} is not up after '
                              f'{boot.BOOT_TIMEOUT} s; see {console} and '
-                             f'{cloud.directory}/log')
+                             f'{compute.log}')
         time.sleep(POLL)
 
 
@@ -115,8 +112,9 @@ def start(cloud: cloud_module.Cloud, connections: list[Any],
           images: list[str]) -> Started:
     """Start a server of each image at once, and delete them."""
     before = [len(boot.downloads(cloud, image)) for image in images]
+    compute = cloud.services['nova-compute']
     with concurrent.futures.ThreadPoolExecutor(len(images)) as pool:
-        found = list(pool.map(lambda pair: start_one(cloud, *pair),
+        found = list(pool.map(lambda pair: start_one(compute, *pair),
                               zip(connections, images)))
     fresh = [boot.downloads(cloud, image)[count:]
              for image, count in zip(images, before)]
@@ -125,9 +123,7 @@ def start(cloud: cloud_module.Cloud, connections: list[Any],
                          f'twice: {fresh}')
     for connection, (server, _) in zip(connections, found):
         boot.delete(connection, server)
-    # Nova's own cleaning comes after a day.
-    for path in (instances(cloud) / '_base').iterdir():
-        path.unlink()
+    compute.forget_images()
     return Started([seconds for _, seconds in found],
                    [one[0].seconds for one in fresh])
 

@@ -80,11 +80,16 @@ def upload(connection, path, name, disk_format='raw', store=None):
     return image
 
 
-def create(connection, image, name):
-    """A server of an image, without networks; its id, before it runs."""
+def create(connection, image, name, host=None):
+    """A server of an image, without networks; its id, before it runs.
+
+    :param host: the compute host, which only `admin` may choose
+    """
     flavor = connection.compute.find_flavor(FLAVOR, ignore_missing=False)
+    where = {'availability_zone': f'nova:{host}'} if host else {}
     return connection.compute.create_server(
-        name=name, image_id=image, flavor_id=flavor.id, networks='none').id
+        name=name, image_id=image, flavor_id=flavor.id, networks='none',
+        **where).id
 
 
 def read(console):

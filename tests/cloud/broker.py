@@ -22,7 +22,8 @@ class _Server(rabbitmq.RabbitMQ):
         state = owner.cloud.state
         super().__init__(owner.directory, [
             state.port(name) for name in
-            ('rabbitmq', 'rabbitmq-distribution', 'rabbitmq-mapper')])
+            ('rabbitmq', 'rabbitmq-distribution', 'rabbitmq-mapper')],
+            owner.cloud.address, owner.cloud.password)
         self._owner = owner
 
     def _run(self, *command):
@@ -35,11 +36,12 @@ class Broker(service.Service):
 
     @property
     def address(self):
-        return f'127.0.0.1:{self.port}'
+        return f'{self.cloud.address}:{self.port}'
 
     @property
     def transport_url(self):
-        return rabbitmq.url_of(self.port)
+        return rabbitmq.url_of(
+            self.port, self.cloud.address, self.cloud.password)
 
     def launch(self):
         _Server(self).launch()

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""A small OpenStack cloud on loopback: real services, one directory.
+"""A small OpenStack cloud on one machine: real services, one directory.
 
 ``tools/cloud`` is this as a command; tests have it as the fixture `cloud`::
 
@@ -20,8 +20,9 @@
 
 Below the directory are ``etc/NAME/``, ``log/NAME.log`` and ``var/NAME/`` for
 each service, the stores in ``stores/NAME``, and, for clients, ``clouds.yaml``
-and ``openrc``. :class:`~tests.cloud.state.State` is what makes a cloud
-outlive the process that started it.
+and ``openrc``. All is on loopback, unless there are compute hosts beside it
+(:mod:`tests.cloud.host`). :class:`~tests.cloud.state.State` is what makes a
+cloud outlive the process that started it.
 """
 
 import concurrent.futures
@@ -39,6 +40,7 @@ from glance_dedup import repository
 from tests.cloud import broker
 from tests.cloud import dedupd
 from tests.cloud import glance
+from tests.cloud import host as host_module
 from tests.cloud import keystone
 from tests.cloud import libvirt
 from tests.cloud import mariadb
@@ -54,9 +56,11 @@ CloudError = service_module.CloudError
 #: In the order in which a table shows them; they are ended in the reverse.
 SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone, dedupd.Dedupd,
             glance.Glance, placement.Placement, neutron.Neutron,
-            libvirt.Libvirt, nova.Api, nova.Conductor, nova.Scheduler,
-            nova.Compute)
+            nova.Api, nova.Conductor, nova.Scheduler)
+#: What a compute host has.
+COMPUTE = (libvirt.Libvirt, nova.Compute)
 
+LOOPBACK = '127.0.0.1'
 NEED_MIB = 2048
 # A Unix socket's path has at most 107 bytes.
 PATH_BYTES = 107 - len(f'/{libvirt.SOCKET}')
@@ -66,7 +70,7 @@ _OPENRC = """\
 export OS_CLIENT_CONFIG_FILE={clouds_yaml}
 export OS_CLOUD=admin
 # The services are on this machine, whatever proxy there is.
-export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1
+export no_proxy={address} NO_PROXY={address}
 """
 
 
@@ -80,11 +84,14 @@ class Cloud:
         that the cloud had; at first `dedup` and `file`.
     :param default_store: the first if not given
     :param glance_options: more of glance-api.conf, by section
+    :param hosts: compute hosts of their own, by names of two letters, and
+        whether each has a cache. If not given, those that the cloud had; at
+        first none: then its one compute host is where all else is
     :param say: called with lines about what is done
     """
 
     def __init__(self, directory, stores=None, default_store=None,
-                 glance_options=None, say=lambda text: None):
+                 glance_options=None, hosts=None, say=lambda text: None):
         self.directory = pathlib.Path(directory).resolve()
         self._cancelled = threading.Event()
         self._say = say
@@ -95,8 +102,23 @@ class Cloud:
                 stores or {'dedup': {'type': 'dedup'},
                            'file': {'type': 'file'}},
                 default_store, glance_options)
-        self.services = {one.name: one(self) for one in SERVICES}
+        if hosts is not None:
+            self.state.set_hosts(hosts)
+        self.hosts = {
+            name: host_module.Host(self, name, cache)
+            for name, cache in self.state.hosts.items()}
+        self.services = {one.name: one for one in self._services()}
         self._write_clients()
+
+    def _services(self):
+        yield from self.hosts.values()
+        for service in SERVICES:
+            yield service(self)
+        for host in self.hosts.values() or [None]:
+            if host and host.cache:
+                yield dedupd.Cache(self, host)
+            for service in COMPUTE:
+                yield service(self, host)
 
     def __enter__(self):
         return self
@@ -192,6 +214,13 @@ class Cloud:
     def password(self):
         return self.state.password
 
+    @property
+    def address(self):
+        """Where all listen that compute hosts ask."""
+        if not self.state.hosts:
+            return LOOPBACK
+        return self.state.address('cloud')
+
     def database(self, name):
         """The URL of a database."""
         return self.services['mariadb'].database(name)
@@ -240,7 +269,8 @@ class Cloud:
                     {'clouds': {name: one(name)
                                 for name in ('admin', 'demo')}})),
                 (self.directory / 'openrc', _OPENRC.format(
-                    clouds_yaml=shlex.quote(str(self.clouds_yaml))))):
+                    clouds_yaml=shlex.quote(str(self.clouds_yaml)),
+                    address=self.address))):
             path.touch(0o600)
             path.write_text(text)
 

@@ -9,15 +9,40 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""dedupd, on the repository of the cloud's first store of the type dedup."""
+"""dedupd: on the repository of the cloud's first store of the type dedup, and
+on compute hosts as their cache.
+"""
 
+import shutil
 import sys
 
 from dedupd import client as client_module
+from glance_dedup import repository
+from tests import certificates
 from tests.cloud import service
 
+#: Where a cache listens, on each host's own loopback.
+CACHE_PORT = 9292
 
-class Dedupd(service.Service):
+
+class _Dedupd(service.Service):
+    """What those of both modes have."""
+
+    def client(self):
+        return client_module.Client(f'unix:{self.socket}')
+
+    def _launch(self, sections):
+        path = self.write('dedupd.conf', sections)
+        self.spawn([sys.executable, '-m', 'dedupd.main', '--config-file',
+                    path], cwd=service.TOP)
+
+    def answers(self):
+        status = self.client().status()
+        return (status['daemon']['role'] == 'maintainer'
+                and status['catalog']['state'] == 'ready')
+
+
+class Dedupd(_Dedupd):
     name = 'dedupd'
     title = 'dedupd'
     needs = ('rabbitmq',)
@@ -25,6 +50,10 @@ class Dedupd(service.Service):
     @property
     def socket(self):
         return self.cloud.directory / 'dedupd.sock'
+
+    @property
+    def url(self):
+        return f'http://127.0.0.1:{self.port}'
 
     @property
     def address(self):
@@ -35,12 +64,31 @@ class Dedupd(service.Service):
     def repository(self):
         return self.cloud.repository
 
-    def client(self):
-        return client_module.Client(f'unix:{self.socket}')
+    @property
+    def listen(self):
+        """Where other hosts ask it."""
+        return (f'{self.cloud.address}:'
+                f'{self.cloud.state.port("dedupd-listen")}')
+
+    @property
+    def authority(self):
+        """The file of the authority that all certificates are from."""
+        return self.etc / 'authority.pem'
+
+    @property
+    def operator(self):
+        """The file of a certificate with which one reads every image."""
+        return self.etc / 'operator.pem'
+
+    def prepare(self):
+        authority = certificates.Authority(self.etc)
+        authority.issue('server', self.cloud.address)
+        authority.issue('operator')
 
     def launch(self):
         self.cloud.make_repositories()
-        path = self.write('dedupd.conf', {
+        certificate = self.etc / 'server.pem'
+        self._launch({
             'DEFAULT': {
                 'debug': True,
                 'transport_url': self.cloud.services['rabbitmq'].transport_url,
@@ -49,15 +97,70 @@ class Dedupd(service.Service):
                 'datadir': self.repository,
                 'socket': self.socket,
                 'status_listen': f'127.0.0.1:{self.port}',
+                'listen': self.listen,
+                'tls_cert': certificate,
+                'tls_key': certificate,
+                'tls_client_ca': self.authority,
+                'glance_url': self.cloud.url('glance'),
                 'filter_dir': self.cloud.directory / 'filter',
                 'filter_mib': 16,
                 'glance_notifications': True,
             },
         })
-        self.spawn([sys.executable, '-m', 'dedupd.main', '--config-file',
-                    path], cwd=service.TOP)
 
-    def answers(self):
-        status = self.client().status()
-        return (status['daemon']['role'] == 'maintainer'
-                and status['catalog']['state'] == 'ready')
+
+class Cache(_Dedupd):
+    """The cache of a compute host, in front of Glance."""
+
+    name = 'dedupd'
+    title = 'the cache'
+    needs = ('dedupd', 'glance')
+    #: Whether it fetches blocks with the operator's certificate, not with the
+    #: tokens of those who want an image.
+    trusted = False
+
+    @property
+    def socket(self):
+        return self.directory / 'dedupd.sock'
+
+    @property
+    def nbd_socket(self):
+        return self.directory / 'nbd.sock'
+
+    @property
+    def repository(self):
+        return self.directory / 'repository'
+
+    @property
+    def url(self):
+        """Of Glance, for who is on the host."""
+        return f'http://127.0.0.1:{CACHE_PORT}'
+
+    def prepare(self):
+        self.clear()
+
+    def clear(self):
+        """Have it hold nothing, while it is down."""
+        shutil.rmtree(self.repository, ignore_errors=True)
+        shutil.rmtree(self.directory / 'filter', ignore_errors=True)
+        repository.Repository.create(self.repository)
+
+    def launch(self):
+        storing = self.cloud.services['dedupd']
+        self._launch({
+            'DEFAULT': {'debug': True, 'mode': 'cache'},
+            'dedupd': {
+                'datadir': self.repository,
+                'socket': self.socket,
+                'nbd_socket': self.nbd_socket,
+                'glance_url': self.cloud.url('glance'),
+                'filter_dir': self.directory / 'filter',
+                'filter_mib': 16,
+            },
+            'cache': {
+                'listen': f'127.0.0.1:{CACHE_PORT}',
+                'peer': f'https://{storing.listen}',
+                'peer_ca': storing.authority,
+                **({'peer_cert': storing.operator} if self.trusted else {}),
+            },
+        })

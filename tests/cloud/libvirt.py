@@ -20,14 +20,13 @@ starts it as somebody else, in a user namespace.
 import contextlib
 import os
 import pathlib
-import shutil
 import subprocess
 
 from tests.cloud import process as process_module
 from tests.cloud import service
 
 #: The longest path of a Unix socket below the cloud's directory.
-SOCKET = 'var/libvirt/qemu/lib/domain-100-instance-00000001/monitor.sock'
+SOCKET = 'var/h1/libvirt/qemu/lib/domain-100-instance-00000001/monitor.sock'
 #: What has to be installed, and what it is in.
 PROGRAMS = {'libvirtd': 'libvirt-daemon', 'virsh': 'libvirt-clients',
             'unshare': 'util-linux',
@@ -76,13 +75,10 @@ class Libvirt(service.Service):
 
     def launch(self):
         for program, package in PROGRAMS.items():
-            if shutil.which(program, path=service_path()) is None:
-                raise service.CloudError(
-                    f'{program} is missing. What to do: install the package '
-                    f'{package}.')
+            service.find(program, package)
         namespace = ['unshare', '--user', f'--map-user={DAEMON}',
                      f'--map-group={DAEMON}'] if os.geteuid() == 0 else []
-        self.spawn([*namespace, shutil.which('libvirtd', path=service_path()),
+        self.spawn([*namespace, service.find('libvirtd', PROGRAMS['libvirtd']),
                     '--config', self.etc / 'libvirtd.conf',
                     '--pid-file', self.directory / 'run' / 'libvirtd.pid'])
 
@@ -119,8 +115,3 @@ class Libvirt(service.Service):
                 if (words[0].rpartition(b'/')[2].startswith(b'qemu-system-')
                         and any(mark in word for word in words)):
                     yield process_module.Process.of(int(path.name))
-
-
-def service_path():
-    """PATH with the directories of daemons, which users may not have."""
-    return os.environ['PATH'] + ':/usr/sbin:/sbin'

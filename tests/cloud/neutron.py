@@ -40,8 +40,8 @@ class Neutron(service.Service):
     user = 'neutron'
 
     def launch(self):
-        self.spawn([sys.executable, '-m', 'tests.cloud.neutron', self.port],
-                   cwd=service.TOP)
+        self.spawn([sys.executable, '-m', 'tests.cloud.neutron',
+                    self.cloud.address, self.port], cwd=service.TOP)
 
     def answers(self):
         return service.glance_server.Client(self.url, timeout=30).request(
@@ -89,4 +89,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 if __name__ == '__main__':
     http.server.ThreadingHTTPServer(
-        ('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
+        (sys.argv[1], int(sys.argv[2])), Handler).serve_forever()

@@ -9,10 +9,11 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Nova: the API, conductor, scheduler, and one compute host.
+"""Nova: the API, conductor, scheduler, and compute hosts.
 
-All are one host, with one configuration. The API owns the databases: one for
-the API, one for cell0, and one for the cell that the host is in.
+All are one host, with one configuration, unless the cloud has compute hosts
+beside it. The API owns the databases: one for the API, one for cell0, and one
+for the cell that the hosts are in.
 """
 
 import contextlib
@@ -26,8 +27,9 @@ HOST = 'cloud'
 FLAVORS = {'m1.nano': 128, 'm1.micro': 192}
 
 
-def _options(cloud, directory):
-    """nova.conf, by section."""
+def _options(one, directory):
+    """The nova.conf of one of Nova's services, by section."""
+    cloud = one.cloud
     services = cloud.services
 
     def client(user):
@@ -38,12 +40,12 @@ def _options(cloud, directory):
             del options[name]
         return options
 
-    return {
+    options = {
         'DEFAULT': {
             'use_stderr': True,
             'debug': False,
-            'host': HOST,
-            'my_ip': '127.0.0.1',
+            'host': one.host.name if one.host else HOST,
+            'my_ip': one.host.ip if one.host else cloud.address,
             'transport_url': services['rabbitmq'].transport_url,
             'state_path': directory,
             'instances_path': directory / 'instances',
@@ -52,6 +54,8 @@ def _options(cloud, directory):
             'cpu_allocation_ratio': 16,
             'ram_allocation_ratio': 4,
             'graceful_shutdown_timeout': 5,
+            # Else the scheduler looks for hosts up to a minute later.
+            'periodic_fuzzy_delay': 0,
         },
         'api_database': {'connection': cloud.database('nova_api')},
         'database': {'connection': cloud.database('nova')},
@@ -62,11 +66,6 @@ def _options(cloud, directory):
         'glance': {'region_name': keystone.REGION},
         'conductor': {'workers': 1},
         'scheduler': {'workers': 1, 'discover_hosts_in_cells_interval': 2},
-        'libvirt': {
-            'connection_uri': services['libvirt'].uri,
-            'virt_type': 'qemu',
-            'cpu_mode': 'none',
-        },
         # Its steps that need root run as whoever runs the cloud, without
         # sudo.
         'nova_sys_admin': {'helper_command':
@@ -75,18 +74,25 @@ def _options(cloud, directory):
         'vnc': {'enabled': False},
         'oslo_concurrency': {'lock_path': directory / 'lock'},
     }
+    if isinstance(one, Compute):
+        # It asks the conductor, and complains if it need not.
+        del options['api_database'], options['database']
+        options['libvirt'] = {
+            'connection_uri': services[one.there('libvirt')].uri,
+            'virt_type': 'qemu',
+            'cpu_mode': 'none',
+        }
+        if one.cache:
+            options['glance']['endpoint_override'] = services[one.cache].url
+    return options
 
 
 def _configure(one):
     """Write the nova.conf of one of Nova's services; its path."""
-    directory = one.cloud.directory / 'var' / 'nova'
+    directory = one.cloud.directory / 'var' / one.there('nova')
     for name in ('instances', 'lock'):
         (directory / name).mkdir(parents=True, exist_ok=True)
-    options = _options(one.cloud, directory)
-    if one.name == 'nova-compute':
-        # A compute host asks the conductor, and complains if it need not.
-        del options['api_database'], options['database']
-    return one.write('nova.conf', options)
+    return one.write('nova.conf', _options(one, directory))
 
 
 class _Worker(service.Service):
@@ -97,14 +103,15 @@ class _Worker(service.Service):
 
     @property
     def queue(self):
-        return f'{self.name.removeprefix("nova-")}.{HOST}'
+        kind = type(self).name.removeprefix('nova-')
+        return f'{kind}.{self.host.name if self.host else HOST}'
 
     @property
     def address(self):
         return f'queue {self.queue}'
 
     def launch(self):
-        self.spawn([service.environment('nova') / 'bin' / self.name,
+        self.spawn([service.environment('nova') / 'bin' / type(self).name,
                     '--config-file', _configure(self)])
 
     def answers(self):
@@ -120,21 +127,6 @@ class Scheduler(_Worker):
     name = 'nova-scheduler'
     title = "Nova's scheduler"
 
-
-class Compute(_Worker):
-    name = 'nova-compute'
-    title = "Nova's compute host"
-    needs = ('nova-conductor', 'nova-scheduler', 'glance', 'neutron',
-             'libvirt')
-
-    def answers(self):
-        if not super().answers():
-            return False
-        # Known to the scheduler, too.
-        with contextlib.closing(self.cloud.connect()) as admin:
-            return any(host.state == 'up' and host.status == 'enabled'
-                       for host in admin.compute.hypervisors())
-
     def furnish(self):
         with contextlib.closing(self.cloud.connect()) as admin:
             there = {flavor.name for flavor in admin.compute.flavors()}
@@ -142,6 +134,42 @@ class Compute(_Worker):
                 if name not in there:
                     admin.compute.create_flavor(
                         name=name, ram=ram, vcpus=1, disk=1)
+
+
+class Compute(_Worker):
+    name = 'nova-compute'
+    title = "Nova's compute host"
+    needs = ('nova-conductor', 'nova-scheduler', 'glance', 'neutron')
+
+    @property
+    def cache(self):
+        """The name of the cache that it has images through; None without."""
+        return self.there('dedupd') if self.host and self.host.cache else None
+
+    @property
+    def beside(self):
+        return ('libvirt', 'dedupd') if self.cache else ('libvirt',)
+
+    @property
+    def instances(self):
+        """The directory of its servers' files, and of images in ``_base``."""
+        return (self.cloud.directory / 'var' / self.there('nova')
+                / 'instances')
+
+    def forget_images(self):
+        """Delete those that no server has any more, as Nova does in a day."""
+        for path in (self.instances / '_base').glob('*'):
+            path.unlink()
+
+    def answers(self):
+        if not super().answers():
+            return False
+        # Known to the scheduler, too.
+        with contextlib.closing(self.cloud.connect()) as admin:
+            return any(
+                one.state == 'up' and one.status == 'enabled'
+                and (self.host is None or one.name == self.host.name)
+                for one in admin.compute.hypervisors())
 
 
 class Api(service.WsgiService):

@@ -19,8 +19,10 @@ it is gone.
 """
 
 import contextlib
+import errno
 import os
 import pathlib
+import secrets
 import signal
 import socket
 import subprocess
@@ -46,15 +48,32 @@ def free_port():
     return port
 
 
+def free_address():
+    """One that no link of this machine has, of those for measurements."""
+    while True:
+        address = (f'198.{18 + secrets.randbelow(2)}.{secrets.randbelow(256)}'
+                   f'.{1 + secrets.randbelow(254)}')
+        with socket.socket() as listener:
+            try:
+                listener.bind((address, 0))
+            except OSError as exc:
+                if exc.errno != errno.EADDRNOTAVAIL:
+                    raise
+                return address
+
+
 def _stat(pid):
-    """State, session and start of a process; None if it is gone."""
+    """Whether it lives, session and start of a process; None if it is gone."""
     try:
         text = pathlib.Path(f'/proc/{pid}/stat').read_text()
     except OSError:
         return None
     # What stands before is the program's name, which may contain anything.
     fields = text.rpartition(')')[2].split()
-    return fields[0], int(fields[3]), int(fields[19])
+    # What is left of one that ended holds nothing any more once it is alone:
+    # its other threads may take a while to end.
+    lives = fields[0] not in 'ZX' or int(fields[17]) > 1
+    return lives, int(fields[3]), int(fields[19])
 
 
 def marked(directory):
@@ -106,7 +125,7 @@ class Process:
             if pid:
                 status = os.waitstatus_to_exitcode(waited)
         stat = _stat(self.pid)
-        if stat and stat[2] == self.started and stat[0] not in 'ZX':
+        if stat and stat[2] == self.started and stat[0]:
             return None
         return status
 

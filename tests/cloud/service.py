@@ -22,6 +22,7 @@ from importlib import metadata
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -55,12 +56,17 @@ class Service:
     is to be done once, `prepare` and `furnish`. Its files are in
     ``var/NAME`` and ``etc/NAME`` of the cloud's directory, its log is
     ``log/NAME.log``.
+
+    :param host: the compute host on which it runs, whose name is then in front
+        of its own; that of all others if not given
     """
 
     #: In the cloud, in messages and in names of files.
     name = None
     #: The services that have to run when it starts.
     needs = ()
+    #: Of these, those that are on its own host.
+    beside = ()
     #: What it is called in what is said.
     title = None
     #: Its type in Keystone's catalogue, and what follows the port in its URL.
@@ -68,8 +74,17 @@ class Service:
     #: As whom it asks Keystone.
     user = None
 
-    def __init__(self, cloud):
+    def __init__(self, cloud, host=None):
         self.cloud = cloud
+        self.host = host
+        if host is None:
+            # Theirs is the link on which it listens.
+            self.needs = (*self.needs, *cloud.state.hosts)
+        else:
+            self.needs = (*self.needs, host.name)
+            self.title = f'{self.title} of {host.name}'
+        self.needs += tuple(map(self.there, self.beside))
+        self.name = self.there(self.name)
         self.directory = cloud.directory / 'var' / self.name
         self.etc = cloud.directory / 'etc' / self.name
         self.log = cloud.directory / 'log' / f'{self.name}.log'
@@ -92,6 +107,10 @@ class Service:
 
     # -- what all have -----------------------------------------------------
 
+    def there(self, name):
+        """The name of another service, on the same host."""
+        return f'{self.host.name}/{name}' if self.host else name
+
     @property
     def port(self):
         """Chosen at the first use, and the same for the cloud's life."""
@@ -99,7 +118,7 @@ class Service:
 
     @property
     def url(self):
-        return f'http://127.0.0.1:{self.port}'
+        return f'http://{self.cloud.address}:{self.port}'
 
     @property
     def address(self):
@@ -160,8 +179,12 @@ class Service:
             return
         leaders = {process.pid for process in processes}
         deadline = time.monotonic() + STOP_TIMEOUT
-        while rest := [process for process in self.cloud.marked()
-                       if process.session() in leaders]:
+        rest = []
+        # One that is ending has no mark any more.
+        while rest := ([process for process in self.cloud.marked()
+                        if process.session() in leaders]
+                       + [process for process in rest
+                          if process.poll() is None]):
             for process in rest:
                 process.kill()
             if time.monotonic() > deadline:
@@ -182,6 +205,8 @@ class Service:
 
     def spawn(self, command, env=None, cwd=None, name=None):
         """Start a process of this service, with a clean environment."""
+        if self.host:
+            command = [*self.host.enter(), *command]
         command = [str(word) for word in command]
         self.cloud.check()
         with open(self.log, 'ab') as output:
@@ -293,13 +318,27 @@ class WsgiService(Service):
         """Run uWSGI; `variables` are for the application."""
         path = self.write('uwsgi.ini', {'uwsgi': glance_server.uwsgi_options(
             self.application, self.prefix, self.port, self.workers,
-            self.threads)})
+            self.threads, self.cloud.address)})
         self.spawn([pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', path],
                    variables)
 
     def answers(self):
         return glance_server.Client(self.url, timeout=30).request(
             'GET', '/', expect=(200, 300))
+
+
+def path():
+    """PATH with the directories of daemons, which users may not have."""
+    return os.environ['PATH'] + ':/usr/sbin:/sbin'
+
+
+def find(program, package):
+    """The path of a program that a package of the system has."""
+    found = shutil.which(program, path=path())
+    if found is None:
+        raise CloudError(f'{program} is missing.\nWhat to do: install the '
+                         f'package {package}.')
+    return found
 
 
 def version(prefix, distribution):

@@ -11,9 +11,9 @@
 # under the License.
 """What a cloud has to know when another process goes on with it.
 
-One file, ``state.json``, replaced as a whole: ports, the processes of each
-service, what was prepared, the stores of Glance, the services that are wanted,
-and the one password.
+One file, ``state.json``, replaced as a whole: ports, addresses, the processes
+of each service, the compute hosts, what was prepared, the stores of Glance,
+the services that are wanted, and the one password.
 """
 
 import json
@@ -34,10 +34,11 @@ class State:
         self._path = path
         self._lock = threading.Lock()
         self._all = {
-            'password': secrets.token_hex(8), 'ports': {}, 'processes': {},
-            'prepared': [], 'wanted': [], 'glance': None}
+            'password': secrets.token_hex(8), 'ports': {}, 'addresses': {},
+            'processes': {}, 'hosts': {}, 'prepared': [], 'wanted': [],
+            'glance': None}
         if path.exists():
-            self._all = json.loads(path.read_text())
+            self._all.update(json.loads(path.read_text()))
         else:
             with self._lock:
                 self._save()
@@ -59,6 +60,17 @@ class State:
                 self._all['ports'][name] = process_module.free_port()
                 self._save()
             return self._all['ports'][name]
+
+    def address(self, name):
+        """On the links to compute hosts."""
+        with self._lock:
+            addresses = self._all['addresses']
+            while name not in addresses:
+                address = process_module.free_address()
+                if address not in addresses.values():
+                    addresses[name] = address
+                    self._save()
+            return addresses[name]
 
     def processes(self, name):
         with self._lock:
@@ -95,6 +107,16 @@ class State:
     def want(self, names):
         with self._lock:
             self._all['wanted'] = sorted({*self._all['wanted'], *names})
+            self._save()
+
+    @property
+    def hosts(self):
+        """Compute hosts, and whether each has a cache."""
+        return self._all['hosts']
+
+    def set_hosts(self, hosts):
+        with self._lock:
+            self._all['hosts'] = hosts
             self._save()
 
     @property

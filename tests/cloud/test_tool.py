@@ -242,6 +242,23 @@ def test_left_children(place):
     cloud.down()
 
 
+def test_a_thread_that_still_ends(place):
+    """Its process holds files and ports as long, and is not gone before."""
+    program = ('import ctypes, threading, time\n'
+               'threading.Thread(target=time.sleep, args=(600,)).start()\n'
+               'ctypes.CDLL(None).syscall(60, 0)\n')
+    process = process_module.Process.spawn(
+        [sys.executable, '-c', program], place.parent, env={})
+    status = pathlib.Path(f'/proc/{process.pid}/status')
+    deadline = time.monotonic() + LIMIT
+    while 'State:\tZ' not in status.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.poll() is None
+    process.kill()
+    process.wait(LIMIT)
+
+
 def test_unrecorded_process(place):
     """What was started, but not yet recorded, is ended, too."""
     cloud = cloud_module.Cloud(place)

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Compute hosts of a cloud: each has a network and a name of its own.
+
+A :class:`Host` is a process that sleeps in new namespaces, and a pair of
+virtual interfaces, a link, between these and the machine, on which all other
+services run. Namespaces without a name, and an interface that is named after
+the process: so nothing can collide with another cloud's, and of a process that
+is killed nothing is left when those that it started in there are gone.
+"""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+
+from tests.cloud import service
+
+#: What has to be installed, and what it is in.
+PROGRAMS = {'ip': 'iproute2', 'tc': 'iproute2', 'nsenter': 'util-linux',
+            'unshare': 'util-linux'}
+COMMAND_TIMEOUT = 60
+#: The interface at a host's end of its link.
+UPLINK = 'uplink'
+#: Bytes that pass at once through a link that is limited: at least what one
+#: tick of the kernel's clock (4 ms) allows.
+BURST = 64 << 10
+TICKS = 250
+
+
+class Host(service.Service):
+    """A compute host.
+
+    :param cache: whether its Nova has its images through a cache
+    """
+
+    def __init__(self, cloud, name, cache):
+        self.name = name
+        self.title = f'compute host {name}'
+        self.cache = cache
+        super().__init__(cloud)
+        # Those that are not on a host need all hosts; a host needs nothing.
+        self.needs = ()
+
+    @property
+    def ip(self):
+        """Its own address; the other end of the link has the cloud's."""
+        return self.cloud.state.address(self.name)
+
+    @property
+    def address(self):
+        return self.ip
+
+    @property
+    def _pid(self):
+        processes = self.processes
+        if not processes:
+            raise service.CloudError(
+                f'{self.title} is not up.\nWhat to do: start it first.')
+        return processes[0].pid
+
+    @property
+    def link(self):
+        """The interface at the machine's end."""
+        return f'dedup{self._pid}'
+
+    def _interface(self, name):
+        return pathlib.Path('/sys/class/net', self.link, name)
+
+    def running(self):
+        return super().running() and self._linked()
+
+    def _linked(self):
+        try:
+            return self._interface('operstate').read_text() == 'up\n'
+        except OSError:
+            return False
+
+    def launch(self):
+        if os.geteuid() != 0:
+            raise service.CloudError(
+                'only root can make a network.\nWhat to do: run this as '
+                'root, or have a cloud without compute hosts of their own.')
+        for program, package in PROGRAMS.items():
+            service.find(program, package)
+        holder = self.spawn(['unshare', '--net', '--uts', 'sh', '-c',
+                             'hostname "$0" && exec sleep infinity',
+                             self.name])
+        # It sleeps in its own namespaces.
+        self.wait_for(lambda: pathlib.Path(
+            f'/proc/{holder.pid}/comm').read_text() == 'sleep\n')
+        here = ['ip', 'address', 'add', self.cloud.address, 'peer', self.ip,
+                'dev', self.link]
+        there = [*self.enter(), 'ip', 'address', 'add', self.ip, 'peer',
+                 self.cloud.address, 'dev', UPLINK]
+        self._run('ip', 'link', 'add', self.link, 'type', 'veth',
+                  'peer', 'name', UPLINK, 'netns', holder.pid)
+        self._run(*here)
+        self._run(*there)
+        for name in ('lo', UPLINK):
+            self._run(*self.enter(), 'ip', 'link', 'set', name, 'up')
+        self._run('ip', 'link', 'set', self.link, 'up')
+
+    def answers(self):
+        return self._linked()
+
+    def kill(self):
+        # The namespace goes with its last process, and the link with it; but
+        # the address is to be free at once.
+        if os.geteuid() == 0 and self.processes:
+            with contextlib.suppress(service.CloudError):
+                self._run('ip', 'link', 'delete', self.link)
+        super().kill()
+
+    def _run(self, *command):
+        result = subprocess.run(
+            [str(word) for word in command], stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT,
+            env={'PATH': service.path()})
+        if result.returncode:
+            raise service.CloudError(
+                f'{" ".join(map(str, command))}: {result.stderr.strip()}')
+
+    def enter(self):
+        """What in front of a command has it run on this host."""
+        return [service.find('nsenter', 'util-linux'),
+                f'--target={self._pid}', '--net', '--uts']
+
+    # -- the link ----------------------------------------------------------
+
+    def limit(self, mbit):
+        """Let so many Mbit/s pass the link, each way; None: what can."""
+        for enter, name in (([], self.link), (self.enter(), UPLINK)):
+            if mbit is None:
+                self._run(*enter, 'tc', 'qdisc', 'replace', 'dev', name,
+                          'root', 'noqueue')
+                continue
+            self._run(*enter, 'tc', 'qdisc', 'replace', 'dev', name, 'root',
+                      'tbf', 'rate', f'{mbit}mbit', 'latency', '50ms',
+                      'burst', max(BURST, mbit * 10**6 // 8 // TICKS))
+
+    def received(self):
+        """Bytes that came over the link so far, with all headers."""
+        # What the machine's end has sent.
+        return int(self._interface('statistics/tx_bytes').read_text())

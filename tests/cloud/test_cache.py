@@ -1,0 +1,366 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""A real Nova boots servers through the cache of its compute host.
+
+The host is in a network namespace; what came over its link is counted. Nova is
+as it is, but for ``endpoint_override``.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+
+from openstack import exceptions as sdk
+import pytest
+
+from glance_dedup import repository
+from tests.cloud import boot
+from tests.cloud import cloud as cloud_module
+from tests.cloud import conftest
+from tests.cloud import disk
+from tests.cloud import service
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.geteuid() != 0,
+                       reason='only root can make a network')]
+
+HOST = 'c1'
+MIB = 1 << 20
+#: MiB that no other image has.
+OWN = 4
+#: Of what the services say to each other while a server is started.
+CHATTER = 2 * MIB
+#: Mbit/s at which a download has a middle; bytes that are the middle; and MiB
+#: that a host lacks whatever it has.
+SLOW = 40
+MIDDLE = 16 * MIB
+MUCH = 40
+# Seconds. For a loaded machine.
+LIMIT = 300
+
+
+@pytest.fixture(scope='module')
+def cloud():
+    """One whose compute host has a cache."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
+    one = cloud_module.Cloud(place, hosts={HOST: True})
+    with contextlib.ExitStack() as undo:
+        undo.callback(one.down)
+        undo.callback(_keep_logs, place / 'log')
+        one.up()
+        yield one
+
+
+def _keep_logs(log):
+    kept = conftest.LOGS.with_name('cloud-cache')
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(log, kept)
+
+
+class Sandbox:
+    """What a test makes in the cloud, by short names; gone after it."""
+
+    def __init__(self, cloud, directory):
+        self.cloud = cloud
+        self.host = cloud.hosts[HOST]
+        self.cache = cloud.services[f'{HOST}/dedupd']
+        self.compute = cloud.services[f'{HOST}/nova-compute']
+        self.user = cloud.connect('demo')
+        self._directory = directory
+        self._images = []
+        self._servers = []
+
+    def upload(self, own=OWN):
+        """An image whose servers show a message, which no other has."""
+        message = f'an image of the test {uuid.uuid4()}'
+        path = self._directory / 'image'
+        disk.variant(disk.images().raw, path, message, own)
+        self._images.append(boot.upload(self.user, path, message))
+        return self._images[-1], message
+
+    def create(self, image):
+        """A server of an image, which is not up yet."""
+        self._servers.append(boot.create(self.user, image, 'server'))
+        return self._servers[-1]
+
+    def server(self, image):
+        """A server that is up; its id and what it shows."""
+        server = self.create(image)
+        return server, boot.wait_until_up(self.user, server)
+
+    def snapshot(self, server):
+        self._images.append(boot.snapshot(self.user, server, 'snapshot'))
+        return self._images[-1]
+
+    def forget(self):
+        """Have Nova not keep the images whose servers are gone."""
+        while self._servers:
+            boot.delete(self.user, self._servers.pop())
+        self.compute.forget_images()
+
+    def again(self):
+        """The user with a new token."""
+        self.user.close()
+        self.user = self.cloud.connect('demo')
+
+    def status(self):
+        return self.cache.client().status()['cache']
+
+    def close(self):
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.user.close)
+            stack.callback(self.host.limit, None)
+            self.forget()
+            while self._images:
+                self.user.image.delete_image(self._images.pop())
+
+
+@pytest.fixture
+def sandbox(cloud, tmp_path):
+    sandbox = Sandbox(cloud, tmp_path)
+    yield sandbox
+    sandbox.close()
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def plain(cloud, image):
+    """The bytes of each answer that Glance gave itself, but the first byte."""
+    return [download.size for download in boot.downloads(cloud, image)
+            if download.size != 1]
+
+
+class Wire:
+    """Counts what comes over the link from here on."""
+
+    def __init__(self, sandbox):
+        self._host = sandbox.host
+        self._before = self._host.received()
+
+    def bytes(self):
+        return self._host.received() - self._before
+
+
+# -- what it is for -----------------------------------------------------------
+
+def test_a_similar_image_moves_less_than_a_tenth(cloud, sandbox):
+    first, said = sandbox.upload()
+    similar, also = sandbox.upload()
+    size = sandbox.user.image.get_image(first).size
+
+    wire = Wire(sandbox)
+    assert sandbox.server(first)[1] == (said, 1)
+    moved = wire.bytes()
+    assert OWN * MIB < moved < size
+
+    wire = Wire(sandbox)
+    server, shown = sandbox.server(similar)
+    assert shown == (also, 1)
+    assert OWN * MIB < wire.bytes() < size / 10
+    assert plain(cloud, first) == plain(cloud, similar) == []
+
+    # What the host sends is stored, although it goes through the cache.
+    snapshot = sandbox.snapshot(server)
+    with repository.Repository(cloud.repository) as repo:
+        assert repo.stat(snapshot).size == sandbox.user.image.get_image(
+            snapshot).size
+    sandbox.forget()
+
+    # Nova asks anew, and Glance is asked anew; blocks are all here.
+    asked = len(boot.downloads(cloud, similar))
+    wire = Wire(sandbox)
+    assert sandbox.server(similar)[1] == (also, 1)
+    assert wire.bytes() < CHATTER
+    assert len(boot.downloads(cloud, similar)) > asked
+    assert sandbox.server(snapshot)[1] == (also, 2)
+    assert plain(cloud, similar) == plain(cloud, snapshot) == []
+
+
+def test_servers_of_one_image_at_once(cloud, sandbox):
+    image, said = sandbox.upload()
+    pulls = sandbox.status()['arrivals']['pulls']
+    wire = Wire(sandbox)
+    servers = [sandbox.create(image) for _ in range(3)]
+    for server in servers:
+        assert boot.wait_until_up(sandbox.user, server) == (said, 1)
+    assert sandbox.status()['arrivals']['pulls'] == pulls + 1
+    assert wire.bytes() < sandbox.user.image.get_image(image).size
+    assert plain(cloud, image) == []
+
+
+# -- who may not --------------------------------------------------------------
+
+def ask(sandbox, token, path):
+    """What a process on the compute host is answered: status and body."""
+    done = subprocess.run(
+        [*sandbox.host.enter(), 'curl', '--silent', '--noproxy', '*',
+         '--max-time', str(LIMIT), '--header', 'Accept:',
+         '--header', f'X-Auth-Token: {token}',
+         '--write-out', '\n%{http_code}',
+         f'{sandbox.cache.url}/v2/images/{path}'],
+        capture_output=True, timeout=LIMIT)
+    body, _, status = done.stdout.rpartition(b'\n')
+    return int(status), body
+
+
+def test_an_image_of_another_project(cloud, sandbox):
+    """It is here, and they get what Glance says."""
+    image, said = sandbox.upload()
+    assert sandbox.server(image)[1] == (said, 1)
+    token = sandbox.user.session.get_token()
+    assert ask(sandbox, token, image)[0] == 200
+    identity = cloud.connect()
+    with contextlib.ExitStack() as stack:
+        stack.callback(identity.close)
+        other = stack.enter_context(stranger(cloud, identity.identity))
+        token = other.session.get_token()
+        status, body = ask(sandbox, token, f'{image}/file')
+        assert (status, body) == direct(cloud, token, f'{image}/file')
+        assert status == 404 and said.encode() not in body
+        assert ask(sandbox, token, f'{image}')[0] == 404
+        assert ask(sandbox, 'no-token', f'{image}/file')[0] == 401
+        with pytest.raises(sdk.BadRequestException):
+            boot.create(other, image, 'server')
+
+
+@contextlib.contextmanager
+def stranger(cloud, identity):
+    """Somebody in a project that has nothing."""
+    project = identity.create_project(name='strange', domain_id='default')
+    user = identity.create_user(
+        name='stranger', password=cloud.password, domain_id='default',
+        default_project_id=project.id)
+    try:
+        for name in ('member', 'reader'):
+            identity.assign_project_role_to_user(
+                project, user, identity.find_role(name))
+        with contextlib.closing(cloud.services['keystone'].connect(
+                'stranger', 'strange')) as connection:
+            yield connection
+    finally:
+        identity.delete_user(user)
+        identity.delete_project(project)
+
+
+def direct(cloud, token, path):
+    """What Glance itself answers."""
+    client = service.glance_server.Client(
+        cloud.glance.url, headers={'X-Auth-Token': token})
+    status, _, body = client.request('GET', f'/v2/images/{path}', expect=())
+    return status, body
+
+
+# -- what dies in the middle --------------------------------------------------
+
+@contextlib.contextmanager
+def half_way(sandbox, image):
+    """A server whose image is half way to its host; its id."""
+    sandbox.host.limit(SLOW)
+    wire = Wire(sandbox)
+    server = sandbox.create(image)
+    wait_until(lambda: wire.bytes() > MIDDLE, 'nothing comes')
+    assert sandbox.user.compute.get_server(server).status == 'BUILD'
+    yield server
+    sandbox.host.limit(None)
+
+
+def end(sandbox, server, said):
+    """Wait for a server to be up, or to fail as Nova's do; which it was."""
+    try:
+        assert boot.wait_until_up(sandbox.user, server) == (said, 1)
+        return 'up'
+    except service.CloudError:
+        found = sandbox.user.compute.get_server(server)
+        assert found.status == 'ERROR' and found.fault['message']
+        return 'ERROR'
+
+
+def need_good(sandbox, image, said, became):
+    """All is as it was before, and a server that was not up can be again."""
+    status, body = ask(sandbox, sandbox.user.session.get_token(),
+                       f'{image}/file')
+    found = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    assert (status, found) == (
+        200, sandbox.user.image.get_image(image).checksum)
+    if became == 'ERROR':
+        sandbox.forget()
+        assert sandbox.server(image)[1] == (said, 1)
+
+
+#: What may become of a server: Glance has all that the storing host's dedupd
+#: has, and this goes on for a minute without Glance; but without the cache's
+#: there is nobody whom Nova could ask.
+KILLED = {'dedupd': ['up'], f'{HOST}/dedupd': ['ERROR'],
+          'glance': ['up', 'ERROR']}
+
+
+@pytest.mark.parametrize('name', KILLED)
+def test_killed_in_the_middle(cloud, sandbox, name):
+    image, said = sandbox.upload(MUCH)
+    with half_way(sandbox, image) as server:
+        cloud.services[name].kill()
+    try:
+        became = end(sandbox, server, said)
+    finally:
+        cloud.services[name].start()
+    assert became in KILLED[name]
+    if name == 'dedupd':
+        # The first part came from the cache, and only the rest from Glance.
+        rest, = plain(cloud, image)
+        assert 0 < rest < sandbox.user.image.get_image(image).size
+    need_good(sandbox, image, said, became)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('seed', range(8))
+def test_killed_at_any_time(cloud, sandbox, seed):
+    chosen = random.Random(seed)
+    image, said = sandbox.upload(MUCH)
+    sandbox.host.limit(SLOW)
+    server = sandbox.create(image)
+    time.sleep(chosen.uniform(0, 12))
+    name = chosen.choice([*KILLED, 'keystone'])
+    cloud.services[name].kill()
+    time.sleep(chosen.uniform(0, 3))
+    sandbox.host.limit(None)
+    cloud.services[name].start()
+    # Without Keystone the token cannot be asked about.
+    sandbox.again()
+    need_good(sandbox, image, said, end(sandbox, server, said))
+
+
+def test_a_token_is_revoked_in_the_middle(cloud, sandbox):
+    """And everybody who had seen that it was good has forgotten it."""
+    image, said = sandbox.upload(MUCH)
+    token = sandbox.user.session.get_token()
+    with half_way(sandbox, image) as server:
+        sandbox.user.identity.delete(
+            '/auth/tokens', headers={'X-Subject-Token': token})
+        sandbox.again()
+        for name in ('dedupd', 'glance'):
+            cloud.services[name].kill()
+            cloud.services[name].start()
+        assert ask(sandbox, token, f'{image}/file')[0] == 401
+    need_good(sandbox, image, said, end(sandbox, server, said))

@@ -1,0 +1,191 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Compute hosts in namespaces: they reach the cloud, and leave nothing behind.
+
+A few services are enough; tests/cloud/test_cache.py boots servers on them.
+"""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+
+from tests.cloud import cloud as cloud_module
+from tests.cloud import host as host_module
+from tests.cloud import process as process_module
+from tests.cloud import service
+from tests.functional import glance_server
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(os.geteuid() != 0,
+                       reason='only root can make a network')]
+
+MIB = 1 << 20
+# Seconds. For a loaded machine.
+LIMIT = 120
+#: Reads what is sent to it.
+SINK = '''
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as source:
+    while source.recv(1 << 20):
+        pass
+'''
+#: Says who listens.
+ASK = '''
+import http.client, socket, sys
+client = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=60)
+client.request('GET', '/')
+print(socket.gethostname(), client.getresponse().status)
+'''
+
+
+@pytest.fixture
+def place():
+    """A directory for clouds; nothing of them is left."""
+    with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
+        yield pathlib.Path(parent)
+        for one in pathlib.Path(parent).iterdir():
+            for process in process_module.marked(one):
+                process.kill()
+
+
+def on(host, program, *arguments):
+    """Run a Python program on a host; what it prints."""
+    done = subprocess.run(
+        [*host.enter(), sys.executable, '-c', program,
+         *map(str, arguments)], capture_output=True, text=True,
+        timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def links():
+    return {path.name for path in pathlib.Path('/sys/class/net').iterdir()}
+
+
+def wait_until_gone(link):
+    """A network goes a moment after its last process."""
+    deadline = time.monotonic() + LIMIT
+    while link in links():
+        assert time.monotonic() < deadline, f'{link} is still there'
+        time.sleep(0.05)
+
+
+def ask(cloud, host):
+    """What a host hears of the cloud's one service that starts at once."""
+    return on(host, ASK, cloud.address,
+              cloud.services['neutron'].port).split()
+
+
+def test_hosts_of_two_clouds(place):
+    """Each reaches its own cloud, by an address that no other has."""
+    clouds = [cloud_module.Cloud(place / name, hosts={'c1': True, 'p1': False})
+              for name in ('one', 'two')]
+    for cloud in clouds:
+        cloud.up(['neutron'])
+    assert len({cloud.address for cloud in clouds}
+               | {host.ip for cloud in clouds
+                  for host in cloud.hosts.values()}) == 6
+    for cloud in clouds:
+        for name, host in cloud.hosts.items():
+            assert ask(cloud, host) == [name, '200']
+    # Who goes on with it finds the hosts as they are.
+    again = cloud_module.Cloud(place / 'one')
+    assert {name: host.cache for name, host in again.hosts.items()} == {
+        'c1': True, 'p1': False}
+    assert all(host.running() for host in again.hosts.values())
+    assert 'p1/dedupd' not in again.services
+    assert again.services['c1/nova-compute'].needs[-2:] == (
+        'c1/libvirt', 'c1/dedupd')
+    gone = [host.link for host in again.hosts.values()]
+    again.down()
+    assert not links() & set(gone)
+    assert ask(clouds[1], clouds[1].hosts['p1']) == ['p1', '200']
+    clouds[1].down()
+
+
+def test_host_is_killed(place):
+    """Its link is gone with it; and it comes back at the same address."""
+    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+        cloud.up(['neutron'])
+        host = cloud.hosts['p1']
+        link, ip = host.link, host.ip
+        host.processes[0].kill()
+        wait_until_gone(link)
+        assert not host.running() and host.state() == 'down'
+        cloud.up(['neutron'])
+        assert host.running() and host.link != link
+        assert host.ip == ip and ask(cloud, host) == ['p1', '200']
+
+
+def test_up_is_killed(place):
+    """With a host half made: the next one makes it whole."""
+    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+        host = cloud.hosts['p1']
+        cloud.up(['p1'])
+        host._run('ip', 'link', 'set', host.link, 'down')
+        assert not host.running()
+        cloud.up(['neutron'])
+        assert host.running() and ask(cloud, host) == ['p1', '200']
+
+
+def test_limit(place):
+    """Of what passes the link; bytes are counted."""
+    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+        cloud.up(['neutron'])
+        host = cloud.hosts['p1']
+
+        def seconds():
+            with socket.create_server((cloud.address, 0)) as listener:
+                def send():
+                    connection = listener.accept()[0]
+                    with connection:
+                        connection.sendall(bytes(4 * MIB))
+                sender = threading.Thread(target=send)
+                sender.start()
+                began, before = time.monotonic(), host.received()
+                on(host, SINK, cloud.address, listener.getsockname()[1])
+                sender.join(LIMIT)
+            assert 4 * MIB < host.received() - before < 5 * MIB
+            return time.monotonic() - began
+
+        host.limit(16)
+        # But for the first burst.
+        least = (4 * MIB - host_module.BURST - MIB // 4) * 8 / 16e6
+        assert seconds() > least
+        host.limit(None)
+        assert seconds() < least
+
+
+def test_without_root(place, monkeypatch):
+    """It says who may."""
+    monkeypatch.setattr(os, 'geteuid', lambda: 1000)
+    cloud = cloud_module.Cloud(place / 'one', hosts={'p1': False})
+    with pytest.raises(service.CloudError, match='only root can'):
+        cloud.up(['neutron'])
+    cloud.down()
+
+
+def test_a_client_on_the_machine(place):
+    """Where nothing else is different but the address."""
+    with cloud_module.Cloud(place / 'one', hosts={'p1': False}) as cloud:
+        cloud.up(['neutron'])
+        assert cloud.address in (cloud.directory / 'openrc').read_text()
+        assert glance_server.Client(cloud.url('neutron')).request(
+            'GET', '/', expect=(200,))
