@@ -13,8 +13,9 @@
 """The HTTP endpoints, and which listener has which.
 
 ``doc/source/reference/openapi.yaml`` describes them. Everything is on the Unix
-socket; the TLS listener has the reads of images, and the status listener what
-shows the daemon's state and changes nothing.
+socket; the TLS listener has the reads of images, and takes those that other
+sites send; the status listener has what shows the daemon's state and changes
+nothing.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ from dedupd import http
 from dedupd import metrics
 from dedupd import page
 from dedupd import reads as reads_module
+from dedupd import receiving as receiving_module
+from dedupd import wire
 from glance_dedup import exceptions
 from glance_dedup import workers as workers_module
 
@@ -46,7 +49,8 @@ class API:
     """
 
     def __init__(self, control: control_module.Control,
-                 reads: reads_module.Reads, path: str,
+                 reads: reads_module.Reads,
+                 receiving: receiving_module.Receiving, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event) -> None:
         self._control = control
@@ -62,6 +66,7 @@ class API:
         self.status = http.Router()
         for router in (self.unix, self.tls):
             self._add_reads(router, reads)
+            self._add_receiving(router, receiving)
         for router in (self.unix, self.status):
             self._add_state(router)
         self._add_control(self.unix)
@@ -75,6 +80,21 @@ class API:
         router.add('GET', f'{image}/recipe', _translated(reads.recipe))
         router.add('POST', f'{image}/blocks', _translated(reads.blocks),
                    reads_module.RANGES_BYTES)
+
+    def _add_receiving(self, router: http.Router,
+                       receiving: receiving_module.Receiving) -> None:
+        image = '/v1/replicas/{image_id}'
+        router.add('POST', image, _translated(receiving.begin),
+                   wire.RECIPE_HEADER_BYTES, receiving.admit_begin)
+        for method, path, handler, limit in (
+                ('POST', '/lots', receiving.offer,
+                 receiving_module.EXTENTS_BYTES),
+                ('POST', '/blocks', receiving.blocks,
+                 receiving_module.FRAMES_BYTES),
+                ('POST', '/commit', receiving.commit, 0),
+                ('DELETE', '', receiving.give_up, 0)):
+            router.add(method, image + path, _translated(handler), limit,
+                       receiving.admit)
 
     def _add_state(self, router: http.Router) -> None:
         for path, handler in (

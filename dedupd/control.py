@@ -16,6 +16,7 @@ Every method may be called in any thread. What it returns consists of what
 JSON has. None waits for a task that runs, but those that say so.
 """
 
+from collections.abc import Callable
 import os
 import socket
 import threading
@@ -40,7 +41,11 @@ ARGUMENTS: dict[str, dict[str, type]] = {
     'account': {}, 'collect': {'dry_run': bool}, 'merge': {'dry_run': bool},
     'scrub': {'full': bool},
     'recompress': {'dry_run': bool, 'codec': str, 'level': int},
-    'rebuild-catalog': {}}
+    'evict': {'dry_run': bool, 'limit_mib': int},
+    'rebuild-catalog': {}, 'replicate': {}}
+
+#: The one that is none of the scheduler's.
+REPLICATE = 'replicate'
 
 #: Seconds that a call waits at most.
 LONGEST_WAIT = 60.0
@@ -60,6 +65,11 @@ class Control:
 
     :ivar ready: whether all listeners serve
     :ivar reads: gives connections, requests and bytes
+    :ivar replicator: None where images are taken to no other site
+    :ivar receiving: gives what came, and comes, from other sites
+    :ivar nbd: gives the socket, exports, requests, bytes and errors
+    :ivar cache: gives how the cache of a compute host does; None where there
+        is none
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -71,7 +81,13 @@ class Control:
         self._started = time.time()
         self._version = version.VersionInfo('glance-dedup').version_string()
         self.ready = False
+        self.replicator: Any = None
         self.reads = lambda: {'connections': 0, 'requests': 0, 'bytes': 0}
+        self.receiving = lambda: {'images': 0, 'bytes': 0, 'failures': 0,
+                                  'under_way': 0, 'replicas': []}
+        self.cache: Callable[[], Fields] | None = None
+        self.nbd = lambda: {'socket': None, 'exports': 0, 'requests': 0,
+                            'bytes': 0, 'errors': 0}
 
     def status(self) -> Fields:
         """Everything there is to see at a glance."""
@@ -103,15 +119,26 @@ class Control:
                                else maintainer.unreadable()),
                 'warnings': ([] if maintainer is None
                              else list(maintainer.warnings))},
-            'tasks': scheduler.tasks(),
+            'tasks': self._tasks(),
+            'replication': (None if self.replicator is None
+                            else self.replicator.status()),
             'damage': {'blocks': damaged_blocks,
                        'images': sorted(damaged_images)},
             'filter': {name: value for name, value in statistics.items()
                        if name.startswith('filter_')},
             'reads': {**self.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
+            'receiving': self.receiving(),
+            'nbd': self.nbd(),
+            'cache': None if self.cache is None else self.cache(),
             'errors': list(scheduler.errors),
         }
+
+    def _tasks(self) -> Fields:
+        tasks = self._scheduler.tasks()
+        if self.replicator is not None:
+            tasks[REPLICATE] = self.replicator.task()
+        return tasks
 
     def sample(self) -> Fields:
         """What the history keeps of now."""
@@ -155,6 +182,8 @@ class Control:
                     f'{known[key].__name__}')
         if name == 'recompress' and 'codec' in arguments:
             _check_codec(**arguments)
+        if name == REPLICATE:
+            return {'task': name, 'number': self.replicator.request()}
         return {'task': name,
                 'number': self._scheduler.request(name, **arguments)}
 
@@ -164,12 +193,23 @@ class Control:
         :param wait: seconds at most, 0 to 60
         """
         self._arguments(name)
-        return self._scheduler.wait(name, after,
-                                    min(max(0.0, wait), LONGEST_WAIT))
+        wait = min(max(0.0, wait), LONGEST_WAIT)
+        if name == REPLICATE:
+            return self.replicator.wait(after, wait)
+        return self._scheduler.wait(name, after, wait)
 
     def _arguments(self, name: str) -> dict[str, type]:
         if name not in ARGUMENTS:
             raise exceptions.ImageNotFound(f'there is no task {name!r}')
+        if name == REPLICATE:
+            if self.replicator is None:
+                raise exceptions.ImageNotFound(
+                    f'this daemon has no task {name!r}: it takes images to '
+                    'no other site (its option [replication] to is not set)')
+        elif not self._scheduler.has(name):
+            raise exceptions.ImageNotFound(
+                f'this daemon has no task {name!r}: it does not serve a cache '
+                '(its option mode is not cache)')
         return ARGUMENTS[name]
 
     def mark_lost(self, image_id: str) -> Fields:

@@ -19,10 +19,16 @@ bound:
 
 * a connection on which nothing comes is closed after ``idle_timeout``;
 * from a request's first byte on its whole header, at most 16 KiB, has to come
-  within ``header_timeout``, however it drips; its body, at most what its route
-  allows, within as long again;
+  within ``header_timeout``, however it drips; each 256 KiB of its body, which
+  has at most what its route allows, within as long again. Where large bodies
+  are allowed, who may send them is asked before any of it is received;
 * a response is produced piece by piece, the next one when the client has taken
   the last; a client that takes nothing for ``write_timeout`` is cut off.
+
+A listener either has routes, whose handlers get a request as a whole, or one
+handler for all, which gets each as it came, and its body piece by piece: that
+is for passing requests on. A client of it that sends nothing of a body for
+``idle_timeout`` is cut off.
 
 Everything runs in the event loop's thread, and handlers must not block it.
 Only a body that threads make may be sent by them, too, as far as the socket
@@ -58,6 +64,8 @@ LOG = log.getLogger(__name__)
 HEADER_LIMIT = 16384
 
 _RECEIVE = 65536
+# So much of a body has as long as a header.
+_PACE = 262144
 _TLS_PIECE = 262144
 # What is still read, and thrown away, after a response that did not wait for
 # its request's body: closing with unread bytes would destroy the response.
@@ -124,6 +132,21 @@ class Request:
 
 
 @dataclasses.dataclass
+class Message:
+    """A request as it came, to be passed on."""
+
+    method: str
+    target: str
+    """Path and query."""
+    headers: list[tuple[bytes, bytes]]
+    """Names as they were written."""
+    peer: Peer
+    body: AsyncGenerator[bytes, None] | None
+    """Its pieces; to be closed. None: it has no body. It may raise what ends
+    the connection."""
+
+
+@dataclasses.dataclass
 class Response:
     status: int = 200
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -134,6 +157,11 @@ class Response:
     length: int | None = None
     """Of what a generator yields, or a GET would; None: it is not known
     beforehand."""
+    relayed: list[tuple[bytes, bytes]] | None = None
+    """The header of another server's response: all of it, but for what h11
+    adds to frame the body, is sent in the place of `headers`."""
+    reason: bytes | None = None
+    """None: the usual one of the status."""
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -155,10 +183,20 @@ def error_response(error: HTTPError) -> Response:
 Handler = Callable[..., Awaitable[Response]]
 
 
+#: What a request with its body and its handler is within.
+Admit = Callable[..., contextlib.AbstractContextManager[None]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Route:
     handler: Handler
     body_limit: int
+    admit: Admit
+
+
+def _admit_all(request: Request, **arguments: str
+               ) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 class Router:
@@ -168,12 +206,14 @@ class Router:
         self._routes: list[tuple[list[str], dict[str, Route]]] = []
 
     def add(self, method: str, path: str, handler: Handler,
-            body_limit: int = 0) -> None:
+            body_limit: int = 0, admit: Admit = _admit_all) -> None:
         """Add a route; GET answers HEAD, too.
 
         :param path: its segments in braces match any one segment, and are
             keyword arguments of the handler
         :param body_limit: bytes that a request's body may have
+        :param admit: called with what the handler is, before the body is
+            received; what it returns is left after the handler
         """
         segments = path.split('/')[1:]
         for known, methods in self._routes:
@@ -182,7 +222,7 @@ class Router:
         else:
             methods = {}
             self._routes.append((segments, methods))
-        methods[method] = Route(handler, body_limit)
+        methods[method] = Route(handler, body_limit, admit)
         if method == 'GET':
             methods['HEAD'] = methods['GET']
 
@@ -213,6 +253,10 @@ class Router:
                         {'Allow': ', '.join(sorted(methods))})
                 return methods[method], arguments
         raise HTTPError(404, 'There is nothing here.')
+
+
+#: What serves all that comes to a listener.
+Relay = Callable[[Message], Awaitable[Response]]
 
 
 # -- streams ------------------------------------------------------------------
@@ -302,6 +346,12 @@ class SocketStream:
         """For threads to send by; None: they cannot."""
         return Pour(self._sock)
 
+    def abort(self) -> None:
+        """Have closing be no end, but an error to the peer."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
+                                  struct.pack('ii', 1, 0))
+
     async def finish(self, timeout: float) -> None:
         """Tell the peer that nothing more comes."""
         with contextlib.suppress(OSError):
@@ -312,14 +362,19 @@ class SocketStream:
 
 
 class TLSStream:
-    """TLS over a SocketStream."""
+    """TLS over a SocketStream.
 
-    def __init__(self, stream: SocketStream,
-                 context: ssl.SSLContext) -> None:
+    :param server: whose name its certificate has to have; None: that is us
+    """
+
+    def __init__(self, stream: SocketStream, context: ssl.SSLContext,
+                 server: str | None = None) -> None:
         self._stream = stream
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self._tls = context.wrap_bio(
+            self._in, self._out, server_side=server is None,
+            server_hostname=server)
 
     async def handshake(self, timeout: float) -> None:
         """:raises Disconnected: with the reason, also if it is ours"""
@@ -363,6 +418,9 @@ class TLSStream:
     def pour(self) -> None:
         return None
 
+    def abort(self) -> None:
+        self._stream.abort()
+
     async def finish(self, timeout: float) -> None:
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
@@ -387,19 +445,34 @@ class TLSStream:
 
 # -- listeners ----------------------------------------------------------------
 
+class Connection(Protocol):
+    """What serves one connection.
+
+    :ivar idle: it may be cut off now
+    """
+
+    idle: bool
+
+    async def run(self) -> None:
+        """Serve it to its end, and close its socket."""
+
+
 @dataclasses.dataclass
 class Listener:
     """A socket that listens, and what is served on it.
 
+    :ivar router: None: something else than HTTP is spoken
     :ivar allowed: for a Unix socket: whether a user id may connect
     :ivar tls: gives the context for a new connection; None: no TLS
+    :ivar other: makes a connection on which something else is spoken
     """
 
     name: str
     sock: socket.socket
-    router: Router
+    router: Router | Relay | None
     allowed: Callable[[int], bool] | None = None
     tls: Callable[[], ssl.SSLContext] | None = None
+    other: Callable[[socket.socket], Connection] | None = None
     connections: int = 0
 
     def is_meant(self, host: str) -> bool:
@@ -513,11 +586,13 @@ class Server:
         self.stopping = asyncio.Event()
         self._listeners: list[Listener] = []
         self._accepting: list[asyncio.Task] = []
-        self._tasks: dict[asyncio.Task, _Connection] = {}
+        self._tasks: dict[asyncio.Task, Connection] = {}
 
     @property
     def connections(self) -> int:
-        return sum(listener.connections for listener in self._listeners)
+        """Of HTTP."""
+        return sum(listener.connections for listener in self._listeners
+                   if listener.other is None)
 
     def add(self, listener: Listener) -> None:
         """Start to accept on a listener."""
@@ -578,7 +653,11 @@ class Server:
         if listener.connections >= self.limits.max_connections:
             self._refuse(listener, sock)
             return
-        connection = _Connection(self, listener, sock, uid)
+        connection: Connection
+        if listener.other is not None:
+            connection = listener.other(sock)
+        else:
+            connection = _Connection(self, listener, sock, uid)
         listener.connections += 1
         task = asyncio.create_task(connection.run())
         self._tasks[task] = connection
@@ -586,7 +665,7 @@ class Server:
 
     def _refuse(self, listener: Listener, sock: socket.socket) -> None:
         """Answer 503 and close, without waiting for anything."""
-        if listener.tls is None:
+        if listener.tls is None and listener.other is None:
             response = error_response(HTTPError(
                 503, 'There are too many connections.'))
             with contextlib.suppress(OSError):
@@ -702,15 +781,22 @@ class _Connection:
             self._h11.receive_data(data)
 
     async def _answer(self, event: h11.Request) -> Response:
-        request, path = self._parse(event)
-        if not self._listener.is_meant(request.headers.get('host', '')):
+        target = self._target(event)
+        hosts = [value.decode('latin-1') for name, value in event.headers
+                 if name == b'host']
+        if not self._listener.is_meant(', '.join(hosts)):
             raise HTTPError(421, 'The request is for another host. Ask by an '
                             'address, or as localhost.')
-        route, arguments = self._listener.router.find(request.method, path)
-        request.body = await self._receive_body(event, route.body_limit)
-        return await route.handler(request, **arguments)
+        router = self._listener.router
+        if not isinstance(router, Router):
+            return await router(self._message(event, target))
+        request, path = self._parse(event, target)
+        route, arguments = router.find(request.method, path)
+        with route.admit(request, **arguments):
+            request.body = await self._receive_body(event, route.body_limit)
+            return await route.handler(request, **arguments)
 
-    def _parse(self, event: h11.Request) -> tuple[Request, str]:
+    def _target(self, event: h11.Request) -> str:
         if event.http_version not in (b'1.0', b'1.1'):
             raise HTTPError(505, 'Only HTTP/1.0 and HTTP/1.1 are spoken.')
         target = event.target.decode('ascii', 'replace')
@@ -720,6 +806,21 @@ class _Connection:
             if scheme.lower() not in ('http', 'https') or not rest:
                 raise HTTPError(400, 'The request names no path.')
             target = '/' + rest.partition('/')[2]
+        return target
+
+    def _message(self, event: h11.Request, target: str) -> Message:
+        framing = {name for name, _ in event.headers
+                   if name in (b'content-length', b'transfer-encoding')}
+        if len(framing) > 1:
+            # What the next server takes for its end need not be what we do.
+            raise HTTPError(400, 'The request gives its length in two ways.')
+        if not framing:
+            self._h11.next_event()  # the message's end
+        return Message(event.method.decode('ascii'), target,
+                       event.headers.raw_items(), self._peer,
+                       self._pieces() if framing else None)
+
+    def _parse(self, event: h11.Request, target: str) -> tuple[Request, str]:
         path, _, query = target.partition('?')
         try:
             pairs = urllib.parse.parse_qsl(
@@ -744,26 +845,44 @@ class _Connection:
                     len(value) > 18 or int(value) > limit):
                 raise _too_large(limit)
         try:
-            async with asyncio.timeout(self._limits.header_timeout):
-                return await self._receive_pieces(limit)
+            async with asyncio.timeout(self._limits.header_timeout) as timeout:
+                return await self._receive_pieces(limit, timeout)
         except TimeoutError:
             raise _too_slow()
 
-    async def _receive_pieces(self, limit: int) -> bytes:
+    async def _receive_pieces(self, limit: int,
+                              timeout: asyncio.Timeout) -> bytes:
         body = bytearray()
+        due = _PACE
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > limit:
+                    raise _too_large(limit)
+                if len(body) >= due:
+                    due = len(body) + _PACE
+                    timeout.reschedule(asyncio.get_running_loop().time()
+                                       + self._limits.header_timeout)
+        return bytes(body)
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body of a request as it comes."""
         while True:
             event = self._h11.next_event()
             if event is h11.NEED_DATA:
                 if self._h11.they_are_waiting_for_100_continue:
                     await self._send(self._h11.send(h11.InformationalResponse(
                         status_code=100, headers=[])))
-                self._h11.receive_data(await self._stream.receive())
+                try:
+                    async with asyncio.timeout(self._limits.idle_timeout):
+                        data = await self._stream.receive()
+                except TimeoutError:
+                    raise _too_slow()
+                self._h11.receive_data(data)
             elif isinstance(event, h11.Data):
-                body += event.data
-                if len(body) > limit:
-                    raise _too_large(limit)
+                yield event.data
             elif isinstance(event, h11.EndOfMessage):
-                return bytes(body)
+                return
             else:
                 raise Disconnected('the request was cut off')
 
@@ -777,16 +896,11 @@ class _Connection:
         body, length = response.body, response.length
         if isinstance(body, bytes) and length is None:
             length = len(body)
-        headers = {'Date': email.utils.formatdate(usegmt=True),
-                   **response.headers}
-        if length is not None:
-            headers['Content-Length'] = str(length)
-        if close:
-            headers['Connection'] = 'close'
         try:
             await self._send(self._h11.send(h11.Response(
-                status_code=response.status, headers=list(headers.items()),
-                reason=http.HTTPStatus(response.status).phrase)))
+                status_code=response.status,
+                headers=_headers(response, length, close),
+                reason=_reason(response))))
             if method != 'HEAD':
                 if isinstance(body, bytes):
                     await self._send_piece(body)
@@ -800,6 +914,9 @@ class _Connection:
         except Exception as e:
             # Too late for another status; that the end is missing tells.
             LOG.error('A response was cut off: %s', e)
+            if self._h11.their_http_version != b'1.1':
+                # To whom the end of the connection may be that of the body.
+                self._stream.abort()
             raise Disconnected('the response failed')
         finally:
             if not isinstance(body, bytes):
@@ -837,6 +954,28 @@ class _Connection:
         async with asyncio.timeout(_LINGER_SECONDS):
             while left > 0 and (data := await self._stream.receive()):
                 left -= len(data)
+
+
+def _headers(response: Response, length: int | None, close: bool
+             ) -> list[tuple[Any, Any]]:
+    """All that is to be sent of them."""
+    if response.relayed is not None:
+        headers = list(response.relayed)
+    else:
+        headers = list(response.headers.items())
+        if length is not None:
+            headers.append(('Content-Length', str(length)))
+    if not any(name.lower() in ('date', b'date') for name, _ in headers):
+        headers.insert(0, ('Date', email.utils.formatdate(usegmt=True)))
+    if close:
+        headers.append(('Connection', 'close'))
+    return headers
+
+
+def _reason(response: Response) -> bytes:
+    if response.reason is not None:
+        return response.reason
+    return http.HTTPStatus(response.status).phrase.encode()
 
 
 def _too_slow() -> HTTPError:

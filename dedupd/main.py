@@ -39,17 +39,22 @@ import ssl
 import sys
 import threading
 import time
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log
 from pbr import version
 
 from dedupd import api
+from dedupd import arrivals
+from dedupd import cache as cache_module
 from dedupd import control as control_module
 from dedupd import figures as figures_module
 from dedupd import http
+from dedupd import nbd
 from dedupd import opts
 from dedupd import reads as reads_module
+from dedupd import receiving as receiving_module
 from dedupd import scheduler as scheduler_module
 from dedupd import tasks
 from dedupd import tokens as tokens_module
@@ -61,8 +66,12 @@ LOG = log.getLogger('dedupd.main')
 
 #: Of glibc's malloc.h.
 _M_ARENA_MAX = -8
+#: The options of Unix sockets, and those of their users.
+_SOCKETS = {'socket': 'socket_users', 'nbd_socket': 'nbd_users'}
 #: Seconds that responses and the task that runs have at the end.
 DRAIN_SECONDS = 8.0
+#: Seconds that what arrives has then to be kept.
+ARRIVALS_SECONDS = 1.0
 #: Seconds that the broker has then.
 MESSAGING_SECONDS = 1.0
 #: Seconds after which the process ends whatever hangs.
@@ -76,14 +85,35 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     """
     conf = cfg.ConfigOpts()
     log.register_options(conf)
+    conf.register_cli_opts(opts.mode_opts)
     conf.register_opts(opts.messaging_opts)
     conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
+    conf.register_opts(opts.cache_opts, group=opts.CACHE_GROUP)
+    conf.register_opts(opts.replication_opts, group=opts.REPLICATION_GROUP)
     conf(arguments, project='dedupd',
          version=version.VersionInfo('glance-dedup').release_string())
     for option in opts.dedupd_opts:
         conf.dedupd[option.dest]
+    for option in opts.cache_opts:
+        conf.cache[option.dest]
+    for option in opts.replication_opts:
+        conf.replication[option.dest]
     tasks.check_options(conf.dedupd)
+    cache_module.check_options(conf)
+    check_replication(conf.replication)
     return conf
+
+
+def check_replication(options: Any) -> None:
+    """What no single option's bounds say.
+
+    :param options: the group ``[replication]``
+    :raises ValueError: for one that is missing
+    """
+    if options.to:
+        for name in ('cert', 'from_cloud', 'to_cloud'):
+            if not options[name]:
+                raise ValueError(f'[replication] to needs {name}')
 
 
 def notify(state: str) -> None:
@@ -109,7 +139,8 @@ def _watchdog_seconds() -> float | None:
         return None
 
 
-def user_ids(names: list[str]) -> frozenset[int]:
+def user_ids(names: list[str],
+             option: str = 'socket_users') -> frozenset[int]:
     """Whom the socket is for: these, root, and the daemon's own user.
 
     :raises ValueError: for a user that there is not
@@ -122,7 +153,7 @@ def user_ids(names: list[str]) -> frozenset[int]:
         try:
             ids.add(pwd.getpwnam(name).pw_uid)
         except KeyError:
-            raise ValueError(f'socket_users: there is no user {name!r}')
+            raise ValueError(f'{option}: there is no user {name!r}')
     return frozenset(ids)
 
 
@@ -162,9 +193,9 @@ class Daemon:
         self._conf = conf
         self._arguments = arguments
         self._options = options = conf.dedupd
-        self._users = user_ids(options.socket_users)
+        self._users = self._find_users()
         self._tls = tls_context(conf) if options.listen else None
-        self._socket_inode = 0
+        self._sockets: dict[str, int] = {}
         self._repository = repository_module.Repository(
             options.datadir, filter_dir=options.filter_dir,
             filter_mib=options.filter_mib,
@@ -176,9 +207,21 @@ class Daemon:
         self._control = control_module.Control(
             self._repository, self._scheduler, self._figures)
         self._scheduler.sample = self._control.sample
+        self._receiving = receiving_module.Receiving(
+            self._repository, options.receive)
+        self._control.receiving = self._receiving.status
+        self._cache = None
+        if conf.mode == 'cache':
+            self._cache = cache_module.Cache(conf, self._repository,
+                                             self._scheduler)
+        if conf.replication.to:
+            # Not even imported where it is not wanted.
+            from dedupd import replicator
+            self._control.replicator = replicator.Replicator(
+                self._repository, conf, lambda: self._scheduler.is_maintainer,
+                self._scheduler.errors, self._scheduler.watchers)
         self._messaging = None
         if conf.transport_url:
-            # Not even imported where it is not wanted.
             from dedupd import messaging
             self._messaging = messaging.Messaging(
                 conf, self._control, self._scheduler)
@@ -196,12 +239,18 @@ class Daemon:
         try:
             self._listen(server)
             self._scheduler.start()
+            if self._control.replicator is not None:
+                self._control.replicator.start()
             if self._messaging is not None:
                 self._messaging.start()
             self._control.ready = True
             notify('READY=1')
             LOG.info('Serving %s on %s', self._repository.path,
                      self._options.socket)
+            if self._cache is not None:
+                LOG.info('Standing in for %s on %s, with blocks of %s',
+                         self._options.glance_url, self._conf.cache.listen,
+                         self._conf.cache.peer)
             await self._wait(ending)
         finally:
             await self._end(server)
@@ -212,17 +261,20 @@ class Daemon:
         if options.glance_url:
             tokens = tokens_module.Tokens(options.glance_url,
                                           options.glance_ca)
-        reads = reads_module.Reads(self._repository, self._readers, tokens)
-        endpoints = api.API(self._control, reads, self._repository.path,
-                            self._scheduler.watchers, server.stopping)
+        arrive = None if self._cache is None else self._cache.arrive
+        reads = reads_module.Reads(self._repository, self._readers, tokens,
+                                   arrive)
+        endpoints = api.API(self._control, reads, self._receiving,
+                            self._repository.path, self._scheduler.watchers,
+                            server.stopping)
         self._control.reads = lambda: {
             'connections': server.connections, 'requests': server.requests,
             'bytes': server.sent}
-        sock = _listening(options.socket, lambda where: http.listen_unix(
-            where, self._socket_mode()))
-        self._socket_inode = os.stat(options.socket).st_ino
-        server.add(http.Listener('unix', sock, endpoints.unix,
-                                 allowed=lambda uid: uid in self._users))
+        server.add(http.Listener(
+            'unix', self._listen_unix('socket'), endpoints.unix,
+            allowed=lambda uid: uid in self._users['socket']))
+        if options.nbd_socket:
+            self._export(server)
         if options.listen:
             server.add(http.Listener(
                 'tls', _listening(options.listen, http.listen_tcp),
@@ -231,11 +283,48 @@ class Daemon:
             server.add(http.Listener(
                 'status', _listening(options.status_listen, http.listen_tcp),
                 endpoints.status))
+        if self._cache is not None:
+            proxy = self._cache.proxy(reads)
+            self._control.cache = proxy.status
+            server.add(http.Listener(
+                'cache', _listening(self._conf.cache.listen, http.listen_tcp),
+                proxy.serve))
 
-    def _socket_mode(self) -> int:
+    def _export(self, server: http.Server) -> None:
+        """Serve images over NBD."""
+        exports = nbd.Exports(
+            self._options.nbd_socket, self._repository, self._open_reading,
+            self._options, server.stopping)
+        self._control.nbd = exports.status
+        server.add(http.Listener(
+            'nbd', self._listen_unix('nbd_socket'), None,
+            allowed=lambda uid: uid in self._users['nbd_socket'],
+            other=exports.connection))
+
+    def _open_reading(self, image_id: str) -> arrivals.Reading:
+        """What is read of an image over NBD. Blocks."""
+        if self._cache is not None:
+            # A guest looks at a disk's end before anything else.
+            return self._cache.arrive(image_id, held_back=False)
+        return arrivals.Present(self._repository.open_image(image_id))
+
+    def _listen_unix(self, option: str) -> socket.socket:
+        """Listen on the Unix socket that an option names."""
+        path = self._options[option]
+        sock = _listening(path, lambda where: http.listen_unix(
+            where, self._socket_mode(option)))
+        self._sockets[option] = os.stat(path).st_ino
+        return sock
+
+    def _find_users(self) -> dict[str, frozenset[int]]:
+        """Whom the Unix sockets are for, by their options."""
+        return {option: user_ids(self._options[users], users)
+                for option, users in _SOCKETS.items()}
+
+    def _socket_mode(self, option: str) -> int:
         # Others than the owner could not connect at all with 0600; who they
         # are is checked of each.
-        return 0o666 if self._options.socket_users else 0o600
+        return 0o666 if self._options[_SOCKETS[option]] else 0o600
 
     async def _wait(self, ending: asyncio.Event) -> None:
         """Until the end, with a sign of life for systemd now and then."""
@@ -254,16 +343,19 @@ class Daemon:
             # What cannot be read must not take the place of what can.
             read_options(self._arguments)
             self._conf.mutate_config_files()
-            users = user_ids(self._options.socket_users)
+            users = self._find_users()
             tls = tls_context(self._conf) if self._tls is not None else None
         except Exception as e:
             LOG.error('Some options stay as they were: %s', e)
         else:
             self._users, self._tls = users, tls
-            os.chmod(self._options.socket, self._socket_mode())
+            for option in self._sockets:
+                os.chmod(self._options[option], self._socket_mode(option))
         self._repository._handle().set_segment_cache(
             self._options.cache_mib << 20)
         self._scheduler.reload()
+        if self._control.replicator is not None:
+            self._control.replicator.reload()
         notify('READY=1')
 
     async def _end(self, server: http.Server) -> None:
@@ -276,24 +368,42 @@ class Daemon:
         timer.start()
         deadline = time.monotonic() + DRAIN_SECONDS
         self._scheduler.stop()
-        self._remove_socket()
+        if self._control.replicator is not None:
+            self._control.replicator.stop()
+        self._remove_sockets()
         await server.stop(DRAIN_SECONDS)
+        await self._receiving.stop()
+        if self._cache is not None:
+            await self._stop_cache(deadline)
         while not self._scheduler.join(0):
             if time.monotonic() > deadline:
                 LOG.warning('The task that runs is cut off.')
                 return
             await asyncio.sleep(0.02)
+        if self._cache is not None:
+            self._cache.close()
         if self._messaging is not None:
             self._messaging.stop(MESSAGING_SECONDS)
         self._figures.close()
         self._repository.close()
 
-    def _remove_socket(self) -> None:
-        with contextlib.suppress(OSError):
-            path = self._options.socket
-            # Another daemon may have put its own there.
-            if os.stat(path).st_ino == self._socket_inode:
-                os.unlink(path)
+    async def _stop_cache(self, deadline: float) -> None:
+        """Keep what came of images that are on their way."""
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(left + ARRIVALS_SECONDS):
+                await asyncio.wrap_future(
+                    self._readers.submit(self._cache.stop, left))
+        except TimeoutError:
+            LOG.warning('What arrives is cut off.')
+
+    def _remove_sockets(self) -> None:
+        for option, inode in self._sockets.items():
+            path = self._options[option]
+            with contextlib.suppress(OSError):
+                # Another daemon may have put its own there.
+                if os.stat(path).st_ino == inode:
+                    os.unlink(path)
 
 
 def _share_one_heap() -> None:

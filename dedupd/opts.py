@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Every option of the daemon, group ``[dedupd]``.
+"""Every option of the daemon, by its group.
 
 Those marked mutable are read anew on SIGHUP.
 """
@@ -19,8 +19,11 @@ from oslo_config import cfg
 from oslo_config import types
 
 GROUP = 'dedupd'
+CACHE_GROUP = 'cache'
+REPLICATION_GROUP = 'replication'
 
 _EXCLUDE = types.String(regex='^(project:)?[A-Za-z0-9_-]{1,128}$')
+_PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
 _ADDRESS = types.String(regex=r'^(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$')
 
 dedupd_opts = [
@@ -71,15 +74,50 @@ Related options:
     * ``socket``
 
 """),
+    cfg.StrOpt('nbd_socket',
+               sample_default='/run/dedupd/nbd.sock',
+               help="""
+Path of a Unix socket on which images are served as block devices, to
+be read: over NBD, each under its id.
+
+A server boots from there with QEMU, before its image was copied.
+Whoever may use the socket reads every image.
+
+Possible values:
+    * An absolute path of at most 100 bytes, in a directory that
+      exists
+    * Unset: images are not served over NBD
+
+Related options:
+    * ``nbd_users``
+
+"""),
+    cfg.ListOpt('nbd_users',
+                default=[],
+                mutable=True,
+                help="""
+Users that may use ``nbd_socket``, besides root and the user that runs
+the daemon: for example the one as whom libvirt runs QEMU.
+
+They are told from others, and the socket has its mode, as with
+``socket_users``; the daemon they do not control.
+
+Possible values:
+    * A list of names and numbers of users
+
+Related options:
+    * ``nbd_socket``
+
+"""),
     cfg.Opt('listen',
             type=_ADDRESS,
             sample_default='0.0.0.0:9393',
             help="""
 Address on which other hosts read images, over TLS.
 
-It serves reads of images only: to operators, who have a certificate
-of ``tls_client_ca``, and to users, who have a token that Glance
-accepts for the image.
+It serves reads of images: to operators, who have a certificate of
+``tls_client_ca``, and to users, who have a token that Glance accepts
+for the image. With ``receive`` it takes images from operators, too.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -113,8 +151,8 @@ Possible values:
     cfg.StrOpt('tls_client_ca',
                help="""
 File with the authorities, in PEM, whose certificates make a caller
-an operator, who may read every image without a token. Read anew on
-SIGHUP.
+an operator, who may read every image without a token, and, with
+``receive``, send images from another site. Read anew on SIGHUP.
 
 Use an authority that signs nothing else: each client's certificate
 of it opens the whole repository.
@@ -122,6 +160,23 @@ of it opens the whole repository.
 Possible values:
     * A path
     * Unset: certificates are not asked for
+
+"""),
+    cfg.BoolOpt('receive',
+                default=False,
+                help="""
+Whether to take images that another site sends.
+
+Whoever has a certificate of ``tls_client_ca`` may then store images,
+under ids that are not taken yet; compute hosts that have one, too.
+
+Possible values:
+    * True, at a site to which images are replicated
+    * False: certificates are good for reading only
+
+Related options:
+    * ``listen``
+    * ``tls_client_ca``
 
 """),
     cfg.URIOpt('glance_url',
@@ -190,7 +245,8 @@ Possible values:
                min=1,
                max=256,
                help="""
-Threads that read from the repository.
+Threads that read from the repository. Those that read for NBD are
+others, 16 at most.
 
 A client that takes its data slowly occupies none.
 
@@ -213,7 +269,7 @@ Those beyond are answered 503 and closed.
                mutable=True,
                help="""
 Seconds within which a request's header has to arrive, and, for as
-long again, its body; and a TLS handshake has to end.
+long again, each 256 KiB of its body; and a TLS handshake has to end.
 """),
     cfg.IntOpt('idle_timeout',
                default=60,
@@ -496,6 +552,249 @@ to make it; see ``dedup_store_filter_mib``.
 """),
 ]
 
+#: Also on the command line.
+mode_opts = [
+    cfg.StrOpt('mode',
+               default='store',
+               choices=[('store', 'It serves and maintains the repository '
+                                  'of a store'),
+                        ('cache', "It is a compute host's cache of images, "
+                                  'between Nova and Glance')],
+               help="""
+What the daemon is for.
+
+Related options:
+    * ``[cache] listen``
+    * ``[cache] peer``
+
+"""),
+]
+
+cache_opts = [
+    cfg.Opt('listen',
+            type=_ADDRESS,
+            default='127.0.0.1:9292',
+            help="""
+Address on which the daemon stands in for the Image service, where
+``mode`` is ``cache``. It is what ``endpoint_override`` in the group
+``[glance]`` of ``nova.conf`` names.
+
+What comes is passed on to ``[dedupd] glance_url``, but for the bytes
+of images, which come from the cache once that has allowed it. Tokens
+go over it in clear.
+
+Possible values:
+    * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT
+
+Related options:
+    * ``[dedupd] glance_url``
+    * ``[dedupd] glance_ca``
+
+"""),
+    cfg.URIOpt('peer',
+               schemes=['https'],
+               sample_default='https://controller:9393',
+               help="""
+URL of the storing host's daemon, its ``[dedupd] listen``, from which
+missing blocks are fetched.
+
+Possible values:
+    * https://HOST:PORT; needed if ``mode`` is ``cache``
+
+Related options:
+    * ``peer_ca``
+    * ``peer_cert``
+
+"""),
+    cfg.StrOpt('peer_ca',
+               help="""
+File with the authorities, in PEM, that the certificate of ``peer``
+is verified by.
+
+Possible values:
+    * A path
+    * Unset: those of the system
+
+"""),
+    cfg.StrOpt('peer_cert',
+               help="""
+File with a certificate, in PEM, with which ``peer`` takes this host
+for an operator, who may read every image.
+
+Possible values:
+    * A path
+    * Unset: blocks are fetched with the token of the caller who asked
+      for the image, which is as much as a compute host needs
+
+Related options:
+    * ``peer_key``
+    * ``[dedupd] tls_client_ca``, at the storing host
+
+"""),
+    cfg.StrOpt('peer_key',
+               help="""
+File with the private key of ``peer_cert``, in PEM, without a
+password.
+
+Possible values:
+    * A path; unset: it is in the file ``peer_cert``
+
+"""),
+    cfg.IntOpt('limit_mib',
+               default=0,
+               min=0,
+               max=1 << 30,
+               mutable=True,
+               help="""
+Disk that the cache may take, in MiB.
+
+When it takes more, or a new image needs room, the images that were
+last used the longest ago are evicted, but for those that are being
+read. An image that is larger is not kept. It holds for the whole
+directory: give it some ten percent less than what the disk has.
+
+Possible values:
+    * 0: the whole disk, but for ``reserve_mib``; images are evicted
+      when it is full
+    * MiB; at least what a block group takes, 128 by default, and 32
+      for the catalog
+
+Related options:
+    * ``[dedupd] datadir``
+    * ``[dedupd] reserve_mib``
+
+"""),
+]
+
+replication_opts = [
+    cfg.URIOpt('to',
+               schemes=['https'],
+               sample_default='https://other-site:9393',
+               help="""
+URL of the daemon of another site, its ``[dedupd] listen``, to which
+new images are taken.
+
+Glance there gets each image's record, and its location; see the
+guide on replication. Of several daemons of a repository the
+maintainer does it.
+
+Possible values:
+    * https://HOST:PORT
+    * Unset: no image is taken anywhere
+
+Related options:
+    * ``cert``
+    * ``from_cloud``
+    * ``to_cloud``
+
+"""),
+    cfg.StrOpt('cert',
+               help="""
+File with the certificate, in PEM, by which the other site's daemon
+takes this one for an operator.
+
+Possible values:
+    * A path; needed if ``to`` is set
+
+Related options:
+    * ``key``
+    * ``[dedupd] tls_client_ca``, at the other site
+
+"""),
+    cfg.StrOpt('key',
+               help="""
+File with the private key of ``cert``, in PEM, without a password.
+
+Possible values:
+    * A path; unset: it is in the file ``cert``
+
+"""),
+    cfg.StrOpt('ca_file',
+               help="""
+File with the authorities, in PEM, that the other daemon's
+certificate is verified by.
+
+Possible values:
+    * A path
+    * Unset: those of the system
+
+"""),
+    cfg.StrOpt('from_cloud',
+               help="""
+Cloud of ``clouds.yaml`` whose Glance has the images. The account
+needs the role ``admin``.
+
+Possible values:
+    * A name in ``/etc/openstack/clouds.yaml``, or in the file that
+      the environment variable ``OS_CLIENT_CONFIG_FILE`` names; needed
+      if ``to`` is set
+
+"""),
+    cfg.StrOpt('to_cloud',
+               help="""
+Cloud of ``clouds.yaml`` whose Glance is to have the images. The
+account needs the roles ``admin`` and ``service``.
+
+Possible values:
+    * A name, as ``from_cloud``; needed if ``to`` is set
+
+"""),
+    cfg.ListOpt('projects',
+                default=[],
+                mutable=True,
+                help="""
+Projects whose images are taken there.
+
+Possible values:
+    * A list of projects' ids
+    * Empty: those of all projects
+
+Related options:
+    * ``properties``
+
+"""),
+    cfg.ListOpt('properties',
+                item_type=_PROPERTY,
+                default=[],
+                mutable=True,
+                help="""
+Properties that an image needs to be taken there, for example
+``replicate=yes`` or ``visibility=public``. It needs all of them.
+
+Possible values:
+    * A list of NAME=VALUE
+    * Empty: images need none
+
+Related options:
+    * ``projects``
+
+"""),
+    cfg.FloatOpt('rate_mib',
+                 default=0,
+                 min=0,
+                 mutable=True,
+                 help="""
+MiB sent in a second at most.
+
+Possible values:
+    * 0: as fast as it goes
+    * MiB
+
+"""),
+    cfg.IntOpt('interval',
+               default=300,
+               min=0,
+               mutable=True,
+               help="""
+Seconds between two looks for new images.
+
+Possible values:
+    * 0: only on request
+    * Seconds
+
+"""),
+]
+
 # By this alone it is decided whether oslo.messaging, which has an option of
 # the same name, is imported at all.
 messaging_opts = [
@@ -523,4 +822,6 @@ Related options:
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """The options, for ``oslo-config-generator --namespace dedupd``."""
-    return [('DEFAULT', list(messaging_opts)), (GROUP, list(dedupd_opts))]
+    return [('DEFAULT', [*mode_opts, *messaging_opts]),
+            (GROUP, list(dedupd_opts)), (CACHE_GROUP, list(cache_opts)),
+            (REPLICATION_GROUP, list(replication_opts))]

@@ -17,25 +17,28 @@ read ahead meanwhile. A thread that has read a piece sends it, and goes on
 until the client takes nothing more at once. Over TLS the next pieces are read
 while one is sent. The pieces grow as long as the client takes them fast: one
 that takes nothing holds four of 64 KiB and no thread.
+
+Of an image that is on its way what has come is read the same, and no thread
+waits for what has not, unless it lies ahead of what is coming.
 """
 
 import asyncio
-import bisect
 import collections
 from collections.abc import AsyncGenerator
 from collections.abc import Callable
 from collections.abc import Collection
 import contextlib
 import re
-import struct
 from typing import Any
 from typing import NamedTuple
 
 from oslo_log import log
-import xxhash
 
+from dedupd import arrivals
+from dedupd import client as client_module
 from dedupd import http
 from dedupd import tokens as tokens_module
+from dedupd import wire
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
 from glance_dedup import workers as workers_module
@@ -52,6 +55,11 @@ DEPTH = 3
 #: So many bytes a thread sends before others get their turn.
 TURN = 8 * 1024 * 1024
 
+#: Seconds after which an image of which nothing comes any more has failed.
+STALLED = 30.0
+#: Threads that fetch what lies ahead of what is coming.
+_FETCHERS = 16
+
 #: Of ``POST /v1/images/{id}/blocks``.
 RANGES_BYTES = 1024 * 1024
 RANGES = 16384
@@ -61,11 +69,6 @@ FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
 _UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
-_RECIPE_HEADER = struct.Struct('<8sI4xQQQ16s16sII')
-_FRAME_HEADER = struct.pack('<4sBBHII', b'GDFR', 0, 0, 0, 0, 0)
-#: The frame that says that all came.
-END_FRAME = _FRAME_HEADER + struct.pack('<Q', xxhash.xxh3_64_intdigest(
-    _FRAME_HEADER))
 
 # Seconds that a client takes for a piece, below which pieces grow and above
 # which they shrink.
@@ -143,39 +146,35 @@ def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
     return [(offset, length) for offset, length in ranges]
 
 
-def rest_of(ranges: list[tuple[int, int]],
-            end: int) -> list[tuple[int, int]]:
-    """What of ranges in order lies behind an offset."""
-    first = bisect.bisect_right(ranges, end, key=sum)
-    rest = ranges[first:]
-    if rest and rest[0][0] < end:
-        rest[0] = end, sum(rest[0]) - end
-    return rest
-
-
 class Reads:
     """The handlers of requests that read images.
 
     :param workers: the threads that the engine reads in
     :param tokens: checks the tokens of users; None: there are none
+    :param arrive: opens, on the Unix socket, images that are not here; None:
+        there are no others
     """
 
     def __init__(self, repository: repository_module.Repository,
                  workers: workers_module.Workers,
-                 tokens: tokens_module.Tokens | None = None) -> None:
+                 tokens: tokens_module.Tokens | None = None,
+                 arrive: Callable[[str], arrivals.Reading] | None = None
+                 ) -> None:
         self._repository = repository
         self._workers = workers
+        self._fetchers = workers_module.Workers('dedupd-fetch', _FETCHERS)
         self._tokens = tokens
+        self._arrive = arrive
 
     # -- handlers ----------------------------------------------------------
 
     async def image(self, request: http.Request, image_id: str
                     ) -> http.Response:
         """GET and HEAD /v1/images/{image_id}"""
-        image = await self._open(request, image_id)
+        image = await self._open_reading(request, image_id)
         try:
             size = image.size
-            tag = f'"{image.stat.upload_id}"'
+            tag = f'"{image.upload_id}"'
             response = http.Response(200, {
                 'Content-Type': 'application/octet-stream',
                 'Accept-Ranges': 'bytes', 'ETag': tag,
@@ -198,7 +197,7 @@ class Reads:
         except BaseException:
             await self._run(image.close)
             raise
-        response.body = await _primed(self._pieces(image, begin, end))
+        response.body = await primed(self.pieces(Course(image, begin, end)))
         return response
 
     async def recipe(self, request: http.Request, image_id: str
@@ -209,7 +208,7 @@ class Reads:
             200, {'Content-Type': RECIPE_TYPE,
                   'ETag': f'"{image.stat.upload_id}"',
                   'Dedup-Repository': self._repository.repository_id},
-            await _primed(self._pages(image)))
+            await primed(self._pages(image)))
 
     async def blocks(self, request: http.Request, image_id: str
                      ) -> http.Response:
@@ -223,7 +222,7 @@ class Reads:
         return http.Response(
             200, {'Content-Type': FRAMES_TYPE,
                   'ETag': f'"{image.stat.upload_id}"'},
-            await _primed(self._frames(image, ranges)))
+            await primed(self._frames(image, ranges)))
 
     # -- opening -----------------------------------------------------------
 
@@ -239,6 +238,20 @@ class Reads:
         await self._authorize(request, image_id)
         return await self._run(self._repository.open_image, image_id,
                                upload_id)
+
+    async def _open_reading(self, request: http.Request, image_id: str
+                            ) -> arrivals.Reading:
+        try:
+            return arrivals.Present(await self._open(request, image_id))
+        except exceptions.ImageNotFound:
+            if self._arrive is None or request.peer.uid is None or (
+                    'upload' in request.query):
+                raise
+            try:
+                return await asyncio.wrap_future(
+                    self._fetchers.submit(self._arrive, image_id))
+            except (arrivals.ArrivalFailed, client_module.ClientError) as e:
+                raise http.HTTPError(503, str(e))
 
     async def _authorize(self, request: http.Request, image_id: str) -> None:
         """Let those read over TCP who may; those on the socket do."""
@@ -257,19 +270,25 @@ class Reads:
         """Call a function of the engine in a thread."""
         return asyncio.wrap_future(self._workers.submit(function, *args))
 
-    async def _pieces(self, image: repository_module.Image, begin: int,
-                      end: int) -> AsyncGenerator[Any, http.Pour | None]:
-        """The bytes of a range."""
+    async def pieces(self, course: 'Course'
+                     ) -> AsyncGenerator[Any, http.Pour | None]:
+        """The bytes of a range; then closes what they are read from."""
         loop = asyncio.get_running_loop()
-        course = _Course(image, begin, end)
+        more = _Bell(loop, course.image)
         reading: collections.deque[asyncio.Future] = collections.deque()
         pour = None
         try:
             while course.left or reading:
+                if not reading and not course.ready:
+                    if course.in_order:
+                        await more.wait(lambda: course.ready)
+                        continue
+                    reading.append(asyncio.wrap_future(self._fetchers.submit(
+                        course.read, course.next())))
                 # What is read is sent, before a thread sends any.
-                if pour is not None and not reading:
+                elif pour is not None and not reading:
                     reading.append(self._run(course.pour, pour))
-                while pour is None and course.left and len(reading) <= DEPTH:
+                while pour is None and course.ready and len(reading) <= DEPTH:
                     reading.append(self._run(course.read, course.next()))
                 # Not cancelled with this task: a thread has the socket.
                 await asyncio.wait([reading[0]])
@@ -280,18 +299,14 @@ class Reads:
                 pour = yield view
                 course.taken(view, loop.time() - since)
         finally:
-            await self._finish(image, reading)
+            await self._finish(course.image, reading)
 
     async def _pages(self, image: repository_module.Image
                      ) -> AsyncGenerator[Any, None]:
         """A recipe's description."""
         try:
-            stat, parameters = image.stat, self._repository.parameters
-            yield _RECIPE_HEADER.pack(
-                b'GDWIRE\0\2', parameters.block_size, stat.size,
-                stat.zero_bytes, stat.extents,
-                parameters.fingerprint.encode(), bytes.fromhex(stat.scope),
-                *parameters.cuts)
+            yield wire.RecipeHeader.of(
+                image.stat, self._repository.parameters).pack()
             page = 0
             while data := await self._run(image.describe, page):
                 yield data
@@ -309,16 +324,16 @@ class Reads:
                 reading = self._run(image.frames, ranges)
             while reading is not None:
                 frames, end = await reading
-                ranges = rest_of(ranges, end)
+                ranges = wire.rest_of(ranges, end)
                 reading = (self._run(image.frames, ranges) if ranges
                            else None)
                 while frames:
                     yield frames.pop(0)
-            yield END_FRAME
+            yield wire.END_FRAME
         finally:
             await self._finish(image, [reading] if reading else ())
 
-    async def _finish(self, image: repository_module.Image,
+    async def _finish(self, image: repository_module.Image | arrivals.Reading,
                       reading: Collection[asyncio.Future]) -> None:
         """Close an image when no thread is in it any more."""
         if reading:
@@ -336,15 +351,50 @@ class _Step(NamedTuple):
     offset: int
 
 
-class _Course:
+class _Bell:
+    """Waits until more of an image has come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop,
+                 image: arrivals.Reading) -> None:
+        self._loop = loop
+        self._rung = asyncio.Event()
+        image.on_more(self._ring)
+
+    def _ring(self) -> None:
+        """Called in any thread."""
+        with contextlib.suppress(RuntimeError):     # the loop has ended
+            self._loop.call_soon_threadsafe(self._rung.set)
+
+    async def wait(self, enough: Callable[[], Any]) -> None:
+        """Until there may be enough.
+
+        :raises ArrivalFailed: nothing came for long
+        """
+        self._rung.clear()
+        if enough():
+            return
+        try:
+            async with asyncio.timeout(STALLED):
+                await self._rung.wait()
+        except TimeoutError:
+            raise arrivals.ArrivalFailed(
+                f'nothing of it came for {STALLED:g} seconds') from None
+
+
+class Course:
     """Goes through a range of an image, in pieces that fit the client.
 
     One thread at a time, but for `read`.
+
+    :ivar handed: the offset behind the last byte that was sent
+    :ivar in_order: whether what has not come yet is waited for, rather than
+        fetched: it does to who begins at the begin
     """
 
-    def __init__(self, image: repository_module.Image, begin: int,
-                 end: int) -> None:
-        self._image = image
+    def __init__(self, image: arrivals.Reading, begin: int, end: int) -> None:
+        self.image = image
+        self.handed = begin
+        self.in_order = not begin
         self._offset = begin
         self._end = end
         self._size, self._limit = SMALLEST, LARGEST
@@ -356,28 +406,35 @@ class _Course:
         """Bytes that are not to be read yet."""
         return self._end - self._offset
 
+    @property
+    def ready(self) -> int:
+        """Bytes that can be read without waiting."""
+        return min(self.left, self.image.available(self._offset))
+
     def next(self) -> _Step:
-        """The next piece. REQUIRES: something is left."""
+        """The next piece: of what is ready, or else of what is left.
+
+        REQUIRES: something is left.
+        """
         offset = self._offset
         buffer = self._spare.pop() if self._spare else bytearray(self._size)
-        view = memoryview(buffer)[:min(self._size, self.left)]
+        view = memoryview(buffer)[:min(self._size, self.ready or self.left)]
         self._offset += len(view)
         return _Step(view, offset)
 
     def read(self, step: _Step) -> memoryview:
         """Fill the buffer of a piece, and return it."""
-        if self._image.readinto(step.view, step.offset) != len(step.view):
-            raise exceptions.DamagedError(
-                f'image {self._image.stat.image_id} ended before its end')
+        self.image.readinto(step.view, step.offset)
         return step.view
 
     def pour(self, send: http.Pour) -> memoryview:
         """Read and send pieces; returns what has to wait, or nothing."""
         stop = self._sent + TURN
-        while self.left and self._sent < stop:
+        while self._sent < stop and self.ready:
             view = self.read(self.next())
             piece = view
             while sent := send(view):
+                self.handed += sent
                 view = view[sent:]
                 if not view:
                     break
@@ -392,6 +449,7 @@ class _Course:
             self._limit = min(LARGEST, 2 * self._limit)
         elif seconds > _SLOW:
             self._limit = max(SMALLEST, self._limit // 2)
+        self.handed += len(view)
         self._reuse(view)
 
     def _reuse(self, view: memoryview) -> None:
@@ -405,8 +463,8 @@ class _Course:
         self._spare = [b for b in self._spare if len(b) == self._size]
 
 
-async def _primed(generator: AsyncGenerator[Any, http.Pour | None]
-                  ) -> AsyncGenerator[Any, http.Pour | None]:
+async def primed(generator: AsyncGenerator[Any, http.Pour | None]
+                 ) -> AsyncGenerator[Any, http.Pour | None]:
     """The same generator, of which the first piece is there already.
 
     So that an error in it can still become the response's status.

@@ -19,7 +19,8 @@ be made anew; reads are served meanwhile.
 
 Tasks run when somebody asks for them, in order, and else when their interval
 is over. Deleted and new images are counted (``account``) every minute, and
-before each collection and merging. A scrub takes long, and gives way to
+before each collection and merging; a cache looks as often whether it has to
+evict something. A scrub takes long, and gives way to
 everything else between two steps; so does recompression, which is in no hurry
 at all, and gives way to a scrub, too. A task that fails is told in the log and
 in the status, and tried again when its time comes.
@@ -37,6 +38,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
+from dedupd import held as held_module
 from dedupd import task as task_module
 from dedupd import tasks as tasks_module
 from glance_dedup import catalog as catalog_module
@@ -50,6 +52,7 @@ LOG = log.getLogger(__name__)
 #: (a name is an option's).
 TASKS: dict[str, str | int] = {
     'account': 60, 'collect': 'collect_interval', 'merge': 'merge_interval',
+    'evict': 60,
     'scrub': 'scrub_interval', 'recompress': 'recompress_interval',
     'rebuild-catalog': 0}
 #: Between two trials to become the maintainer, seconds.
@@ -60,6 +63,8 @@ RETRY_INTERVAL = 600.0
 SAMPLE_INTERVAL = 300.0
 
 _COUNT_FIRST = ('collect', 'merge')
+# What runs often, and mostly does nothing.
+_NO_SAMPLE = ('account', 'evict')
 # Each of these also to those before it.
 _GIVE_WAY = ('scrub', 'recompress')
 # Arguments that do not hold for the rest of what they began.
@@ -141,6 +146,10 @@ class Scheduler:
         """Called in any thread when a task's status changed."""
         self.sample: Callable[[], Fields] | None = None
         """Gives what the history is to keep of now."""
+        self.held: held_module.Held | None = None
+        """What the cache holds; None: this daemon serves no cache."""
+        self.coming: Callable[[], int] = lambda: 0
+        """Gives the bytes that the cache is about to store."""
 
     # -- for any thread ----------------------------------------------------
 
@@ -237,10 +246,15 @@ class Scheduler:
                     self._due.setdefault(name, now + self._interval(name))
             self._changed.notify_all()
 
+    def has(self, name: str) -> bool:
+        """Whether this daemon has such a task."""
+        return name in TASKS and (name != 'evict' or self.held is not None)
+
     def tasks(self) -> dict[str, Fields]:
         """The status of each task."""
         with self._changed:
-            return {name: self._status(name) for name in TASKS}
+            return {name: self._status(name) for name in TASKS
+                    if self.has(name)}
 
     def task(self, name: str) -> Fields:
         with self._changed:
@@ -282,6 +296,8 @@ class Scheduler:
     # -- options -----------------------------------------------------------
 
     def _interval(self, name: str) -> float:
+        if not self.has(name):
+            return 0
         interval = TASKS[name]
         return self._conf.dedupd[interval] if isinstance(interval, str) else (
             interval)
@@ -372,7 +388,7 @@ class Scheduler:
             if not self._stopping:
                 self._perform(maintainer, job)
                 self._log_warnings(maintainer)
-                if job.name != 'account':
+                if job.name not in _NO_SAMPLE:
                     self._keep_sample(maintainer)
 
     def _next(self, maintainer: maintainer_module.Maintainer) -> _Job | None:
@@ -571,8 +587,12 @@ class Scheduler:
                   control: task_module.Control, job: _Job) -> Any:
         if job.name == 'rebuild-catalog':
             self.catalog_state = 'rebuilding'
+        arguments = job.arguments
+        if job.name == 'evict':
+            arguments = {'held': self.held, 'coming': self.coming(),
+                         **arguments}
         return tasks_module.run(job.name, maintainer, control,
-                                self._conf.dedupd, **job.arguments)
+                                self._conf.dedupd, **arguments)
 
     def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:
         """Each task makes it anew if it is no good."""

@@ -17,6 +17,7 @@ an option says holds for both.
 """
 
 from collections.abc import Callable
+import contextlib
 from typing import Any
 
 from oslo_config import cfg
@@ -122,6 +123,25 @@ def _recompress(maintainer: Maintainer, control: task.Control, options: Any,
     return recompressor.run_once(maintainer, control, codec, level or 0)
 
 
+def _evict(maintainer: Maintainer, control: task.Control, options: Any,
+           held: Any = None, coming: int = 0, limit_mib: int | None = None,
+           dry_run: bool = False) -> Any:
+    from dedupd import evictor
+    from dedupd import held as held_module
+
+    with contextlib.ExitStack() as stack:
+        if held is None:
+            # No daemon has it: this is the command line.
+            held = stack.enter_context(contextlib.closing(
+                held_module.Held(maintainer.repository)))
+        function = evictor.plan if dry_run else evictor.run_once
+        return function(
+            maintainer, control, held,
+            held.limit if limit_mib is None else limit_mib << 20, coming,
+            live_share=options.collect_live_share,
+            evacuate_share=options.collect_evacuate_share)
+
+
 def _rebuild(maintainer: Maintainer, control: task.Control,
              options: Any) -> None:
     maintainer.rebuild(control.step)
@@ -129,4 +149,5 @@ def _rebuild(maintainer: Maintainer, control: task.Control,
 
 _RUNS: dict[str, Callable[..., Any]] = {
     'account': _account, 'collect': _collect, 'merge': _merge,
-    'scrub': _scrub, 'recompress': _recompress, 'rebuild-catalog': _rebuild}
+    'scrub': _scrub, 'recompress': _recompress, 'evict': _evict,
+    'rebuild-catalog': _rebuild}

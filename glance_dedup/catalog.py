@@ -563,19 +563,21 @@ class Catalog:
         batch.put(b'l' + txid, _to_json(facts))
         batch._txids ^= int.from_bytes(txid, 'big')
 
-    def uncount(self, batch: Batch, txid: bytes, runs: bytes) -> None:
+    def uncount(self, batch: Batch, txid: bytes, runs: bytes) -> int:
         """Take a recipe's blocks off the counts. REQUIRES: its key.
 
         Groups in which a count goes to zero become dirty.
 
+        :returns: how many counts went to zero
         :raises CatalogError: if the key is missing, or a count would go
             below zero
         """
         if not self.counted(txid, batch):
             raise CatalogError(f'the recipe {txid.hex()} is not counted')
-        self._add(batch, runs, -1)
+        more = self._add(batch, runs, -1)
         batch.delete(b'l' + txid)
         batch._txids ^= int.from_bytes(txid, 'big')
+        return -more
 
     def seen(self) -> Iterator[tuple[bytes, tuple[int, int, bytes]]]:
         """Image ids, and the file that each one's recipe was last seen in.
@@ -596,7 +598,8 @@ class Catalog:
         else:
             batch.put(b'i' + image_id, _SEEN.pack(*file))
 
-    def _add(self, batch: Batch, runs: bytes, delta: int) -> None:
+    def _add(self, batch: Batch, runs: bytes, delta: int) -> int:
+        """Returns how many blocks more are named now."""
         used: dict[int, int] = {}
         for (group, chunk), some in _by_chunk(runs).items():
             key = _COUNTS.pack(b'c', group, chunk)
@@ -620,6 +623,7 @@ class Catalog:
                 if more < 0:
                     changes['dirty'] = True
                 self.set_group(batch, group, **changes)
+        return sum(used.values())
 
     def _counts(self, key: bytes, batch: Batch | None) -> bytes:
         counts = self._get(key, batch)

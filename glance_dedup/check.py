@@ -73,9 +73,13 @@ ROUNDS = 4
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 # The maintainer's, which may be missing.
 MAINTAINERS = ('catalog', 'spares')
+# Lists of images that daemons keep: their kinds, and bytes at most.
+LISTS = {'cache.json': ('glance-dedup cache', 8 << 20),
+         'replication.json': ('glance-dedup replication', 1 << 20)}
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
-         *(f'catalog-reserve-{i}' for i in range(1, 9)), 'lost+found')
+         *(f'catalog-reserve-{i}' for i in range(1, 9)),
+         *LISTS, *(f'{name}.new' for name in LISTS), 'lost+found')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +327,8 @@ class _Checker:
         self.check_mode(self.root, '.', 0o700)
         self.check_parameters(root)
         self.check_key(root)
+        for name in LISTS:
+            self.check_list(root, name)
         for name in DIRECTORIES + MAINTAINERS:
             self.open_directory(root, name)
         for name in names:
@@ -408,6 +414,18 @@ class _Checker:
                     text != b'%b %016x\n' % (digits, form.xxh3(digits))):
                 self.find(DAMAGE, 'key', None, 'is not 64 hexadecimal '
                           'digits, their checksum and a newline')
+
+    def check_list(self, root, name):
+        """No image is worse for it, if it is no good."""
+        kind, longest = LISTS[name]
+        try:
+            with form.File(root, name, name) as f:
+                self.check_mode(os.fstat(f.fd), name, 0o600)
+                form.check_list(f.read(0, longest + 1), kind, longest)
+        except form.Gone:
+            pass
+        except form.Damage as e:
+            self.find(NOTE, name, e.offset, e.sentence)
 
     # The catalog
 

@@ -861,7 +861,7 @@ def parse_fence(data: bytes) -> tuple[tuple[bytes, int] | None, list[Problem]]:
     return found, problems
 
 
-def _load_object(text: bytes) -> dict:
+def _load_object(text: bytes, kind: str = KIND) -> dict:
     def once(pairs):
         if len(dict(pairs)) != len(pairs):
             raise ValueError('a key is there twice')
@@ -871,9 +871,34 @@ def _load_object(text: bytes) -> dict:
         found = json.loads(text.decode('utf-8'), object_pairs_hook=once)
     except (ValueError, RecursionError) as e:
         raise Damage('is not a JSON object') from e
-    if not isinstance(found, dict) or found.get('kind') != KIND:
-        raise Damage(f'is not of the kind {KIND!r}')
+    if not isinstance(found, dict) or found.get('kind') != kind:
+        raise Damage(f'is not of the kind {kind!r}')
     return found
+
+
+def _need_checksum(found: dict):
+    canonical = json.dumps(
+        {k: v for k, v in found.items() if k != 'checksum'},
+        sort_keys=True, separators=(',', ':'))
+    if found.get('checksum') != f'{xxh3(canonical.encode()):016x}':
+        raise Damage('its checksum does not agree')
+
+
+def check_list(text: bytes, kind: str, longest: int):
+    """Raise Damage if it is no list of images, as two daemons keep them."""
+    if not text:
+        return      # it was just made, or is to be begun
+    if len(text) > longest:
+        raise Damage(f'is longer than {longest} bytes')
+    found = _load_object(text, kind)
+    if found.get('version') != 1:
+        raise Damage(f'has version {printable(str(found.get("version")))}; '
+                     'this program reads 1')
+    _need_checksum(found)
+    images = found.get('images')
+    if not isinstance(images, list) or not all(
+            isinstance(image, dict) for image in images):
+        raise Damage('has no list of images')
 
 
 def are_cuts(text: str, block_size: int) -> bool:
@@ -899,11 +924,7 @@ def parse_parameters(text: bytes) -> dict:
         raise exceptions.VersionError(
             f'repository.json has format {major}.{found.get("minor")}; this '
             f'program reads {MAJOR}.x')
-    canonical = json.dumps(
-        {k: v for k, v in found.items() if k != 'checksum'},
-        sort_keys=True, separators=(',', ':'))
-    if found.get('checksum') != f'{xxh3(canonical.encode()):016x}':
-        raise Damage('its checksum does not agree')
+    _need_checksum(found)
     texts = ('kind', 'repository_id', 'cutting', 'fingerprint', 'compare',
              'checksum')
     numbers = ('major', 'minor', 'block_size', 'group_slots',

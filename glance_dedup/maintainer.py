@@ -45,7 +45,7 @@ BATCH_BYTES = 4 << 20
 # On a full disk LevelDB still needs room to say that something is free: for
 # the batch, and for a new log and a table when it is opened again.
 _RESERVE = 'catalog-reserve'
-_RESERVE_BYTES = 32 << 20
+RESERVE_BYTES = 32 << 20
 _RESERVE_SHARE = 32     # of the file system's bytes at most one in so many
 # And inodes, for its files: so many empty ones beside it.
 _RESERVE_INODES = [f'{_RESERVE}-{i}' for i in range(1, 9)]
@@ -496,7 +496,7 @@ class Maintainer:
         """
         with contextlib.suppress(OSError):
             disk = os.statvfs(self.repository.path)
-            size = min(_RESERVE_BYTES,
+            size = min(RESERVE_BYTES,
                        disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
             if (not disk.f_files
                     or disk.f_favail > 2 * len(_RESERVE_INODES)):

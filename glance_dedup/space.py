@@ -79,6 +79,11 @@ def parts(repo: repository_module.Repository,
     return [part for part in [*found, unknown] if part.bytes]
 
 
+def taken(path: str) -> int:
+    """What a repository takes of the disk, as du has it; quickly."""
+    return _disk_bytes(path) + below(path) - _twice(path)
+
+
 def _add_group(used: dict, blocks: list[Part], headers: Part, stores: Part,
                dead: Part) -> None:
     for part, plain, stored in zip(blocks, used['plain'], used['stored']):
@@ -102,11 +107,11 @@ def _others(path: str) -> list[Part]:
         if entry.name.startswith(_RESERVE):
             named['reserve'].bytes += size
         elif entry.name in _DIRECTORIES:
-            named[_DIRECTORIES[entry.name]].bytes += size + _below(entry.path)
+            named[_DIRECTORIES[entry.name]].bytes += size + below(entry.path)
         elif entry.name == 'groups':
             others.bytes += size    # its files are counted one by one
         else:
-            others.bytes += size + _below(entry.path)
+            others.bytes += size + below(entry.path)
     # One file under two names is counted once, as du does.
     named['recipes in flight'].bytes -= _twice(path)
     return list(named.values())
@@ -118,7 +123,8 @@ def _disk_bytes(path: str) -> int:
     return 0
 
 
-def _below(path: str) -> int:
+def below(path: str) -> int:
+    """What all that is in a directory takes of the disk."""
     return sum(_disk_bytes(os.path.join(directory, name))
                for directory, directories, files in os.walk(path)
                for name in (*directories, *files))

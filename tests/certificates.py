@@ -34,7 +34,7 @@ class Authority:
         self.path = self._write(name, self._sign(
             self.subject, self.key.public_key(), authority=True))
 
-    def _sign(self, subject, key, authority=False):
+    def _sign(self, subject, key, authority=False, addresses=()):
         now = datetime.datetime.now(datetime.timezone.utc)
         day = datetime.timedelta(days=1)
         builder = x509.CertificateBuilder().subject_name(
@@ -54,7 +54,8 @@ class Authority:
         else:
             builder = builder.add_extension(x509.SubjectAlternativeName([
                 x509.DNSName('localhost'),
-                x509.IPAddress(ipaddress.ip_address('127.0.0.1'))]), False)
+                *(x509.IPAddress(ipaddress.ip_address(address))
+                  for address in ('127.0.0.1', *addresses))]), False)
         return builder.sign(self.key, hashes.SHA256())
 
     def _write(self, name, certificate, key=None):
@@ -68,9 +69,13 @@ class Authority:
         path.write_bytes(content)
         return path
 
-    def issue(self, name):
-        """The path of a file with a certificate and its key."""
+    def issue(self, name, *addresses):
+        """The path of a file with a certificate and its key.
+
+        :param addresses: where it may be shown, beside the loopback
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(
             oid.NameOID.COMMON_NAME, name)])
-        return self._write(name, self._sign(subject, key.public_key()), key)
+        return self._write(name, self._sign(
+            subject, key.public_key(), addresses=addresses), key)

@@ -263,8 +263,10 @@ def test_options_of_sentences():
 
 def test_options_of_blocks():
     """In every piece of a configuration file."""
-    driver, daemon = names_of(opts.dedup_opts), names_of(
-        dedupd_opts.dedupd_opts)
+    driver = names_of(opts.dedup_opts)
+    daemon = {group: names_of(options)
+              for group, options in dedupd_opts.list_opts()
+              if group != 'DEFAULT'}
     found = 0
     for page in documents.pages():
         for block in documents.blocks(page):
@@ -272,17 +274,16 @@ def test_options_of_blocks():
                     '', 'ini'):
                 continue
             parser = configparser.RawConfigParser(
-                strict=False, allow_no_value=True)
+                strict=False, allow_no_value=True, default_section='')
             parser.optionxform = str
             # DevStack's local.conf has headings of its own.
             parser.read_string(re.sub(r'^\[\[(.*)\]\]$', r'[\1]', block.text,
                                       flags=re.MULTILINE))
             for section in parser.sections():
                 for name in parser[section]:
-                    if section == 'dedupd' or name.startswith('dedup_store_'):
+                    if section in daemon or name.startswith('dedup_store_'):
                         found += 1
-                        assert name in (
-                            daemon if section == 'dedupd' else driver), (
+                        assert name in daemon.get(section, driver), (
                             f'{block.place}: there is no option {name}')
     assert found > 10
 

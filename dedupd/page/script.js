@@ -16,7 +16,8 @@
   const SHORTEST_SPAN = 3600;       // of the plot over time, seconds
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
-                  'rebuild-catalog': 'Rebuilding the catalog' };
+                  'rebuild-catalog': 'Rebuilding the catalog',
+                  replicate: 'Replication' };
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
                   ['disk', 'disk_bytes', 'Stored on disk']];

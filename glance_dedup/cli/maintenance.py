@@ -401,6 +401,40 @@ class Recompress(TaskCommand):
         return self.run_task(**arguments)
 
 
+class Evict(TaskCommand):
+    """Delete images of a cache, those not used for longest, to make room.
+
+    Images that are being read stay. The daemon of a cache does the same by
+    itself; this is for room that is wanted now. A repository that is no cache
+    is refused.
+    """
+
+    task = 'evict'
+    what = 'evicting'
+    unit = 'image'
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--limit-mib', type=int, metavar='MIB',
+            help="What the cache may take of the disk. Default: the daemon's "
+            'option limit_mib; where no daemon runs it has to be given.')
+        _add_dry_run(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        limit = parsed_args.limit_mib
+        if limit is not None and not 0 < limit < 1 << 30:
+            raise common.UsageError(f'--limit-mib {limit} is not a number '
+                                    'from 1 to 1073741823')
+        if limit is None and self.need_daemon_or_repository() is None:
+            raise common.UsageError('no daemon answers for this cache: say '
+                                    '--limit-mib')
+        return self.run_task(
+            dry_run=parsed_args.dry_run,
+            **({} if limit is None else {'limit_mib': limit}))
+
+
 class RebuildCatalog(TaskCommand):
     """Make the catalog anew, from the images and the groups."""
 

@@ -412,6 +412,16 @@ MUTANTS = (
                  'GD_SPOOL_REPLACED, o,\n'
                  '                              err);\n'),),
         workload='merging'),
+    # -- the list of a cache ----------------------------------------------
+    Mutant(
+        'list-not-fsynced', 'I8', (
+            Edit('glance_dedup/repository.py',
+                 '            f.flush()\n'
+                 '            os.fsync(f.fileno())\n'
+                 '        os.rename(temporary, path)\n',
+                 '            f.flush()\n'
+                 '        os.rename(temporary, path)\n'),),
+        workload='evicting'),
 )
 
 

@@ -27,15 +27,24 @@ import struct
 from unittest import mock
 
 from dedupd import accounting
+from dedupd import arrivals as arrivals_module
+from dedupd import arriving
 from dedupd import collector
+from dedupd import description
+from dedupd import evictor
+from dedupd import held as held_module
 from dedupd import merger
+from dedupd import receiving
 from dedupd import recompressor
 from dedupd import scrubber
 from dedupd import task
 from glance_dedup import maintainer as maintainer_module
+from glance_dedup import space
 from glance_dedup import upgrade
 from tests.crash.expectation import make
 from tests import maintenance
+from tests import near
+from tests import replicas
 from tests import repositories
 
 WORKLOADS = {}
@@ -92,6 +101,35 @@ class Stage:
             transaction.abort()
         self.mark(op='put', phase='aborted', image=image)
 
+    def receive(self, repo, home, image, *spec, lots=None):
+        """All that another repository sends; or some lots, and no more."""
+        self.mark(op='put', phase='begin', image=image, spec=spec)
+        with contextlib.closing(replicas.Sending(home, image)) as sending:
+            with sending.replica(repo) as replica:
+                sending.deliver(replica, lots)
+                if lots is None:
+                    self.end(replica, image)
+        if lots is not None:
+            self.mark(op='put', phase='aborted', image=image)
+
+    def arrive(self, repo, home, image, *spec, most=None):
+        """What comes from another repository, read while it comes."""
+        client = near.Client(home, most)
+        arrivals = arrivals_module.Arrivals(repo, lambda token: client)
+        data = make(spec)
+        self.mark(op='put', phase='begin', image=image, spec=spec)
+        with contextlib.closing(arrivals.open(
+                image, None, None, held_back=False)) as reading:
+            view = memoryview(bytearray(len(data)))
+            if most is None:
+                # The end first, which is fetched apart from the order.
+                reading.readinto(view[-512:], len(data) - 512)
+                reading.readinto(view, 0)
+                assert view == data
+            repositories.eventually(lambda: not arrivals._arrivals)
+            self.mark(op='put', image=image,
+                      phase='end' if most is None else 'aborted')
+
     def delete(self, repo, image):
         self.mark(op='delete', phase='begin', image=image)
         repo.delete(image)
@@ -134,7 +172,7 @@ def _overwrite(path, offset):
 def maintaining(repo):
     # Less room for the catalog than otherwise, so that states are written
     # fast; and other tests of this process have theirs.
-    with mock.patch.object(maintainer_module, '_RESERVE_BYTES', 1 << 16), \
+    with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 1 << 16), \
             maintainer_module.Maintainer(repo) as maintainer:
         yield maintainer
 
@@ -151,6 +189,27 @@ def collect(maintainer, live_share=50, evacuate_share=10):
     return collector.run_once(maintainer, task.Control(),
                               live_share=live_share,
                               evacuate_share=evacuate_share)
+
+
+class Held(held_module.Held):
+    """Tells the journal which images it deletes."""
+
+    def __init__(self, repo, stage):
+        self._stage = stage
+        super().__init__(repo)
+
+    def drop(self, image_id):
+        self._stage.mark(op='delete', phase='begin', image=image_id)
+        super().drop(image_id)
+        self._stage.mark(op='delete', phase='end', image=image_id)
+
+
+def evict(maintainer, held, freed, coming=0):
+    """As much as it takes to give so many bytes back."""
+    with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
+        return evictor.run_once(
+            maintainer, task.Control(), held,
+            space.taken(maintainer.repository.path) - freed, coming)
 
 
 def recompress(maintainer, level=1, steps=None, worth=32):
@@ -224,6 +283,57 @@ def store_kept(stage):
         stage.put(one, 'c', (1, 30), (2, 10), (4, 40))
         stage.abort(two, 'd', (5, 50), (1, 30))
         stage.put(two, 'd', (5, 50))
+
+
+@workload
+def receive(stage):
+    """Images that another site sends: kept in the middle, and compared."""
+    stage.create()
+    side = os.path.dirname(stage.filters)
+    with _sites(side, 512, 1024) as (home, other), stage.open() as repo, \
+            mock.patch.object(receiving, 'SYNC_BYTES', 20 * 512):
+        for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
+                            ('b', [(1, 40), (3, 30), (4, 10)])):
+            repositories.put(home, image, make(spec))
+        stage.receive(repo, home, 'a', (1, 40), (0, 8), (2, 30))
+        stage.receive(repo, home, 'b', (1, 40), (3, 30), (4, 10), lots=3)
+        stage.receive(repo, home, 'b', (1, 40), (3, 30), (4, 10))
+        # It is there, and that is found.
+        replicas.receive(repo, home, 'a')
+        # From where blocks are of another size: cut anew.
+        repositories.put(other, 'c', make([(2, 30), (0, 9), (5, 20)]))
+        stage.receive(repo, other, 'c', (2, 30), (0, 9), (5, 20))
+
+
+@workload
+def arrive(stage):
+    """Images that come while they are read: sync points, and a second try."""
+    stage.create()
+    side = os.path.dirname(stage.filters)
+    with _sites(side, 512) as (home,), stage.open() as repo, \
+            mock.patch.object(description, 'LOT_BYTES', 16 * 512), \
+            mock.patch.object(arriving, 'SYNC_BYTES', 20 * 512):
+        for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
+                            ('b', [(1, 40), (3, 70), (4, 10)])):
+            repositories.put(home, image, make(spec))
+        stage.arrive(repo, home, 'a', (1, 40), (0, 8), (2, 30))
+        stage.arrive(repo, home, 'b', (1, 40), (3, 70), (4, 10), most=3)
+        stage.put(repo, 'c', (3, 20), (5, 9))
+        stage.arrive(repo, home, 'b', (1, 40), (3, 70), (4, 10))
+
+
+@contextlib.contextmanager
+def _sites(directory, *block_sizes):
+    """Repositories that are not recorded."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for size in block_sizes:
+            path = os.path.join(directory, f'site-{size}')
+            shutil.rmtree(path, ignore_errors=True)
+            repositories.create(path, block_size=size, segment_size=4096)
+            found.append(stack.enter_context(
+                repositories.open_repository(path)))
+        yield found
 
 
 @workload
@@ -400,6 +510,36 @@ def collection_meeting(stage):
                               (60 + number, 3))
                     if number:
                         stage.delete(other, f'new-{number - 1}')
+
+
+@workload
+def evicting(stage):
+    """A cache lets images go, while others come; its list is written."""
+    stage.create()
+    # By nothing but what is said here.
+    with (stage.open() as repo, stage.open() as other,
+          mock.patch.object(held_module, 'SAVE_INTERVAL', 1e6)):
+        held = Held(repo, stage)
+        for number in range(6):
+            stage.put(repo, f'image-{number}', (number + 1, 40), (50, 20))
+            held.note(f'image-{number}', 512 * 60, None)
+        held.used('image-0')
+        held.save()
+        with maintaining(repo) as maintainer:
+            arriving = stage.begin(other, 'arriving', [(2, 40), (70, 40)])
+            arriving.write(make([(2, 40)]))
+            arriving.keep()
+            with repo.open_image('image-2'):
+                result = evict(maintainer, held, 20480, coming=20480)
+            assert result.evicted == ['image-1', 'image-3'], result
+            arriving.write(make([(70, 40)]))
+            stage.end(arriving, 'arriving')
+            held.note('arriving', 512 * 80, None)
+            held.save()
+            result = evict(maintainer, held, 50000)
+            assert result.evicted[0] == 'image-2', result
+            stage.put(repo, 'image-1', (2, 40), (50, 20))
+        held.close()
 
 
 @workload

@@ -21,17 +21,23 @@ import array
 import contextlib
 import io
 import random
+from unittest import mock
 import warnings
 
 from dedupd import client as client_module
+from dedupd import evictor
+from dedupd import held as held_module
+from dedupd import task
 from glance_dedup import check
 from glance_dedup.cli import main
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
 from glance_dedup import pull
+from glance_dedup import space
 from tests import daemons
 from tests.damage import damages
 from tests.damage import template
+from tests import replicas
 from tests import repositories
 
 ERRORS = (exceptions.DamagedError, exceptions.VersionError,
@@ -151,6 +157,22 @@ def pull_all(world):
         assert daemon.process.poll() is None, daemon.text()
 
 
+def send_all(world):
+    """To another site: right bytes, or an error that has a name."""
+    fresh = repositories.create(world.path.parent / 'site',
+                                block_size=template.BLOCK)
+    with world.open() as repo, repositories.open_repository(fresh) as there:
+        for image_id, data in world.images.items():
+            try:
+                replicas.receive(there, repo, image_id)
+            except ERRORS as e:
+                assert str(e), image_id
+                assert image_id not in there.images()
+            else:
+                assert repositories.read_all(there, image_id) == data
+    repositories.need_clean(fresh)
+
+
 # -- storing ------------------------------------------------------------------
 
 def store(world):
@@ -167,6 +189,19 @@ def store(world):
             world.images[again] = data + template.NEW
         repo.delete('new')
         del world.images['new']
+
+
+def receive(world):
+    """Images of another site, of which some blocks seem to be there."""
+    images = {f'{image_id}-sent': data + template.NEW
+              for image_id, data in template.IMAGES.items()}
+    site = repositories.create(world.path.parent / 'site',
+                               block_size=template.BLOCK)
+    with world.open() as repo, repositories.open_repository(site) as home:
+        for image_id, data in images.items():
+            repositories.put(home, image_id, data)
+            replicas.receive(repo, home, image_id)
+            world.images[image_id] = data
 
 
 def misled(file):
@@ -233,6 +268,30 @@ def maintain(*names):
     return run
 
 
+class Held(held_module.Held):
+    """What it deletes is not missed."""
+
+    def __init__(self, repo, world):
+        self._world = world
+        super().__init__(repo)
+
+    def drop(self, image_id):
+        self._world.images.pop(image_id, None)
+        super().drop(image_id)
+
+
+def evict(world):
+    """Some images of a cache go; those that stay are what they were."""
+    with world.open() as repo, maintainer_module.Maintainer(
+            repo) as maintainer, contextlib.closing(
+                Held(repo, world)) as held:
+        for image_id in list(world.images)[:2]:
+            held.used(image_id)
+        with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
+            evictor.run_once(maintainer, task.Control(), held,
+                             space.taken(world.path) - 98304, 1000)
+
+
 collect = maintain('collect')
 
 
@@ -269,7 +328,9 @@ OPERATIONS = {
     'check': need_check,
     'commands': commands,
     'pull': pull_all,
+    'send': send_all,
     'store': store,
+    'receive': receive,
     'filter': use_filters,
     'delete': delete,
     'account': maintain('account'),
@@ -278,10 +339,11 @@ OPERATIONS = {
     'scrub': maintain('scrub', 'collect'),
     'recompress': maintain('recompress', 'collect'),
     'rebuild': maintain('rebuild-catalog', 'collect'),
+    'evict': evict,
     'everything': everything,
     'mark lost': mark_lost,
 }
-READING = ('read', 'check', 'commands', 'pull')
+READING = ('read', 'check', 'commands', 'pull', 'send')
 #: On what is not damaged: its images must all be read.
 SOUND = ('filter',)
 CHANGING = tuple(name for name in OPERATIONS if name not in READING + SOUND)

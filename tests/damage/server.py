@@ -82,7 +82,7 @@ def _run(job, scratch):
     from tests.damage import damages
     from tests.damage import operations
     from tests.damage import template
-    maintainer_module._RESERVE_BYTES = template.PAGE
+    maintainer_module.RESERVE_BYTES = template.PAGE
     top = pathlib.Path(job['top'])
     codec = json.loads((top / 'facts.json').read_text())['codec']
     directory = pathlib.Path(tempfile.mkdtemp(dir=scratch))

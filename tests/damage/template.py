@@ -32,6 +32,7 @@ import shutil
 import types
 from unittest import mock
 
+from dedupd import held as held_module
 from dedupd import recompressor
 from dedupd import task
 from dedupd import tasks
@@ -91,6 +92,7 @@ STRUCTURES = {
     'reserve': 'catalog-reserve',
     'locks': 'locks/*',
     'quarantine': 'quarantine/*',
+    'cache': 'cache.json',
     'parameters': 'repository.json',
     'key': 'key',
 }
@@ -128,18 +130,21 @@ def copy(source, target):
 def build(top, codec='none'):
     """Make all of them. Takes a process of its own, for LevelDB's sake."""
     # The room that is kept for the catalog would be most of what is copied.
-    maintainer_module._RESERVE_BYTES = PAGE
+    maintainer_module.RESERVE_BYTES = PAGE
     top = pathlib.Path(top)
     path = _create(top / 'now', codec)
     with repositories.open_repository(path, **options(codec)) as repo:
+        _note(repo)
         for image_id, data in _FIRST.items():
             put(repo, image_id, data)
         with maintainer_module.Maintainer(repo) as maintainer:
             run(maintainer, 'merge')
             run(maintainer, 'scrub')
+        _note(repo)
     copy(path, top / 'older')
     with repositories.open_repository(path, **options(codec)) as repo:
         _age(repo)
+        _note(repo)
     # As if the machine had crashed and lost the newest published record: what
     # committed recipes name lies beyond the published count (N7.3).
     last = repositories.Group(path, maintenance.groups(path)[-1])
@@ -147,11 +152,20 @@ def build(top, codec='none'):
     last.save()
     with repositories.open_repository(_create(top / 'other', codec),
                                       **options(codec)) as repo:
+        _note(repo)
         for image_id, data in IMAGES.items():
             put(repo, image_id, data[::-1])
         with maintainer_module.Maintainer(repo) as maintainer:
             run(maintainer, 'scrub')
+        _note(repo)
     (top / 'facts.json').write_text(json.dumps({'codec': codec}))
+
+
+def _note(repo):
+    """Have it be a cache, too, which knows most of its images."""
+    with contextlib.closing(held_module.Held(repo)) as held:
+        for image_id in repo.images()[1:]:
+            held.note(image_id, repo.stat(image_id).size, None)
 
 
 def _create(path, codec):

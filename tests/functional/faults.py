@@ -168,10 +168,10 @@ def _without_hints(repo):
 
 # -- the tasks ----------------------------------------------------------------
 
-def _maintain(path, work):
+def _maintain(path, work, **options):
     from glance_dedup import maintainer as maintainer_module
     from tests import repositories
-    with repositories.open_repository(path, codec='none') as repo:
+    with repositories.open_repository(path, codec='none', **options) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             return work(maintainer)
 
@@ -224,6 +224,39 @@ def _recompress_in_vain(path, state):
     _recompress(path, state, worth=1)
 
 
+def _make_cache(path, state):
+    """The repository is one, of which 'a' was used last."""
+    from dedupd import held as held_module
+    from tests import repositories
+    (path / held_module.NAME).touch()
+    with repositories.open_repository(path, codec='none') as repo:
+        held = held_module.Held(repo)
+        for image_id in ('b', 'sparse', 'new', 'a'):
+            held.note(image_id, len(data_of(image_id)), None)
+        held.close()
+
+
+def _evict(path, state):
+    """All but one, which is read; or until little is left."""
+    from dedupd import evictor
+    from dedupd import held as held_module
+    from dedupd import task
+    from glance_dedup import maintainer as maintainer_module
+
+    def evict(maintainer):
+        repo = maintainer.repository
+        with repo.open_image('twin'), contextlib.closing(
+                held_module.Held(repo)) as held:
+            group = maintainer_module.RESERVE_BYTES + (1 << 16)
+            return evictor.run_once(maintainer, task.Control(), held, group)
+    for image_id in ('a', 'b', 'sparse', 'new'):
+        if state.get(image_id) != 'gone':
+            state[image_id] = 'maybe'
+    # It waits for the lock of each image, one after the other.
+    result = _maintain(path, evict, lock_timeout=1)
+    state.update(dict.fromkeys(result.evicted, 'gone'))
+
+
 def _mark_lost(path, state):
     from dedupd import scrubber
     from glance_dedup import exceptions
@@ -241,8 +274,64 @@ def _put(path, state):
             state['late'] = 'there'
 
 
+def _away(path, state):
+    """Another repository, which has the image that is received."""
+    from tests import repositories
+    home = repositories.create(path.parent / 'home')
+    with repositories.open_repository(home, codec='none') as repo:
+        repositories.put(repo, 'late', data_of('late'))
+    state['home'] = home
+
+
+def _receive(path, state):
+    from dedupd import receiving
+    from tests import replicas
+    from tests import repositories
+    state.setdefault('late', 'maybe')
+    with repositories.open_repository(state['home']) as home, \
+            repositories.open_repository(path, codec='none') as repo, \
+            mock.patch.object(receiving, 'SYNC_BYTES', 1):
+        replicas.receive(repo, home, 'late')
+        state['late'] = 'there'
+
+
 class _Told(Exception):
     """A command that failed, with words."""
+
+
+def _near(path, state):
+    """Another repository with blocks of the same size."""
+    from tests import maintenance
+    from tests import repositories
+    state['home'] = maintenance.create(path.parent / 'home')
+    with repositories.open_repository(state['home'], codec='none') as repo:
+        repositories.put(repo, 'late', data_of('late'))
+
+
+def _arrive(path, state):
+    """Reading what is on its way."""
+    from dedupd import arrivals as arrivals_module
+    from dedupd import arriving
+    from tests import near
+    from tests import repositories
+    state.setdefault('late', 'maybe')
+    with repositories.open_repository(state['home']) as home, \
+            repositories.open_repository(path, codec='none') as repo, \
+            mock.patch.object(arriving, 'SYNC_BYTES', 1):
+        arrivals = arrivals_module.Arrivals(
+            repo, lambda token: near.Client(home))
+        try:
+            with contextlib.closing(
+                    arrivals.open('late', None, None)) as reading:
+                plain = bytearray(reading.size)
+                reading.readinto(memoryview(plain), 0)
+            if plain != data_of('late'):
+                raise AssertionError('other bytes were read')
+            state['late'] = 'there'
+        except arrivals_module.ArrivalFailed as e:
+            raise _Told(str(e)) from e
+        finally:
+            repositories.eventually(lambda: not arrivals._arrivals)
 
 
 def _cli(*arguments):
@@ -337,8 +426,11 @@ TASKS = {
     'scrub': (None, _scrub),
     'recompress': (None, _recompress),
     'recompress-in-vain': (None, _recompress_in_vain),
+    'evict': (_make_cache, _evict),
     'mark-lost': (_spoil, _mark_lost),
     'put': (None, _put),
+    'receive': (_away, _receive),
+    'arrive': (_near, _arrive),
     'cli-list': (None, _cli('image', 'list')),
     'cli-collect': (None, _cli('collect')),
     'cli-check': (None, _cli('repository', 'check')),

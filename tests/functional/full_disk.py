@@ -12,11 +12,11 @@
 
 """What works on a disk that somebody else has filled; a process of its own.
 
-    python -m tests.functional.full_disk ROOT FILTER bytes|inodes|quota
+    python -m tests.functional.full_disk ROOT FILTER bytes|inodes|quota [cache]
 
 ROOT is that of a file system that may be filled, FILTER a directory
-elsewhere. It ends with an assertion if something does not work; see
-``test_full_disk.py``.
+elsewhere; with ``cache`` images are not deleted, but evicted. It ends with an
+assertion if something does not work; see ``test_full_disk.py``.
 """
 
 import contextlib
@@ -25,10 +25,13 @@ import pathlib
 import sys
 
 from dedupd import collector
+from dedupd import evictor
+from dedupd import held as held_module
 from dedupd import task
 from glance_dedup import check
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+from glance_dedup import space
 from tests import disks
 from tests import maintenance
 from tests import repositories
@@ -112,6 +115,55 @@ def main(root, filter_directory, kind):
     assert not found_by_check(path)
 
 
+def cache(root, filter_directory, kind):
+    """Evicting makes room, and its list is written again when there is."""
+    # What is held is less than this otherwise is.
+    maintainer_module.RESERVE_BYTES = MIB
+    root = pathlib.Path(root)
+    path = repositories.create(root / 'repository', block_size=4096,
+                               group_slots=256)
+    fill = disks.fill_inodes if kind == 'inodes' else disks.fill_bytes
+    model = {f'image-{n}': repositories.noise(2 * MIB, n) for n in range(6)}
+    with repositories.open_repository(
+            path, filter_dir=filter_directory) as repo:
+        held = held_module.Held(repo)
+        for image_id, data in model.items():
+            repositories.put(repo, image_id, data)
+            held.note(image_id, len(data), None)
+        held.save()
+        maintain(repo)
+        filling = fill(root)
+        assert refused(repo, 'refused')
+        held.used('image-0')
+        held.save()
+        # Nobody could write this down; nor is what was before lost.
+        before = held_module.decode((path / 'cache.json').read_bytes())
+        assert list(before)[0] == 'image-0'
+        with maintainer_module.Maintainer(repo) as maintainer:
+            result = evictor.run_once(
+                maintainer, task.Control(), held,
+                space.taken(path) - 3 * MIB // 2)
+            # The room that is kept for the catalog counts, too.
+            assert result.evicted in (['image-1'], ['image-1', 'image-2'])
+            assert not result.short and not result.failed, result
+            # Without a limit the disk is one, if it is blocks that it lacks.
+            result = evictor.run_once(maintainer, task.Control(), held, 0,
+                                      coming=9 * MIB // 2)
+            assert kind == 'inodes' or result.evicted, result
+            assert not result.short and not result.failed, result
+        left = {name: model[name] for name in held.candidates()}
+        assert len(left) >= 2 and 'image-0' in left
+        maintenance.need_contents(repo, left)
+        for file in filling:
+            file.unlink()
+        held.close()
+        held = held_module.Held(repo)
+        assert held.candidates() == [*sorted(left)[1:], 'image-0']
+        held.close()
+        maintain(repo)
+    assert not found_by_check(path)
+
+
 def found_by_check(path):
     """What ``repository check`` finds, in words; nothing if all is well."""
     return [str(f) for f in check.check(path).findings]
@@ -119,4 +171,7 @@ def found_by_check(path):
 
 if __name__ == '__main__':
     with contextlib.suppress(BrokenPipeError):
-        main(*sys.argv[1:])
+        if sys.argv[4:]:
+            cache(*sys.argv[1:4])
+        else:
+            main(*sys.argv[1:])

@@ -87,12 +87,13 @@ def ini(sections):
         for section, options in sections.items())
 
 
-def uwsgi_options(module, virtualenv, port, processes, threads):
-    """uWSGI's options for an OpenStack API on a port of the loopback."""
+def uwsgi_options(module, virtualenv, port, processes, threads,
+                  address='127.0.0.1'):
+    """uWSGI's options for an OpenStack API."""
     return {
         'module': module,
         'virtualenv': virtualenv,
-        'http-socket': f'127.0.0.1:{port}',
+        'http-socket': f'{address}:{port}',
         'master': 'true',
         'processes': processes,
         'threads': threads,
@@ -132,6 +133,9 @@ class GlanceServer:
     :param database: URL of the database; SQLite in `directory` if not given
     :param environment: environment variables for the server, beside ours
     """
+
+    #: Of the requests that ask whether it answers.
+    headers = None
 
     def __init__(self, directory, stores, default_store=None, processes=2,
                  threads=4, options=None, database=None, environment=None):
@@ -306,7 +310,7 @@ class GlanceServer:
 
     def _wait(self):
         deadline = time.monotonic() + START_TIMEOUT
-        client = Client(self.url, timeout=10)
+        client = Client(self.url, headers=self.headers, timeout=10)
         while True:
             if self._process.poll() is not None:
                 raise ServerError(

@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""A real RabbitMQ on loopback ports of its own, with all files in one place.
+"""A real RabbitMQ on ports of its own, with all files in one place.
 
 It needs Debian's package rabbitmq-server, but not its service: the broker runs
 as whoever runs the test, in a directory of the test's, and is stopped by its
@@ -39,9 +39,9 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def url_of(port):
+def url_of(port, address='127.0.0.1', password='guest'):
     """Of a broker on this port, as oslo.messaging has it."""
-    return f'rabbit://guest:guest@127.0.0.1:{port}/'
+    return f'rabbit://guest:{password}@{address}:{port}/'
 
 
 class RabbitMQ:
@@ -49,9 +49,12 @@ class RabbitMQ:
 
     :param ports: of the broker, of Erlang's distribution, and of its mapper;
         free ones if not given
+    :param address: at which it listens
+    :param password: of its user, `guest`
     """
 
-    def __init__(self, directory, ports=None):
+    def __init__(self, directory, ports=None, address='127.0.0.1',
+                 password='guest'):
         for program in (_PROGRAM, 'epmd'):
             assert shutil.which(program), (
                 f'{program} is missing; install the package rabbitmq-server')
@@ -60,7 +63,9 @@ class RabbitMQ:
         self._port, self._distribution_port, self._mapper_port = (
             ports or (free_port(), free_port(), free_port()))
         self._processes = []
-        self.url = url_of(self._port)
+        self._address = address
+        self._password = password
+        self.url = url_of(self._port, address, password)
 
     def environment(self):
         # Nothing of the caller's: the start script heeds names as common as
@@ -73,7 +78,7 @@ class RabbitMQ:
             'ERL_EPMD_PORT': str(self._mapper_port),
             'ERL_EPMD_ADDRESS': '127.0.0.1',
             'RABBITMQ_NODENAME': f'test{self._port}@localhost',
-            'RABBITMQ_NODE_IP_ADDRESS': '127.0.0.1',
+            'RABBITMQ_NODE_IP_ADDRESS': self._address,
             'RABBITMQ_NODE_PORT': str(self._port),
             'RABBITMQ_DIST_PORT': str(self._distribution_port),
             'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS':
@@ -89,7 +94,9 @@ class RabbitMQ:
 
     def launch(self):
         """Start it; returns its process at once."""
-        (self._directory / 'rabbitmq.conf').touch()
+        # By default `guest` may come from the loopback alone.
+        (self._directory / 'rabbitmq.conf').write_text(
+            f'default_pass = {self._password}\nloopback_users = none\n')
         (self._directory / 'plugins').write_text('[].\n')
         # Erlang would leave a mapper of its own behind.
         self._run('epmd', '-port', str(self._mapper_port))
@@ -118,8 +125,8 @@ class RabbitMQ:
 
     def connect(self):
         return amqp.Connection(
-            f'127.0.0.1:{self._port}', connect_timeout=5, read_timeout=5,
-            write_timeout=5)
+            f'{self._address}:{self._port}', password=self._password,
+            connect_timeout=5, read_timeout=5, write_timeout=5)
 
     def answers(self):
         try:

@@ -55,6 +55,7 @@ SMALL = {
     'recompress': (['--rounds', '1', '--threads', '1', '--codecs', 'zstd-1',
                     '--group-slots', '256', 'IMAGE'],
                    'compressing anew, zstd-1, 1 threads'),
+    'replication': (['IMAGE'], '1 images came as they were sent'),
     'upload': (['--mib', '8', '--rounds', '1', '--clients', '2'],
                'image, 2 at once: duplicates, lz4-direct'),
 }

@@ -466,45 +466,17 @@ def test_client_that_leaves(daemon):
 
 # -- who ----------------------------------------------------------------------
 
-def connect_as(daemon, uid, data):
-    """What another user gets who sends bytes; None if not even connected."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.setgroups([])
-            os.setresuid(uid, uid, uid)
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(10)
-                try:
-                    sock.connect(daemon.socket)
-                except PermissionError:
-                    os.write(writer, b'\0')
-                else:
-                    with contextlib.suppress(OSError):
-                        sock.sendall(data)
-                    with contextlib.suppress(OSError):
-                        os.write(writer, sock.recv(9))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, 'rb') as stream:
-        answer = stream.read()
-    os.waitpid(child, 0)
-    return None if answer == b'\0' else answer
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
 def test_wrong_user(daemon, repository):
     """Refused by the mode; and if that is lost, before a byte is parsed."""
     request = raw('GET', '/healthcheck')
     assert os.stat(daemon.socket).st_mode & 0o777 == 0o600
-    assert connect_as(daemon, 65534, request) is None
+    assert daemons.connect_as(daemon.socket, 65534, request) is None
     os.chmod(daemon.socket, 0o666)
     try:
         before = daemon.status()['reads']['requests']
-        assert connect_as(daemon, 65534, request) == b''
-        assert connect_as(daemon, 0, request) == b'HTTP/1.1 '
+        assert daemons.connect_as(daemon.socket, 65534, request) == b''
+        assert daemons.connect_as(daemon.socket, 0, request) == b'HTTP/1.1 '
         # It is counted after its answer; so is each of these.
         asked = itertools.count(before + 2)
         repositories.eventually(lambda: (
@@ -514,8 +486,8 @@ def test_wrong_user(daemon, repository):
         os.chmod(daemon.socket, 0o600)
     with daemons.Daemon(repository, socket_users='65534') as other:
         other.start()
-        assert connect_as(other, 65534, request) == b'HTTP/1.1 '
-        assert connect_as(other, 65533, request) == b''
+        assert daemons.connect_as(other.socket, 65534, request) == b'HTTP/1.1 '
+        assert daemons.connect_as(other.socket, 65533, request) == b''
 
 
 # -- state --------------------------------------------------------------------

@@ -22,6 +22,7 @@ import schemathesis
 from schemathesis import checks
 import yaml
 
+from dedupd import wire
 from tests import daemons
 from tests import repositories
 
@@ -32,6 +33,11 @@ CHECKS = [
     checks.not_a_server_error, checks.status_code_conformance,
     checks.content_type_conformance, checks.response_headers_conformance,
     checks.response_schema_conformance]
+
+
+#: Of an image that is sent.
+HEADER = wire.RecipeHeader(4096, 100, 0, 1, 'sha256', bytes(16),
+                           'fixed').pack()
 
 
 class Relay:
@@ -119,6 +125,16 @@ def walk(operation_id, **arguments):
     ('task', {'path_parameters': {'name': 'scrub'},
               'query': {'after': 1, 'wait': 5}}, 200),
     ('status', {}, 200), ('images', {}, 200), ('groups', {}, 200),
+    ('begin_replica', {
+        'path_parameters': {'image_id': 'sent'},
+        'query': {'upload': 'ab' * 16, 'sender': 'cd' * 16},
+        'body': HEADER, 'media_type': 'application/octet-stream'}, 201),
+    ('begin_replica', {
+        'path_parameters': {'image_id': 'image'},
+        'query': {'upload': 'ab' * 16, 'sender': 'cd' * 16},
+        'body': HEADER, 'media_type': 'application/octet-stream'}, 409),
+    ('commit_replica', {'path_parameters': {'image_id': 'sent'},
+                        'query': {'replica': 'ab' * 16}}, 404),
     ('sharing', {}, 200), ('history', {}, 200), ('ready', {}, 200)])
 def test_what_is_right_is_done(url, operation_id, arguments, status):
     response = walk(operation_id, **arguments).call_and_validate(
@@ -137,7 +153,8 @@ def test_every_endpoint_is_described():
             return lambda *args: None
 
     async def routes():
-        found = api.API(Anything(), Anything(), '/', [], asyncio.Event())
+        found = api.API(Anything(), Anything(), Anything(), '/', [],
+                        asyncio.Event())
         return {listener: {
             ('/' + '/'.join(segments), method.lower())
             for segments, methods in getattr(found, listener)._routes
@@ -148,8 +165,9 @@ def test_every_endpoint_is_described():
     described = {(path, method): operation['tags']
                  for path, item in DOCUMENT['paths'].items()
                  for method, operation in item.items()
-                 if method in ('get', 'post')}
+                 if method in ('get', 'post', 'delete')}
     assert served['unix'] == set(described)
-    assert served['tls'] == {k for k, v in described.items() if v == ['read']}
+    assert served['tls'] == {k for k, v in described.items()
+                             if v in (['read'], ['receive'])}
     assert served['status'] == {
         k for k, v in described.items() if v == ['show']}

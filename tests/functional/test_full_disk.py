@@ -34,12 +34,12 @@ from tests import repositories
 MIB = 1 << 20
 
 
-def run(place, kind, what):
+def run(place, kind, what, *scenario):
     with disks.mounted(place, kind, what == 'inodes') as root:
         done = subprocess.run(
             [sys.executable, '-m', 'tests.functional.full_disk', root,
-             place / 'filter', what], cwd=daemons.ROOT, capture_output=True,
-            text=True, timeout=240)
+             place / 'filter', what, *scenario], cwd=daemons.ROOT,
+            capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, f'{kind} without {what}: {done.stderr}'
 
 
@@ -55,6 +55,13 @@ def test_without_room(tmp_path, kind, what):
     ('xfs', 'inodes'), ('tmpfs', 'bytes'), ('tmpfs', 'inodes')])
 def test_without_room_elsewhere(tmp_path, kind, what):
     run(tmp_path, kind, what)
+
+
+@pytest.mark.parametrize('kind, what', [
+    ('ext4', 'bytes'), pytest.param('ext4', 'inodes', marks=pytest.mark.long),
+    pytest.param('tmpfs', 'bytes', marks=pytest.mark.long)])
+def test_a_cache_without_room(tmp_path, kind, what):
+    run(tmp_path, kind, what, 'cache')
 
 
 def command(path, *arguments):

@@ -29,12 +29,15 @@ import pytest
 import xxhash
 
 from dedupd import client as client_module
+from dedupd import receiving
 from dedupd import rpc
+from dedupd import wire
 from glance_dedup.cli import main as cli_main
 from glance_dedup import exceptions
 from glance_dedup import parameters
 from glance_dedup import repository
 from tests import daemons
+from tests import replicas
 from tests import repositories
 
 EXAMPLES = 150
@@ -228,6 +231,62 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
 
     with daemons.scripted(path, behave):
         check()
+
+
+# -- what another site sends --------------------------------------------------
+
+@pytest.fixture
+def sites(tmp_path):
+    """Repositories: whose images are sent, and to which."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(repositories.open_repository(
+            repositories.create(tmp_path / name, block_size=BLOCK,
+                                group_slots=64)))
+               for name in ('home', 'away')]
+
+
+@pytest.mark.parametrize('what', ['header', 'lot', 'frames'])
+def test_any_body_that_is_sent(at_length, sites, what):
+    """A refusal that says what is wrong; or the image, as it is."""
+    home, away = sites
+    content = repositories.mixture(20_000, seed=5, unit=BLOCK)
+    repositories.put(home, 'image', content)
+
+    def send(sending, changes):
+        """With one body changed; returns whether it was taken."""
+        header = sending.header.pack()
+        if what == 'header':
+            header = changed(header, changes)
+            if len(header) != wire.RECIPE_HEADER_BYTES:
+                return
+        sending.header = wire.RecipeHeader.unpack(header, receiving.Bad)
+        with sending.replica(away) as replica:
+            for lot in sending.lots:
+                extents = (changed(lot.extents, changes) if what == 'lot'
+                           else lot.extents)
+                ranges, _ = replica.offer(lot.offset, extents)
+                for body in sending.frames(ranges):
+                    replica.take(lot.offset, changed(body, changes)
+                                 if what == 'frames' else body)
+            replica.commit()
+        # What a description says can only be believed; its own blocks are
+        # what their fingerprints say.
+        if what == 'frames':
+            assert repositories.read_all(away, 'image') == content
+        away.delete('image')
+
+    @at_length
+    @hypothesis.given(CHANGES)
+    def check(changes):
+        with contextlib.closing(replicas.Sending(home, 'image')) as sending:
+            try:
+                send(sending, changes)
+            except (receiving.Bad, receiving.Conflict, receiving.Outdated,
+                    exceptions.InvalidParameter) as e:
+                assert str(e)
+        assert not away.images()
+
+    check()
 
 
 # -- payloads of RPC ----------------------------------------------------------

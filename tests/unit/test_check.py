@@ -27,9 +27,11 @@ import pytest
 import xxhash
 import zstandard
 
+from dedupd import held
 from glance_dedup import check
 from glance_dedup import check_format
 from glance_dedup import exceptions
+from glance_dedup import underway
 from tests.unit import format_writer as writer
 
 DAMAGE, NOTE = check.DAMAGE, check.NOTE
@@ -261,6 +263,35 @@ def test_unknown_names_and_modes_are_notes(repository, group, image):
     assert {f.file for f in found if '0755' in f.sentence} == {
         '.', 'groups', 'images/one', 'groups/00000001', 'key',
         'repository.json', 'locks/images'}
+
+
+@pytest.mark.parametrize('name, module', [
+    ('cache.json', held), ('replication.json', underway)])
+def test_lists_of_images(repository, group, image, name, module):
+    """A bad one is a note: no image is worse for it."""
+    file = repository.path / name
+    good = module.encode({} if module is held else [])
+    for content in (b'', good):
+        repository.write(file, content)
+        repository.write(repository.path / f'{name}.new', b'half')
+        found, report = look(repository, NOTE)
+        assert report.ok and not found
+    file.chmod(0o644)
+    found, _ = look(repository, NOTE)
+    assert [f.file for f in found] == [name] and '0644' in found[0].sentence
+    file.unlink()
+    for bad in (good[:-3], good.replace(b'"version": 1', b'"version": 2'),
+                good.replace(b'[]', b'{}'), good.replace(b'glance', b'glence'),
+                b'[' * 100000, b'9' * 5000, b'\xff', bytes(9 << 20)):
+        repository.write(file, bad)
+        found, report = look(repository, NOTE)
+        assert report.ok and [f.file for f in found] == [name], bad[:99]
+    file.unlink()
+    for make in (file.mkdir, lambda: (file.rmdir(), os.mkfifo(file)),
+                 lambda: (file.unlink(), file.symlink_to('/dev/zero'))):
+        make()
+        found, report = look(repository, NOTE)
+        assert report.ok and [f.file for f in found] == [name]
 
 
 def test_quarantine_and_lock_content_are_notes(repository):

@@ -24,18 +24,22 @@ from dedupd import main
 from dedupd import opts
 
 BY_NAME = {opt.name: opt for opt in opts.dedupd_opts}
+EVERY = [(group, opt) for group, options in opts.list_opts()
+         for opt in options]
+NAMES = {f'[{group}] {opt.name}' for group, opt in EVERY}
 
 
-@pytest.mark.parametrize('opt', opts.dedupd_opts, ids=lambda opt: opt.name)
-def test_every_option(opt):
+@pytest.mark.parametrize('group,opt', EVERY,
+                         ids=[f'{group}-{opt.name}' for group, opt in EVERY])
+def test_every_option(group, opt):
     assert opt.help.startswith('\n') and len(opt.help.split()) > 7
     assert max(map(len, opt.help.splitlines())) < 75
     if isinstance(opt, (cfg.IntOpt, cfg.FloatOpt)):
         assert opt.type.min is not None
     for line in opt.help.splitlines():
         if line.startswith('    * ``') and line.endswith('``'):
-            name = line.strip(' *`').replace('[DEFAULT] ', '')
-            assert name in BY_NAME or name == 'transport_url'
+            name = line.strip(' *`')
+            assert name in NAMES or f'[{group}] {name}' in NAMES
 
 
 @pytest.mark.parametrize('name,good,bad', [
@@ -56,6 +60,50 @@ def test_bounds(tmp_path, name, good, bad):
         else:
             with pytest.raises((ValueError, cfg.Error)):
                 main.read_options(['--config-file', str(path)])
+
+
+CACHE = {'glance_url': 'http://controller:9292'}, {
+    'peer': 'https://controller:9393'}
+
+
+def cache_file(path, dedupd, cache):
+    path.write_text('[DEFAULT]\nmode = cache\n' + ''.join(
+        f'[{group}]\n' + ''.join(f'{name} = {value}\n'
+                                 for name, value in options.items())
+        for group, options in (('dedupd', dedupd), ('cache', cache))))
+    return ['--config-file', str(path)]
+
+
+def test_a_cache(tmp_path):
+    arguments = cache_file(tmp_path / 'conf', *CACHE)
+    assert main.read_options(arguments).mode == 'cache'
+    conf = main.read_options([*arguments, '--mode', 'store'])
+    assert conf.mode == 'store'
+
+
+@pytest.mark.parametrize('dedupd,cache,words', [
+    ({'glance_url': None}, {}, 'needs .dedupd. glance_url'),
+    ({}, {'peer': None}, 'needs .cache. peer'),
+    ({}, {'peer': 'http://controller:9393'}, 'peer'),
+    ({}, {'listen': '0.0.0.0:9292'}, '0.0.0.0:9292 is not .* loopback'),
+    ({}, {'listen': 'controller:9292'}, 'controller:9292 is not .* loopback'),
+    ({}, {'listen': '[::]:9292'}, 'loopback'),
+    ({}, {'peer_key': '/key'}, 'peer_key needs peer_cert'),
+    ({}, {'peer_ca': '/not/here'}, '/not/here'),
+    ({}, {'peer_cert': '/not/here'}, '/not/here')])
+def test_what_a_cache_needs(tmp_path, dedupd, cache, words):
+    options = [{name: value for name, value in {**given, **changed}.items()
+                if value is not None}
+               for given, changed in zip(CACHE, (dedupd, cache))]
+    arguments = cache_file(tmp_path / 'conf', *options)
+    with pytest.raises((ValueError, cfg.Error), match=words):
+        main.read_options(arguments)
+
+
+def test_options_of_a_cache_that_is_none(tmp_path):
+    """They say nothing then."""
+    arguments = cache_file(tmp_path / 'conf', {}, {'listen': '0.0.0.0:1'})
+    main.read_options([*arguments, '--mode', 'store'])
 
 
 def test_a_level_that_the_codec_lacks(tmp_path):

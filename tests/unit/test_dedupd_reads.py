@@ -23,6 +23,7 @@ import pytest
 from dedupd import http as http_server
 from dedupd import reads
 from dedupd import tokens
+from dedupd import wire
 
 
 @given(strategies.text('bytes=0123456789-, x', max_size=30),
@@ -44,7 +45,7 @@ def test_what_is_left_of_ranges(lengths, end):
     for length, gap in lengths:
         ranges.append((at, length))
         at += length + gap
-    rest = reads.rest_of(ranges, end)
+    rest = wire.rest_of(ranges, end)
     assert all(length > 0 for _, length in rest)
     assert bytes_of(rest) == [at for at in bytes_of(ranges) if at >= end]
 

@@ -67,6 +67,12 @@ def full(status):
     status['damage'] = {'blocks': 2, 'images': ['x', 'y', 'z']}
     status['reads'].update({'connections': 1, 'requests': 10, 'bytes': 1000,
                             'cache_hits': 6, 'cache_misses': 4})
+    status['replication'] = {'pending': 1, 'replicated': 2, 'sent_bytes': 3}
+    status['cache'] = {
+        'requests': 1, 'relayed': 2, 'here': 3, 'arriving': 4, 'fallbacks': 5,
+        'bytes_here': 6, 'under_way': 7,
+        'held': {'images': 8, 'limit_bytes': 9, 'evictions': 10},
+        'arrivals': {'received_bytes': 11, 'pulls': 12, 'failures': 13}}
     return status
 
 
@@ -102,6 +108,8 @@ def test_values(full):
     assert found['dedupd_task_last_duration_seconds', 'merge'] == 2.5
     assert found['dedupd_http_requests_total',] == 10
     assert found['dedupd_cache_hits_total',] == 6
+    assert found['dedupd_image_cache_hits_total',] == 3
+    assert found['dedupd_image_cache_received_bytes_total',] == 11
     assert found['dedupd_filter_places',] == full['filter']['filter_places']
 
 
