@@ -26,7 +26,6 @@ be evicted. Of one that holds images, and has no such file, nothing is taken.
 from collections.abc import Callable
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import threading
@@ -37,8 +36,8 @@ from oslo_log import log
 
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import imagelist
 from glance_dedup import maintainer as maintainer_module
-from glance_dedup import parameters
 from glance_dedup import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -54,7 +53,6 @@ LARGEST = 8 << 20
 SAVE_INTERVAL = 5.0
 
 _KIND = 'glance-dedup cache'
-_VERSION = 1
 _MD5 = re.compile('[0-9a-f]{32}')
 
 
@@ -79,11 +77,9 @@ class Entry:
 
 def encode(images: dict[str, Entry]) -> bytes:
     """The file's content."""
-    fields = {'kind': _KIND, 'version': _VERSION, 'images': [
+    return imagelist.encode(_KIND, (
         {'id': image_id, **dataclasses.asdict(entry)}
-        for image_id, entry in images.items()]}
-    fields['checksum'] = parameters.json_checksum(fields)
-    return json.dumps(fields).encode() + b'\n'
+        for image_id, entry in images.items()))
 
 
 def decode(content: bytes) -> dict[str, Entry]:
@@ -91,27 +87,12 @@ def decode(content: bytes) -> dict[str, Entry]:
 
     :raises ValueError: says what is wrong with it
     """
-    if len(content) > LARGEST:
-        raise ValueError(f'it is larger than {LARGEST} bytes')
-    try:
-        fields = json.loads(content)
-        if fields['kind'] != _KIND:
-            raise ValueError('it is of another kind')
-        if fields['version'] != _VERSION:
-            raise ValueError(f'it has version {fields["version"]!r}, and this '
-                             f'program knows {_VERSION}')
-        checksum = fields.pop('checksum')
-        if checksum != parameters.json_checksum(fields):
-            raise ValueError('its checksum is wrong')
-        images = {}
-        for found in fields['images']:
-            image_id = found.pop('id')
-            if not repository_module.IMAGE_ID.fullmatch(image_id):
-                raise ValueError(f'{image_id!r} is not an image id')
-            images[image_id] = Entry(**found)
-    except (KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise ValueError(f'it is not the list of a cache: {e!r}') from e
-    return images
+    def named(id: str, **fields: Any) -> tuple[str, Entry]:
+        if not repository_module.IMAGE_ID.fullmatch(id):
+            raise ValueError(f'{id!r} is not an image id')
+        return id, Entry(**fields)
+
+    return dict(imagelist.decode(content, _KIND, LARGEST, named))
 
 
 def check_limit(repository: repository_module.Repository,

@@ -28,14 +28,13 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import fcntl
-import json
 import os
 import stat
 import time
 
 from glance_dedup import access
 from glance_dedup import exceptions
-from glance_dedup import parameters
+from glance_dedup import imagelist
 from glance_dedup import repository as repository_module
 from glance_dedup import sharing
 
@@ -46,7 +45,6 @@ MOST = 1024
 LARGEST = 1 << 20
 
 _KIND = 'glance-dedup replication'
-_VERSION = 1
 _LONGEST_SITE = 512
 # It is held for as long as it takes to write the file.
 _LOCK_SECONDS = 30.0
@@ -81,10 +79,7 @@ _Entries = dict[tuple[str, str], Entry]
 
 def encode(entries: list[Entry]) -> bytes:
     """The file's content."""
-    fields = {'kind': _KIND, 'version': _VERSION,
-              'images': [dataclasses.asdict(entry) for entry in entries]}
-    fields['checksum'] = parameters.json_checksum(fields)
-    return json.dumps(fields, indent=1).encode() + b'\n'
+    return imagelist.encode(_KIND, map(dataclasses.asdict, entries))
 
 
 def decode(content: bytes) -> list[Entry]:
@@ -94,22 +89,7 @@ def decode(content: bytes) -> list[Entry]:
     """
     if not content:
         return []
-    if len(content) > LARGEST:
-        raise ValueError(f'it is larger than {LARGEST} bytes')
-    try:
-        fields = json.loads(content)
-        if fields['kind'] != _KIND:
-            raise ValueError('it is of another kind')
-        if fields['version'] != _VERSION:
-            raise ValueError(f'it has version {fields["version"]!r}, and this '
-                             f'program knows {_VERSION}')
-        if fields.pop('checksum') != parameters.json_checksum(fields):
-            raise ValueError('its checksum is wrong')
-        if not isinstance(fields['images'], list):
-            raise TypeError('the images are no list')
-        return [Entry(**found) for found in fields['images']]
-    except (KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise ValueError(f'it is not a list of images: {e!r}') from e
+    return imagelist.decode(content, _KIND, LARGEST, Entry)
 
 
 class Underway:

@@ -90,6 +90,20 @@ def add_codec(parser):
         help='How new blocks are compressed. Default: %(default)s.')
 
 
+def add_certificates(parser):
+    """The options that say who we are to another daemon, and who it is."""
+    parser.add_argument(
+        '--cert', metavar='FILE',
+        help="The operator's certificate, to show the other daemon.")
+    parser.add_argument(
+        '--key', metavar='FILE',
+        help='Its key, if that is not in the same file.')
+    parser.add_argument(
+        '--ca-file', metavar='FILE',
+        help="What the other daemon's certificate is verified by; else "
+        "by the system's authorities.")
+
+
 def add_scope(parser):
     """The option that says whose blocks a new image shares."""
     parser.add_argument(

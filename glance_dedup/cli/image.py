@@ -319,16 +319,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--from', dest='address', metavar='URL', required=True,
             help='https://HOST:PORT, or unix:/PATH.')
-        parser.add_argument(
-            '--cert', metavar='FILE',
-            help="The operator's certificate, to show the other daemon.")
-        parser.add_argument(
-            '--key', metavar='FILE',
-            help='Its key, if that is not in the same file.')
-        parser.add_argument(
-            '--ca-file', metavar='FILE',
-            help="What the other daemon's certificate is verified by; else "
-            "by the system's authorities.")
+        common.add_certificates(parser)
         parser.add_argument(
             '--token-env', default='OS_TOKEN', metavar='NAME',
             help='The environment variable that holds a token of Keystone, '

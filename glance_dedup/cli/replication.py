@@ -42,16 +42,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--to', dest='address', metavar='URL', required=True,
             help="The other site's daemon: https://HOST:PORT, or unix:/PATH.")
-        parser.add_argument(
-            '--cert', metavar='FILE',
-            help="The operator's certificate, to show the other daemon.")
-        parser.add_argument(
-            '--key', metavar='FILE',
-            help='Its key, if that is not in the same file.')
-        parser.add_argument(
-            '--ca-file', metavar='FILE',
-            help="What the other daemon's certificate is verified by; else "
-            "by the system's authorities.")
+        common.add_certificates(parser)
         parser.add_argument(
             '--from-cloud', metavar='NAME',
             help='The cloud of clouds.yaml whose Glance has the images.')

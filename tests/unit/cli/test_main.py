@@ -42,7 +42,8 @@ def test_every_command_has_help_and_json(cli):
         result = cli(*name.split(), '--help')
         assert result.status == 0
         assert f'glance-dedup {name}' in result.out
-        assert 'json' in result.out
+        # What goes on until it is ended has nothing to put into a table.
+        assert ('json' in result.out) == (name != 'mount')
 
 
 def test_help(cli):
