@@ -17,7 +17,7 @@
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
                   'rebuild-catalog': 'Rebuilding the catalog',
-                  replicate: 'Replication' };
+                  replicate: 'Replication', evict: 'Eviction' };
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
                   ['disk', 'disk_bytes', 'Stored on disk']];
@@ -401,6 +401,7 @@
     drawTasks(state.status.tasks || {});
     drawReads(state.status.reads || {});
     drawFilter(state.status.filter || {});
+    drawElsewhere(state.status);
     drawDamage(state.status);
     drawErrors(state.status.errors || []);
     setText($('daemon'),
@@ -459,6 +460,9 @@
         + (r.busy > 0 ? `, ${plural(r.busy, 'group')} put off` : ''),
     merge: (r) => `${plural(r.merged_blocks, 'block')} merged `
       + `(${bytes(r.merged_bytes)}) of ${count(r.scanned)} looked at`,
+    evict: (r) => `${plural(r.evicted.length, 'image')} evicted, `
+      + `${bytes(r.disk_bytes)} given back`
+      + (r.short ? `; ${r.short}` : ''),
     scrub: (r) => `${bytes(r.bytes)} verified, `
       + (r.damaged > 0 ? `${count(r.damaged)} damaged` : 'no damage')
       + (r.healed > 0 ? `, ${count(r.healed)} healed` : ''),
@@ -1102,6 +1106,49 @@
         : 'every fingerprint'],
       ['Rebuilt', filter.filter_complete ? 'completely'
         : `up to group ${count(filter.filter_rebuilt)}`],
+    ]);
+  }
+
+  // What comes from other hosts, and goes there; only where something does.
+  function drawElsewhere(status) {
+    const { cache, replication, receiving = {} } = status;
+    const received = receiving.images > 0 || receiving.under_way > 0;
+    $('held').parentElement.hidden = !cache;
+    $('sites').parentElement.hidden = !replication && !received;
+    $('elsewhere').hidden = !cache && !replication && !received;
+    if (cache) {
+      drawHeld(cache);
+    }
+    facts($('sites'), [
+      ...(replication ? [
+        ['Replicated to', replication.to],
+        ['Replicated', `${plural(replication.replicated, 'image')}, `
+          + `${bytes(replication.sent_bytes)} sent`],
+        ['To be replicated', plural(replication.pending, 'image')],
+        ['Failed', count(Object.keys(replication.failed || {}).length)],
+      ] : []),
+      ...(received ? [
+        ['Received', `${plural(receiving.images, 'image')}, `
+          + `${bytes(receiving.bytes)}`],
+      ] : []),
+    ]);
+  }
+
+  function drawHeld(cache) {
+    const { held = {}, arrivals = {} } = cache;
+    const failure = cache.last_failure;
+    facts($('held'), [
+      ['Storing host', cache.peer],
+      ['Held', `${plural(held.images, 'image')}, ${bytes(held.disk_bytes)}`
+        + (held.limit_bytes > 0 ? ` of ${bytes(held.limit_bytes)}` : '')],
+      ['Evicted', plural(held.evictions, 'image')],
+      ['Given from here', `${bytes(cache.bytes_here)} in `
+        + `${plural(cache.here + cache.arriving, 'download')}`],
+      ['Received for that', bytes(arrivals.received_bytes)],
+      ['On their way', plural((arrivals.images || []).length, 'image')],
+      ['Ended by Glance', plural(cache.fallbacks, 'download')],
+      ...(failure ? [['Last failure',
+        `${moment(failure.time)}: ${failure.text}`]] : []),
     ]);
   }
 

@@ -487,6 +487,31 @@ def test_empty_repository(browser, tmp_path):
         browser.need_silence()
 
 
+def test_other_hosts(browser, tmp_path):
+    """What a cache holds, and where images go, is shown where they do."""
+    path = repositories.create(tmp_path / 'repository', group_slots=64)
+    with dedupd_watched.running(
+            path, default='mode = cache',
+            sections='[cache]\nlisten = 127.0.0.1:0\nlimit_mib = 4096\n'
+            'peer = https://storing.example:9393\n',
+            glance_url='http://127.0.0.1:9') as it:
+        browser.show(it.url)
+        held = browser.text('held')
+        assert 'https://storing.example:9393' in held
+        assert '0 images' in held and 'of 4.00 GiB' in held
+        assert 'Eviction' in browser.text('tasks')
+        assert browser.script(
+            'return document.getElementById("sites").parentElement.hidden')
+        assert 'NaN' not in browser.text_of_all()
+        assert 'undefined' not in browser.text_of_all()
+        browser.need_silence()
+
+
+def test_of_no_other_hosts_nothing_is_shown(browser, daemon):
+    browser.show(daemon.url)
+    assert browser.script('return document.getElementById("elsewhere").hidden')
+
+
 def test_daemon_goes_and_comes_back(browser, tmp_path):
     path = repositories.create(tmp_path / 'repository', group_slots=256)
     fill(path)
