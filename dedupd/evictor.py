@@ -37,6 +37,7 @@ from oslo_log import log
 from dedupd import accounting
 from dedupd import collector
 from dedupd import held as held_module
+from dedupd import scrubber
 from dedupd import task
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
@@ -171,6 +172,8 @@ class _Run:
         over = most = self._over()
         if over > 0:
             refused = self._collect()   # which may be enough
+            if refused and self._give_up_unreadable():
+                refused = self._collect()
         while over > 0 and not refused:
             batch = self._foresee()
             dead, size = self._dead(batch)
@@ -309,6 +312,26 @@ class _Run:
         """Free what can be; why nothing was freed, if so."""
         return collector.run_once(self._maintainer, self._control,
                                   **self._shares).refused
+
+    def _give_up_unreadable(self) -> bool:
+        """Give up images with damaged recipes; whether there were any.
+
+        Elsewhere that is for an operator to say, since they are lost by it
+        (``image mark-lost``). Here they come again when they are wanted.
+        """
+        before = len(self._evicted)
+        for image_id in sorted({*self._maintainer.unreadable()}.intersection(
+                self._repository.images())):
+            try:
+                scrubber.mark_lost(self._maintainer, image_id,
+                                   self._control.step)
+            except exceptions.RepositoryError as e:
+                LOG.warning('Image %s cannot be given up: %s', image_id, e)
+                self._failed[image_id] = str(e)
+                continue
+            self._held.evictions += 1
+            self._evicted.append(image_id)
+        return len(self._evicted) > before
 
     def _words(self) -> str:
         """What takes the room that is not to be had."""

@@ -317,19 +317,38 @@ def test_an_image_that_cannot_be_deleted(maintainer, repo, path, held, model):
     assert evict(maintainer, held, 1.2 * MIB).evicted == ['image-0']
 
 
-def test_nothing_goes_while_nothing_can_be_freed(maintainer, repo, path,
-                                                 held, model):
-    """A recipe that is damaged may need any block."""
-    put(repo, 'damaged', noise(MIB, 44))
+def test_a_damaged_recipe_is_given_up(maintainer, repo, path, held, model):
+    """It may need any block, so nothing could be freed; but it comes again."""
+    add(repo, held, 'damaged', (44, 1024))
     recipe = path / 'images' / 'damaged'
     content = bytearray(recipe.read_bytes())
     content[4100] ^= 255
     recipe.write_bytes(content)
-    model['damaged'] = None
-    result = evict(maintainer, held, 2 * MIB)
-    assert result.evicted == [] and 'damaged' in result.refused
-    assert sorted(model) == repo.images()
-    assert 'limit_mib allows' in result.short
+    before = taken(path)
+    result = evict(maintainer, held, before - 2.5 * MIB)
+    assert result.refused is None and result.short is None
+    # Its own megabyte is not enough.
+    assert result.evicted == ['damaged', 'image-0', 'image-1']
+    assert held.status()['images'] == 4
+    need(repo, model, result.evicted)
+    assert taken(path) <= before - 2.5 * MIB
+    assert list((path / 'quarantine').glob('damaged-*'))
+
+
+def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
+    """Nothing goes as long as nothing can be freed."""
+    data = noise(MIB, 44)
+    put(repo, 'damaged', data)
+    with repo.open_image('damaged') as image:
+        recipe = path / 'images' / 'damaged'
+        content = bytearray(recipe.read_bytes())
+        content[4100] ^= 255
+        recipe.write_bytes(content)
+        result = evict(maintainer, held, 2 * MIB)
+        assert result.evicted[:1] == ['damaged']
+        assert image.size == len(data)
+    assert evict(maintainer, held, 2 * MIB).short is None
+    assert 'damaged' not in repo.images()
 
 
 def test_a_limit_that_is_too_small(maintainer, held, repo):
