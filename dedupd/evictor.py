@@ -325,6 +325,7 @@ class _Run:
             try:
                 scrubber.mark_lost(self._maintainer, image_id,
                                    self._control.step)
+                self._held.drop(image_id)   # which forgets it
             except exceptions.RepositoryError as e:
                 LOG.warning('Image %s cannot be given up: %s', image_id, e)
                 self._failed[image_id] = str(e)

@@ -289,7 +289,7 @@ def evict(world):
             held.used(image_id)
         with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
             evictor.run_once(maintainer, task.Control(), held,
-                             space.taken(world.path) - 98304, 1000)
+                             space.below(world.path) - 98304, 1000)
 
 
 collect = maintain('collect')
