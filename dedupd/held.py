@@ -15,7 +15,7 @@
 For each image its size and MD5, as Glance named them when it came, and when it
 was last used; the file's order is that of use, the first the longest ago, so
 that no clock decides. All of it is a hint: an image that the file does not
-know is pulled anew when it is wanted, which moves no blocks, and is the first
+know is pulled anew when it is wanted, which moves few blocks, and is the first
 to be evicted. A file that is no good is set aside in ``quarantine/``, and the
 cache begins an empty one.
 

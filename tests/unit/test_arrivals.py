@@ -178,10 +178,15 @@ class Hosts:
     def need_nothing_of(self, image_id):
         """No image, and nothing in flight."""
         assert image_id not in self.ours.images()
-        # That of an image has another name in images/.
-        repositories.eventually(lambda: all(
-            (self.here / 'spool' / name).stat().st_nlink == 2
-            for name in repositories.spool(self.here)), LIMIT)
+        repositories.eventually(lambda: not any(
+            map(self.is_in_flight, repositories.spool(self.here))), LIMIT)
+
+    def is_in_flight(self, name):
+        """Whether a recipe is no image's: that has a name in images/, too."""
+        try:
+            return (self.here / 'spool' / name).stat().st_nlink != 2
+        except FileNotFoundError:
+            return False
 
     def ended(self):
         repositories.eventually(lambda: not self.arrivals._arrivals, LIMIT)
