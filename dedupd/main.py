@@ -87,17 +87,13 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     log.register_options(conf)
     conf.register_cli_opts(opts.mode_opts)
     conf.register_opts(opts.messaging_opts)
-    conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
-    conf.register_opts(opts.cache_opts, group=opts.CACHE_GROUP)
-    conf.register_opts(opts.replication_opts, group=opts.REPLICATION_GROUP)
+    for group, options in opts.GROUPS.items():
+        conf.register_opts(options, group=group)
     conf(arguments, project='dedupd',
          version=version.VersionInfo('glance-dedup').release_string())
-    for option in opts.dedupd_opts:
-        conf.dedupd[option.dest]
-    for option in opts.cache_opts:
-        conf.cache[option.dest]
-    for option in opts.replication_opts:
-        conf.replication[option.dest]
+    for group, options in opts.GROUPS.items():
+        for option in options:
+            conf[group][option.dest]
     tasks.check_options(conf.dedupd)
     cache_module.check_options(conf)
     check_replication(conf.replication)

@@ -820,8 +820,12 @@ Related options:
 ]
 
 
+#: Those with a group of their own, by its name.
+GROUPS = {GROUP: dedupd_opts, CACHE_GROUP: cache_opts,
+          REPLICATION_GROUP: replication_opts}
+
+
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """The options, for ``oslo-config-generator --namespace dedupd``."""
     return [('DEFAULT', [*mode_opts, *messaging_opts]),
-            (GROUP, list(dedupd_opts)), (CACHE_GROUP, list(cache_opts)),
-            (REPLICATION_GROUP, list(replication_opts))]
+            *((group, list(options)) for group, options in GROUPS.items())]
