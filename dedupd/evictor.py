@@ -41,8 +41,8 @@ from dedupd import scrubber
 from dedupd import task
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
+from glance_dedup import files
 from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository as repository_module
 from glance_dedup import space
 
 LOG = log.getLogger(__name__)
@@ -199,7 +199,7 @@ class _Run:
 
     def _taken(self) -> int:
         path = self._repository.path
-        with repository_module._os_errors(f'cannot measure {path}'):
+        with files.os_errors(f'cannot measure {path}'):
             self._held.taken = space.taken(path)
         return self._held.taken
 
@@ -222,7 +222,7 @@ class _Run:
 
     def _stored(self) -> int:
         path = os.path.join(self._repository.path, 'groups')
-        with repository_module._os_errors(f'cannot measure {path}'):
+        with files.os_errors(f'cannot measure {path}'):
             return space.below(path)
 
     def _foresee(self) -> catalog_module.Batch:

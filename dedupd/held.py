@@ -36,6 +36,7 @@ from oslo_log import log
 
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import files
 from glance_dedup import imagelist
 from glance_dedup import maintainer as maintainer_module
 from glance_dedup import repository as repository_module
@@ -233,8 +234,7 @@ class Held:
         root = self._repository.path
         here = set(self._repository.images())
         try:
-            images = decode(repository_module._read_file(self._path,
-                                                         LARGEST + 1))
+            images = decode(files.read_file(self._path, LARGEST + 1))
         except FileNotFoundError:
             if here and not os.path.lexists(os.path.join(root, SET_ASIDE)):
                 raise exceptions.InvalidParameter(
@@ -293,7 +293,7 @@ class Held:
                 self._dirty = False
                 images = dict(self._images)
             try:
-                repository_module.replace_file(
+                files.replace_file(
                     self._path, encode(images),
                     access.file_mode(self._repository.path))
             except OSError as e:

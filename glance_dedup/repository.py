@@ -44,6 +44,7 @@ import xxhash
 from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import files
 from glance_dedup import parameters as parameters_module
 from glance_dedup import scopes
 from glance_dedup import sharing
@@ -109,85 +110,6 @@ class Extent:
 
 def _key_file(digits: bytes) -> bytes:
     return digits + b' ' + xxhash.xxh3_64_hexdigest(digits).encode() + b'\n'
-
-
-@contextlib.contextmanager
-def _os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into the exception of its kind, as the engine does."""
-    try:
-        yield
-    except OSError as e:
-        if isinstance(e, PermissionError) or e.errno == 30:  # EROFS
-            kind: type = exceptions.AccessDenied
-        elif e.errno in (28, 122, 27):  # ENOSPC, EDQUOT, EFBIG
-            kind = exceptions.NoSpaceError
-        elif isinstance(e, FileNotFoundError):
-            kind = exceptions.ImageNotFound
-        else:
-            kind = exceptions.StorageError
-        error = kind(f'{what}: {e.strerror or e}')
-        error.errno = e.errno or 0
-        raise error from e
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_file(path: str, content: bytes, mode: int) -> None:
-    """Create a file whole and durable, or not at all."""
-    temporary = os.path.join(os.path.dirname(path),
-                             f'.{secrets.token_hex(8)}.new')
-    fd = access.make_file(temporary, mode)
-    try:
-        with os.fdopen(fd, 'wb') as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        # A link, unlike a rename, never replaces what another process made.
-        os.link(temporary, path)
-    finally:
-        os.unlink(temporary)
-
-
-def replace_file(path: str, content: bytes, mode: int) -> None:
-    """Give a file another content, durably, or leave it as it is.
-
-    Nobody else may be doing so: what a call left that died is replaced.
-
-    :raises OSError: as its name says
-    """
-    temporary = f'{path}.new'
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    fd = access.make_file(temporary, mode)
-    try:
-        with os.fdopen(fd, 'wb') as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_directory(os.path.dirname(path))
-
-
-def _read_file(path: str, limit: int) -> bytes:
-    # Without waiting for the other end of a FIFO.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-                 | os.O_CLOEXEC)
-    try:
-        if not stat_module.S_ISREG(os.fstat(fd).st_mode):
-            raise exceptions.DamagedError(f'{path} is not an ordinary file')
-        return os.read(fd, limit)
-    finally:
-        os.close(fd)
 
 
 def _filter_directory(path: str | None) -> str:
@@ -312,7 +234,7 @@ class Repository:
         """
         path = os.path.abspath(os.fspath(path))
         parameters = parameters_module.Parameters.choose(**chosen)
-        with _os_errors(f'cannot create the repository {path}'):
+        with files.os_errors(f'cannot create the repository {path}'):
             os.makedirs(path, mode=0o700, exist_ok=True)
             Repository._need_fresh(path)
             access.settle(path, group_access)
@@ -324,21 +246,22 @@ class Repository:
                 with contextlib.suppress(FileExistsError):
                     os.close(access.make_file(os.path.join(path, name), mode))
             with contextlib.suppress(FileExistsError):
-                _write_file(os.path.join(path, _KEY_FILE),
-                            _key_file(secrets.token_hex(32).encode()), mode)
+                files.create_file(
+                    os.path.join(path, _KEY_FILE),
+                    _key_file(secrets.token_hex(32).encode()), mode)
             for name in ('locks', ''):
-                _sync_directory(os.path.join(path, name))
+                files.sync_directory(os.path.join(path, name))
             # Last: with it the directory is a repository.
             try:
-                _write_file(os.path.join(path, _PARAMETERS_FILE),
-                            parameters.to_json(), mode)
+                files.create_file(os.path.join(path, _PARAMETERS_FILE),
+                                  parameters.to_json(), mode)
             except FileExistsError:
                 raise exceptions.ImageExists(
                     f'{path} is a repository already')
-            _sync_directory(path)
+            files.sync_directory(path)
             # The parent may be somebody else's, and not for us to open.
             with contextlib.suppress(PermissionError):
-                _sync_directory(os.path.dirname(path))
+                files.sync_directory(os.path.dirname(path))
 
     @staticmethod
     def _need_fresh(path: str) -> None:
@@ -372,7 +295,7 @@ class Repository:
         if not os.path.isdir(self.path):
             raise exceptions.ImageNotFound(
                 f'there is no directory {self.path}')
-        with _os_errors(f'cannot look at {self.path}'):
+        with files.os_errors(f'cannot look at {self.path}'):
             access.check_user(self.path)
         if not os.path.lexists(path):
             try:
@@ -383,14 +306,14 @@ class Repository:
             raise exceptions.ImageNotFound(
                 f'{self.path} is not a repository: it has no '
                 f'{_PARAMETERS_FILE}')
-        with _os_errors(f'cannot read {path}'):
+        with files.os_errors(f'cannot read {path}'):
             return parameters_module.Parameters.from_json(
-                _read_file(path, 65536), path, allow_weak)
+                files.read_file(path, 65536), path, allow_weak)
 
     def _read_key(self) -> bytes:
         path = os.path.join(self.path, _KEY_FILE)
-        with _os_errors(f'cannot read {path}'):
-            content = _read_file(path, 1024)
+        with files.os_errors(f'cannot read {path}'):
+            content = files.read_file(path, 1024)
         digits = content[:64]
         if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
                 content != _key_file(digits)):
@@ -448,7 +371,7 @@ class Repository:
     @property
     def group_access(self) -> bool:
         """Whether all members of a group may use it."""
-        with _os_errors(f'cannot look at {self.path}'):
+        with files.os_errors(f'cannot look at {self.path}'):
             return access.is_shared(os.stat(self.path))
 
     def room(self) -> tuple[int, int]:
@@ -501,7 +424,7 @@ class Repository:
         """
         with contextlib.ExitStack() as stack:
             if isinstance(source, (str, os.PathLike)):
-                with _os_errors(f'cannot read {os.fspath(source)}'):
+                with files.os_errors(f'cannot read {os.fspath(source)}'):
                     # Unbuffered, or a pipe would be read PIECE by PIECE.
                     source = stack.enter_context(
                         open(source, 'rb', buffering=0))
@@ -563,7 +486,7 @@ class Repository:
         """
         self._handle()
         path = os.path.join(self.path, 'images')
-        with _os_errors(f'cannot list {path}'):
+        with files.os_errors(f'cannot list {path}'):
             return sorted(filter(IMAGE_ID.fullmatch, os.listdir(path)))
 
     # -- statistics and the filter ----------------------------------------

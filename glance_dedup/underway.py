@@ -34,6 +34,7 @@ import time
 
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import files
 from glance_dedup import imagelist
 from glance_dedup import repository as repository_module
 from glance_dedup import sharing
@@ -165,7 +166,7 @@ class Underway:
 
     def _write(self, entries: _Entries) -> None:
         try:
-            repository_module.replace_file(
+            files.replace_file(
                 self._path, encode(list(entries.values())),
                 access.file_mode(self._root))
         except OSError as e:

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import os
-import secrets
 
 from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import files
 from glance_dedup import parameters
 from glance_dedup import repository as repository_module
 
@@ -111,21 +111,11 @@ def _set_version(repo: repository_module.Repository,
     parameters = dataclasses.replace(
         repo.parameters, major=version[0], minor=version[1])
     path = os.path.join(repo.path, 'repository.json')
-    temporary = os.path.join(repo.path, f'.{secrets.token_hex(8)}.new')
-    with repository_module._os_errors(f'cannot write {path}'):
+    with files.os_errors(f'cannot write {path}'):
         _remove_leftovers(repo.path)
-        fd = access.make_file(temporary, access.file_mode(repo.path))
-        try:
-            with os.fdopen(fd, 'wb') as f:
-                f.write(parameters.to_json())
-                f.flush()
-                os.fsync(f.fileno())
-            os.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        repository_module._sync_directory(repo.path)
+        files.replace_file(path, parameters.to_json(),
+                           access.file_mode(repo.path),
+                           files.temporary_of(path))
     repo.parameters = parameters
 
 

@@ -261,9 +261,9 @@ def test_it_is_written_now_and_then(cache, monkeypatch):
     cache.held.close()
     monkeypatch.setattr(held_module, 'SAVE_INTERVAL', 0.5)
     written = []
-    replace = held_module.repository_module.replace_file
+    replace = held_module.files.replace_file
     monkeypatch.setattr(
-        held_module.repository_module, 'replace_file',
+        held_module.files, 'replace_file',
         lambda *args: (written.append(args), replace(*args)))
     held = cache.again()
     for _ in range(5000):

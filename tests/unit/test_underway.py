@@ -230,7 +230,7 @@ def test_a_disk_that_fails(repo, monkeypatch):
 
     def fail(*args):
         raise OSError(28, 'No space left on device')
-    monkeypatch.setattr(underway.repository_module, 'replace_file', fail)
+    monkeypatch.setattr(underway.files, 'replace_file', fail)
     with pytest.raises(exceptions.StorageError, match='written: No space'):
         one.begin('b')
     monkeypatch.undo()
