@@ -415,12 +415,10 @@ MUTANTS = (
     # -- the list of a cache ----------------------------------------------
     Mutant(
         'list-not-fsynced', 'I8', (
-            Edit('glance_dedup/repository.py',
-                 '            f.flush()\n'
-                 '            os.fsync(f.fileno())\n'
-                 '        os.rename(temporary, path)\n',
-                 '            f.flush()\n'
-                 '        os.rename(temporary, path)\n'),),
+            Edit('glance_dedup/files.py',
+                 '        f.flush()\n'
+                 '        os.fsync(f.fileno())\n',
+                 '        f.flush()\n'),),
         workload='evicting'),
 )
 
