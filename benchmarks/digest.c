@@ -15,7 +15,7 @@
 #include "fingerprint.h"
 #include "pool.h"
 
-enum { TASK = 64, THREADS = 64 };
+enum { TASK = 16, THREADS = 64 };
 
 typedef struct work {
     const uint8_t *data;

@@ -3,7 +3,14 @@
  */
 #include "hashing.h"
 
-enum { TASK = 64 }; /* blocks fingerprinted in one go */
+#include "multibuffer.h"
+
+/* Blocks fingerprinted in one go: few, since at the end of a batch all wait for
+ * the last ones. */
+enum {
+    TASK = GD_MULTIBUFFER_LANES,
+    TASK_BY_VALUE = 64, /* a task reads whole segments */
+};
 
 struct gd_hashing {
     gd_repo *repo;
@@ -11,7 +18,8 @@ struct gd_hashing {
     gd_hasher **hashers; /* one for each thread, and the waiter's */
     /* Of the run under way: */
     gd_block *blocks;
-    size_t count;
+    size_t count, task;
+    gd_lookup *lookup;
     gd_job job;
     atomic_int failed;
 };
@@ -60,33 +68,38 @@ static void
 hash_blocks(void *arg, size_t task, unsigned worker)
 {
     gd_hashing *hashing = arg;
-    gd_hash_input inputs[TASK];
-    size_t count = 0, end = (task + 1) * TASK;
-    for (size_t i = task * TASK; i < end && i < hashing->count; i++) {
-        gd_block *block = &hashing->blocks[i];
-        inputs[count++] = (gd_hash_input){block->data, block->length,
-                                          &block->fingerprint};
+    gd_hash_input inputs[TASK_BY_VALUE];
+    size_t first = task * hashing->task, count = hashing->count - first;
+    gd_block *blocks = hashing->blocks + first;
+    count = count < hashing->task ? count : hashing->task;
+    for (size_t i = 0; i < count; i++) {
+        inputs[i] = (gd_hash_input){blocks[i].data, blocks[i].length,
+                                    &blocks[i].fingerprint};
     }
     gd_status s = gd_hasher_compute_many(hashing->hashers[worker],
                                          &hashing->scope, inputs, count, NULL);
     if (s != GD_OK) {
         atomic_store(&hashing->failed, (int)s);
+    } else if (hashing->repo->params.by_value) {
+        gd_lookup_compare(hashing->lookup, blocks, count, worker);
     }
 }
 
 gd_status
-gd_hashing_run(gd_hashing *hashing, gd_block *blocks, size_t count,
-               gd_error *err)
+gd_hashing_run(gd_hashing *hashing, gd_lookup *lookup, gd_block *blocks,
+               size_t count, gd_error *err)
 {
     gd_pool *pool = hashing->repo->pool;
+    hashing->lookup = lookup;
     hashing->blocks = blocks;
     hashing->count = count;
+    hashing->task = hashing->repo->params.by_value ? TASK_BY_VALUE : TASK;
     atomic_store(&hashing->failed, GD_OK);
     hashing->job = (gd_job){.run = hash_blocks,
                             .arg = hashing,
-                            .tasks = (count + TASK - 1) / TASK};
-    gd_pool_submit(pool, &hashing->job);
-    gd_pool_wait(pool, &hashing->job);
+                            .tasks = (count + hashing->task - 1) /
+                                     hashing->task};
+    gd_pool_run(pool, &hashing->job);
     gd_status s = (gd_status)atomic_load(&hashing->failed);
     return s == GD_OK
                ? GD_OK

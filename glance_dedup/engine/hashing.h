@@ -16,8 +16,10 @@ gd_status gd_hashing_open(gd_repo *repo, const gd_scope *scope,
                           gd_hashing **hashing, gd_error *err);
 void gd_hashing_close(gd_hashing *hashing);
 
-/* Fills in the blocks' fingerprints. */
-gd_status gd_hashing_run(gd_hashing *hashing, gd_block *blocks, size_t count,
-                         gd_error *err);
+/* Fills in the blocks' fingerprints.  Where blocks are compared by value, each
+ * thread compares those that it has just fingerprinted and still has in its
+ * caches, in the look-up's stores at hand. */
+gd_status gd_hashing_run(gd_hashing *hashing, gd_lookup *lookup,
+                         gd_block *blocks, size_t count, gd_error *err);
 
 #endif

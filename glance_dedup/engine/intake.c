@@ -107,7 +107,8 @@ static gd_status
 look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
 {
     gd_batch *b = &intake->batch;
-    gd_status s = gd_hashing_run(intake->hashing, b->blocks, b->count, err);
+    gd_status s = gd_hashing_run(intake->hashing, intake->lookup, b->blocks,
+                                 b->count, err);
     *found = 0;
     if (s != GD_OK) {
         return s;

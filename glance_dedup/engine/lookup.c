@@ -26,8 +26,35 @@ struct gd_lookup {
     uint32_t next_slot; /* behind that hit: tried before all */
     uint64_t batch;
     gd_hints *hints;
-    gd_compare *compare; /* NULL unless hits are compared by value */
+    /* One for each thread, the caller's last; NULL unless hits are compared by
+     * value. */
+    gd_compare **compares;
 };
+
+static gd_status
+open_compares(gd_lookup *lookup, gd_error *err)
+{
+    gd_repo *repo = lookup->repo;
+    unsigned threads = gd_pool_threads(repo->pool);
+    lookup->compares = gd_calloc(repo->env, threads + 1,
+                                 sizeof *lookup->compares, err);
+    gd_status s = lookup->compares == NULL ? GD_NOMEM : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i <= threads; i++) {
+        s = gd_compare_open(repo, &lookup->compares[i], err);
+    }
+    return s;
+}
+
+static void
+close_compares(gd_lookup *lookup)
+{
+    gd_repo *repo = lookup->repo;
+    for (unsigned i = 0; lookup->compares != NULL &&
+                         i <= gd_pool_threads(repo->pool); i++) {
+        gd_compare_close(lookup->compares[i]);
+    }
+    repo->env->release(repo->env, lookup->compares);
+}
 
 gd_status
 gd_lookup_open(gd_repo *repo, const gd_scope *scope, gd_lookup **out,
@@ -43,7 +70,7 @@ gd_lookup_open(gd_repo *repo, const gd_scope *scope, gd_lookup **out,
     gd_groupmap_init(&lookup->shared, env);
     gd_status s = gd_hints_open(env, &lookup->hints, err);
     if (s == GD_OK && repo->params.by_value) {
-        s = gd_compare_open(repo, &lookup->compare, err);
+        s = open_compares(lookup, err);
     }
     if (s != GD_OK) {
         gd_lookup_close(lookup);
@@ -57,7 +84,7 @@ void
 gd_lookup_close(gd_lookup *lookup)
 {
     gd_repo *repo = lookup->repo;
-    gd_compare_close(lookup->compare);
+    close_compares(lookup);
     for (int i = 0; i < lookup->store_count; i++) {
         gd_fpcache_return_store(repo->cache, lookup->stores[i]);
     }
@@ -73,14 +100,25 @@ gd_lookup_close(gd_lookup *lookup)
 
 /* ---- probing the stores at hand ---- */
 
-/* The slot has the block's fingerprint.  Is it the block (I5)? */
+/* Whether the block of this address, which has the block's fingerprint, is the
+ * block (I5).  If it was compared ahead, block->address is that already. */
+static bool
+is_equal(gd_lookup *lookup, gd_address address, const gd_block *block)
+{
+    return lookup->compares == NULL ||
+           (block->address.group == address.group &&
+            block->address.slot == address.slot) ||
+           gd_compare_block(
+               lookup->compares[gd_pool_threads(lookup->repo->pool)], address,
+               &block->fingerprint, block->data, block->length);
+}
+
+/* The slot has the block's fingerprint. */
 static bool
 take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
 {
     gd_address address = {lookup->stores[index]->group, slot};
-    if (lookup->compare != NULL &&
-        !gd_compare_block(lookup->compare, address, &block->fingerprint,
-                          block->data, block->length)) {
+    if (!is_equal(lookup, address, block)) {
         return false;
     }
     block->address = address;
@@ -151,8 +189,54 @@ probe_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
         if (missed && i + AHEAD < count) {
             fetch_ahead(lookup, &blocks[i + AHEAD]);
         }
-        blocks[i].address = (gd_address){0, 0};
         missed = !probe_all(lookup, &blocks[i]);
+        if (missed) {
+            blocks[i].address = (gd_address){0, 0};
+        }
+    }
+}
+
+/* ---- comparing ahead ---- */
+
+/* Where a block with this fingerprint is: behind the place before, or the first
+ * in any store at hand. */
+static bool
+guess(const gd_lookup *lookup, const gd_fingerprint *fp, int *index,
+      uint32_t *slot)
+{
+    if (*index < lookup->store_count &&
+        gd_fpstore_matches(lookup->stores[*index], *slot + 1, fp)) {
+        ++*slot;
+        return true;
+    }
+    for (int i = 0; i < lookup->store_count; i++) {
+        uint32_t probe = 0;
+        if (gd_fpstore_find(lookup->stores[i], fp, &probe, slot)) {
+            *index = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
+                  unsigned worker)
+{
+    int index = lookup->store_count; /* no place before */
+    uint32_t slot = 0;
+    for (size_t i = 0; lookup->compares != NULL && i < count; i++) {
+        gd_block *block = &blocks[i];
+        block->address = (gd_address){0, 0};
+        if (!guess(lookup, &block->fingerprint, &index, &slot)) {
+            continue;
+        }
+        gd_address address = {lookup->stores[index]->group, slot};
+        if (gd_compare_block(lookup->compares[worker], address,
+                             &block->fingerprint, block->data,
+                             block->length)) {
+            block->address = address;
+        }
     }
 }
 

@@ -9,7 +9,7 @@
  * A hit is verified with the full fingerprint, or the bytes (I5), under the
  * shared lock of its group (I6), which is held until the look-up is closed.
  * Whatever goes wrong in a look-up counts as a miss: the block is stored anew.
- * Belongs to one transaction, one thread at a time.
+ * Belongs to one transaction, one thread at a time, but for comparing.
  */
 #ifndef GD_LOOKUP_H
 #define GD_LOOKUP_H
@@ -39,9 +39,17 @@ gd_status gd_lookup_open(gd_repo *repo, const gd_scope *scope,
  * up. */
 void gd_lookup_close(gd_lookup *lookup);
 
+/* Where blocks are compared by value, looks for each among the stores at hand,
+ * and fills in the address of one that is equal, or group 0.  Any number of
+ * threads at once, for different blocks, while nothing else is done with the
+ * look-up.  worker: as a job's task is told. */
+void gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
+                       unsigned worker);
 /* Fills in the address of each block found; the others' become group 0.  At
  * most `loads` stores are loaded for it.  Without data (NULL) only where
- * fingerprints decide. */
+ * fingerprints decide.
+ * REQUIRES: by value, that the address is group 0, or gd_lookup_compare's of
+ * just before. */
 void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
                      unsigned loads);
 /* Asks the groups themselves whether each block's address is that of a

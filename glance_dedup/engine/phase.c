@@ -189,8 +189,8 @@ gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
     size_t candidates = pairs * phase->others;
     gd_error ignored; /* then nothing is found */
     if (pairs < FINDS_MIN ||
-        gd_hashing_run(phase->hashing, phase->candidates, candidates,
-                       &ignored) != GD_OK) {
+        gd_hashing_run(phase->hashing, phase->lookup, phase->candidates,
+                       candidates, &ignored) != GD_OK) {
         return 0;
     }
     phase->credit -= candidates * PRICE;

@@ -29,7 +29,7 @@ struct gd_job {
     size_t tasks;
     /* ---- */
     atomic_size_t next; /* the first unclaimed task */
-    unsigned users;     /* threads of the pool at work on it */
+    atomic_uint users;  /* threads of the pool at work on it */
     gd_job *link;
     bool queued;
 };
@@ -46,5 +46,8 @@ unsigned gd_pool_threads(const gd_pool *pool);
 void gd_pool_submit(gd_pool *pool, gd_job *job);
 /* Helps, then waits until every task is done. */
 void gd_pool_wait(gd_pool *pool, gd_job *job);
+/* Both at once.  The caller does the work of one of the pool's threads, which
+ * then leaves a processor to it. */
+void gd_pool_run(gd_pool *pool, gd_job *job);
 
 #endif

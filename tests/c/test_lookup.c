@@ -8,7 +8,7 @@
 #include "check.h"
 #include "scratch.h"
 
-enum { BLOCK = 512, MOST = 600 };
+enum { BLOCK = 512, MOST = 600, POOL_THREADS = 2 };
 
 typedef struct fixture {
     scratch x;
@@ -53,6 +53,7 @@ setup(const char *digest, bool by_value)
     t.x.params.block_size = BLOCK;
     t.x.params.segment_size = 4096;
     t.x.params.by_value = by_value;
+    t.x.params.threads = POOL_THREADS;
     strcpy(t.x.params.digest, digest);
     fill_random(t.data, sizeof t.data, 1);
     open_handle();
@@ -76,16 +77,28 @@ store(const char *image_id, size_t first, size_t end)
     }
 }
 
+/* The blocks [first, end) of data, with an address that means nothing. */
+static void
+take_blocks(size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++) {
+        gd_block *block = &t.blocks[i];
+        *block = (gd_block){.data = t.data + i * BLOCK,
+                            .length = BLOCK,
+                            .address = {7, 7}};
+        CHECK_INT(gd_hasher_compute(t.hasher, &gd_global_scope, block->data,
+                                    BLOCK, &block->fingerprint, NULL), GD_OK);
+    }
+}
+
 /* Looks up the blocks [first, end) of data; how many are found. */
 static size_t
 look_up(size_t first, size_t end)
 {
     size_t found = 0;
-    for (size_t i = first; i < end; i++) {
-        gd_block *block = &t.blocks[i];
-        *block = (gd_block){.data = t.data + i * BLOCK, .length = BLOCK};
-        CHECK_INT(gd_hasher_compute(t.hasher, &gd_global_scope, block->data,
-                                    BLOCK, &block->fingerprint, NULL), GD_OK);
+    take_blocks(first, end);
+    for (size_t i = first; t.x.params.by_value && i < end; i++) {
+        t.blocks[i].address = (gd_address){0, 0};
     }
     gd_lookup_batch(t.lookup, t.blocks + first, end - first, GD_COLD_LOADS);
     for (size_t i = first; i < end; i++) {
@@ -567,6 +580,96 @@ test_namesakes(void)
     teardown();
 }
 
+/* As the threads of the pool do it, each for its part. */
+static void
+compare_ahead(size_t first, size_t end)
+{
+    take_blocks(first, end);
+    for (unsigned worker = 0; worker <= POOL_THREADS; worker++) {
+        size_t next = first + (end - first) / (POOL_THREADS + 1 - worker);
+        gd_lookup_compare(t.lookup, t.blocks + first, next - first, worker);
+        first = next;
+    }
+}
+
+static void
+test_compared_ahead(void)
+{
+    setup("sha256", true);
+    store("a", 0, 100);
+    another_handle();
+    compare_ahead(0, 150); /* no store is at hand */
+    CHECK_INT(COUNTER(compares), 0);
+    CHECK_INT(look_up(0, 100), 100);
+    CHECK_INT(COUNTER(compares), 100);
+    compare_ahead(0, 150);
+    CHECK_INT(COUNTER(compares), 200);
+    check_addresses(0, 100);
+    for (size_t i = 100; i < 150; i++) {
+        CHECK_INT(t.blocks[i].address.group, 0);
+    }
+    gd_lookup_batch(t.lookup, t.blocks, 150, GD_COLD_LOADS);
+    CHECK_INT(COUNTER(compares), 200); /* each once */
+    check_addresses(0, 100);
+    teardown();
+}
+
+/* A block of which only a namesake was compared is looked for all the same. */
+static void
+test_namesakes_compared_ahead(void)
+{
+    setup("weak-8", true);
+    store("a", 0, 60);
+    another_handle();
+    look_up(0, 60);
+    take_blocks(0, MOST);
+    size_t ahead = 0;
+    for (size_t i = 0; i < MOST; i++) {
+        /* One by one, so that none is tried behind the one before. */
+        gd_lookup_compare(t.lookup, &t.blocks[i], 1, 0);
+        const gd_address *at = &t.blocks[i].address;
+        CHECK(at->group == 0 || (i < 60 && at->group == 1 && at->slot == i));
+        ahead += at->group != 0;
+    }
+    CHECK(ahead > 0 && ahead < 60);
+    gd_lookup_batch(t.lookup, t.blocks, MOST, GD_COLD_LOADS);
+    for (size_t i = 0; i < MOST; i++) {
+        CHECK_INT(t.blocks[i].address.group, i < 60 ? 1 : 0);
+        CHECK_INT(t.blocks[i].address.slot, i < 60 ? i : 0);
+    }
+    teardown();
+}
+
+/* What was compared ahead says nothing about another slot of the group. */
+static void
+test_compared_ahead_in_another_slot(void)
+{
+    setup("weak-8", true);
+    take_blocks(0, MOST);
+    size_t namesake = 1;
+    while (namesake < MOST &&
+           !gd_fingerprint_equal(&t.blocks[namesake].fingerprint,
+                                 &t.blocks[0].fingerprint)) {
+        namesake++;
+    }
+    REQUIRE(namesake < MOST);
+    memmove(t.data + BLOCK, t.data + namesake * BLOCK, BLOCK);
+    store("a", 0, 2);
+    another_handle();
+    CHECK_INT(look_up(0, 2), 2);
+    CHECK_INT(t.blocks[1].address.slot, 1);
+    memcpy(t.data + BLOCK, t.data, BLOCK); /* the namesake's slot comes next */
+    take_blocks(0, 2);
+    gd_lookup_compare(t.lookup, &t.blocks[0], 1, 0);
+    gd_lookup_compare(t.lookup, &t.blocks[1], 1, 0);
+    gd_lookup_batch(t.lookup, t.blocks, 2, GD_COLD_LOADS);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_INT(t.blocks[i].address.group, 1);
+        CHECK_INT(t.blocks[i].address.slot, 0);
+    }
+    teardown();
+}
+
 static void
 test_damaged_blocks_are_not_equal(void)
 {
@@ -654,6 +757,9 @@ main(int argc, char **argv)
     RUN(test_published_since);
     RUN(test_freed_meanwhile);
     RUN(test_namesakes);
+    RUN(test_compared_ahead);
+    RUN(test_namesakes_compared_ahead);
+    RUN(test_compared_ahead_in_another_slot);
     RUN(test_damaged_blocks_are_not_equal);
     RUN(test_failures_are_misses);
     RUN(test_open_without_memory);

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "fault_env.h"
@@ -182,6 +183,121 @@ test_waiter_and_thread_work_side_by_side(void)
     gd_pool_close(gd_env_posix(), pool);
 }
 
+/* Gaps from none to longer than a thread watches for the next job: a thread that
+ * should have been woken and was not is waited for in vain. */
+static void
+pause_for(int round)
+{
+    usleep((useconds_t)(round * 37 % 400));
+}
+
+static void
+test_jobs_after_any_gap(void)
+{
+    gd_pool *pool;
+    gd_error err;
+    pthread_barrier_t barrier;
+    REQUIRE(gd_pool_open(gd_env_posix(), 2, &pool, &err) == GD_OK);
+    pthread_barrier_init(&barrier, NULL, 3);
+    for (int round = 0; round < 400; round++) {
+        gd_job job = {.run = meet_run, .arg = &barrier, .tasks = 3};
+        gd_pool_submit(pool, &job);
+        gd_pool_wait(pool, &job);
+        pause_for(round);
+    }
+    pthread_barrier_destroy(&barrier);
+    gd_pool_close(gd_env_posix(), pool);
+}
+
+/* Both threads must come, one of which may watch, and be counted on once. */
+static void
+test_two_jobs_in_a_gap(void)
+{
+    gd_pool *pool;
+    gd_error err;
+    pthread_barrier_t barrier;
+    REQUIRE(gd_pool_open(gd_env_posix(), 2, &pool, &err) == GD_OK);
+    pthread_barrier_init(&barrier, NULL, 3);
+    for (int round = 0; round < 400; round++) {
+        gd_job jobs[3];
+        for (int i = 0; i < 3; i++) {
+            jobs[i] = (gd_job){.run = meet_run, .arg = &barrier, .tasks = 1};
+        }
+        gd_pool_submit(pool, &jobs[0]);
+        gd_pool_submit(pool, &jobs[1]);
+        gd_pool_run(pool, &jobs[2]);
+        gd_pool_wait(pool, &jobs[0]);
+        gd_pool_wait(pool, &jobs[1]);
+        pause_for(round);
+    }
+    pthread_barrier_destroy(&barrier);
+    gd_pool_close(gd_env_posix(), pool);
+}
+
+static void
+run_with(unsigned threads)
+{
+    gd_pool *pool;
+    gd_error err;
+    pthread_barrier_t barrier;
+    REQUIRE(gd_pool_open(gd_env_posix(), threads, &pool, &err) == GD_OK);
+    pthread_barrier_init(&barrier, NULL, threads > 0 ? threads : 1);
+    for (int round = 0; round < 100; round++) {
+        gd_job job = {.run = meet_run,
+                      .arg = &barrier,
+                      .tasks = threads > 0 ? threads : 1};
+        gd_pool_run(pool, &job);
+        pause_for(round);
+    }
+    pthread_barrier_destroy(&barrier);
+    gd_pool_close(gd_env_posix(), pool);
+}
+
+/* As many threads as the pool has work on it, the caller among them. */
+static void
+test_run(void)
+{
+    run_with(0);
+    run_with(1);
+    run_with(THREADS);
+}
+
+/* As meet_run; who is not the waiter is longer at it than the waiter watches. */
+typedef struct slow {
+    pthread_barrier_t barrier;
+    bool done[THREADS];
+} slow;
+
+static void
+slow_run(void *arg, size_t task, unsigned worker)
+{
+    slow *s = arg;
+    pthread_barrier_wait(&s->barrier);
+    if (worker < THREADS) {
+        usleep(3000);
+    }
+    s->done[task] = true;
+}
+
+static void
+test_slow_tasks_are_waited_for(void)
+{
+    gd_pool *pool;
+    gd_error err;
+    REQUIRE(gd_pool_open(gd_env_posix(), THREADS, &pool, &err) == GD_OK);
+    for (int round = 0; round < 20; round++) {
+        slow s = {0};
+        pthread_barrier_init(&s.barrier, NULL, THREADS);
+        gd_job job = {.run = slow_run, .arg = &s, .tasks = THREADS};
+        gd_pool_run(pool, &job);
+        for (int i = 0; i < THREADS; i++) {
+            CHECK(s.done[i]);
+        }
+        pthread_barrier_destroy(&s.barrier);
+    }
+    gd_pool_close(gd_env_posix(), pool);
+}
+
 typedef struct outer {
     gd_pool *pool;
     unsigned mistakes[4];
@@ -311,6 +427,10 @@ main(int argc, char **argv)
     RUN(test_jobs_waited_for_in_any_order);
     RUN(test_many_waiters);
     RUN(test_waiter_and_thread_work_side_by_side);
+    RUN(test_jobs_after_any_gap);
+    RUN(test_two_jobs_in_a_gap);
+    RUN(test_run);
+    RUN(test_slow_tasks_are_waited_for);
     RUN(test_job_within_a_job);
     RUN(test_threads_block_signals);
     RUN(test_close_after_fork);
