@@ -135,7 +135,7 @@ class BlockReader:
         checksum and fingerprint, and that it is the one meant (I7)."""
     def close(self) -> None: ...
 
-# -- the maintainer's (PROTOCOL N2-N6) ----------------------------------------
+# -- the maintainer's (N2-N6) -------------------------------------------------
 
 class Maintenance:
     """What only the maintainer does. Belongs to one thread at a time."""

@@ -1,6 +1,6 @@
 /*
  * appender.h - one writer's place in a group: the lease, the slots it gives
- * out, and the sync point (I1, I4; PROTOCOL N7.3, N7.4).
+ * out, and the sync point (I1, I4; N7.3, N7.4).
  *
  * Slots are given out in order.  Data is written as it comes; entries are
  * written at the sync point only, so that an entry never precedes its data:

@@ -1,6 +1,6 @@
 /*
  * collect.h - a group that the maintainer has to itself: freeing in it, giving
- * its space back, and removing it (PROTOCOL N6; I4).
+ * its space back, and removing it (N6; I4).
  *
  * The order in which a change of published entries reaches the disk:
  *

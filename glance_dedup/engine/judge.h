@@ -1,6 +1,6 @@
 /*
  * judge.h - a recipe's file opened by the maintainer, to be judged and settled
- * (PROTOCOL N3 to N6).
+ * (N3 to N6).
  *
  * The looks and the locks of N4 are here, one function each; their order is
  * the accounting's.  Nothing here decides that an entry is dead: a look that

@@ -7,7 +7,7 @@
  * transactions of one process share the group lock of a group, and only the
  * last to leave releases it.
  *
- * Nothing here waits, but gd_image_lock (PROTOCOL N9: the only wait).
+ * Nothing here waits, but gd_image_lock (N9: the only wait).
  * All functions are thread-safe.
  */
 #ifndef GD_LOCKS_H

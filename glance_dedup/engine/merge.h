@@ -1,6 +1,6 @@
 /*
  * merge.h - rewrites an image's recipe to other addresses of the same blocks,
- * and puts it in the old one's place (PROTOCOL N10).
+ * and puts it in the old one's place (N10).
  *
  *     open       the new recipe M: locks, verified, whole, durable   N10.1, 2
  *     (caller)   counts it, before anything can name it              N10.3

@@ -30,7 +30,7 @@ enum {
     GD_ID_SIZE = 16,
 };
 
-/* Kinds of spool entries; see PROTOCOL N4, N9, N10 and format.rst. */
+/* Kinds of spool entries; see N4, N9, N10 and format.rst. */
 typedef enum gd_spool_kind {
     GD_SPOOL_STORE = 'T',
     GD_SPOOL_DELETED = 'D',

@@ -1,6 +1,6 @@
 /*
  * plan.h - what has to be read for ranges of an image: its blocks, with their
- * entries, to be brought into disk order (DESIGN 6).
+ * entries, to be brought into disk order (design.rst, "Reading").
  *
  * Planning reads metadata only: the recipe's pages and the entries, over which
  * each extent's digest is verified (I7).  Belongs to one thread.

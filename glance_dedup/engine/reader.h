@@ -1,5 +1,5 @@
 /*
- * reader.h - reads an image (DESIGN 6).
+ * reader.h - reads an image (design.rst, "Reading").
  *
  * A read is planned in windows (plan.h): the extents that it touches, the
  * entries of their blocks, then the segments in disk order, neighbours in one

@@ -1,6 +1,6 @@
 /*
  * spool.h - the spool: recipes in flight, and the steps by which an image
- * comes into being and goes (PROTOCOL N7.1, N8, N9; rule numbers in spool.c).
+ * comes into being and goes (N7.1, N8, N9; rule numbers in spool.c).
  *
  * One commit point (I3): the link to images/<id>.  Before it the image does not
  * exist, after it it does.  All functions are thread-safe.

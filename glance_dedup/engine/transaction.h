@@ -1,6 +1,6 @@
 /*
  * transaction.h - one image's store operation, from begin to commit or abort
- * (DESIGN 5, PROTOCOL N7 and N8).
+ * (design.rst, "Storing"; N7 and N8).
  *
  * Blocks pass in batches: each is fingerprinted by all threads, from where the
  * caller has it if that is a large piece, and looked up; what is new is copied,

@@ -744,6 +744,7 @@ def test_n9_3_to_7_order_of_a_delete(witness, path):
     assert not [c for c in run.made() if c.name == 'renameat']
     name, = repositories.spool(path, 'D')
     assert (path / 'spool' / name).stat().st_ino == inode
+    # N9.7
     assert repositories.lock_held(path / 'spool' / name, 1) is None
     assert repositories.lock_held(
         path / 'locks' / 'images', image_lock_byte('image')) is None

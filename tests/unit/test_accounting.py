@@ -234,6 +234,7 @@ def test_n4_2_complete_and_not_linked_yet_is_left(maintainer, path, other):
 
 @pytest.mark.parametrize('data', [b'', content(1), content(1) * 200])
 def test_n4_2_dead_upload_is_removed(maintainer, path, data):
+    """Nobody holds its locks, so its entry goes (N4.5)."""
     def die():
         with repositories.open_repository(path) as repo:
             transaction = repo.begin('image')

@@ -340,6 +340,14 @@ def test_intent_that_is_not_needed_any_more(maintainer, path, other):
     assert repositories.group_lock_held(path, INTENT + 1) is None
 
 
+def test_n6_5_both_locks_are_given_back(maintainer, path, other):
+    put(other, 'image', content(1))
+    other.delete('image')
+    assert collect(maintainer).freed_blocks == 10
+    for byte in 1, SHARE + 1:
+        assert repositories.group_lock_held(path, byte) is None
+
+
 # -- N6.2: the spool is judged under the lock ---------------------------------
 
 def test_n6_2_committed_just_before_the_lock(maintainer, path, other):

@@ -1,0 +1,144 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Rules that are cited are defined, and rules that are defined are tested.
+
+The invariants (I1 to I12) and the steps of replication (R1 to R5) are defined
+in ``design.rst``, the protocol (N1 to N11, with steps like N7.3) in
+``protocol.rst``. Code, documents and tests cite them by these numbers.
+"""
+
+import functools
+import pathlib
+import re
+
+import pytest
+
+from tests.crash import mutants
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+GUIDE = TOP / 'doc' / 'source' / 'contributor'
+SOURCES = ('glance_dedup', 'dedupd', 'tests', 'benchmarks', 'doc/source',
+           'README.rst')
+SUFFIXES = {'.py', '.pyi', '.c', '.h', '.rst'}
+
+# A number of the benchmarks' tables or of a standard is no rule.
+_CITED = re.compile(r'(?<![\w/.-])([INR]\d{1,2}(?:\.\d)?)'
+                    r'(?:(?: to |-)([INR]?)(\d{1,2}(?:\.\d)?)(?![\w.]\w))?'
+                    r'(?!\w)')
+_TEST = re.compile(r'``((?:unit|functional|c|crash)/[\w./]+)(?:::(\w+))?``')
+_IN_A_NAME = re.compile(r'_([inr])(\d{1,2})(?:_(\d)(?=_|\b))?(?=_|\b)')
+
+
+@functools.cache
+def protocol():
+    return (GUIDE / 'protocol.rst').read_text()
+
+
+@functools.cache
+def defined():
+    design = (GUIDE / 'design.rst').read_text()
+    steps = set(re.findall(r'^\.\. _(N\d+(?:\.\d)?):$', protocol(), re.M))
+    return (steps | set(re.findall(r'^(I\d+)$', design, re.M))
+            | set(re.findall(r'\b(R\d)\. [A-Z]', design)))
+
+
+def expand(first, letter, last):
+    """All rules of a range like ``N1 to N11``, ``N10.4 to 7``, ``N2-N6``."""
+    if '.' in first and not letter:
+        whole, begin = first.split('.')
+        end = last.split('.')[-1]
+        return [f'{whole}.{i}' for i in range(int(begin), int(end) + 1)]
+    begin, end = (re.match(r'[INR]?(\d+)', rule)[1] for rule in (first, last))
+    return [first, f'{first[0]}{last}'] + [
+        f'{first[0]}{i}' for i in range(int(begin) + 1, int(end))]
+
+
+def citations(text):
+    for first, letter, last in _CITED.findall(text):
+        if last and (letter or '.' in first):
+            yield from expand(first, letter, last)
+        else:
+            yield first
+    for letter, whole, step in _IN_A_NAME.findall(text):
+        yield f'{letter.upper()}{whole}' + (f'.{step}' if step else '')
+
+
+def files(*names):
+    for name in names:
+        top = TOP / name
+        for path in [top] if top.is_file() else sorted(top.rglob('*')):
+            if path.suffix in SUFFIXES and path.is_file():
+                yield path
+
+
+def is_defined(rule):
+    """Rules are defined as a whole, or step by step."""
+    return rule in defined() or any(
+        other.startswith(rule + '.') for other in defined())
+
+
+def test_what_is_cited_is_defined():
+    wrong = []
+    for path in files(*SOURCES):
+        for number, line in enumerate(path.read_text().split('\n'), 1):
+            wrong.extend(
+                f'{path.relative_to(TOP)}:{number} cites {rule}'
+                for rule in citations(line) if not is_defined(rule))
+    assert not wrong, '\n'.join(wrong)
+
+
+def test_what_is_defined_is_cited_by_a_test():
+    """Of steps, each; of rules without steps, and invariants, too."""
+    cited = set()
+    for path in files('tests'):
+        cited.update(citations(path.read_text()))
+    untested = sorted(defined() - cited)
+    assert not untested, f'no test cites {", ".join(untested)}'
+
+
+def test_rules_are_numbered_without_gaps():
+    for letter, most in ('I', 12), ('R', 5), ('N', 11):
+        assert {rule.partition('.')[0] for rule in defined()
+                if rule[0] == letter} == {
+            f'{letter}{i}' for i in range(1, most + 1)}
+
+
+def steps():
+    """Each step of the protocol page, with its text."""
+    parts = re.split(r'^\.\. _(N\d+(?:\.\d)?):$', protocol(), flags=re.M)
+    return list(zip(parts[1::2], parts[2::2]))
+
+
+@pytest.mark.parametrize(('rule', 'text'), steps(),
+                         ids=[rule for rule, _ in steps()])
+def test_a_step_says_how_strong_it_is_and_what_tests_it(rule, text):
+    assert re.search(rf'^{re.escape(rule)} \((must|should)\)$', text, re.M)
+    tests = _TEST.findall(
+        text.partition('*Tests*:')[2])
+    named = re.findall(r'mutants? ((?:``[a-z-]+``(?:, | and )?)+)', text)
+    assert tests or named, f'{rule} names no test'
+    for name, function in tests:
+        path = TOP / 'tests' / name
+        assert path.is_file(), f'{rule}: there is no {path}'
+        assert not function or re.search(
+            rf'^(def )?{function}\(', path.read_text(), re.M), (
+            f'{rule}: {name} has no {function}')
+    known = {mutant.name for mutant in mutants.MUTANTS}
+    for words in named:
+        assert set(re.findall(r'``([a-z-]+)``', words)) <= known
+
+
+def test_a_citation_in_each_form_is_found():
+    assert set(citations('N1 to N3; N10.4 to 7 (I9). test_n7_3_x, N2-N4')) == {
+        'N1', 'N2', 'N3', 'N10.4', 'N10.5', 'N10.6', 'N10.7', 'I9', 'N7.3',
+        'N4'}
