@@ -25,18 +25,13 @@ import threading
 from tests import certificates
 from tests import daemons
 from tests.functional import glance_server
+from tests import ports
 from tests import repositories
 
 #: Token, project and roles.
 TOKENS = {'alice': ('alice', 'member,reader'), 'bob': ('bob', 'member,reader'),
           'carol': ('alice', 'member,reader'),
           'ops': ('ops', 'admin,member,reader')}
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        return sock.getsockname()[1]
 
 
 class Link:
@@ -160,7 +155,7 @@ class CacheDaemon(daemons.Daemon):
     """
 
     def __init__(self, repository, cache, directory=None, **options):
-        self.cache = {'listen': f'127.0.0.1:{free_port()}', **cache}
+        self.cache = {'listen': f'127.0.0.1:{ports.free_port()}', **cache}
         super().__init__(repository, directory, **options)
 
     @property
@@ -194,7 +189,7 @@ class Storing:
         self.place = place
         self.authority = certificates.Authority(place)
         self.repository = repositories.create(place / 'storing', **parameters)
-        self.listen = f'127.0.0.1:{free_port()}'
+        self.listen = f'127.0.0.1:{ports.free_port()}'
         self.operator = self.authority.issue('operator')
         self.daemon = daemons.Daemon(
             self.repository, listen=self.listen,

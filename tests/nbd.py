@@ -29,6 +29,7 @@ from tests import certificates
 from tests.cloud import boot
 from tests.cloud import disk
 from tests import daemons
+from tests import ports
 from tests import repositories
 
 LIMIT = 60
@@ -297,7 +298,7 @@ def compute_host(place, **images):
                 repositories.put(repo, image_id, data)
             else:
                 repo.put(image_id, data)
-    port = caching.free_port()
+    port = ports.free_port()
     listen = f'127.0.0.1:{port}'
     with daemons.Daemon(
             storing, listen=listen, tls_cert=authority.issue('server'),

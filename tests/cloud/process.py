@@ -32,22 +32,6 @@ MARK = 'GLANCE_DEDUP_CLOUD'
 POLL = 0.05
 
 
-def free_port():
-    """A port of the loopback interface that nobody is given for a minute."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(('127.0.0.1', 0))
-        listener.listen(1)
-        port = listener.getsockname()[1]
-        # A connection that this side closes first leaves the port in
-        # TIME_WAIT: the system chooses it for nobody, but who asks for it
-        # gets it.
-        with socket.create_connection(('127.0.0.1', port)) as client:
-            listener.accept()[0].close()
-            client.recv(1)
-    return port
-
-
 def free_address():
     """One that no link of this machine has, of those for measurements."""
     while True:

@@ -22,6 +22,7 @@ import secrets
 import threading
 
 from tests.cloud import process as process_module
+from tests import ports
 
 
 class State:
@@ -57,7 +58,7 @@ class State:
     def port(self, name):
         with self._lock:
             if name not in self._all['ports']:
-                self._all['ports'][name] = process_module.free_port()
+                self._all['ports'][name] = ports.free_port()
                 self._save()
             return self._all['ports'][name]
 

@@ -13,9 +13,9 @@
 """A daemon that others watch: by its status listener, or over a broker."""
 
 import contextlib
-import socket
 
 from tests import daemons
+from tests import ports
 
 
 class Daemon(daemons.Daemon):
@@ -27,9 +27,7 @@ class Daemon(daemons.Daemon):
     """
 
     def __init__(self, repository, default='', sections='', **options):
-        with socket.socket() as sock:
-            sock.bind(('127.0.0.1', 0))
-            self.port = sock.getsockname()[1]
+        self.port = ports.free_port()
         self.url = f'http://127.0.0.1:{self.port}/'
         self._default = default
         self._sections = sections

@@ -35,11 +35,12 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.parse
+
+from tests import ports
 
 # Seconds
 DATABASE_TIMEOUT = 30
@@ -71,12 +72,6 @@ def _tail(path, lines=20):
     except OSError as exc:
         return str(exc)
     return '\n'.join(text.splitlines()[-lines:])
-
-
-def _free_port():
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        return sock.getsockname()[1]
 
 
 def ini(sections):
@@ -183,7 +178,7 @@ class GlanceServer:
         self._sync_database()
         for attempt in range(3):
             if self.port is None:
-                self.port = _free_port()
+                self.port = ports.free_port()
             self._launch()
             try:
                 self._wait()

@@ -22,21 +22,16 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import time
 
 import amqp
 
+from tests import ports
+
 _PROGRAM = '/usr/lib/rabbitmq/bin/rabbitmq-server'
 _START_SECONDS = 60
 _STOP_SECONDS = 20
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        return sock.getsockname()[1]
 
 
 def url_of(port, address='127.0.0.1', password='guest'):
@@ -47,13 +42,13 @@ def url_of(port, address='127.0.0.1', password='guest'):
 class RabbitMQ:
     """A broker that can be stopped and started again.
 
-    :param ports: of the broker, of Erlang's distribution, and of its mapper;
-        free ones if not given
+    :param numbers: ports of the broker, of Erlang's distribution, and of its
+        mapper; free ones if not given
     :param address: at which it listens
     :param password: of its user, `guest`
     """
 
-    def __init__(self, directory, ports=None, address='127.0.0.1',
+    def __init__(self, directory, numbers=None, address='127.0.0.1',
                  password='guest'):
         for program in (_PROGRAM, 'epmd'):
             assert shutil.which(program), (
@@ -61,7 +56,7 @@ class RabbitMQ:
         self._directory = pathlib.Path(directory)
         self._directory.mkdir(exist_ok=True)
         self._port, self._distribution_port, self._mapper_port = (
-            ports or (free_port(), free_port(), free_port()))
+            numbers or tuple(ports.free_port() for _ in range(3)))
         self._processes = []
         self._address = address
         self._password = password

@@ -34,6 +34,7 @@ from tests import caching
 from tests import daemons
 from tests.functional import glance_server
 from tests.functional import test_dedupd_openapi
+from tests import ports
 from tests import repositories
 
 MIB = 1 << 20
@@ -72,7 +73,7 @@ def cache(place, storing, link):
     with storing.cache(
             repositories.create(place / 'cache'),
             {'peer': f'https://{link.address}'},
-            status_listen=f'127.0.0.1:{caching.free_port()}') as daemon:
+            status_listen=f'127.0.0.1:{ports.free_port()}') as daemon:
         daemon.program = _PROGRAM
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()

@@ -32,6 +32,7 @@ from tests import caching
 from tests import certificates
 from tests import daemons
 from tests.daemons import read_response
+from tests import ports
 from tests import repositories
 
 LIMIT = daemons.LIMIT
@@ -526,7 +527,7 @@ def test_nobody_is_there(tmp_path):
     with caching.CacheDaemon(
             repositories.create(tmp_path / 'cache'),
             {'peer': 'https://127.0.0.1:9'},
-            glance_url=f'http://127.0.0.1:{caching.free_port()}') as daemon:
+            glance_url=f'http://127.0.0.1:{ports.free_port()}') as daemon:
         daemon.start()
         response = ask(daemon, raw('GET', '/v2/images'))
         assert response.status == 503

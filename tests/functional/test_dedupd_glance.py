@@ -22,7 +22,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 
@@ -32,6 +31,7 @@ from dedupd import client as client_module
 from tests import certificates
 from tests import daemons
 from tests.functional import glance_server
+from tests import ports
 from tests import repositories
 
 MIB = 1 << 20
@@ -205,9 +205,7 @@ def test_uploads_while_the_daemon_works(places, daemon, glance):
 def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
     """Over TLS a user reads what Glance lets the token read, and no more."""
     authority = certificates.Authority(tmp_path)
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
+    port = ports.free_port()
     data = noise(3 * MIB + 5, 9)
     image_id = store(glance, data)
     with repositories.open_repository(places / 'repository') as repo:

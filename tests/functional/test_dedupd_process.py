@@ -29,6 +29,7 @@ from tests import certificates
 from tests import daemons
 from tests.daemons import raw
 from tests.daemons import read_response
+from tests import ports
 from tests import repositories
 
 IMAGE = '/v1/images/image'
@@ -45,12 +46,6 @@ def repository(tmp_path, content):
     with repositories.open_repository(path, codec='none') as opened:
         repositories.put(opened, 'image', content)
     return path
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(('127.0.0.1', 0))
-        return sock.getsockname()[1]
 
 
 # -- start --------------------------------------------------------------------
@@ -407,7 +402,7 @@ def remote(tmp_path, repository, glance):
     """A daemon that serves others over TLS, and how to ask it."""
     authority = certificates.Authority(tmp_path)
     operators = certificates.Authority(tmp_path, 'operators')
-    port = free_port()
+    port = ports.free_port()
     with daemons.Daemon(
             repository, listen=f'127.0.0.1:{port}', header_timeout=2,
             tls_cert=authority.issue('server'), tls_client_ca=operators.path,
@@ -528,7 +523,7 @@ def test_what_is_no_tls(remote):
 
 
 def test_status_listener_only_shows(repository):
-    port = free_port()
+    port = ports.free_port()
     with daemons.Daemon(
             repository, status_listen=f'127.0.0.1:{port}') as daemon:
         daemon.start()

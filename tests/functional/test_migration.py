@@ -31,7 +31,7 @@ import sys
 import pytest
 
 from tests.cloud import cloud as cloud_module
-from tests.cloud import process
+from tests import ports
 from tests import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ class Operator:
         self.places = {'/var/lib/glance': self.place,
                        '/etc/glance': cloud.glance.etc,
                        '/opt/glance': sys.prefix,
-                       '9299': str(process.free_port())}
+                       '9299': str(ports.free_port())}
         self.sections = {}
         self.settings = []
         self.ran = []

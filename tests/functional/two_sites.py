@@ -29,10 +29,10 @@ import yaml
 
 from tests.cloud import cloud as cloud_module
 from tests.cloud import glance as glance_module
-from tests.cloud import process
 from tests import daemons
 from tests import documents
 from tests.functional import glance_server
+from tests import ports
 from tests import repositories
 
 REGION = 'RegionTwo'
@@ -213,7 +213,7 @@ class Sites:
         self.cert, self.key, self.ca_file = (
             place / name for name in ('home.pem', 'home.key',
                                       'daemons-ca.pem'))
-        port = process.free_port()
+        port = ports.free_port()
         self.url = f'https://127.0.0.1:{port}'
         return daemons.Daemon(
             path, place / 'dedupd', listen=f'127.0.0.1:{port}',
@@ -241,7 +241,7 @@ class Sites:
             'admin': {**home, 'region_name': REGION},
             # Nobody answers there.
             'nobody': {**home, 'image_endpoint_override':
-                       f'http://127.0.0.1:{process.free_port()}'},
+                       f'http://127.0.0.1:{ports.free_port()}'},
             'demo': clouds['demo']}}))
 
     def _glance(self, name, stack):

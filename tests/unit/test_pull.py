@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 
 import pytest
@@ -28,6 +27,7 @@ from glance_dedup import exceptions
 from glance_dedup import pull
 from tests import certificates
 from tests import daemons
+from tests import ports
 from tests import repositories
 from tests.unit.cli import conftest as cli_conftest
 
@@ -407,11 +407,6 @@ def test_damage_there(there, here, client):
 
 # -- over TLS, by the command -------------------------------------------------
 
-def free_port():
-    with socket.create_server(('127.0.0.1', 0)) as sock:
-        return sock.getsockname()[1]
-
-
 class TLS:
     """A daemon with a TLS listener, and who may and may not use it."""
 
@@ -420,7 +415,7 @@ class TLS:
         self.strange = certificates.Authority(directory, 'strange')
         server = self.authority.issue('server')
         self.operator = self.authority.issue('operator')
-        self.port = free_port()
+        self.port = ports.free_port()
         self.address = f'https://127.0.0.1:{self.port}'
         self.daemon = daemons.running(
             repository, listen=f'127.0.0.1:{self.port}',

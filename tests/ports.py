@@ -1,0 +1,35 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Ports for servers that tests start."""
+
+import socket
+
+
+def free_port():
+    """A port of the loopback interface that nobody is given for a minute.
+
+    So tests that run side by side never get the same one. The server must
+    bind it with SO_REUSEADDR, as servers do.
+    """
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(('127.0.0.1', 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        # A connection that this side closes first leaves the port in
+        # TIME_WAIT: the system chooses it for nobody, but a server that asks
+        # for it gets it.
+        with socket.create_connection(('127.0.0.1', port)) as client:
+            listener.accept()[0].close()
+            client.recv(1)
+    return port
