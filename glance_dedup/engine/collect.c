@@ -200,24 +200,36 @@ gd_held_lease(gd_repo *repo, uint32_t number, gd_held **held, gd_error *err)
     return hold_group(repo, number, false, held, err);
 }
 
-gd_status
-gd_held_exclude(gd_held *held, gd_error *err)
+/* Whether the group is the one that was leased.  REQUIRES: the exclusive lock. */
+static gd_status
+check_unchanged(const gd_held *held, gd_error *err)
 {
     uint64_t now;
-    if (held->excluded) {
-        return GD_OK;
-    }
-    gd_status s = exclude_others(held->repo, held->group->number, err);
-    held->excluded = s == GD_OK;
-    if (s == GD_OK) {
-        s = check_name(held, err);
-    }
+    gd_status s = check_name(held, err);
     if (s == GD_OK) {
         s = see_group(held->group, &now, err);
     }
-    if (s == GD_OK && now != held->seen) {
-        s = gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had not "
-                    "its lease", held->group->name);
+    return s == GD_OK && now != held->seen
+               ? gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had "
+                         "not its lease", held->group->name)
+               : s;
+}
+
+gd_status
+gd_held_exclude(gd_held *held, gd_error *err)
+{
+    uint32_t number = held->group->number;
+    if (held->excluded) {
+        return GD_OK;
+    }
+    gd_status s = exclude_others(held->repo, number, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = check_unchanged(held, err);
+    held->excluded = s == GD_OK;
+    if (s != GD_OK) {
+        gd_locks_admit(held->repo->locks, number);
     }
     return s;
 }

@@ -32,7 +32,8 @@ typedef struct gd_held {
     gd_published published;
     gd_entry *entries; /* of all slots, as they are in the file */
     bool settled;      /* every freed entry is known to be durable */
-    bool excluded;     /* the exclusive lock is held, too */
+    bool excluded;     /* the exclusive lock is held, too, and the file is the one
+                        * that was leased */
     uint64_t seen;     /* until then: checksum of records and entries */
     bool failed;
 } gd_held;
@@ -49,8 +50,9 @@ gd_status gd_held_open(gd_repo *repo, uint32_t number, gd_held **held,
 gd_status gd_held_lease(gd_repo *repo, uint32_t number, gd_held **held,
                         gd_error *err);
 /* Takes the exclusive lock, unless it is held: GD_BUSY, with words, if it is
- * refused.  GD_CORRUPT if the group is not what it was when it was leased: then
- * locks were lost, or nobody cared for them. */
+ * refused, or the name leads to another file.  GD_CORRUPT if the group is not what
+ * it was when it was leased: then locks were lost, or nobody cared for them.
+ * After an error the lock is not held, and the next call asks all of this anew. */
 gd_status gd_held_exclude(gd_held *held, gd_error *err);
 void gd_held_close(gd_held *held);
 

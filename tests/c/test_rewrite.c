@@ -914,6 +914,12 @@ test_changed_meanwhile(void)
                   kind == 2 ? GD_BUSY : GD_CORRUPT);
         CHECK_CONTAINS(t.x.err.text, kind == 2 ? "was replaced"
                                                : "had not its lease");
+        /* The task tries again: what was refused once stays refused, and what
+         * was locked for the attempt is not locked any more. */
+        CHECK_INT(gd_locks_share(t.repo->locks, 1, &t.x.err), GD_OK);
+        gd_locks_unshare(t.repo->locks, 1);
+        CHECK_INT(gd_rewriting_exchange(r, &t.x.err),
+                  kind == 2 ? GD_BUSY : GD_CORRUPT);
         end(&t, r);
         CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
         CHECK(before.st_ino == after.st_ino);
