@@ -29,8 +29,8 @@ struct gd_appender {
     bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
 };
 
-/* A handle forgets nothing of what it learns here: a group's number is never
- * used again. */
+/* A handle forgets nothing of what it learns here.  The number of a group that was
+ * lost is used again; then the handle only leaves the new group to others. */
 static void
 remember(gd_repo *repo, gd_groupmap *map, uint32_t number, uint32_t what)
 {
@@ -629,7 +629,10 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
     record.sequence++;
     record.count = count;
     record.end = appender->end;
-    s = gd_group_write_published(group, &record, err);
+    s = gd_group_next_generation(group->env, &record, err);
+    if (s == GD_OK) {
+        s = gd_group_write_published(group, &record, err);
+    }
     if (s == GD_OK) {
         appender->published = record;
         appender->synced_end = appender->end;

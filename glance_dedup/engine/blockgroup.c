@@ -27,9 +27,12 @@ record_offset(uint64_t sequence)
     return HEADER_SIZE + (sequence & 1) * RECORD_SIZE;
 }
 
-static void
-encode_header(const gd_params *params, const gd_scope *scope, uint32_t number,
-              uint8_t out[HEADER_SIZE])
+/* The identity makes the checksum, which is the group's seed, that of this one
+ * group: a number is used again if its group was lost. */
+static gd_status
+encode_header(const gd_env *env, const gd_params *params,
+              const gd_scope *scope, uint32_t number, uint8_t out[HEADER_SIZE],
+              gd_error *err)
 {
     memset(out, 0, HEADER_SIZE);
     memcpy(out, GROUP_MAGIC, 8);
@@ -41,7 +44,12 @@ encode_header(const gd_params *params, const gd_scope *scope, uint32_t number,
     gd_put32(out + 48, params->group_slots);
     gd_put32(out + 52, params->block_size);
     memcpy(out + 56, params->digest, GD_DIGEST_NAME);
+    int rc = env->random(env, out + 72, GD_ID_SIZE);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
     gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+    return GD_OK;
 }
 
 static gd_status
@@ -171,8 +179,10 @@ gd_group_write_new(const gd_env *env, int fd, const char *name,
                    uint32_t number, gd_error *err)
 {
     uint8_t header[HEADER_SIZE];
-    encode_header(params, scope, number, header);
-    gd_status s = gd_write_full(env, fd, header, sizeof header, 0, name, err);
+    gd_status s = encode_header(env, params, scope, number, header, err);
+    if (s == GD_OK) {
+        s = gd_write_full(env, fd, header, sizeof header, 0, name, err);
+    }
     if (s != GD_OK) {
         return s;
     }
@@ -444,10 +454,27 @@ gd_group_load_store(const gd_group *group, const gd_published *record,
                                group->name, err);
     if (s == GD_OK) {
         s = gd_fpstore_build(env, raw, group->number, record->count,
-                             record->generation, &group->bounds, store, err);
+                             &group->bounds, store, err);
     }
     env->release(env, raw);
+    if (s == GD_OK) {
+        (*store)->seed = group->bounds.seed;
+        (*store)->inode = group->inode;
+        (*store)->sequence = record->sequence;
+        (*store)->generation = record->generation;
+    }
     return s;
+}
+
+bool
+gd_group_is_store(const gd_group *group, const gd_published *record,
+                  const gd_fpstore *store)
+{
+    return store->group == group->number && store->inode == group->inode &&
+           store->seed == group->bounds.seed &&
+           store->sequence == record->sequence &&
+           store->generation == record->generation &&
+           store->count == record->count;
 }
 
 /* ---- segments ---- */

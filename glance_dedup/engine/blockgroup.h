@@ -95,9 +95,10 @@ gd_status gd_group_write_published(const gd_group *group,
  * means". */
 gd_status gd_group_settle_name(const gd_group *group, int root,
                                gd_published *record, gd_error *err);
-/* Draws *record's next generation.  A counter would not do: a record that was
- * seen and cached, and then lost by a crash or a failed fdatasync, would be
- * followed by another with the same number (N7.2). */
+/* Draws *record's next generation: before published entries change, and whenever
+ * more are published.  A counter would not do: a record that was seen and cached,
+ * and then lost by a crash or a failed fdatasync, would be followed by another
+ * with the same number (N7.2). */
 gd_status gd_group_next_generation(const gd_env *env, gd_published *record,
                                    gd_error *err);
 
@@ -115,6 +116,12 @@ gd_status gd_group_write_entries(const gd_group *group, uint32_t first,
  * fingerprint store). */
 gd_status gd_group_load_store(const gd_group *group, const gd_published *record,
                               gd_fpstore **store, gd_error *err);
+/* Whether the store was loaded from this file, with this record.  A group's number
+ * is not enough: the group may have been lost, and its number used again; nor is
+ * an inode's number, which is used again, too; nor the identity alone, which a
+ * copy that was put back has as well. */
+bool gd_group_is_store(const gd_group *group, const gd_published *record,
+                       const gd_fpstore *store);
 
 /* Reads the segment that entry names: header and stored bytes into in (room
  * for GD_SEGMENT_HEADER + GD_SEGMENT_MAX), plain bytes into plain (room for

@@ -198,16 +198,15 @@ store_place(const gd_fpcache *cache, uint32_t number)
 }
 
 static gd_fpstore *
-lend_cached_store(gd_fpcache *cache, uint32_t number,
+lend_cached_store(gd_fpcache *cache, const gd_group *group,
                   const gd_published *record)
 {
-    int place = store_place(cache, number);
+    int place = store_place(cache, group->number);
     gd_fpstore *store = place < 0 ? NULL : cache->stores[place];
-    if (store == NULL || store->group != number) {
+    if (store == NULL || store->group != group->number) {
         return NULL;
     }
-    if (store->generation != record->generation ||
-        store->count < record->count) {
+    if (!gd_group_is_store(group, record, store)) {
         cache->stores[place] = NULL; /* freed by its last user */
         if (store->users == 0) {
             gd_fpstore_free(cache->env, store);
@@ -266,7 +265,7 @@ gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fpstore **store,
     s = gd_group_read_published(group, &record, err);
     if (s == GD_OK) {
         pthread_mutex_lock(&cache->mutex);
-        *store = lend_cached_store(cache, number, &record);
+        *store = lend_cached_store(cache, group, &record);
         pthread_mutex_unlock(&cache->mutex);
         if (*store == NULL) {
             *cold = true;

@@ -38,7 +38,7 @@ void gd_fpcache_drop_removed(gd_fpcache *cache);
 /* Has the disk begin to read the group's store, unless one is cached. */
 void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);
 /* Lends the group's fingerprint store as published now.  A cached one is used
- * only if its generation still matches and it has all published slots.
+ * only if it was loaded from this very file with this very record.
  * *cold tells whether it was read from the file.
  * REQUIRES: the shared group lock, so that nothing in it is freed meanwhile
  * (N7.2). */

@@ -146,9 +146,8 @@ gd_fpstore_add(gd_fpstore *store, uint32_t slot, const gd_fingerprint *fp)
 
 gd_status
 gd_fpstore_build(const gd_env *env, const uint8_t *raw, uint32_t group,
-                 uint32_t count, uint64_t generation,
-                 const gd_entry_bounds *bounds, gd_fpstore **out,
-                 gd_error *err)
+                 uint32_t count, const gd_entry_bounds *bounds,
+                 gd_fpstore **out, gd_error *err)
 {
     gd_status s = gd_fpstore_new(env, count, out, err);
     if (s != GD_OK) {
@@ -156,7 +155,6 @@ gd_fpstore_build(const gd_env *env, const uint8_t *raw, uint32_t group,
     }
     gd_fpstore *store = *out;
     store->group = group;
-    store->generation = generation;
     for (uint32_t slot = 0; slot < count; slot++) {
         gd_entry entry;
         gd_entry_decode(raw + gd_entry_offset(slot) - GD_STORE_START, bounds,

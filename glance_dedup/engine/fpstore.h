@@ -95,7 +95,8 @@ void gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE],
 typedef struct gd_fpstore {
     uint32_t group;
     uint32_t count;
-    uint64_t generation;
+    /* What it was loaded from (blockgroup.h). */
+    uint64_t seed, inode, sequence, generation;
     gd_fingerprint *fingerprints; /* by slot; only live ones count */
     uint64_t *live;               /* a bit for each slot */
     uint32_t *index;
@@ -107,7 +108,7 @@ typedef struct gd_fpstore {
 /* Makes a store from raw, the sectors of slots [0, count).  Entries that are
  * not live, or do not verify, are left out: such a block is stored anew. */
 gd_status gd_fpstore_build(const gd_env *env, const uint8_t *raw,
-                           uint32_t group, uint32_t count, uint64_t generation,
+                           uint32_t group, uint32_t count,
                            const gd_entry_bounds *bounds, gd_fpstore **store,
                            gd_error *err);
 /* An empty store with room for slots, to be added to by its one owner. */

@@ -78,6 +78,7 @@ find(const gd_segcache *cache, const gd_group *group, uint32_t offset)
         *bucket_of(cache, group->inode, group->number, offset);
     while (segment != NULL &&
            (segment->inode != group->inode ||
+            segment->seed != group->bounds.seed ||
             segment->group != group->number || segment->offset != offset)) {
         segment = segment->next;
     }
@@ -248,6 +249,7 @@ gd_segcache_keep(gd_segcache *cache, const gd_group *group, uint32_t offset,
     if (weight(segment) <= budget && cache->bucket_count > 0 &&
         find(cache, group, offset) == NULL) {
         segment->inode = group->inode;
+        segment->seed = group->bounds.seed;
         segment->group = group->number;
         segment->offset = offset;
         segment->kept = true;

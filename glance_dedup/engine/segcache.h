@@ -2,7 +2,8 @@
  * segcache.h - decompressed segments that all readers of a handle share, up to
  * a budget of bytes; the one longest unused goes first.
  *
- * A segment is known by its group, the group's file and its place in it: the
+ * A segment is known by its group, with the seed, which is that of this one group
+ * whose number may be used again, the group's file and its place in it: the
  * group's rewriting puts another file in the place of the one that is open.  An
  * inode's number may be used again, therefore, and because memory is not to be
  * trusted for ever either, whoever takes a segment out verifies its blocks as if
@@ -28,7 +29,7 @@ typedef struct gd_cached_segment {
     /* The cache's own: */
     struct gd_cached_segment *next; /* in its bucket */
     struct gd_cached_segment *newer, *older;
-    uint64_t inode;
+    uint64_t inode, seed;
     uint32_t group, offset;
     unsigned users;
     bool kept;

@@ -20,12 +20,9 @@ typedef struct fixture {
 } fixture;
 
 static void
-setup_slots(fixture *t, uint32_t slots)
+make_first(fixture *t)
 {
     uint32_t number = 0;
-    scratch_init(&t->x);
-    t->x.params.group_slots = slots;
-    CHECK_INT(gd_locks_open(t->x.env, t->x.root, &t->locks, &t->x.err), GD_OK);
     CHECK_INT(gd_group_create(t->x.env, t->x.root, &t->x.params,
                               &gd_global_scope, t->locks, &number, &t->x.err),
               GD_OK);
@@ -33,6 +30,25 @@ setup_slots(fixture *t, uint32_t slots)
     CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, 1, O_RDWR,
                             &t->group, &t->x.err),
               GD_OK);
+}
+
+static void
+setup_slots(fixture *t, uint32_t slots)
+{
+    scratch_init(&t->x);
+    t->x.params.group_slots = slots;
+    CHECK_INT(gd_locks_open(t->x.env, t->x.root, &t->locks, &t->x.err), GD_OK);
+    make_first(t);
+}
+
+/* Another group with the number of the first, which is lost. */
+static void
+make_first_again(fixture *t)
+{
+    gd_group_close(t->group);
+    gd_locks_unlease(t->locks, 1);
+    CHECK_INT(unlinkat(t->x.root, NAME, 0), 0);
+    make_first(t);
 }
 
 static void
@@ -64,6 +80,17 @@ try_open(fixture *t)
 
 /* ---- the header ---- */
 
+/* Whose identity is not random. */
+static int
+draw_known(const gd_env *env, void *buf, size_t len)
+{
+    (void)env;
+    for (size_t i = 0; i < len; i++) {
+        ((uint8_t *)buf)[i] = (uint8_t)(0xa0 + i);
+    }
+    return 0;
+}
+
 static void
 test_known_header(void)
 {
@@ -71,15 +98,21 @@ test_known_header(void)
         {0, "474447524f5550000100010001000000"
             "0102030405060708090a0b0c0d0e0f10"},
         {48, "4000000000100000736861323536"},
-        {504, "ee488f90983b6816"}};
+        {72, "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf"},
+        {504, "29eb05e4d52b848d"}};
     fixture t;
     uint8_t raw[8192];
     setup(&t);
+    uint64_t seed = t.group->bounds.seed;
+    make_first_again(&t);
+    CHECK(t.group->bounds.seed != seed);
+    t.x.f.env.random = draw_known;
+    make_first_again(&t);
     /* Header, no records, room for the store, and nothing else. */
     CHECK_INT(scratch_size(&t.x, NAME), 4096 + 4096);
     scratch_read(&t.x, NAME, raw, sizeof raw, 0);
     CHECK(GOLDEN_MATCHES(raw, sizeof raw, known));
-    CHECK(t.group->bounds.seed == UINT64_C(0x16683b98908f48ee));
+    CHECK(t.group->bounds.seed == UINT64_C(0x8d842bd5e405eb29));
     CHECK_INT(t.group->bounds.slots, 64);
     CHECK_INT(t.group->bounds.max_block, 4096);
     CHECK_INT(scratch_count(&t.x, "spool", "", NULL), 0);
@@ -155,7 +188,8 @@ test_bounds_of_the_header(void)
         {52, 4097, 4, GD_CORRUPT, "bounds"},
         {52, 65536, 4, GD_CORRUPT, "bounds"},
         {52, UINT32_MAX, 4, GD_CORRUPT, "bounds"},
-        {72, UINT64_MAX, 8, GD_OK, ""}, /* reserved */
+        {72, 0, 8, GD_OK, ""}, /* of the identity */
+        {88, UINT64_MAX, 8, GD_OK, ""}, /* reserved */
         {496, UINT64_MAX, 8, GD_OK, ""},
     };
     fixture t;
@@ -248,13 +282,15 @@ test_known_record(void)
                                    {8, "03"},
                                    {16, "0700000001000000563412"},
                                    {32, "0213"},
-                                   {504, "641d6d0ac67d7bf4"}};
+                                   {504, "6bcf1d8f602398e4"}};
     const gd_published record = {5, 3, 7, GD_GROUP_POISONED, 0x123456,
                                  GD_CODEC_ZSTD, 19};
     gd_published back;
     uint8_t raw[512];
     fixture t;
     setup(&t);
+    t.x.f.env.random = draw_known;
+    make_first_again(&t);
     CHECK_INT(read_sequence(&t), 0);
     CHECK_INT(gd_group_write_published(t.group, &record, &t.x.err), GD_OK);
     scratch_read(&t.x, NAME, raw, sizeof raw, 1024); /* odd: record 1 */
@@ -460,7 +496,14 @@ test_load_store(void)
                       slot < count); /* not beyond the published count */
             CHECK(slot >= count || found == slot);
         }
-        CHECK_INT(store->generation, 5);
+        CHECK(gd_group_is_store(t.group, &record, store));
+        for (int i = 0; i < 3; i++) {
+            gd_published other = record;
+            other.sequence += i == 0;
+            other.generation += i == 1;
+            other.count += i == 2;
+            CHECK(!gd_group_is_store(t.group, &other, store));
+        }
         gd_fpstore_free(t.x.env, store);
     }
     teardown(&t);

@@ -5,6 +5,7 @@
 #include "fpcache.h"
 
 #include "check.h"
+#include "coding.h"
 #include "scratch.h"
 
 typedef struct fixture {
@@ -227,6 +228,93 @@ test_store_out_of_date(void)
     teardown(&t);
 }
 
+/* The one inode number of all files: file systems give numbers out again. */
+static int
+stat_alike(const gd_env *env, int fd, struct stat *st)
+{
+    (void)env;
+    int rc = fstat(fd, st);
+    st->st_ino = 77;
+    return rc < 0 ? -errno : 0;
+}
+
+static int
+stat_name_alike(const gd_env *env, int dir, const char *path, struct stat *st)
+{
+    (void)env;
+    int rc = fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW);
+    st->st_ino = 77;
+    return rc < 0 ? -errno : 0;
+}
+
+/* As groups are that a program made which knew of no identity. */
+static void
+remove_identity(fixture *t, const char *name)
+{
+    uint8_t header[512];
+    scratch_read(&t->x, name, header, sizeof header, 0);
+    memset(header + 72, 0, 16);
+    gd_put64(header + 504, gd_checksum(header, 504, 0));
+    scratch_write(&t->x, name, header, sizeof header, 0);
+}
+
+/* The store that is cached is of a group that was lost since; its number was
+ * given to another.  Sequence, generation and count are the same. */
+static void
+test_number_used_again(void)
+{
+    for (int known = 0; known < 2; known++) {
+        fixture t;
+        setup(&t, 1);
+        if (known) { /* by its identity alone, or else by its inode alone */
+            t.x.f.env.fstat = stat_alike;
+            t.x.f.env.fstatat = stat_name_alike;
+        } else {
+            remove_identity(&t, "groups/00000001");
+        }
+        publish(&t, 1, 1, 0, 10);
+        gd_fpstore *store = lend_store(&t, 1, true);
+        gd_fpcache_return_store(t.cache, store);
+        gd_group *old = known ? NULL : lend(&t, 1, false);
+        gd_locks_unlease(t.locks, 1);
+        CHECK_INT(unlinkat(t.x.root, "groups/00000001", 0), 0);
+        gd_fpcache_drop_removed(t.cache);
+        t.made = 0;
+        make_groups(&t, 1);
+        if (!known) {
+            remove_identity(&t, "groups/00000001");
+        }
+        publish(&t, 1, 1, 0, 10);
+        store = lend_store(&t, 1, true);
+        gd_fpcache_return_store(t.cache, store);
+        store = lend_store(&t, 1, false);
+        gd_fpcache_return_store(t.cache, store);
+        if (old != NULL) {
+            gd_fpcache_return_group(t.cache, old);
+        }
+        teardown(&t);
+    }
+}
+
+/* The same file, with what it was before. */
+static void
+test_rolled_back(void)
+{
+    fixture t;
+    setup(&t, 1);
+    publish(&t, 1, 2, 0, 10);
+    gd_fpcache_return_store(t.cache, lend_store(&t, 1, true));
+    scratch_truncate(&t.x, "groups/00000001", 512);
+    scratch_truncate(&t.x, "groups/00000001", 8192);
+    publish(&t, 1, 1, 0, 7);
+    gd_fpstore *store = lend_store(&t, 1, true);
+    CHECK_INT(store->count, 7);
+    gd_fpcache_return_store(t.cache, store);
+    publish(&t, 1, 3, 0, 7); /* another record, not another count */
+    gd_fpcache_return_store(t.cache, lend_store(&t, 1, true));
+    teardown(&t);
+}
+
 static void
 test_bounded_stores(void)
 {
@@ -313,6 +401,8 @@ main(int argc, char **argv)
     RUN(test_fresh);
     RUN(test_store_is_kept);
     RUN(test_store_out_of_date);
+    RUN(test_number_used_again);
+    RUN(test_rolled_back);
     RUN(test_bounded_stores);
     RUN(test_failures);
     return REPORT();

@@ -291,11 +291,10 @@ test_build(void)
             memset(at, 0, GD_ENTRY_SIZE);
         }
     }
-    REQUIRE(gd_fpstore_build(&f.env, raw, 7, SLOTS, 42, &BOUNDS, &store,
+    REQUIRE(gd_fpstore_build(&f.env, raw, 7, SLOTS, &BOUNDS, &store,
                              NULL) == GD_OK);
     CHECK_INT(store->group, 7);
     CHECK_INT(store->count, SLOTS);
-    CHECK_INT(store->generation, 42);
     for (uint32_t slot = 0; slot < SLOTS + 100; slot++) {
         gd_fingerprint fp = numbered(slot);
         bool there = slot < SLOTS && (slot % 10 < 3 || slot % 10 > 5);
@@ -310,7 +309,7 @@ test_build(void)
     }
     CHECK(!gd_fpstore_is_live(store, UINT32_MAX));
     gd_fpstore_free(&f.env, store);
-    REQUIRE(gd_fpstore_build(&f.env, raw, 7, 0, 1, &BOUNDS, &store, NULL) ==
+    REQUIRE(gd_fpstore_build(&f.env, raw, 7, 0, &BOUNDS, &store, NULL) ==
             GD_OK);
     CHECK_INT(store->count, 0);
     gd_fpstore_free(&f.env, store);
@@ -367,7 +366,7 @@ test_out_of_memory(void)
     fault_env_init(&f);
     for (uint64_t n = 1; n <= 3; n++) {
         fault_env_fail(&f, FAULT_ALLOC, n, ENOMEM, false);
-        CHECK_INT(gd_fpstore_build(&f.env, raw, 1, 9, 0, &BOUNDS, &store,
+        CHECK_INT(gd_fpstore_build(&f.env, raw, 1, 9, &BOUNDS, &store,
                                    &err),
                   GD_NOMEM);
         CHECK_INT(fault_env_leaks(&f), 0);

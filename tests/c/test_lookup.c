@@ -556,6 +556,31 @@ test_freed_meanwhile(void)
     teardown();
 }
 
+/* Group 1 is lost, and another upload makes one with its number: what this
+ * process knew of it leads nowhere. */
+static void
+test_group_lost(void)
+{
+    bool equal;
+    setup("sha256", false);
+    store("a", 0, 64);
+    CHECK_INT(look_up(0, 64), 64);
+    gd_lookup_close(t.lookup);
+    CHECK_INT(unlinkat(t.x.root, "groups/00000001", 0), 0);
+    gd_repo *other = scratch_repo_filter(&t.x);
+    CHECK_INT(put_image(other, "b", t.data + 64 * BLOCK, 64 * BLOCK, 100000,
+                        NULL, &t.x.err), GD_OK);
+    CHECK(scratch_exists(&t.x, "groups/00000001"));
+    gd_repo_close(other);
+    store("c", 0, 64);
+    CHECK_INT(get_image(t.repo, "c", t.data, 64 * BLOCK, &equal, &t.x.err),
+              GD_OK);
+    CHECK(equal);
+    CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
+              GD_OK);
+    teardown();
+}
+
 /* ---- by value ---- */
 
 /* With a digest of 8 bits most blocks have namesakes; none of them is taken
@@ -756,6 +781,7 @@ main(int argc, char **argv)
     RUN(test_hints_that_lead_nowhere);
     RUN(test_published_since);
     RUN(test_freed_meanwhile);
+    RUN(test_group_lost);
     RUN(test_namesakes);
     RUN(test_compared_ahead);
     RUN(test_namesakes_compared_ahead);

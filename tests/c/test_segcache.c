@@ -107,14 +107,16 @@ test_found_by_file_and_place(void)
     CHECK(has(&groups[1], 8192, 3));
     CHECK(gd_segcache_get(cache, &groups[2], 8192) == NULL);
     CHECK(gd_segcache_get(cache, &groups[1], 9192) == NULL);
+    const gd_group namesake = {.number = 1, .inode = 10, .bounds.seed = 1};
+    CHECK(gd_segcache_get(cache, &namesake, 8192) == NULL);
     keep(&groups[2], 8192, 4);
     CHECK(has(&groups[0], 8192, 1));
     CHECK(has(&groups[2], 8192, 4));
     CHECK_INT(stats().hits, 5);
-    CHECK_INT(stats().misses, 3);
+    CHECK_INT(stats().misses, 4);
     CHECK(gd_segcache_has(cache, &groups[0], 8192));
     CHECK(!gd_segcache_has(cache, &groups[0], 1));
-    CHECK_INT(stats().hits + stats().misses, 8);
+    CHECK_INT(stats().hits + stats().misses, 9);
     teardown();
 }
 
