@@ -491,8 +491,8 @@ reserve_entries(gd_appender *appender, gd_error *err)
 
 gd_status
 gd_appender_take_slot(gd_appender *appender, const gd_fingerprint *fp,
-                      uint32_t length, uint32_t plain_offset, uint32_t *slot,
-                      gd_error *err)
+                      uint64_t checksum, uint32_t length,
+                      uint32_t plain_offset, uint32_t *slot, gd_error *err)
 {
     gd_status s = reserve_entries(appender, err);
     if (s != GD_OK) {
@@ -501,6 +501,7 @@ gd_appender_take_slot(gd_appender *appender, const gd_fingerprint *fp,
     *slot = appender->next_slot++;
     appender->entries[*slot - appender->published.count] = (gd_entry){
         .fingerprint = *fp,
+        .checksum = checksum,
         .plain_length = length,
         .plain_offset = plain_offset,
         .state = GD_ENTRY_LIVE,

@@ -47,12 +47,12 @@ uint64_t gd_appender_unsynced(const gd_appender *appender);
 
 /* Gives out the next slot.  REQUIRES: room. */
 gd_status gd_appender_take_slot(gd_appender *appender,
-                                const gd_fingerprint *fp, uint32_t length,
-                                uint32_t plain_offset, uint32_t *slot,
-                                gd_error *err);
+                                const gd_fingerprint *fp, uint64_t checksum,
+                                uint32_t length, uint32_t plain_offset,
+                                uint32_t *slot, gd_error *err);
 /* The entry of a slot given out since the last sync point, else NULL.  Valid
- * until the sync point; those of consecutive slots lie in a row.  Its checksum
- * is the caller's to fill in before then; its segment is 0 until appended. */
+ * until the sync point; those of consecutive slots lie in a row.  Its segment is
+ * 0 until appended. */
 gd_entry *gd_appender_entry(gd_appender *appender, uint32_t slot);
 /* Writes segments whose slots were given out, in one go.  *written is the
  * bytes.  After an error the appender can only be closed. */

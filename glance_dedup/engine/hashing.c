@@ -3,7 +3,9 @@
  */
 #include "hashing.h"
 
+#include "coding.h"
 #include "multibuffer.h"
+#include "packer.h"
 
 /* Blocks fingerprinted in one go: few, since at the end of a batch all wait for
  * the last ones. */
@@ -20,6 +22,7 @@ struct gd_hashing {
     gd_block *blocks;
     size_t count, task;
     gd_lookup *lookup;
+    bool checksums;
     gd_job job;
     atomic_int failed;
 };
@@ -73,6 +76,10 @@ hash_blocks(void *arg, size_t task, unsigned worker)
     gd_block *blocks = hashing->blocks + first;
     count = count < hashing->task ? count : hashing->task;
     for (size_t i = 0; i < count; i++) {
+        if (hashing->checksums) {
+            blocks[i].checksum =
+                gd_checksum(blocks[i].data, blocks[i].length, 0);
+        }
         inputs[i] = (gd_hash_input){blocks[i].data, blocks[i].length,
                                     &blocks[i].fingerprint};
     }
@@ -85,23 +92,70 @@ hash_blocks(void *arg, size_t task, unsigned worker)
     }
 }
 
-gd_status
-gd_hashing_run(gd_hashing *hashing, gd_lookup *lookup, gd_block *blocks,
-               size_t count, gd_error *err)
+static void
+add_checksums(void *arg, size_t task, unsigned worker)
 {
-    gd_pool *pool = hashing->repo->pool;
-    hashing->lookup = lookup;
+    gd_hashing *hashing = arg;
+    gd_hash_input inputs[TASK];
+    gd_fingerprint again[TASK];
+    gd_block *asked[TASK];
+    size_t first = task * TASK, n = 0;
+    for (size_t i = first; i < hashing->count && i < first + TASK; i++) {
+        gd_block *block = &hashing->blocks[i];
+        if (block->address.group == 0) {
+            block->checksum = gd_checksum(block->data, block->length, 0);
+            inputs[n] = (gd_hash_input){block->data, block->length, &again[n]};
+            asked[n++] = block;
+        }
+    }
+    gd_status s = n == 0 ? GD_OK
+                         : gd_hasher_compute_many(hashing->hashers[worker],
+                                                  &hashing->scope, inputs, n,
+                                                  NULL);
+    for (size_t i = 0; s == GD_OK && i < n; i++) {
+        if (!gd_fingerprint_equal(&again[i], &asked[i]->fingerprint)) {
+            s = GD_IO;
+        }
+    }
+    if (s != GD_OK) {
+        atomic_store(&hashing->failed, (int)s);
+    }
+}
+
+/* The blocks, so many at a time, by all threads. */
+static gd_status
+run_job(gd_hashing *hashing, void (*run)(void *arg, size_t task, unsigned worker),
+        gd_block *blocks, size_t count, size_t task, gd_error *err)
+{
     hashing->blocks = blocks;
     hashing->count = count;
-    hashing->task = hashing->repo->params.by_value ? TASK_BY_VALUE : TASK;
+    hashing->task = task;
     atomic_store(&hashing->failed, GD_OK);
-    hashing->job = (gd_job){.run = hash_blocks,
+    hashing->job = (gd_job){.run = run,
                             .arg = hashing,
-                            .tasks = (count + hashing->task - 1) /
-                                     hashing->task};
-    gd_pool_run(pool, &hashing->job);
+                            .tasks = (count + task - 1) / task};
+    gd_pool_run(hashing->repo->pool, &hashing->job);
     gd_status s = (gd_status)atomic_load(&hashing->failed);
-    return s == GD_OK
-               ? GD_OK
+    return s == GD_OK || s == GD_IO
+               ? s
                : gd_fail(err, s, "a fingerprint could not be computed");
+}
+
+gd_status
+gd_hashing_run(gd_hashing *hashing, gd_lookup *lookup, gd_block *blocks,
+               size_t count, bool checksums, gd_error *err)
+{
+    bool by_value = hashing->repo->params.by_value;
+    hashing->lookup = lookup;
+    hashing->checksums = checksums;
+    return run_job(hashing, hash_blocks, blocks, count,
+                   by_value ? TASK_BY_VALUE : TASK, err);
+}
+
+gd_status
+gd_hashing_add_checksums(gd_hashing *hashing, gd_block *blocks, size_t count,
+                         gd_error *err)
+{
+    gd_status s = run_job(hashing, add_checksums, blocks, count, TASK, err);
+    return s == GD_IO ? gd_fail(err, s, GD_CHANGED_IN_MEMORY) : s;
 }

@@ -99,7 +99,8 @@ store_block(gd_intake *intake, gd_block *block, size_t *misses, gd_error *err)
     }
     ++*misses;
     return gd_packer_add(intake->packer, block->data, block->length,
-                         &block->fingerprint, &block->address, err);
+                         &block->fingerprint, block->checksum, &block->address,
+                         err);
 }
 
 /* *found: how many are stored already. */
@@ -107,8 +108,9 @@ static gd_status
 look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
 {
     gd_batch *b = &intake->batch;
+    bool checksums = !intake->mostly_known;
     gd_status s = gd_hashing_run(intake->hashing, intake->lookup, b->blocks,
-                                 b->count, err);
+                                 b->count, checksums, err);
     *found = 0;
     if (s != GD_OK) {
         return s;
@@ -117,7 +119,12 @@ look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
     for (size_t i = 0; i < b->count; i++) {
         *found += b->blocks[i].address.group != 0;
     }
-    return GD_OK;
+    /* A second fingerprint costs as much as some ten checksums. */
+    intake->mostly_known = (b->count - *found) * 8 < b->count;
+    return checksums || *found == b->count
+               ? GD_OK
+               : gd_hashing_add_checksums(intake->hashing, b->blocks, b->count,
+                                          err);
 }
 
 static void

@@ -46,6 +46,7 @@ typedef struct gd_intake {
     gd_batch other; /* empty: to cut anew into; opened when it is needed */
     size_t short_cut; /* unless 0, the length of the next block */
     bool told; /* by the caller, of blocks: their cuts are not ours to move */
+    bool mostly_known; /* hardly a block of the last batch was new */
     gd_address *addresses; /* for that of the next block; NULL: not asked for */
 } gd_intake;
 

@@ -29,6 +29,7 @@ typedef struct gd_block {
     uint32_t length;
     gd_address address; /* group 0: not found */
     gd_fingerprint fingerprint;
+    uint64_t checksum; /* of what is stored as new (hashing.h) */
 } gd_block;
 
 /* Finds blocks of this scope only: a hint to a group of another one counts for

@@ -199,14 +199,18 @@ gd_packer_stored_bytes(const gd_packer *packer)
 
 /* ---- the pool's part ---- */
 
-static void
-fill_in_checksums(const gd_segment_header *header, gd_entry *entries,
-                  const uint8_t *plain)
+/* Whether the copies are what was fingerprinted. */
+static bool
+is_unchanged(const gd_segment_header *header, const gd_entry *entries,
+             const uint8_t *plain)
 {
+    bool same = true;
     for (uint32_t i = 0; i < header->blocks; i++) {
-        entries[i].checksum = gd_checksum(plain + entries[i].plain_offset,
-                                          entries[i].plain_length, 0);
+        same &= entries[i].checksum ==
+                gd_checksum(plain + entries[i].plain_offset,
+                            entries[i].plain_length, 0);
     }
+    return same;
 }
 
 /* *stored is 0 if the segment is to be stored as it is: compressing it does not
@@ -249,7 +253,10 @@ pack_one(gd_packer *packer, size_t task, unsigned worker)
     gd_new_segment *segment = &l->segments[task];
     gd_segment_header *header = &segment->header;
     uint8_t *plain = plain_of(packer, l, task);
-    fill_in_checksums(header, l->entries[task], plain);
+    if (!is_unchanged(header, l->entries[task], plain)) {
+        atomic_store(&packer->pack_status, GD_IO);
+        return;
+    }
     header->codec = GD_CODEC_NONE;
     header->stored_length = header->plain_length;
     l->stored[task] = (struct iovec){plain, header->plain_length};
@@ -317,7 +324,9 @@ write_lot(void *arg, size_t task, unsigned worker)
     gd_pool_wait(pool, &packer->pack_job);
     gd_effort_end_lot(&packer->effort);
     gd_status s = (gd_status)atomic_load(&packer->pack_status);
-    if (s != GD_OK) {
+    if (s == GD_IO) {
+        gd_fail(err, s, GD_CHANGED_IN_MEMORY);
+    } else if (s != GD_OK) {
         gd_fail(err, s, "a segment could not be compressed");
     } else {
         s = gd_appender_append(packer->appender, l->segments, l->count,
@@ -504,7 +513,8 @@ need_segment(gd_packer *packer, uint32_t length, gd_error *err)
 
 gd_status
 gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
-              const gd_fingerprint *fp, gd_address *address, gd_error *err)
+              const gd_fingerprint *fp, uint64_t checksum, gd_address *address,
+              gd_error *err)
 {
     gd_status s = need_appender(packer, err);
     if (s == GD_OK) {
@@ -516,7 +526,7 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
     lot *l = &packer->lots[packer->filling];
     size_t last = l->count - 1;
     gd_segment_header *header = &l->segments[last].header;
-    s = gd_appender_take_slot(packer->appender, fp, length,
+    s = gd_appender_take_slot(packer->appender, fp, checksum, length,
                               header->plain_length, &address->slot, err);
     if (s != GD_OK) {
         return s;

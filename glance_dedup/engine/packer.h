@@ -15,6 +15,11 @@
 
 typedef struct gd_packer gd_packer;
 
+/* What is said of a block that is not any more what was fingerprinted. */
+#define GD_CHANGED_IN_MEMORY                                                  \
+    "a block changed in memory while it was stored: its buffer was written "  \
+    "to, or the memory is faulty"
+
 /* For blocks of this scope, until another is set. */
 gd_status gd_packer_open(gd_repo *repo, const gd_scope *scope,
                          gd_packer **packer, gd_error *err);
@@ -30,10 +35,13 @@ gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
  * was added to it is synced. */
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
 
-/* Adds a copy of a new block and gives its address. */
+/* Adds a copy of a new block and gives its address.  checksum was computed
+ * before the fingerprint; if it is not the copy's, a flush or the sync fails
+ * with GD_IO. */
 gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
                         uint32_t length, const gd_fingerprint *fp,
-                        gd_address *address, gd_error *err);
+                        uint64_t checksum, gd_address *address,
+                        gd_error *err);
 /* The address of an equal block (I5) that was added to the group now open;
  * group 0 if there is none.  Finds those that nobody else can see yet. */
 gd_address gd_packer_find(gd_packer *packer, const uint8_t *data,

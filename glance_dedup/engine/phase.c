@@ -190,7 +190,7 @@ gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
     gd_error ignored; /* then nothing is found */
     if (pairs < FINDS_MIN ||
         gd_hashing_run(phase->hashing, phase->lookup, phase->candidates,
-                       candidates, &ignored) != GD_OK) {
+                       candidates, false, &ignored) != GD_OK) {
         return 0;
     }
     phase->credit -= candidates * PRICE;

@@ -183,7 +183,7 @@ relocate_block(gd_relocation *relocation, uint64_t number, gd_error *err)
         &gd_block_reader_group(relocation->reader)->scope, err);
     if (s == GD_OK) {
         s = gd_packer_add(relocation->packer, data, entry.plain_length,
-                          &entry.fingerprint, &to, err);
+                          &entry.fingerprint, entry.checksum, &to, err);
     }
     return s == GD_OK ? note_pair(relocation, number, to, err) : s;
 }

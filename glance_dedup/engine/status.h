@@ -15,7 +15,8 @@
  * a value is never reused for another meaning. */
 typedef enum gd_status {
     GD_OK = 0,
-    GD_IO = 1,        /* a system call failed: errno is in the error */
+    GD_IO = 1,        /* a system call failed: errno is in the error; or, without
+                       * one, memory did */
     GD_CORRUPT = 2,   /* a file is not what its checksums and ids say */
     GD_NOSPACE = 3,   /* ENOSPC, EDQUOT or EFBIG: the disk or quota is full */
     GD_NOTFOUND = 4,  /* no such image, group or file */

@@ -101,15 +101,14 @@ append(fixture *t, gd_appender *appender, uint32_t blocks)
         uint32_t next = 64 - gd_appender_room(appender);
         content(number, next, block);
         gd_fingerprint fp = fingerprint(t, block);
-        gd_status s = gd_appender_take_slot(appender, &fp, BLOCK, i * BLOCK,
-                                            &slot, &t->x.err);
+        gd_status s = gd_appender_take_slot(
+            appender, &fp, gd_checksum(block, BLOCK, 0), BLOCK, i * BLOCK,
+            &slot, &t->x.err);
         if (s != GD_OK) {
             return s;
         }
         CHECK_INT(slot, next);
         segment.header.first_slot = slot - i;
-        gd_appender_entry(appender, slot)->checksum =
-            gd_checksum(block, BLOCK, 0);
     }
     /* In two pieces. */
     struct iovec pieces[2] = {{plain, 100},

@@ -353,8 +353,9 @@ append_block(writer *t, uint64_t seed)
     uint32_t slot;
     fill_random(block, sizeof block, seed);
     memcpy(&fp, block, sizeof fp);
-    gd_status s = gd_appender_take_slot(t->appender, &fp, BLOCK, 0, &slot,
-                                        &t->x.err);
+    gd_status s = gd_appender_take_slot(t->appender, &fp,
+                                        gd_checksum(block, BLOCK, 0), BLOCK,
+                                        0, &slot, &t->x.err);
     if (s != GD_OK) {
         return s;
     }
@@ -365,8 +366,6 @@ append_block(writer *t, uint64_t seed)
         .pieces = &piece,
         .piece_count = 1,
     };
-    gd_appender_entry(t->appender, slot)->checksum =
-        gd_checksum(block, BLOCK, 0);
     gd_segment_header_encode(&segment.header,
                              gd_appender_group(t->appender)->bounds.seed,
                              &piece, 1, segment.encoded);

@@ -69,7 +69,8 @@ add(fixture *t, uint64_t seed, uint32_t length)
     CHECK_INT(gd_hasher_compute(t->hasher, &gd_global_scope, data, length, &fp,
                                 NULL), GD_OK);
     gd_address *address = &t->addresses[t->count];
-    gd_status s = gd_packer_add(t->packer, data, length, &fp, address,
+    gd_status s = gd_packer_add(t->packer, data, length, &fp,
+                                gd_checksum(data, length, 0), address,
                                 &t->x.err);
     if (s == GD_OK) {
         t->seeds[t->count] = seed;
@@ -450,7 +451,8 @@ test_level_after_noise(void)
     for (int i = 0; i < 3; i++) {
         CHECK_INT(add(&t, 3, 65536), GD_OK); /* noise */
     }
-    CHECK_INT(gd_packer_add(t.packer, plain, sizeof plain, &fp, &address,
+    CHECK_INT(gd_packer_add(t.packer, plain, sizeof plain, &fp,
+                            gd_checksum(plain, sizeof plain, 0), &address,
                             &t.x.err), GD_OK);
     sync_all(&t);
     t.addresses[t.count] = address;

@@ -395,6 +395,84 @@ test_large_writes(void)
     teardown();
 }
 
+/* ---- bytes that change while they are stored ---- */
+
+static uint8_t *changing; /* a byte of the caller's, to be changed once */
+
+static void
+change_once(void)
+{
+    if (changing != NULL) {
+        *changing ^= 1;
+        changing = NULL;
+    }
+}
+
+/* Before a batch is stored the disk's room is asked for. */
+static int
+change_at_free_space(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    (void)fd;
+    change_once();
+    *space = (gd_space){.free = 1 << 30, .total = 1 << 30};
+    return 0;
+}
+
+/* While a batch is looked up stores are read. */
+static ssize_t
+change_at_pread(const gd_env *env, int fd, void *buf, size_t len,
+                uint64_t offset)
+{
+    (void)env;
+    change_once();
+    ssize_t n = pread(fd, buf, len, (off_t)offset);
+    return n < 0 ? -errno : n;
+}
+
+/* The fingerprint and the stored bytes of a block are not of one content: that
+ * must be an error now, since reading could not notice it.  The change comes
+ * behind the fingerprint, with the first batch (kind 0), or with one behind
+ * duplicates, before (1) or after (2) what is new was looked at once more. */
+static void
+test_changed_in_memory(void)
+{
+    enum { PIECE = 1 << 20 };
+    static uint8_t known[2 * PIECE], data[PIECE];
+    gd_recipe_header header;
+    bool linked;
+    for (int kind = 0; kind < 3; kind++) {
+        scratch_init(&x);
+        x.params.reserve = 1;
+        x.f.env.free_space = change_at_free_space;
+        repo = scratch_repo_filter(&x);
+        fill_random(known, sizeof known, 1);
+        fill_random(data, sizeof data, 2);
+        put("known", known, sizeof known, PIECE, NULL);
+        another_handle();
+        gd_transaction *transaction = begin("changed");
+        if (kind > 0) {
+            write_all(transaction, known, PIECE);
+            memcpy(data + PIECE / 8, known + PIECE, PIECE - PIECE / 8);
+        }
+        if (kind == 1) {
+            x.f.env.pread = change_at_pread;
+        }
+        changing = data + 5000;
+        gd_status s = gd_transaction_write(transaction, data, PIECE, &x.err);
+        CHECK(changing == NULL);
+        if (s == GD_OK) {
+            s = gd_transaction_commit(transaction, &header, &linked, &x.err);
+        }
+        CHECK_INT(s, GD_IO);
+        CHECK_CONTAINS(x.err.text, "changed in memory");
+        gd_transaction_end(transaction);
+        put("again", data, sizeof data, PIECE, NULL);
+        check_image("again", data, sizeof data);
+        teardown();
+    }
+}
+
 static void
 test_abort(void)
 {
@@ -1070,6 +1148,7 @@ main(int argc, char **argv)
     RUN(test_one_id_twice);
     RUN(test_what_is_refused);
     RUN(test_large_writes);
+    RUN(test_changed_in_memory);
     RUN(test_abort);
     RUN(test_abort_after_sync_points);
     RUN(test_failed_sync_at_the_commit);
