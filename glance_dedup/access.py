@@ -27,11 +27,15 @@ import grp
 import os
 import pwd
 import stat
+import time
 
 from glance_dedup import exceptions
 
 PRIVATE = 0o700
 SHARED = 0o2770
+
+_LEASE_SECONDS = 60.0
+_LEASE_PAUSE = 0.01
 
 
 def is_shared(status: os.stat_result) -> bool:
@@ -149,6 +153,27 @@ def make_directory(path: str, mode: int) -> None:
             os.fchmod(fd, mode)
     finally:
         os.close(fd)
+
+
+def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
+    """Open a file; returns the descriptor.
+
+    Nothing waits for the other end of a FIFO in the file's place: what was opened
+    is for the caller to look at. If another program has a lease on the file, as
+    Samba takes them, the kernel has asked for it back, and it is waited for.
+
+    :raises BlockingIOError: after a minute; Linux waits 45 seconds, as it is set,
+        before it takes a lease away
+    """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC
+    deadline = time.monotonic() + _LEASE_SECONDS
+    while True:
+        try:
+            return os.open(path, flags, dir_fd=dir_fd)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LEASE_PAUSE)
 
 
 def make_file(path: str, mode: int) -> int:

@@ -35,6 +35,7 @@ import lz4.block
 import xxhash
 import zstandard
 
+from glance_dedup import access
 from glance_dedup import exceptions
 
 DAMAGE = 'damage'
@@ -275,9 +276,8 @@ class File:
     def __init__(self, directory: int, name: str, file: str):
         self.file = file
         try:
-            self.fd = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-                | os.O_CLOEXEC, dir_fd=directory)
+            self.fd = access.open_file(
+                name, os.O_RDONLY | os.O_NOFOLLOW, directory)
         except FileNotFoundError:
             raise Gone() from None
         except OSError as e:

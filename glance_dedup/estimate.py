@@ -34,6 +34,7 @@ import os
 import stat
 
 from glance_dedup import _engine
+from glance_dedup import access
 from glance_dedup import formats
 from glance_dedup import parameters as parameters_module
 
@@ -262,12 +263,11 @@ class _File:
 
     @staticmethod
     def _open(path: str) -> int:
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             # So that reading leaves no trace; for the file's owner alone.
-            fd = os.open(path, flags | os.O_NOATIME)
+            fd = access.open_file(path, os.O_RDONLY | os.O_NOATIME)
         except PermissionError:
-            fd = os.open(path, flags)
+            fd = access.open_file(path, os.O_RDONLY)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, 'it is not an ordinary file', path)

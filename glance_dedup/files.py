@@ -110,9 +110,7 @@ def read_file(path: str, limit: int) -> bytes:
     :raises DamagedError: it is something else
     :raises OSError: as its name says
     """
-    # Without waiting for the other end of a FIFO.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-                 | os.O_CLOEXEC)
+    fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         if not stat_module.S_ISREG(os.fstat(fd).st_mode):
             raise exceptions.DamagedError(f'{path} is not an ordinary file')

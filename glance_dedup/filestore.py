@@ -24,6 +24,8 @@ import re
 import stat
 from typing import BinaryIO
 
+from glance_dedup import access
+
 #: An image of Glance's has no other ids.
 IMAGE_ID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 
@@ -65,8 +67,7 @@ class Source:
     """A file of the store, open for reading; never for anything else."""
 
     def __init__(self, path: str):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-                     | os.O_NONBLOCK)
+        fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
         self.file: BinaryIO = open(fd, 'rb', buffering=0)
         self.path = path
         self._found = os.fstat(fd)

@@ -26,6 +26,7 @@ import os
 import secrets
 import struct
 
+from glance_dedup import access
 from glance_dedup import exceptions
 
 _LOCK_FILE = 'locks/groups'
@@ -123,10 +124,10 @@ def _need_shared(path: str) -> None:
 
 def _try_locks(file: str) -> str | None:
     """What is wrong with the locks of a file, if anything."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    one = os.open(file, flags)
+    flags = os.O_RDWR | os.O_NOFOLLOW
+    one = access.open_file(file, flags)
     try:
-        two = os.open(file, flags)
+        two = access.open_file(file, flags)
         try:
             for _ in range(_TRIES):
                 byte = _FIRST_BYTE + secrets.randbits(32)

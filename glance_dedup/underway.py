@@ -50,8 +50,6 @@ _LONGEST_SITE = 512
 # It is held for as long as it takes to write the file.
 _LOCK_SECONDS = 30.0
 _POLL = 0.02
-# Neither through a link, nor waiting for the other end of a FIFO.
-_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +113,7 @@ class Underway:
         :raises DamagedError: the file is no good; says what to do
         """
         try:
-            fd = os.open(self._path, os.O_RDONLY | _OPEN)
+            fd = access.open_file(self._path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return {}
         except OSError as e:
@@ -196,7 +194,7 @@ class Underway:
                 with contextlib.suppress(FileExistsError):
                     os.close(access.make_file(
                         self._path, access.file_mode(self._root)))
-            return os.open(self._path, os.O_RDWR | _OPEN)
+            return access.open_file(self._path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as e:
             raise self._unusable(e, 'opened') from e
 

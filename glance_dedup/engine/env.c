@@ -14,7 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LARGE_PAGE = 2 << 20 };
+enum {
+    LARGE_PAGE = 2 << 20,
+    LEASE_MS = 60000, /* Linux takes a lease away after 45 s, as it is set */
+    LEASE_STEP_MS = 10,
+};
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* since Linux 6.1 */
@@ -506,15 +510,23 @@ shown(const char *path)
     return strcmp(path, ".") == 0 ? "of the repository" : path;
 }
 
+/* O_NONBLOCK is for a FIFO in a file's place.  But with it the kernel refuses a
+ * file on which another program has a lease (Samba, knfsd), having asked for it
+ * back: so the file is opened again, in the same way, since what is in its place
+ * may change meanwhile, until that program has let go of it. */
 static int
 open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
 {
-    int rc;
-    do {
-        /* O_NONBLOCK is for a FIFO in a file's place. */
-        rc = env->openat(env, dir, path,
-                         flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, mode);
-    } while (rc == -EINTR);
+    flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    int rc = env->openat(env, dir, path, flags, mode);
+    unsigned waited = 0;
+    while (rc == -EINTR || (rc == -EWOULDBLOCK && waited < LEASE_MS)) {
+        if (rc == -EWOULDBLOCK) {
+            env->sleep_ms(env, LEASE_STEP_MS);
+            waited += LEASE_STEP_MS;
+        }
+        rc = env->openat(env, dir, path, flags, mode);
+    }
     return rc;
 }
 
@@ -537,7 +549,10 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
     }
     if (rc < 0) {
         *fd = -1;
-        return gd_fail_errno(err, -rc, "cannot open %s", shown(path));
+        return gd_fail_errno(err, -rc, rc == -EWOULDBLOCK
+                             ? "cannot open %s: another program has a lease "
+                               "on it"
+                             : "cannot open %s", shown(path));
     }
     *fd = rc;
     return GD_OK;

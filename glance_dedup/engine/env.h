@@ -111,7 +111,8 @@ gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
                          int count, uint64_t offset, const char *file,
                          gd_error *err);
 /* Opens without following symbolic links, and without waiting for what is not
- * a file; close-on-exec.  A name that is missing is asked for anew before it is
+ * a file; but for a lease that another program has on the file, for a minute at
+ * most; close-on-exec.  A name that is missing is asked for anew before it is
  * said to be: another host may just have made it. */
 gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
                   mode_t mode, int *fd, gd_error *err);

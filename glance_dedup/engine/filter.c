@@ -448,8 +448,7 @@ existing_size(const gd_env *env, const char *path,
 {
     uint8_t found[FIXED_SIZE], fixed[FIXED_SIZE];
     int fd;
-    if (gd_open(env, AT_FDCWD, path, O_RDONLY | O_NONBLOCK, 0, &fd, NULL) !=
-        GD_OK) {
+    if (gd_open(env, AT_FDCWD, path, O_RDONLY, 0, &fd, NULL) != GD_OK) {
         return 0;
     }
     struct stat st;

@@ -81,9 +81,7 @@ open_existing(const opening *o, int *fd, gd_error *err)
 {
     gd_error why;
     bool good;
-    /* O_NONBLOCK is for a FIFO in its place. */
-    gd_status s = gd_open(o->env, AT_FDCWD, o->path, O_RDWR | O_NONBLOCK, 0,
-                          fd, &why);
+    gd_status s = gd_open(o->env, AT_FDCWD, o->path, O_RDWR, 0, fd, &why);
     if (s != GD_OK) {
         if (may_be_replaced(&why)) {
             return GD_OK;
@@ -165,7 +163,7 @@ lock_temporary(const opening *o, int *fd, gd_error *err)
     gd_error why;
     struct stat st;
     gd_status s = gd_open(o->env, AT_FDCWD, o->temporary,
-                          O_RDWR | O_CREAT | O_NONBLOCK, 0600, fd, &why);
+                          O_RDWR | O_CREAT, 0600, fd, &why);
     if (s != GD_OK) {
         if (why.sys_errno == ELOOP) {
             return clear_temporary(o, err);

@@ -4,6 +4,8 @@
  */
 #include "env.h"
 
+#include <limits.h>
+
 #include "check.h"
 #include "fault_env.h"
 
@@ -89,6 +91,54 @@ test_open_is_interrupted(void)
                   GD_OK);
         x.env->close(x.env, fd);
     }
+    teardown(&x);
+}
+
+static unsigned refusals, slept_ms;
+
+/* A file on which another program has a lease, until it has given it back. */
+static int
+open_leased(const gd_env *env, int dir, const char *path, int flags,
+            mode_t mode)
+{
+    (void)env;
+    CHECK((flags & O_NONBLOCK) != 0); /* who knows what is in its place now */
+    if (refusals > 0) {
+        refusals--;
+        return -EWOULDBLOCK;
+    }
+    int fd = openat(dir, path, flags, mode);
+    return fd < 0 ? -errno : fd;
+}
+
+static void
+count_sleep(const gd_env *env, unsigned ms)
+{
+    (void)env;
+    slept_ms += ms;
+}
+
+static void
+test_open_waits_for_a_lease(void)
+{
+    fixture x;
+    gd_error err;
+    int fd;
+    setup(&x);
+    x.f.env.openat = open_leased;
+    x.f.env.sleep_ms = count_sleep;
+    refusals = 20;
+    slept_ms = 0;
+    CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDONLY, 0, &fd, &err), GD_OK);
+    CHECK(slept_ms > 0 && slept_ms < 2000);
+    close(fd);
+    /* The kernel takes a lease away after some 45 seconds; longer is odd. */
+    refusals = UINT_MAX;
+    slept_ms = 0;
+    CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDWR, 0, &fd, &err), GD_IO);
+    CHECK_INT(err.sys_errno, EWOULDBLOCK);
+    CHECK_CONTAINS(err.text, "has a lease on it");
+    CHECK(slept_ms > 45000 && slept_ms < 120000);
     teardown(&x);
 }
 
@@ -494,6 +544,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_short_and_interrupted);
     RUN(test_open_is_interrupted);
+    RUN(test_open_waits_for_a_lease);
     RUN(test_end_of_file_is_damage);
     RUN(test_errors_name_file_and_offset);
     RUN(test_many_pieces);
