@@ -496,7 +496,8 @@ Number of times that images use a block from which on a second copy
 of it is kept.
 
 Scrubs write the copies; reading and healing take them when a disk
-has lost the first.
+has lost the first. A repository whose fingerprints are not
+cryptographic (``xxh3-128``, ``sha1``) has none, whatever is set here.
 
 Possible values:
     * 0: there are no spare copies

@@ -25,7 +25,9 @@ run.
 
 A damaged block is *healed* if the same block is stored elsewhere too: in a
 spare copy, or because a later upload stored it anew. The images are then
-merged to that one. The mark in the catalog goes when no recipe names the block
+merged to that one. Where fingerprints are not cryptographic nothing tells
+whether another block is the same, and it stays damaged, unless it can be read
+after all. The mark in the catalog goes when no recipe names the block
 any more, and the slot with the next collection.
 
 At the end of a pass the spare copies are made to fit again what is used most.
@@ -220,6 +222,8 @@ class _Run:
         self._budget = budget
         self._spare_threshold = spare_threshold
         self._spare_max = spare_max
+        self._tells_apart = (
+            maintainer.repository.parameters.is_cryptographic)  # I5
         self._quarantined: list[str] = []
         self._healed = 0
         self._read = 0          # bytes, in this run
@@ -559,18 +563,26 @@ class _Run:
             fingerprint = bytes.fromhex(self._known[address]['fingerprint'])
             for copy in (self._copies.get(fingerprint),
                          self._indexed(fingerprint)):
-                if (copy is not None and self._is_good(copy, fingerprint)
+                if (self._tells_apart and copy is not None
+                        and self._is_good(copy, fingerprint)
                         and self._same_scope(copy, address)):
                     mapping[address] = copy
                     break
             else:
                 left.append(address)
         if left:
-            # From spare copies.
+            # From spare copies; or what hindered the reading has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
                 relocation.add(_pack(left))
                 pairs = _unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
+        lost = len(set(left) - mapping.keys())
+        if lost and not self._tells_apart:
+            LOG.warning(
+                '%d damaged blocks cannot be healed: only their fingerprints '
+                'say what they were, and another block can have the same: '
+                '%s is not cryptographic', lost,
+                self._maintainer.repository.parameters.fingerprint)
         return mapping
 
     def _indexed(self, fingerprint: bytes) -> int | None:
@@ -687,6 +699,12 @@ class _Run:
     def _most_used(self, most: int) -> list[int]:
         """The addresses of the blocks that are named most often, sorted."""
         if not self._spare_threshold:
+            return []
+        if not self._tells_apart:
+            LOG.warning(
+                'No spare copies are written: their fingerprints alone say '
+                'what they are, and %s is not cryptographic',
+                self._maintainer.repository.parameters.fingerprint)
             return []
         catalog = self._maintainer.catalog
         found = heapq.nlargest(most, (

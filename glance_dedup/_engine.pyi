@@ -376,7 +376,8 @@ def write_spares(maintenance: Maintenance, number: int,
                  addresses: bytes) -> int:
     """Write the file ``spares/<number>`` anew with a second copy of these
     blocks, whole and durable before it takes its name; returns its bytes.
-    With no addresses the file is removed."""
+    With no addresses the file is removed. Raises InvalidParameter where
+    fingerprints are not cryptographic."""
 
 # -- estimating ----------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class Finding:
     :ivar file: the file's name inside the repository
     :ivar offset: where in the file, in bytes; None if it is about the file
     :ivar sentence: what is wrong
-    :ivar images: the ids of the images that lose content by it
+    :ivar images: the ids of the images that are hit by it; they lose content
+        if the report says so, and no spare copy stands in for what is damaged
     """
 
     severity: str
@@ -235,11 +236,15 @@ class _Checker:
 
     # Findings and progress
 
-    def find(self, severity, file, offset, sentence, images=()):
+    def find(self, severity, file, offset, sentence, images=(), lost=None):
+        """Report something.
+
+        :param lost: those of the images that lose content; None: all
+        """
         images = tuple(sorted(images))
         if severity == DAMAGE:
             self.report.ok = False
-            self.damaged_images.update(images)
+            self.damaged_images.update(images if lost is None else lost)
         self.figures['damage' if severity == DAMAGE else 'notes'] += 1
         if len(self.report.findings) >= MAX_FINDINGS:
             self.figures['findings_left_off'] += 1
@@ -739,6 +744,9 @@ class _Checker:
                 self.find(DAMAGE, file, failure.offset, failure.sentence)
             elif group is not None:
                 self.report_problems(group, file, [], False)
+                if not group.tells:
+                    self.find(NOTE, file, None, 'is never read: other blocks '
+                              'can have the fingerprints of these')
                 self.add_spares(group)
 
     def known_scopes(self, groups) -> list[bytes]:
@@ -875,17 +883,18 @@ class _Checker:
         return images
 
     def report_problems(self, group, file, extents, again):
-        hit = [e for e in extents if self.lost(group, e)]
+        hit = [e for e in extents if group.hits(e)]
+        bereft = [e for e in hit if self.lost(group, e)]
         for p in group.problems:
-            images = self.images_of(
-                e for e in hit if e.slot < p.slot + p.slots
-                and p.slot < e.slot + e.blocks)
+            images, lost = (self.images_of(
+                e for e in some if e.slot < p.slot + p.slots
+                and p.slot < e.slot + e.blocks) for some in (hit, bereft))
             severity = p.severity
             if severity is None:
                 severity = DAMAGE if (
-                    images or p.slot < group.published) else NOTE
+                    lost or p.slot < group.published) else NOTE
             if images or not again:
-                self.find(severity, file, p.offset, p.sentence, images)
+                self.find(severity, file, p.offset, p.sentence, images, lost)
 
     def report_misfits(self, misfits, file, owners):
         for e, sentence, severity in misfits:
@@ -898,8 +907,7 @@ class _Checker:
                 (page + 1) * form.PAGE + 8 + form.EXTENT * place,
                 f'extent {e.number} names {e.blocks} blocks of {file} from '
                 f'slot {e.slot}, but {sentence}',
-                [] if owner.image_id is None or severity == NOTE
-                else [owner.image_id])
+                [] if owner.image_id is None else [owner.image_id])
 
     def add_figures(self, group, extents):
         figures = self.figures

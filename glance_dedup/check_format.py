@@ -21,6 +21,7 @@ limits, or by the size of the file, before it is used.
 """
 
 import array
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -45,8 +46,9 @@ KIND = 'glance-dedup repository'
 MAJOR = 1
 MINOR = 1
 KEY_LENGTH = 82
-# Digests of which two equal ones may be of unequal blocks.
-NEED_VALUE = ('xxh3-128', 'sha1', 'sha-1', 'md5-sha1')
+# Digests of which two equal ones may be of unequal blocks; some have more
+# names than these.
+WEAK = ('xxh3-128', 'sha1', 'md5-sha1')
 MAX_JSON = 65536
 MIN_BLOCK, MAX_BLOCK = 512, 65536
 MIN_SLOTS, MAX_SLOTS = 64, 32768
@@ -154,6 +156,7 @@ class Group:
     slots: int = 0
     largest: int = 0
     digest: typing.Callable[[bytes, bytes], bytes] | None = None
+    tells: bool = True          # a fingerprint says which block it is of
     scope: bytes = GLOBAL_SCOPE
     scopes: dict[int, bytes] = dataclasses.field(
         default_factory=dict)   # of spare copies, by slot
@@ -188,7 +191,7 @@ class Group:
 
     def has_spare(self, slot, spares: set[bytes]) -> bool:
         """Whether a spare copy stands in for what the slot has lost."""
-        return bool(self.lengths[slot]) and (
+        return self.tells and bool(self.lengths[slot]) and (
             self.scope + self.fingerprint(slot) in spares)
 
 
@@ -250,6 +253,14 @@ def digest_of(name: str) -> typing.Callable[[bytes, bytes], bytes] | None:
             hasher.update(data)
         return hasher.digest()[:32] + padding
     return compute
+
+
+def is_cryptographic(name: str) -> bool:
+    """Whether a fingerprint by this digest says which block it is of."""
+    name = name.lower()
+    with contextlib.suppress(ValueError, TypeError):
+        name = hashlib.new(name, usedforsecurity=False).name
+    return name not in WEAK
 
 
 def refused_by_system(error: OSError, file: str):
@@ -448,6 +459,7 @@ class GroupReader:
         if group.digest is None:
             raise Damage('has fingerprints of an unknown digest: '
                          + printable(name), 56)
+        group.tells = is_cryptographic(name)
         if self.fingerprint not in (None, name):
             group.problem(56, f'has fingerprints by {name}', severity=NOTE)
         group.exact = minor <= MINOR
@@ -947,7 +959,7 @@ def parse_parameters(text: bytes) -> dict:
             ('cutting', are_cuts(found['cutting'], block)),
             ('compare', found['compare'] == 'value' or (
                 found['compare'] == 'hash'
-                and found['fingerprint'].lower() not in NEED_VALUE))):
+                and is_cryptographic(found['fingerprint'])))):
         if not holds:
             raise Damage(
                 f'{key} is {printable(str(found[key]))}, which cannot be')

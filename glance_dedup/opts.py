@@ -195,7 +195,7 @@ Possible values:
       ``sha256``, ``sha512-256``, ``blake2s256`` or ``sha3-256``
     * ``xxh3-128``, much faster, or a digest that is broken, such as
       ``sha1``: blocks can be made to collide, so these need
-      ``dedup_store_compare = value``
+      ``dedup_store_compare = value``, and damaged blocks stay damaged
 
 Related options:
     * ``dedup_store_compare``

@@ -111,13 +111,19 @@ class Parameters:
             raise exceptions.InvalidParameter(
                 f"compare: '{self.compare}' is neither 'hash' nor 'value'")
         cryptographic = (
-            not (allow_weak and self.fingerprint == 'weak-8')
-            and _engine.is_cryptographic(self.fingerprint))
+            self.is_cryptographic if allow_weak
+            else _engine.is_cryptographic(self.fingerprint))
         if not cryptographic and self.compare == 'hash':
             raise exceptions.InvalidParameter(
                 f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
                 "equal fingerprints may be unequal blocks; choose compare "
                 "'value', or a cryptographic digest")
+
+    @property
+    def is_cryptographic(self) -> bool:
+        """Whether a fingerprint alone says which block it is of (I5)."""
+        return self.fingerprint != 'weak-8' and (
+            _engine.is_cryptographic(self.fingerprint))
 
     def _validate_cutting(self) -> None:
         minimum, average = self.cuts

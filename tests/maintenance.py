@@ -46,6 +46,25 @@ def content(*seeds, blocks=10):
     return b''.join(noise(blocks * BLOCK, seed) for seed in seeds)
 
 
+def twins(seed):
+    """Two blocks with one fingerprint by ``xxh3-128``, and one checksum.
+
+    Of each 8 bytes, after they were combined with a constant, XXH3 adds the
+    product of the lower and the higher half to one sum, and the bytes as they
+    are to another, which others share. So where the lower half becomes 0 the
+    higher one is free, as long as the sum with its like stays the same.
+    """
+    first = bytearray(noise(BLOCK, seed))
+    # The lower halves of the constants for these two places.
+    first[0:4] = bytes.fromhex('b8fe6c39')
+    first[64:68] = bytes.fromhex('7c01812c')
+    second = bytearray(first)
+    for at, more in (4, 1), (68, -1):
+        number = int.from_bytes(first[at:at + 4], 'little') + more
+        second[at:at + 4] = (number % 2**32).to_bytes(4, 'little')
+    return bytes(first), bytes(second)
+
+
 def blocks_of(repo, image_id):
     """The addresses that an image names, each as often as it does."""
     with repo.open_image(image_id) as image:

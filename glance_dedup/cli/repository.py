@@ -54,7 +54,8 @@ class Create(common.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--compare', choices=('hash', 'value'), default='hash',
             help='What makes blocks equal: their fingerprints, or their '
-            'bytes. xxh3-128 needs value. Default: %(default)s.')
+            'bytes. xxh3-128 needs value, and damaged blocks are not healed '
+            'with it. Default: %(default)s.')
         parser.add_argument(
             '--group-access', action='store_true',
             help="All members of the directory's group may use the "

@@ -328,29 +328,31 @@ read_new_entry(gd_merge *merge, gd_address address, const gd_entry **entry,
 
 /* ---- replacing a block ---- */
 
-/* By the bytes of both; of a block that can no longer be read, by what its
- * entry says of them. */
+/* By the bytes of both.  Of a block that is marked as damaged, and cannot be
+ * read, only its fingerprint is left: that says what it was only where nobody
+ * can make another block with it (I5). */
 static gd_status
 compare_values(gd_merge *merge, gd_address old, const gd_entry *old_entry,
                gd_address new, bool *equal, gd_error *err)
 {
-    const uint8_t *old_data = NULL, *new_data;
+    const uint8_t *old_data, *new_data;
     gd_entry now;
-    gd_status s = GD_OK;
-    if (old_entry->state == GD_ENTRY_LIVE) {
-        s = gd_block_reader_read(merge->old_reader, old, &now, &old_data, err);
+    gd_status s = gd_block_reader_read(merge->old_reader, old, &now, &old_data,
+                                       err);
+    bool lost = (s == GD_CORRUPT || s == GD_IO) &&
+                old_entry->state != GD_ENTRY_LIVE;
+    *equal = lost && gd_digest_is_cryptographic(merge->repo->digest);
+    if (lost && !*equal) {
+        return GD_OK;
     }
-    if (s == GD_OK) {
+    if (s == GD_OK || lost) {
         s = gd_block_reader_read(merge->new_reader, new, &now, &new_data, err);
     }
-    if (s != GD_OK) {
-        return s;
+    if (s == GD_OK) {
+        atomic_fetch_add(&merge->repo->counters.compares, 1);
+        *equal = lost || memcmp(old_data, new_data, now.plain_length) == 0;
     }
-    atomic_fetch_add(&merge->repo->counters.compares, 1);
-    *equal = old_data == NULL
-                 ? now.checksum == old_entry->checksum
-                 : memcmp(old_data, new_data, now.plain_length) == 0;
-    return GD_OK;
+    return s;
 }
 
 static gd_status

@@ -29,8 +29,8 @@ typedef struct gd_merge_facts {
     uint64_t replaced;       /* blocks whose address changed; 0: no M */
     uint64_t replaced_bytes; /* their plain bytes */
     /* Old addresses of blocks that have the fingerprint of the new one, but not
-     * its bytes, and stay where they are: only where bytes are compared.  One
-     * that the image names often is here as often. */
+     * its bytes, as far as can be known, and stay where they are: only where
+     * bytes are compared.  One that the image names often is here as often. */
     const uint64_t *collisions;
     size_t collision_count;
 } gd_merge_facts;

@@ -108,6 +108,10 @@ gd_spare_read(gd_repo *repo, const gd_scope *scope, const gd_fingerprint *fp,
               gd_error *err)
 {
     sought what = {repo, scope, fp, length, checksum, out};
+    *found = false;
+    if (!gd_digest_is_cryptographic(repo->digest)) {
+        return GD_OK; /* what has this fingerprint may be another block */
+    }
     return gd_spare_index_find(repo->spares, fp, read_copy, &what, found, err);
 }
 
@@ -343,6 +347,12 @@ gd_spare_write(gd_repo *repo, uint32_t number, const gd_address *addresses,
     }
     if (count == 0) {
         return remove_spares(repo, number, err);
+    }
+    if (!gd_digest_is_cryptographic(repo->digest)) {
+        return gd_fail(err, GD_INVALID,
+                       "spare copies need fingerprints of which no two blocks "
+                       "can be made that have the same; with %s nothing could "
+                       "tell a copy from another block", repo->params.digest);
     }
     gd_status s = open_writing(&w, number, count, err);
     if (s == GD_OK) {

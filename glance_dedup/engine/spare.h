@@ -4,7 +4,9 @@
  *
  * Nothing refers to a file of spares/: its blocks are found by their
  * fingerprints, and verified by them.  So a lost or stale one loses nothing but
- * redundancy.  Only the maintainer writes; reading is thread-safe.
+ * redundancy.  Where fingerprints are not cryptographic another block may have
+ * that of the one that was lost: then none is written, and what is there is not
+ * read (I5).  Only the maintainer writes; reading is thread-safe.
  */
 #ifndef GD_SPARE_H
 #define GD_SPARE_H
@@ -16,6 +18,7 @@
  * durable before it takes its name.  Each block is read and verified; one that
  * is damaged is taken from the copy that is there, else GD_CORRUPT, and the old
  * file stays.  Without addresses the file is removed.  *bytes: its length.
+ * GD_INVALID where fingerprints are not cryptographic.
  * REQUIRES: the caller is the maintainer. */
 gd_status gd_spare_write(gd_repo *repo, uint32_t number,
                          const gd_address *addresses, size_t count,

@@ -430,6 +430,47 @@ test_healing(void)
     check_healing("xxh3-128", true);
 }
 
+/* What is marked, and cannot be read, is taken for the block of its fingerprint
+ * only where that is cryptographic (I5).  Else it stays where it is, and is in
+ * the way of no other. */
+static void
+check_lost(const char *digest, bool by_value, bool healed)
+{
+    setup(digest, by_value);
+    places old = places_of("old"), new = places_of("new");
+    gd_group *group;
+    gd_entry entry;
+    uint32_t slot = (uint32_t)new.numbers[3] & (GD_MAX_SLOTS - 1);
+    REQUIRE(gd_group_open(x.env, x.root, &x.params,
+                          (uint32_t)(new.numbers[3] >> GD_SLOT_BITS), O_RDWR,
+                          &group, &x.err) == GD_OK);
+    REQUIRE(gd_group_read_entries(group, slot, 1, &entry, &x.err) == GD_OK);
+    scratch_flip(&x, group->name,
+                 entry.segment + GD_SEGMENT_HEADER + entry.plain_offset, 1);
+    gd_group_close(group);
+    set_state(new.numbers[3], GD_ENTRY_DAMAGED);
+    gd_merge *merge = merge_all("new", "old");
+    const gd_merge_facts *facts = gd_merge_facts_of(merge);
+    CHECK_INT(facts->replaced, healed ? new.count : new.count - 1);
+    REQUIRE(facts->collision_count == (healed ? 0 : 1));
+    CHECK(healed || facts->collisions[0] == new.numbers[3]);
+    CHECK(exchange(merge));
+    gd_merge_close(merge);
+    CHECK_INT(places_of("new").numbers[3],
+              healed ? old.numbers[3] : new.numbers[3]);
+    CHECK(reads("new", data) == healed);
+    teardown();
+}
+
+static void
+test_lost_block(void)
+{
+    check_lost("sha256", false, true);
+    check_lost("sha256", true, true);
+    check_lost("sha1", true, false);
+    check_lost("xxh3-128", true, false);
+}
+
 /* With another block's fingerprint in its place, and the entry valid (I7). */
 static void
 test_exchanged_entry(void)
@@ -692,6 +733,7 @@ main(int argc, char **argv)
     RUN(test_target_that_is_not_published);
     RUN(test_collisions);
     RUN(test_healing);
+    RUN(test_lost_block);
     RUN(test_exchanged_entry);
     RUN(test_group_locks);
     RUN(test_groups_that_stay_are_locked);

@@ -4,6 +4,8 @@
  */
 #include "spare.h"
 
+#include <sys/stat.h>
+
 #include "blockgroup.h"
 #include "check.h"
 #include "coding.h"
@@ -21,6 +23,7 @@ static gd_repo *repo;
 static uint8_t data[SIZE];
 static gd_address addresses[BLOCKS];
 static int64_t clock_now;
+static const char *digest = "sha256";
 
 static int64_t
 stopped_clock(const gd_env *env)
@@ -53,6 +56,8 @@ setup(gd_codec codec)
     x.params.block_size = BLOCK;
     x.params.segment_size = 4096;
     x.params.codec = codec;
+    strcpy(x.params.digest, digest);
+    x.params.by_value = strcmp(digest, "sha256") != 0;
     x.f.env.now = stopped_clock;
     clock_now = 1000;
     memset(data, 'c', SIZE);
@@ -476,6 +481,28 @@ test_nothing_unsynced_gets_the_name(void)
     }
 }
 
+/* Where another block may have the fingerprint nothing is copied by it (I5).
+ * What an earlier version wrote is removed all the same. */
+static void
+test_weak_fingerprints(void)
+{
+    static const char *const weak[] = {"xxh3-128", "sha1"};
+    for (size_t i = 0; i < 2; i++) {
+        digest = weak[i];
+        setup(GD_CODEC_NONE);
+        CHECK_INT(write_spares(addresses, 20), GD_INVALID);
+        CHECK_CONTAINS(x.err.text, weak[i]);
+        CHECK_INT(scratch_count(&x, "spool", "G-", NULL), 0);
+        CHECK(!scratch_exists(&x, SPARES_1));
+        mkdirat(x.root, "spares", 0700);
+        scratch_write(&x, SPARES_1, data, SIZE, 0);
+        CHECK_INT(write_spares(addresses, 0), GD_OK);
+        CHECK(!scratch_exists(&x, SPARES_1));
+        teardown();
+    }
+    digest = "sha256";
+}
+
 int
 main(int argc, char **argv)
 {
@@ -491,5 +518,6 @@ main(int argc, char **argv)
     RUN(test_every_byte_of_a_spare);
     RUN(test_failures);
     RUN(test_nothing_unsynced_gets_the_name);
+    RUN(test_weak_fingerprints);
     return REPORT();
 }

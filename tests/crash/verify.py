@@ -191,17 +191,18 @@ class _Verifier:
             if (finding.severity == check.DAMAGE
                     and finding.file.split('/')[0] == 'catalog'):
                 continue    # it may be lost
-            if self.is_on_purpose(finding):
+            if self.is_on_purpose(finding, report):
                 continue
             raise Wrong(f'before the recovery: {finding}')
 
-    def is_on_purpose(self, finding):
-        return self.expected.harmed and (
-            set(finding.images) <= self.expected.damaged)
+    def is_on_purpose(self, finding, report):
+        lost = set(report.damaged_images).intersection(finding.images)
+        return self.expected.harmed and lost <= self.expected.damaged
 
     def check_last(self):
-        for finding in check.check(self.path).findings:
-            if self.is_on_purpose(finding) and finding.severity == (
+        report = check.check(self.path)
+        for finding in report.findings:
+            if self.is_on_purpose(finding, report) and finding.severity == (
                     check.DAMAGE):
                 continue
             if finding.file.endswith('.new'):

@@ -13,12 +13,14 @@
 """The checker and what the maintainer keeps: catalog, fence, spare copies."""
 
 import contextlib
+import hashlib
 import os
 import random
 import shutil
 import struct
 
 import pytest
+import xxhash
 
 from dedupd import accounting
 from dedupd import collector
@@ -637,7 +639,8 @@ def test_damaged_block_with_a_spare(repository, image, group, spares):
     damage_block(group, 4)
     report = check.check(repository.path)
     assert not report.ok        # what a scrub is to repair
-    assert {f.file for f in report.findings} == {'groups/00000001'}
+    assert {(f.file, f.images) for f in report.findings} == {
+        ('groups/00000001', ('one',))}
     assert report.damaged_images == []
     content = group.path.read_bytes()
     damage_block(group, 5)
@@ -660,11 +663,45 @@ def test_marked_block_with_a_spare(repository, image, group, spares):
     report = check.check(repository.path)
     assert report.ok
     assert report.damaged_images == []
-    assert {f.file for f in report.findings} == {
-        'images/one', 'groups/00000001'}
+    assert {(f.file, f.images) for f in report.findings} == {
+        ('images/one', ('one',)), ('groups/00000001', ())}
     assert report.figures['damaged_blocks'] == 1
     mark(group, 5)
     group.save()
+    report = check.check(repository.path)
+    assert not report.ok
+    assert report.damaged_images == ['one']
+
+
+@pytest.mark.parametrize('name', ['xxh3-128', 'sha1', 'SSL3-SHA1'])
+@pytest.mark.parametrize('marked', [False, True])
+def test_a_spare_of_a_weak_fingerprint(tmp_path, name, marked):
+    """It may be of another block, so nothing reads it: the image is hit."""
+    def compute(data):
+        if name == 'xxh3-128':
+            return xxhash.xxh3_128_digest(data) + bytes(16)
+        return hashlib.sha1(data).digest() + bytes(12)
+
+    repository = writer.Repository(
+        tmp_path / 'weak', fingerprint=name, compare='value')
+    group = writer.Group(repository, 1, compute=compute)
+    group.append([b'%d' % i * 512 for i in range(4)])
+    spares = writer.Spares(repository, 1, compute=compute)
+    spares.append([group.blocks[2]])
+    for written in (group, spares):
+        written.publish()
+        written.save()
+    repository.image('one', [(group, 0, 4)])
+    report = check.check(repository.path)
+    assert report.ok
+    note, = report.findings
+    assert note.file == 'spares/00000001'
+    assert 'is never read' in note.sentence
+    if marked:
+        mark(group, 2)
+        group.save()
+    else:
+        damage_block(group, 2)
     report = check.check(repository.path)
     assert not report.ok
     assert report.damaged_images == ['one']
