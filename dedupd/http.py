@@ -31,6 +31,11 @@ is for passing requests on. A client of it that sends nothing of a body for
 ``idle_timeout`` is cut off.
 
 Everything runs in the event loop's thread, and handlers must not block it.
+Nor must what has arrived already: awaiting that is no wait, and a client that
+sends faster than it is served would have the loop for itself. So whatever is
+awaited of a client lets all others go on first: bytes (``receive``), events of
+HTTP (``Parser``), and connections.
+
 Only a body that threads make may be sent by them, too, as far as the socket
 takes it at once (``Pour``): handing each piece over costs more than sending.
 """
@@ -261,6 +266,24 @@ Relay = Callable[[Message], Awaitable[Response]]
 
 # -- streams ------------------------------------------------------------------
 
+class Parser(h11.Connection):
+    """What a peer sends, as h11 takes it to pieces."""
+
+    _fresh = False
+
+    def receive_data(self, data: bytes) -> None:
+        super().receive_data(data)
+        self._fresh = True
+
+    async def event(self) -> Any:
+        """The next event; others go on first."""
+        # As they did before the first one, when its bytes were received.
+        if not self._fresh:
+            await asyncio.sleep(0)
+        self._fresh = False
+        return self.next_event()
+
+
 class Pour:
     """Sends bytes of a body, in any thread, as many as go without waiting.
 
@@ -309,7 +332,8 @@ class SocketStream:
         self._loop = asyncio.get_running_loop()
 
     async def receive(self) -> bytes:
-        """What comes next; b'' at the end."""
+        """What comes next, after others went on; b'' at the end."""
+        await asyncio.sleep(0)
         try:
             return await self._loop.sock_recv(self._sock, _RECEIVE)
         except OSError as e:
@@ -396,6 +420,9 @@ class TLSStream:
         return bool(self._tls.getpeercert())
 
     async def receive(self) -> bytes:
+        """As that of a SocketStream."""
+        # Of the bytes below, there may be thousands of records.
+        await asyncio.sleep(0)
         while True:
             try:
                 return self._tls.read(_RECEIVE)
@@ -635,6 +662,8 @@ class Server:
                 self._begin(listener, sock)
             except OSError:
                 sock.close()
+            # There may be another already; those before it go on first.
+            await asyncio.sleep(0)
 
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
         uid = None
@@ -693,7 +722,7 @@ class _Connection:
         self._limits = server.limits
         self._stream: SocketStream | TLSStream = SocketStream(sock)
         self._peer = Peer(listener.name, uid)
-        self._h11 = h11.Connection(
+        self._h11 = Parser(
             h11.SERVER, max_incomplete_event_size=HEADER_LIMIT)
         self.idle = True
 
@@ -757,7 +786,7 @@ class _Connection:
         """The next request; None if the peer ended or nothing came."""
         deadline = None
         while True:
-            event = self._h11.next_event()
+            event = await self._h11.event()
             if isinstance(event, h11.Request):
                 self.idle = False
                 return event
@@ -868,7 +897,7 @@ class _Connection:
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
         """The body of a request as it comes."""
         while True:
-            event = self._h11.next_event()
+            event = await self._h11.event()
             if event is h11.NEED_DATA:
                 if self._h11.they_are_waiting_for_100_continue:
                     await self._send(self._h11.send(h11.InformationalResponse(

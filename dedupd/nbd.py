@@ -182,6 +182,9 @@ class _Input:
         return bool(self._data)
 
     async def take(self, length: int) -> bytes:
+        # What has come already may be thousands of messages: others go on
+        # before each.
+        await asyncio.sleep(0)
         while len(self._data) < length:
             await self._more()
         data = bytes(self._data[:length])

@@ -250,7 +250,7 @@ class _Connection:
         self._upstream = upstream
         self._socket = sock
         self._stream = stream
-        self._h11 = h11.Connection(
+        self._h11 = http.Parser(
             h11.CLIENT, max_incomplete_event_size=_HEADER_LIMIT)
         self._used = self._answered = False
         self._idle_since = 0.0
@@ -328,7 +328,6 @@ class _Connection:
         async with contextlib.aclosing(body):
             async for piece in body:
                 await self._send(h11.Data(data=piece))
-                await asyncio.sleep(0)
         await self._send(h11.EndOfMessage())
 
     async def _head(self, seconds: float | None) -> Answer:
@@ -358,11 +357,9 @@ class _Connection:
         """
         data = b'-'
         try:
-            while (event := self._h11.next_event()) is h11.NEED_DATA:
+            while (event := await self._h11.event()) is h11.NEED_DATA:
                 async with asyncio.timeout(seconds):
                     data = await self._stream.receive()
-                # Where there is always more, others have their turn, too.
-                await asyncio.sleep(0)
                 self._answered = self._answered or bool(data)
                 self._h11.receive_data(data)
             return event

@@ -1,0 +1,270 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""One client that floods a listener does not hold up the others.
+
+Against a real process with every listener that there is. A flood is one
+connection on which everything is sent without a pause, so that the daemon
+never has to wait for it. Meanwhile others must be answered, on each listener;
+how often is counted, so that a slow machine changes nothing.
+"""
+
+import contextlib
+import http.server
+import json
+import socket
+import ssl
+import struct
+import threading
+import time
+
+import pytest
+
+from tests import caching
+from tests import certificates
+from tests import daemons
+from tests.daemons import raw
+from tests.daemons import read_response
+from tests import nbd
+from tests import repositories
+
+#: Answers that others must get while a flood goes on. Where a flood holds
+#: them up they get one or two.
+ANSWERS = 20
+#: Seconds that a flood may take.
+LIMIT = 120
+
+BLOCKS = '/v1/images/image/blocks'
+CHUNKED = {'Transfer_Encoding': 'chunked'}
+
+
+class Glance(http.server.BaseHTTPRequestHandler):
+    """Reads each request's body, and says yes."""
+
+    protocol_version = 'HTTP/1.1'
+
+    def _answer(self):
+        if 'chunked' in self.headers.get('Transfer-Encoding', ''):
+            while size := int(self.rfile.readline() or b'0', 16):
+                self.rfile.read(size + 2)
+            self.rfile.readline()
+        self.send_response(200)
+        self.send_header('Content-Length', '0')
+        self.end_headers()
+
+    do_GET = do_PUT = _answer
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope='module')
+def glance():
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Glance) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
+@pytest.fixture(scope='module')
+def daemon(tmp_path_factory, glance):
+    """One with every listener."""
+    place = tmp_path_factory.mktemp('floods')
+    path = repositories.create(place / 'repository', group_slots=512)
+    with repositories.open_repository(path) as opened:
+        repositories.put(opened, 'image', repositories.noise(100_000))
+    (path / 'cache.json').touch()
+    authority = certificates.Authority(place)
+    status, tls = (f'127.0.0.1:{caching.free_port()}' for _ in range(2))
+    with caching.CacheDaemon(
+            path, {'peer': 'https://127.0.0.1:9'}, status_listen=status,
+            listen=tls, tls_cert=authority.issue('server'),
+            tls_client_ca=authority.path, glance_url=glance) as it:
+        it.authority = authority
+        it.write_config(nbd_socket=it.directory / 'nbd')
+        yield it.start().wait_for_catalog()
+
+
+# -- connections --------------------------------------------------------------
+
+def tcp(daemon, option):
+    address = (daemon.cache if option == 'cache' else daemon.options)[
+        'listen' if option == 'cache' else option]
+    host, _, port = address.rpartition(':')
+    return socket.create_connection((host, int(port)), daemons.LIMIT)
+
+
+def connect(daemon, listener):
+    """A socket to a listener of HTTP."""
+    if listener == 'unix':
+        return daemon.connect()
+    if listener == 'tls':
+        context = ssl.create_default_context(cafile=daemon.authority.path)
+        return context.wrap_socket(tcp(daemon, 'listen'),
+                                   server_hostname='localhost')
+    return tcp(daemon, 'status_listen' if listener == 'status' else 'cache')
+
+
+def local(request):
+    """The same request, by a name that loopback addresses listen to."""
+    return request.replace(b'Host: x', b'Host: localhost')
+
+
+def ask(daemon, listener):
+    """Whether an innocent client is answered on a listener."""
+    if listener == 'nbd':
+        with nbd.Session(daemon.options['nbd_socket']) as session:
+            return bool(session.haggle().option(nbd.LIST))
+    with connect(daemon, listener) as sock, sock.makefile('rb') as stream:
+        sock.sendall(local(raw('GET', '/none')))
+        return read_response(stream) is not None
+
+
+# -- floods -------------------------------------------------------------------
+
+class Records:
+    """A TLS connection that sends each byte in a record of its own."""
+
+    def __init__(self, daemon):
+        self._socket = tcp(daemon, 'listen')
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = ssl.create_default_context(
+            cafile=daemon.authority.path).wrap_bio(
+                self._in, self._out, server_hostname='localhost')
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._socket.sendall(self._out.read())
+                self._in.write(self._socket.recv(65536))
+
+    def sendall(self, data):
+        for byte in data:
+            self._tls.write(bytes([byte]))
+        self._socket.sendall(self._out.read())
+
+    def __getattr__(self, name):
+        return getattr(self._socket, name)
+
+
+def requests(daemon, listener):
+    """Pipelined requests."""
+    path = '/v1/images/image' if listener == 'tls' else '/healthcheck'
+    return connect(daemon, listener), local(raw('GET', path)) * 8000
+
+
+def chunks(daemon, listener):
+    """A body of the smallest chunks that there are."""
+    begin = (raw('PUT', '/v2/images/x/file', **CHUNKED)
+             if listener == 'cache' else raw('POST', BLOCKS, **CHUNKED))
+    return connect(daemon, listener), local(begin) + b'1\r\n \r\n' * 100_000
+
+
+def records(daemon, listener):
+    """A body of the smallest TLS records that there are."""
+    return Records(daemon), raw(
+        'POST', BLOCKS, Content_Length=1 << 20) + bytes(60_000)
+
+
+def options(daemon, listener):
+    """Options of NBD."""
+    session = nbd.Session(daemon.options['nbd_socket']).haggle()
+    return session.socket, b'IHAVEOPT' + struct.pack('>II', 99, 0)
+
+
+def unknown_options(daemon, listener):
+    sock, option = options(daemon, listener)
+    return sock, option * 60_000
+
+
+def flushes(daemon, listener):
+    """Requests of NBD that need nothing to be read."""
+    session = nbd.Session(daemon.options['nbd_socket'])
+    session.go(b'image')
+    return session.socket, b''.join(struct.pack(
+        '>IHHQQI', 0x25609513, 0, nbd.FLUSH, 0, 0, 0) for _ in range(40_000))
+
+
+@contextlib.contextmanager
+def flooding(sock, data):
+    """Send all, and take all that comes, in threads; gives what is true
+    as long as that goes on."""
+    def send():
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+
+    def take():
+        with contextlib.suppress(OSError):
+            while sock.recv(1 << 20):
+                pass
+
+    sock.settimeout(LIMIT)
+    threads = [threading.Thread(target=target, daemon=True)
+               for target in (send, take)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield lambda: any(thread.is_alive() for thread in threads)
+    finally:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(LIMIT)
+        sock.close()
+
+
+@pytest.mark.parametrize('listener,flood', [
+    ('unix', requests), ('unix', chunks), ('tls', requests),
+    ('tls', records), ('status', requests), ('cache', requests),
+    ('cache', chunks), ('nbd', unknown_options), ('nbd', flushes)],
+    ids=lambda value: getattr(value, '__name__', value))
+def test_others_are_answered(daemon, listener, flood):
+    others = ('unix', 'status', 'cache', 'nbd', 'tls')
+    for other in others:
+        assert ask(daemon, other)
+    sock, data = flood(daemon, listener)
+    with flooding(sock, data) as going_on:
+        answers = 0
+        while going_on() and answers < ANSWERS:
+            assert ask(daemon, others[answers % len(others)])
+            answers += going_on()
+    assert answers == ANSWERS
+    assert json.loads(daemon.request('GET', '/healthcheck').body)['live']
+
+
+def test_the_watchdog_is_fed(daemon):
+    """Nobody restarts a daemon since one client sends without a pause."""
+    with contextlib.ExitStack() as stack:
+        address = str(daemon.directory / 'notify')
+        heard = stack.enter_context(socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM))
+        heard.bind(address)
+        heard.settimeout(LIMIT)
+        daemon.kill()
+        daemon.environment.update(NOTIFY_SOCKET=address,
+                                  WATCHDOG_USEC='100000')
+        daemon.start().wait_for_catalog()
+        daemon.environment.clear()
+        sock, data = chunks(daemon, 'unix')
+        heard.setblocking(False)
+        going_on = stack.enter_context(flooding(sock, data))
+        signs = 0
+        while going_on() and signs < 5:
+            try:
+                signs += heard.recv(99) == b'WATCHDOG=1'
+            except BlockingIOError:
+                time.sleep(0.01)
+        heard.close()   # else the daemon waits until it is read
+        assert signs == 5
