@@ -79,7 +79,7 @@ class API:
         router.add('GET', image, _translated(reads.image))
         router.add('GET', f'{image}/recipe', _translated(reads.recipe))
         router.add('POST', f'{image}/blocks', _translated(reads.blocks),
-                   reads_module.RANGES_BYTES)
+                   reads_module.RANGES_BYTES, reads.admit)
 
     def _add_receiving(self, router: http.Router,
                        receiving: receiving_module.Receiving) -> None:

@@ -20,8 +20,9 @@ bound:
 * a connection on which nothing comes is closed after ``idle_timeout``;
 * from a request's first byte on its whole header, at most 16 KiB, has to come
   within ``header_timeout``, however it drips; each 256 KiB of its body, which
-  has at most what its route allows, within as long again. Where large bodies
-  are allowed, who may send them is asked before any of it is received;
+  has at most what its route allows, within as long again;
+* whether a request is allowed is asked before any of its body is received, and
+  the bodies of all connections together have ``bodies_mib`` of memory;
 * a response is produced piece by piece, the next one when the client has taken
   the last; a client that takes nothing for ``write_timeout`` is cut off.
 
@@ -41,7 +42,9 @@ takes it at once (``Pour``): handing each piece over costs more than sending.
 """
 
 import asyncio
+import collections
 from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
 import contextlib
@@ -72,6 +75,8 @@ _RECEIVE = 65536
 # So much of a body has as long as a header.
 _PACE = 262144
 _TLS_PIECE = 262144
+# What whoever found no room is told to wait.
+_RETRY_SECONDS = 5
 # What is still read, and thrown away, after a response that did not wait for
 # its request's body: closing with unread bytes would destroy the response.
 _LINGER_BYTES = 4 << 20
@@ -83,6 +88,7 @@ class Limits(Protocol):
     """Options of the server; read each time, since they may change."""
 
     max_connections: int
+    bodies_mib: int
     header_timeout: float
     idle_timeout: float
     write_timeout: float
@@ -189,7 +195,7 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 #: What a request with its body and its handler is within.
-Admit = Callable[..., contextlib.AbstractContextManager[None]]
+Admit = Callable[..., contextlib.AbstractAsyncContextManager[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +206,7 @@ class Route:
 
 
 def _admit_all(request: Request, **arguments: str
-               ) -> contextlib.AbstractContextManager[None]:
+               ) -> contextlib.AbstractAsyncContextManager[None]:
     return contextlib.nullcontext()
 
 
@@ -470,6 +476,72 @@ class TLSStream:
         self._stream.close()
 
 
+# -- memory -------------------------------------------------------------------
+
+class Bodies:
+    """The memory that the bodies of all requests have together.
+
+    A request gets all that its body may need before the body is received, so
+    that no two wait for each other. A body that is no larger than a header
+    waits for nothing: control is possible while large ones have everything.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held = 0
+        self._waiting: collections.deque[tuple[asyncio.Future, int]] = (
+            collections.deque())
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Have so many bytes, in the order of those who ask.
+
+        :raises HTTPError: 503: there was no room in time
+        """
+        if size <= HEADER_LIMIT:
+            yield
+            return
+        await self._wait(size)
+        try:
+            yield
+        finally:
+            self._give_back(size)
+
+    async def _wait(self, size: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, size))
+        self._grant()
+        try:
+            async with asyncio.timeout(self._limits.header_timeout):
+                await future
+        except BaseException as e:
+            if future.done() and not future.cancelled():
+                self._give_back(size)
+            else:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove((future, size))
+                self._grant()
+            if isinstance(e, TimeoutError):
+                raise HTTPError(
+                    503, 'Too many bodies of requests are being received.',
+                    {'Retry-After': str(_RETRY_SECONDS)})
+            raise
+
+    def _give_back(self, size: int) -> None:
+        self._held -= size
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            future, size = self._waiting[0]
+            if self._held and self._held + size > self._limits.bodies_mib << 20:
+                break
+            self._waiting.popleft()
+            if not future.done():
+                self._held += size
+                future.set_result(None)
+
+
 # -- listeners ----------------------------------------------------------------
 
 class Connection(Protocol):
@@ -608,6 +680,7 @@ class Server:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.bodies = Bodies(limits)
         self.requests = 0
         self.sent = 0
         self.stopping = asyncio.Event()
@@ -821,9 +894,11 @@ class _Connection:
             return await router(self._message(event, target))
         request, path = self._parse(event, target)
         route, arguments = router.find(request.method, path)
-        with route.admit(request, **arguments):
-            request.body = await self._receive_body(event, route.body_limit)
-            return await route.handler(request, **arguments)
+        async with route.admit(request, **arguments):
+            async with self._server.bodies.hold(
+                    _body_size(event, route.body_limit)):
+                request.body = await self._receive_body(route.body_limit)
+                return await route.handler(request, **arguments)
 
     def _target(self, event: h11.Request) -> str:
         if event.http_version not in (b'1.0', b'1.1'):
@@ -867,12 +942,7 @@ class _Connection:
         return Request(event.method.decode('ascii'), dict(pairs), headers,
                        self._peer), path
 
-    async def _receive_body(self, event: h11.Request, limit: int) -> bytes:
-        """The whole body, refused by its announced length if it can be."""
-        for name, value in event.headers:
-            if name == b'content-length' and (
-                    len(value) > 18 or int(value) > limit):
-                raise _too_large(limit)
+    async def _receive_body(self, limit: int) -> bytes:
         try:
             async with asyncio.timeout(self._limits.header_timeout) as timeout:
                 return await self._receive_pieces(limit, timeout)
@@ -983,6 +1053,20 @@ class _Connection:
         async with asyncio.timeout(_LINGER_SECONDS):
             while left > 0 and (data := await self._stream.receive()):
                 left -= len(data)
+
+
+def _body_size(event: h11.Request, limit: int) -> int:
+    """Bytes that a request's body may have.
+
+    :raises HTTPError: 413: it announces more than the limit
+    """
+    headers = dict(event.headers)
+    if b'transfer-encoding' in headers:
+        return limit
+    length = headers.get(b'content-length', b'0')
+    if len(length) > 18 or int(length) > limit:
+        raise _too_large(limit)
+    return int(length)
 
 
 def _headers(response: Response, length: int | None, close: bool

@@ -262,6 +262,25 @@ Connections that each of the listeners has at once.
 Those beyond are answered 503 and closed.
 
 """),
+    cfg.IntOpt('bodies_mib',
+               default=128,
+               min=8,
+               max=1048576,
+               mutable=True,
+               help="""
+Memory for the bodies of requests, in MiB, of all connections
+together.
+
+A request for whose body there is no room waits for
+``header_timeout``, and is then answered 503. Bodies of up to 16 KiB
+are not counted. The largest ones, of images that another site sends,
+have 4 MiB, and there are at most 16 of these at once.
+
+Related options:
+    * ``header_timeout``
+    * ``receive``
+
+"""),
     cfg.IntOpt('header_timeout',
                default=10,
                min=1,

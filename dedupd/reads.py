@@ -25,6 +25,7 @@ waits for what has not, unless it lies ahead of what is coming.
 import asyncio
 import collections
 from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Collection
 import contextlib
@@ -226,8 +227,16 @@ class Reads:
 
     # -- opening -----------------------------------------------------------
 
-    async def _open(self, request: http.Request, image_id: str
-                    ) -> repository_module.Image:
+    @contextlib.asynccontextmanager
+    async def admit(self, request: http.Request, image_id: str
+                    ) -> AsyncIterator[None]:
+        """Before a body is received, which takes memory."""
+        await self._admit(request, image_id)
+        yield
+
+    async def _admit(self, request: http.Request, image_id: str
+                     ) -> str | None:
+        """The upload that an allowed request means; None: any."""
         upload_id = request.query.get('upload')
         if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
             raise http.HTTPError(
@@ -236,6 +245,12 @@ class Reads:
             # Nothing is called that.
             raise http.HTTPError(404, 'There is no such image.')
         await self._authorize(request, image_id)
+        return upload_id
+
+    async def _open(self, request: http.Request, image_id: str
+                    ) -> repository_module.Image:
+        # Anew, where a body came in between: that takes its time.
+        upload_id = await self._admit(request, image_id)
         return await self._run(self._repository.open_image, image_id,
                                upload_id)
 

@@ -26,6 +26,7 @@ for ``IDLE_SECONDS`` is kept, and given up; that of a sender who is silent for
 
 import asyncio
 import collections
+from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
@@ -416,14 +417,15 @@ class Receiving:
                 403, 'This daemon takes no images of other sites; its option '
                      'receive says so.')
 
-    @contextlib.contextmanager
-    def admit_begin(self, request: http.Request, image_id: str
-                    ) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def admit_begin(self, request: http.Request, image_id: str
+                          ) -> AsyncIterator[None]:
         self._need_sender(request)
         yield
 
-    @contextlib.contextmanager
-    def admit(self, request: http.Request, image_id: str) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def admit(self, request: http.Request, image_id: str
+                    ) -> AsyncIterator[None]:
         """Before a body is received, which takes memory."""
         self._need_sender(request)
         entry = self._found(request, image_id)

@@ -455,6 +455,39 @@ def test_slow_clients(daemon, content):
     need_alive(daemon)
 
 
+def test_bodies_of_many_at_once(repository):
+    """All together have the memory that the option gives them."""
+    mib = 1 << 20
+    with daemons.Daemon(repository, bodies_mib=8, header_timeout=5) as daemon:
+        daemon.start()
+        before = daemon.memory()
+        with contextlib.ExitStack() as stack:
+            # All but the last byte.
+            request = raw('POST', FRAMES, b' ' * mib)[:-1]
+            threads = stack.enter_context(
+                concurrent.futures.ThreadPoolExecutor(200))
+
+            def send(number):
+                sock = stack.enter_context(daemon.connect())
+                sock.settimeout(60)
+                with contextlib.suppress(OSError):
+                    sock.sendall(request)
+                with contextlib.suppress(OSError):
+                    return read_response(sock.makefile('rb'))
+
+            answers = [threads.submit(send, n) for n in range(200)]
+            most = 0
+            while not all(answer.done() for answer in answers):
+                most = max(most, daemon.memory())
+                time.sleep(0.05)
+        assert {answer.result().status for answer in answers
+                if answer.result() is not None} <= {408, 503}
+        assert most - before < 80 * mib
+        assert daemon.request('POST', FRAMES,
+                              b'{"ranges": []}'.ljust(mib)).status == 200
+        need_alive(daemon)
+
+
 def test_client_that_leaves(daemon):
     for _ in range(20):
         with daemon.connect() as sock:

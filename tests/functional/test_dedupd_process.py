@@ -483,6 +483,19 @@ def test_tokens(remote, glance, content):
     assert len(glance.asked) == before
 
 
+@pytest.mark.parametrize('headers,status', [
+    ({}, 401), ({'X_Auth_Token': 'bad'}, 401), ({'X_Auth_Token': 'poor'}, 403),
+    ({'Expect': '100-continue'}, 401),
+    ({'X_Auth_Token': 'good', 'Expect': '100-continue'}, 100)])
+def test_only_those_are_heard_out_who_may(remote, glance, headers, status):
+    """Others are refused before a byte of their body is received."""
+    glance.status = {('poor', 'image'): 403, ('good', 'image'): 206}
+    for framing in ({'Content_Length': 1 << 20},
+                    {'Transfer_Encoding': 'chunked'}):
+        head = raw('POST', f'{IMAGE}/blocks', **headers, **framing)
+        assert ask(remote, head).status == status
+
+
 def test_glance_that_is_away(remote, glance):
     glance.close()
     response = ask(remote, raw('GET', IMAGE, X_Auth_Token='good'))

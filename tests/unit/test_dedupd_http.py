@@ -17,12 +17,15 @@ import contextlib
 import socket
 import types
 
+import pytest
+
 from dedupd import http
+from tests import daemons
 
 
 def limits(**changed):
     return types.SimpleNamespace(**{
-        'max_connections': 1000, 'header_timeout': 10, 'idle_timeout': 10,
+        'max_connections': 1000, 'bodies_mib': 8, 'header_timeout': 10, 'idle_timeout': 10,
         'write_timeout': 10, **changed})
 
 
@@ -54,5 +57,155 @@ def test_connections_that_wait_let_others_go_on(tmp_path):
                     await asyncio.sleep(0)
                     steps.append(server.connections - before)
         assert max(steps) == 1
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+# -- memory -------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+class TestBodies:
+    """The memory that the bodies of all requests have together."""
+
+    @staticmethod
+    def run(check, **changed):
+        async def bounded():
+            options = limits(**changed)
+            await asyncio.wait_for(check(http.Bodies(options), options), 60)
+
+        asyncio.run(bounded())
+
+    @staticmethod
+    async def begin(bodies, size):
+        """Hold some, in a task; it, and what ends it."""
+        over = asyncio.Event()
+
+        async def hold():
+            async with bodies.hold(size):
+                holding.set()
+                await over.wait()
+
+        holding = asyncio.Event()
+        task = asyncio.create_task(hold())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task, over, holding
+
+    def test_they_have_so_much_and_no_more(self):
+        async def check(bodies, options):
+            first, over, holding = await self.begin(bodies, 8 * MIB)
+            assert holding.is_set()
+            second, _, waiting = await self.begin(bodies, MIB)
+            assert not waiting.is_set()
+            over.set()
+            await waiting.wait()
+            await first
+            second.cancel()
+
+        self.run(check)
+
+    def test_small_ones_do_not_wait(self):
+        async def check(bodies, options):
+            await self.begin(bodies, 8 * MIB)
+            for size in (0, 100, http.HEADER_LIMIT):
+                _, _, holding = await self.begin(bodies, size)
+                assert holding.is_set()
+
+        self.run(check)
+
+    def test_whoever_came_first_goes_first(self):
+        """Else a large one would wait for as long as small ones come."""
+        async def check(bodies, options):
+            _, over, _ = await self.begin(bodies, 5 * MIB)
+            _, _, large = await self.begin(bodies, 4 * MIB)
+            _, _, small = await self.begin(bodies, MIB)
+            assert not large.is_set() and not small.is_set()
+            over.set()
+            await large.wait()
+            await small.wait()
+
+        self.run(check)
+
+    def test_waiting_has_an_end(self):
+        async def check(bodies, options):
+            await self.begin(bodies, 8 * MIB)
+            with pytest.raises(http.HTTPError) as caught:
+                async with bodies.hold(MIB):
+                    pass
+            assert caught.value.status == 503
+            assert int(caught.value.headers['Retry-After'])
+
+        self.run(check, header_timeout=0.05)
+
+    def test_whoever_gives_up_holds_nothing(self):
+        async def check(bodies, options):
+            first, over, _ = await self.begin(bodies, 8 * MIB)
+            gone, _, _ = await self.begin(bodies, 8 * MIB)
+            late, _, _ = await self.begin(bodies, 8 * MIB)
+            gone.cancel()
+            over.set()
+            await first         # which gives what it held to the third
+            late.cancel()
+            for task in (gone, late):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            _, _, holding = await self.begin(bodies, 8 * MIB)
+            assert holding.is_set()
+
+        self.run(check)
+
+    def test_the_option_may_change(self):
+        async def check(bodies, options):
+            await self.begin(bodies, MIB)
+            options.bodies_mib = 16
+            _, over, holding = await self.begin(bodies, 15 * MIB)
+            assert holding.is_set()
+            options.bodies_mib = 8
+            _, _, waiting = await self.begin(bodies, MIB)
+            assert not waiting.is_set()
+            over.set()
+            await waiting.wait()
+
+        self.run(check)
+
+
+async def exchange(path, data):
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(data)
+    answer = await reader.read(12)
+    writer.close()
+    return int(answer.split()[1])
+
+
+@pytest.mark.parametrize('framing', [
+    {'Content_Length': 6 * MIB}, {'Transfer_Encoding': 'chunked'}])
+def test_a_body_is_received_when_there_is_room(tmp_path, framing):
+    """By the announced length, or by what the route allows."""
+    async def check():
+        router = http.Router()
+        asked = []
+
+        async def handler(request):
+            asked.append(len(request.body))
+            return http.Response(200)
+
+        router.add('POST', '/', handler, 6 * MIB)
+        path = tmp_path / 'socket'
+        async with serving(path, router, header_timeout=0.5):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(path))
+                # It holds what it may, and sends nothing.
+                sock.sendall(daemons.raw('POST', '/', **framing))
+                await asyncio.sleep(0.1)
+                sizes = (1000, 4 * MIB)
+                requests = [daemons.raw('POST', '/', bytes(size))
+                            for size in sizes]
+                assert await exchange(path, requests[0]) == 200
+                assert await exchange(path, requests[1]) in (200, 503)
+            await asyncio.sleep(0.6)
+            assert await exchange(path, requests[1]) == 200
+        assert asked[0] == 1000 and asked[-1] == 4 * MIB
 
     asyncio.run(asyncio.wait_for(check(), 60))
