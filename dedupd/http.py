@@ -17,7 +17,8 @@ server's own, so that a peer on a Unix socket is told from its credentials
 before a byte is read, and so that each wait has a deadline and each buffer a
 bound:
 
-* a connection on which nothing comes is closed after ``idle_timeout``;
+* a connection on which nothing comes is closed after ``idle_timeout``, and
+  before that if another one needs its place (``places.py``);
 * from a request's first byte on its whole header, at most 16 KiB, has to come
   within ``header_timeout``, however it drips; each 256 KiB of its body, which
   has at most what its route allows, within as long again;
@@ -47,6 +48,7 @@ from collections.abc import AsyncGenerator
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Hashable
 import contextlib
 import dataclasses
 import email.utils
@@ -65,6 +67,8 @@ import urllib.parse
 
 import h11
 from oslo_log import log
+
+from dedupd import places as places_module
 
 LOG = log.getLogger(__name__)
 
@@ -88,6 +92,7 @@ class Limits(Protocol):
     """Options of the server; read each time, since they may change."""
 
     max_connections: int
+    max_peer_connections: int
     bodies_mib: int
     header_timeout: float
     idle_timeout: float
@@ -571,8 +576,10 @@ class Listener:
     router: Router | Relay | None
     allowed: Callable[[int], bool] | None = None
     tls: Callable[[], ssl.SSLContext] | None = None
-    other: Callable[[socket.socket], Connection] | None = None
-    connections: int = 0
+    other: Callable[[socket.socket, places_module.Place],
+                    Connection] | None = None
+    places: places_module.Places = dataclasses.field(
+        default_factory=places_module.Places)
 
     def is_meant(self, host: str) -> bool:
         """Whether a request with this Host is for us, by its looks.
@@ -669,6 +676,19 @@ def _peer_uid(sock: socket.socket) -> int:
     return uid
 
 
+def peer_of(uid: int | None, address: Any) -> Hashable:
+    """Who it is that has so many connections and no more.
+
+    Of IPv6 all addresses of a network of 64 bits, which one host may have.
+    """
+    if uid is not None:
+        return uid
+    ip = ipaddress.ip_address(address[0].partition('%')[0])
+    ip = getattr(ip, 'ipv4_mapped', None) or ip
+    return ipaddress.ip_network((ip, 32 if ip.version == 4 else 64),
+                                strict=False)
+
+
 # -- the server ---------------------------------------------------------------
 
 class Server:
@@ -691,7 +711,7 @@ class Server:
     @property
     def connections(self) -> int:
         """Of HTTP."""
-        return sum(listener.connections for listener in self._listeners
+        return sum(listener.places.taken for listener in self._listeners
                    if listener.other is None)
 
     def add(self, listener: Listener) -> None:
@@ -725,20 +745,21 @@ class Server:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener.sock)
+                sock, address = await loop.sock_accept(listener.sock)
             except OSError as e:
                 # Out of descriptors or memory, or the peer left at once.
                 LOG.warning('Cannot accept a connection: %s', e)
                 await asyncio.sleep(0.1)
                 continue
             try:
-                self._begin(listener, sock)
+                self._begin(listener, sock, address)
             except OSError:
                 sock.close()
             # There may be another already; those before it go on first.
             await asyncio.sleep(0)
 
-    def _begin(self, listener: Listener, sock: socket.socket) -> None:
+    def _begin(self, listener: Listener, sock: socket.socket,
+               address: Any) -> None:
         uid = None
         if listener.allowed is not None:
             uid = _peer_uid(sock)
@@ -752,18 +773,21 @@ class Server:
         else:
             # Fewer turns for each piece; the kernel takes what it allows.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        if listener.connections >= self.limits.max_connections:
+        place = listener.places.take(
+            peer_of(uid, address), self.limits.max_connections,
+            self.limits.max_peer_connections)
+        if place is None:
             self._refuse(listener, sock)
             return
         connection: Connection
         if listener.other is not None:
-            connection = listener.other(sock)
+            connection = listener.other(sock, place)
         else:
-            connection = _Connection(self, listener, sock, uid)
-        listener.connections += 1
+            connection = _Connection(self, listener, sock, uid, place)
         task = asyncio.create_task(connection.run())
+        place.end = task.cancel
         self._tasks[task] = connection
-        task.add_done_callback(lambda t: self._ended(t, listener))
+        task.add_done_callback(lambda t: self._ended(t, sock, place))
 
     def _refuse(self, listener: Listener, sock: socket.socket) -> None:
         """Answer 503 and close, without waiting for anything."""
@@ -778,8 +802,10 @@ class Server:
                         _JSON.encode(), len(response.body), response.body))
         sock.close()
 
-    def _ended(self, task: asyncio.Task, listener: Listener) -> None:
-        listener.connections -= 1
+    def _ended(self, task: asyncio.Task, sock: socket.socket,
+               place: places_module.Place) -> None:
+        place.leave()
+        sock.close()    # of a task that was cancelled before it began, too
         self._tasks.pop(task)
         if not task.cancelled() and task.exception() is not None:
             LOG.error('A connection failed.', exc_info=task.exception())
@@ -789,7 +815,9 @@ class _Connection:
     """One connection: its requests, one after the other."""
 
     def __init__(self, server: Server, listener: Listener,
-                 sock: socket.socket, uid: int | None) -> None:
+                 sock: socket.socket, uid: int | None,
+                 place: places_module.Place) -> None:
+        self._place = place
         self._server = server
         self._listener = listener
         self._limits = server.limits
@@ -797,7 +825,14 @@ class _Connection:
         self._peer = Peer(listener.name, uid)
         self._h11 = Parser(
             h11.SERVER, max_incomplete_event_size=HEADER_LIMIT)
-        self.idle = True
+
+    @property
+    def idle(self) -> bool:
+        return self._place.spare
+
+    @idle.setter
+    def idle(self, value: bool) -> None:
+        self._place.spare = value
 
     async def run(self) -> None:
         try:

@@ -40,6 +40,7 @@ from oslo_log import log
 from dedupd import arrivals
 from dedupd import http
 from dedupd import nbd_protocol as protocol
+from dedupd import places as places_module
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
 from glance_dedup import workers as workers_module
@@ -99,9 +100,10 @@ class Exports:
         self._workers = workers_module.Workers('dedupd-nbd', THREADS)
         self.served = self.requests = self.sent = self.errors = 0
 
-    def connection(self, sock: socket.socket) -> '_Connection':
+    def connection(self, sock: socket.socket, place: places_module.Place
+                   ) -> '_Connection':
         """For `http.Listener.other`."""
-        return _Connection(self, sock)
+        return _Connection(self, sock, place)
 
     def run(self, function: Callable, *args: Any) -> asyncio.Future:
         """Call a function in a thread."""
@@ -208,8 +210,10 @@ class _Input:
 class _Connection:
     """One client: it haggles, and then reads an image."""
 
-    def __init__(self, exports: Exports, sock: socket.socket) -> None:
+    def __init__(self, exports: Exports, sock: socket.socket,
+                 place: places_module.Place) -> None:
         self._exports = exports
+        self._place = place
         self._stream = http.SocketStream(sock)
         self._input = _Input(self._stream)
         self._sending = asyncio.Lock()
@@ -259,8 +263,12 @@ class _Connection:
             raise protocol.Violation(f'its flags are {flags:#x}')
         self._no_zeroes = bool(flags & protocol.NO_ZEROES)
         while True:
+            # Only until it has an export: what a guest reads from is never
+            # taken from it.
+            self._place.spare = True
             async with self._in_time():
                 option, data = await self._receive_option()
+            self._place.spare = False
             if option == protocol.Option.ABORT:
                 await self._send(protocol.option_reply(
                     option, protocol.Reply.ACK))

@@ -259,7 +259,29 @@ A client that takes its data slowly occupies none.
                help="""
 Connections that each of the listeners has at once.
 
-Those beyond are answered 503 and closed.
+When a listener has so many, a new one takes the place of one whose
+client has not asked anything for the longest time. Where there is
+none, it is answered 503 and closed.
+
+Related options:
+    * ``max_peer_connections``
+
+"""),
+    cfg.IntOpt('max_peer_connections',
+               default=1024,
+               min=1,
+               max=1000000,
+               mutable=True,
+               help="""
+Connections that each of the listeners has at once with one peer: a
+user, at a Unix socket; else an address, or, with IPv6, a network of
+64 bits. A new one beyond takes the place of another of the same peer,
+as with ``max_connections``.
+
+Raise it for a listener that all clients reach by way of one proxy.
+
+Related options:
+    * ``max_connections``
 
 """),
     cfg.IntOpt('bodies_mib',

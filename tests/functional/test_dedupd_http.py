@@ -30,6 +30,7 @@ import lz4.block
 import pytest
 import xxhash
 
+from tests import caching
 from tests import daemons
 from tests.daemons import raw
 from tests.daemons import read_response
@@ -421,13 +422,69 @@ def test_too_many_connections(repository, content):
     with daemons.Daemon(repository, max_connections=3) as daemon:
         daemon.start()
         with contextlib.ExitStack() as stack:
-            for _ in range(3):
-                sock = stack.enter_context(daemon.connect())
-                sock.sendall(raw('GET', '/healthcheck'))
+            busy = [stack.enter_context(daemon.connect()) for _ in range(3)]
+            for sock in busy:
+                # It begins to ask something.
+                sock.sendall(raw('GET', '/healthcheck') + b'G')
                 assert sock.recv(9) == b'HTTP/1.1 '
             assert daemon.send(b'').status == 503
+            for sock in busy:
+                sock.sendall(raw('GET', '/healthcheck')[1:])
+                assert b'HTTP/1.1 200' in sock.recv(65536) + sock.recv(65536)
+            # Now they wait, and give way.
+            assert daemon.request('GET', IMAGE).body == content
+            busy[0].recv(65536)
+            assert busy[0].recv(1) == b''
         daemon.wait_for(
             lambda: daemon.request('GET', IMAGE).body == content)
+
+
+def test_one_peer_leaves_connections_to_others(repository):
+    """However many it opens, and whatever it does on them."""
+    port = caching.free_port()
+
+    @contextlib.contextmanager
+    def connected(host):
+        with socket.socket() as sock:
+            sock.settimeout(daemons.LIMIT)
+            sock.bind((host, 0))
+            sock.connect(('127.0.0.1', port))
+            yield sock
+
+    def answer(host):
+        with connected(host) as sock:
+            sock.sendall(raw('GET', '/healthcheck').replace(b' x', b' [::1]'))
+            return read_response(sock.makefile('rb')).status
+
+    with daemons.Daemon(repository, status_listen=f'127.0.0.1:{port}',
+                        max_connections=20, max_peer_connections=8,
+                        header_timeout=60) as daemon:
+        daemon.start()
+        with contextlib.ExitStack() as stack:
+            idle = [stack.enter_context(connected('127.0.0.2'))
+                    for _ in range(100)]
+            assert answer('127.0.0.3') == 200
+            assert idle[0].recv(1) == b''
+            assert daemon.status()['reads']['connections'] <= 10
+            assert answer('127.0.0.2') == 200
+            # Of others, who have as many.
+            for host in ('127.0.0.3', '127.0.0.4', '127.0.0.5'):
+                idle += [stack.enter_context(connected(host))
+                         for _ in range(8)]
+            assert answer('127.0.0.6') == 200
+        daemon.wait_for(lambda: daemon.status()['reads']['connections'] <= 1)
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(connected('127.0.0.2')).sendall(b'G')
+            daemon.wait_for(
+                lambda: daemon.status()['reads']['connections'] == 9)
+            daemon.status()     # which it answers after their first bytes
+            # It answers at once, and then hangs up.
+            with connected('127.0.0.2') as sock:
+                assert read_response(sock.makefile('rb')).status == 503
+            assert answer('127.0.0.3') == 200
+        daemon.wait_for(lambda: answer('127.0.0.2') == 200)
+        need_alive(daemon)
 
 
 def test_slow_clients(daemon, content):

@@ -598,8 +598,13 @@ def test_deadlines(daemon, content):
 
 def test_limit_of_connections(daemon, content):
     with contextlib.ExitStack() as stack:
-        for _ in range(MAX_CONNECTIONS):
-            stack.enter_context(daemon.session())
+        # Those that ask for nothing give way to others.
+        haggling = [stack.enter_context(daemon.session())
+                    for _ in range(MAX_CONNECTIONS)]
+        stack.enter_context(daemon.export('image'))
+        assert haggling[0].gone()
+        for _ in range(MAX_CONNECTIONS - 1):
+            stack.enter_context(daemon.export('image'))
         with pytest.raises((EOFError, ConnectionError)):
             while True:
                 stack.enter_context(daemon.session()).receive(18)
