@@ -37,6 +37,8 @@ from glance_dedup import workers as workers_module
 _BODY_LIMIT = 64 * 1024
 _READY_SECONDS = 5.0
 _THREADS = 8
+# That wait until no task runs, for as long as two minutes.
+_WAITING = 2
 
 
 class API:
@@ -58,6 +60,7 @@ class API:
         self._stopping = stopping
         # Its own threads: the state is shown also if reads hang.
         self._workers = workers_module.Workers('dedupd-control', _THREADS)
+        self._waiting = workers_module.Workers('dedupd-wait', _WAITING)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         watchers.append(self._watcher)
@@ -193,8 +196,8 @@ class API:
         if _arguments(request):
             raise http.HTTPError(400, 'There are no arguments.')
         try:
-            return http.json_response(
-                await self._run(self._control.mark_lost, image_id))
+            return http.json_response(await asyncio.wrap_future(
+                self._waiting.submit(self._control.mark_lost, image_id)))
         except exceptions.BusyError as e:
             raise http.HTTPError(409, str(e))
 

@@ -19,6 +19,7 @@ wrong becomes one of the classes below, which the client raises again.
 """
 
 import socket
+import threading
 from typing import Any
 
 from oslo_config import cfg
@@ -37,8 +38,9 @@ VERSION = '1.0'
 #: Seconds that a call of ``task`` waits at most.
 LONGEST_WAIT = 30.0
 
-# Calls that are worked on at once; those that wait for a task are among them.
+# Calls that are worked on at once; and how many of them may wait for a task.
 _THREADS = 16
+_WAITING = 8
 
 Reply = dict[str, Any]
 
@@ -100,6 +102,7 @@ class _Endpoint:
         self._control = control
         self._repository_id = control.status()['repository']['id']
         self._host = socket.gethostname()
+        self._waiting = threading.Semaphore(_WAITING)
 
     @oslo_messaging.expose
     def status(self, context, /, **arguments):
@@ -128,13 +131,31 @@ class _Endpoint:
 
     @oslo_messaging.expose
     def task(self, context, /, **arguments):
-        return self._call(self._control.task, arguments, ('name',),
+        return self._call(self._task, arguments, ('name',),
                           name=_text, after=_number, wait=_wait)
 
     @oslo_messaging.expose
     def mark_lost(self, context, /, **arguments):
-        return self._call(self._control.mark_lost, arguments, ('image_id',),
+        return self._call(self._mark_lost, arguments, ('image_id',),
                           image_id=_text)
+
+    # -- those that may wait, and so leave threads to others
+
+    def _task(self, name, after=0, wait=0):
+        if wait and self._waiting.acquire(blocking=False):
+            try:
+                return self._control.task(name, after, wait)
+            finally:
+                self._waiting.release()
+        return self._control.task(name, after)
+
+    def _mark_lost(self, image_id):
+        if not self._waiting.acquire(blocking=False):
+            raise Busy(f'{_WAITING} calls wait already; try again later.')
+        try:
+            return self._control.mark_lost(image_id)
+        finally:
+            self._waiting.release()
 
     # Expected: no error of the daemon's, so not for its log.
     @oslo_messaging.expected_exceptions(RPCError)

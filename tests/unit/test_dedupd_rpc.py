@@ -1,0 +1,90 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""RPC without a broker: the methods, as its threads call them."""
+
+from concurrent import futures
+import threading
+
+import pytest
+
+from dedupd import rpc
+
+LIMIT = 20
+
+
+class Control:
+    """One whose task does not end, and that is at work."""
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def status(self):
+        return {'repository': {'id': '0' * 32}}
+
+    def task(self, name, after=0, wait=0):
+        if wait:
+            assert self.over.wait(LIMIT)
+        return {'finished': 0}
+
+    def mark_lost(self, image_id):
+        assert self.over.wait(LIMIT)
+        return {'image_id': image_id}
+
+
+@pytest.fixture
+def control():
+    it = Control()
+    yield it
+    it.over.set()
+
+
+@pytest.fixture
+def call(control):
+    """Calls a method in one of the server's threads."""
+    endpoint = rpc._Endpoint(control)
+    with futures.ThreadPoolExecutor(rpc._THREADS) as pool:
+        yield lambda method, **arguments: pool.submit(
+            getattr(endpoint, method), {}, **arguments)
+        control.over.set()
+
+
+def test_calls_that_wait_leave_threads_to_others(control, call):
+    """Those beyond are answered at once, which a long poll allows."""
+    waiting = [call('task', name='collect', after=1, wait=30)
+               for _ in range(2 * rpc._THREADS)]
+    assert call('status').result(LIMIT)['repository']
+    assert call('task', name='collect').result(LIMIT)['finished'] == 0
+    done, not_done = futures.wait(waiting, 0)
+    assert len(not_done) == rpc._WAITING
+    control.over.set()
+    for future in waiting:
+        assert future.result(LIMIT)['finished'] == 0
+    # What they had is theirs no more.
+    control.over.clear()
+    again = [call('task', name='collect', after=1, wait=30)
+             for _ in range(rpc._WAITING)]
+    done, not_done = futures.wait(again, 0.1)
+    assert len(not_done) == rpc._WAITING
+
+
+def test_marking_lost_waits_too(control, call):
+    """But it is not done until it is done."""
+    waiting = [call('mark_lost', image_id='image')
+               for _ in range(2 * rpc._THREADS)]
+    assert call('status').result(LIMIT)['repository']
+    control.over.set()
+    results = [future.exception(LIMIT) for future in waiting]
+    assert results.count(None) >= rpc._WAITING
+    for error in results:
+        # As oslo.messaging carries those that are expected.
+        assert error is None or issubclass(error.exc_info[0], rpc.Busy)
