@@ -57,6 +57,7 @@ class Figures:
         self._space: Fields = {}
         self._measured = 0.0
         self._shared: tuple[Any, Fields] = None, {}
+        self._damage: tuple[int | None, set[str]] = None, set()
 
     def space(self) -> Fields:
         """The sums of all, at most a few seconds old.
@@ -158,13 +159,18 @@ class Figures:
         return vars(stat) | {
             'blocks': -(-(stat.size - stat.zero_bytes) // average)}
 
-    def damage(self) -> tuple[int, set[str]]:
-        """Damaged blocks that are not healed, and the images that are hit."""
+    def damage(self) -> tuple[int | None, set[str]]:
+        """Damaged blocks that are not healed, and the images that are hit.
+
+        What was known last, while there is no catalog to ask. None and no
+        image: nothing was ever known here.
+        """
         catalog = self._catalog()
         if catalog is not None and catalog.valid:
             with contextlib.suppress(exceptions.RepositoryError):
-                return len(catalog.damaged()), scrubber.damaged_images(catalog)
-        return 0, set()
+                self._damage = (len(catalog.damaged()),
+                                scrubber.damaged_images(catalog))
+        return self._damage
 
     def groups(self) -> list[Fields]:
         """All block groups; ``live`` is None where it is not known."""

@@ -246,15 +246,16 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
         'Whether the catalog is complete (0 or 1); while it is not, nothing '
         'is freed.', value=float(_find(status, ('catalog', 'state'))
                                  == 'ready'))
-    yield metrics_core.GaugeMetricFamily(
-        'dedupd_unreadable_recipes',
-        'Images whose recipe cannot be read and was not counted; while there '
-        'is one, nothing is freed.',
-        value=float(len(_find(status, ('catalog', 'unreadable')) or ())))
-    yield metrics_core.GaugeMetricFamily(
-        'dedupd_damaged_images', 'Images that use damaged blocks.',
-        value=float(len(_find(status, ('damage', 'images')) or ())))
-
+    if daemon['role'] == 'maintainer':
+        yield metrics_core.GaugeMetricFamily(
+            'dedupd_unreadable_recipes',
+            'Images whose recipe cannot be read and was not counted; while '
+            'there is one, nothing is freed.',
+            value=float(len(_find(status, ('catalog', 'unreadable')) or ())))
+    if _find(status, ('damage', 'blocks')) is not None:
+        yield metrics_core.GaugeMetricFamily(
+            'dedupd_damaged_images', 'Images that use damaged blocks.',
+            value=float(len(_find(status, ('damage', 'images')) or ())))
 
 def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
     running = metrics_core.GaugeMetricFamily(

@@ -80,7 +80,10 @@ class Result:
     bytes: int
     """Of the disk, read in this pass."""
     damaged: int
-    """Blocks that this pass found damaged."""
+    """Damaged blocks that were known in this run, whenever they were found.
+    Those that it healed count, too."""
+    found: int
+    """Damaged blocks that this pass found, and nobody before."""
     healed: int
     """Of all damaged blocks, those that this run healed."""
     images: list[str]
@@ -98,7 +101,8 @@ class Result:
     worn: int
     """Good blocks of which a neighbour's bytes have changed on the disk."""
     unreadable: dict[str, str]
-    """Recipes and groups that this pass could not read, and why."""
+    """Recipes and groups that cannot be read, and why, as far as is known.
+    What an earlier pass met stays, until this one looks there."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
@@ -166,6 +170,9 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
             maintainer.rebuild(progress)
             raise
     maintainer.rebuild(progress)
+    state = maintainer.catalog.scrub_state()
+    if state.get('unreadable', {}).pop(f'images/{image_id}', None):
+        maintainer.catalog.set_scrub_state(state)
     LOG.warning('Image %s was given up; its recipe is in %s', image_id, aside)
     return aside
 
@@ -228,12 +235,14 @@ class _Run:
         self._healed = 0
         self._read = 0          # bytes, in this run
         self._copies: dict[bytes, int] = {}     # of damaged blocks, as met
+        self._damaged: set[int] = set()     # all that was known in this run
         state = maintainer.catalog.scrub_state()
         begun = {
             'started': time.time(), 'complete': False,
             'image': '', 'group': 0, 'slot': 0,
             'blocks': 0, 'bytes': 0, 'damaged': 0, 'worn': 0,
-            'waiting': state.get('waiting', []), 'unreadable': {},
+            'waiting': state.get('waiting', []),
+            'unreadable': state.get('unreadable', {}),
             'spares': state.get('spares', {})}
         # One that lacks something would not end as it should.
         if full or state.get('complete', True) or begun.keys() - state.keys():
@@ -262,8 +271,9 @@ class _Run:
         state = self._state
         spares = state['spares']
         return Result(
-            state['blocks'], state['bytes'], state['damaged'], self._healed,
-            sorted(damaged_images(self._maintainer.catalog)),
+            state['blocks'], state['bytes'],
+            len(self._damaged.union(state['waiting'])), state['damaged'],
+            self._healed, sorted(damaged_images(self._maintainer.catalog)),
             self._quarantined, state['complete'],
             spares.get('blocks', 0), spares.get('bytes', 0),
             len(state['waiting']), state['worn'],
@@ -305,12 +315,15 @@ class _Run:
             except (exceptions.InvalidParameter,
                     *maintainer_module.UNREADABLE) as e:
                 error = str(e)
-            if error is not None:
-                self._note(f'images/{image_id}', error, [image_id])
+            self._note(f'images/{image_id}', error, [image_id])
             self._state['image'] = image_id
             self._state['bytes'] += cost
             self._step(done + 1, len(images), 'reading recipes', cost)
         self._state['image'] = None
+        there = {f'images/{image_id}' for image_id in images}
+        for name in list(self._state['unreadable']):
+            if name.startswith('images/') and name not in there:
+                self._note(name, None)
 
     def _misled(self, image_id: str, recipe: _engine.Recipe) -> str | None:
         """What is wrong if the entries are not of the blocks it means (I7).
@@ -343,7 +356,14 @@ class _Run:
                 return True
         return False
 
-    def _note(self, name: str, error: str, images: list[str]) -> None:
+    def _note(self, name: str, error: str | None,
+              images: Iterable[str] = ()) -> None:
+        """Remember what a recipe's or group's trouble is; None: it has none.
+        """
+        if error is None:
+            self._state['unreadable'].pop(name, None)
+            return
+        images = list(images)
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
                   ', '.join(images) or 'none')
         self._state['unreadable'][name] = {'error': error, 'images': images}
@@ -361,17 +381,19 @@ class _Run:
                 continue
             if number > state['group']:
                 state['group'], state['slot'] = number, 0
+            error = None
             try:
                 ended = self._scrub_group(number, done, len(numbers))
             except exceptions.ImageNotFound:
                 ended = True    # it was empty, and is gone
             except maintainer_module.UNREADABLE as e:
                 # One bad group does not stop the pass.
-                self._note(f'groups/{number:08x}', str(e),
-                           self._images_of_group(number))
+                error = str(e)
                 ended = True
             if not ended:
                 return False
+            self._note(f'groups/{number:08x}', error,
+                       self._images_of_group(number) if error else ())
             # The next one: so that a group that ended is not begun again.
             state['group'], state['slot'] = number + 1, 0
             self._mark([address for address in state['waiting']
@@ -379,10 +401,14 @@ class _Run:
         return True
 
     def _look_for_missing(self, numbers: list[int]) -> None:
-        there = set(numbers)
+        there = {f'groups/{number:08x}' for number in numbers}
+        for name in list(self._state['unreadable']):
+            if name.startswith('groups/') and name not in there:
+                self._note(name, None)
         for number, facts in self._maintainer.catalog.groups():
-            if facts['used'] and number not in there:
-                self._note(f'groups/{number:08x}', 'it is missing',
+            name = f'groups/{number:08x}'
+            if facts['used'] and name not in there:
+                self._note(name, 'it is missing',
                            self._images_of_group(number))
 
     def _images_of_group(self, number: int) -> list[str]:
@@ -441,6 +467,7 @@ class _Run:
     def _fingerprints(self) -> set[bytes]:
         """Of the damaged blocks; and which these are."""
         self._known = self._maintainer.catalog.damaged()
+        self._damaged.update(self._known)
         return {bytes.fromhex(facts['fingerprint'])
                 for facts in self._known.values()}
 

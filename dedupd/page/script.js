@@ -267,10 +267,13 @@
     const catalog = status.catalog || {};
     const damage = status.damage || {};
     const space = status.space || {};
+    const hit = (damage.images || []).length;
     if (damage.blocks > 0) {
-      const images = (damage.images || []).length;
       found.push(['bad', `${plural(damage.blocks, 'block')} damaged, used by `
-        + `${plural(images, 'image')}: see Damage below.`]);
+        + `${plural(hit, 'image')}: see Damage below.`]);
+    } else if (hit > 0) {
+      found.push(['bad', `${plural(hit, 'image')} damaged: see Damage `
+        + 'below.']);
     }
     for (const [image, why] of Object.entries(catalog.unreadable || {})) {
       found.push(['bad', 'The recipe of image ', name(image),
@@ -463,10 +466,21 @@
     evict: (r) => `${plural(r.evicted.length, 'image')} evicted, `
       + `${bytes(r.disk_bytes)} given back`
       + (r.short ? `; ${r.short}` : ''),
-    scrub: (r) => `${bytes(r.bytes)} verified, `
-      + (r.damaged > 0 ? `${count(r.damaged)} damaged` : 'no damage')
-      + (r.healed > 0 ? `, ${count(r.healed)} healed` : ''),
+    scrub: (r) => `${bytes(r.bytes)} verified, ${damageWords(r)}`,
   };
+
+  // Of a scrub. It does not deny what is known from elsewhere.
+  function damageWords(result) {
+    const { blocks, images = [] } = state.status.damage || {};
+    const unreadable = Object.keys(result.unreadable || {}).length;
+    const words = [
+      result.damaged > 0 ? `${plural(result.damaged, 'block')} damaged` : '',
+      result.healed > 0 ? `${count(result.healed)} healed` : '',
+      unreadable > 0 ? `${plural(unreadable, 'file')} unreadable` : '',
+    ].filter(Boolean);
+    return words.join(', ') || (blocks > 0 || images.length > 0
+      ? 'nothing beside the known damage' : 'no damage');
+  }
 
   function lastRun(task, last) {
     if (!last) {
@@ -1158,8 +1172,9 @@
       status.catalog && status.catalog.unreadable || {});
     setText($('damage-text'), blocks > 0
       ? `${plural(blocks, 'damaged block')}. Images that need them:`
-      : unreadable.length ? 'Images whose recipe cannot be read:'
-        : blocks === 0 ? 'No damaged blocks are known.' : NONE);
+      : images.length ? 'Images that cannot be read as a whole:'
+        : unreadable.length ? 'Images whose recipe cannot be read:'
+          : blocks === 0 ? 'No damaged blocks are known.' : NONE);
     $('damaged').replaceChildren(
       ...[...new Set([...images, ...unreadable])].slice(0, MORE_ROWS).map(
         (image) => el('li', null, name(image))));

@@ -284,8 +284,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             self.app.tell(
                 f'{self.unit} {which} was left as it is: {error}')
             self.app.status = 1
-        if result.get('damaged'):
-            self.app.status = 1
         return common.shown({name: column(name, value)
                              for name, value in result.items()})
 
@@ -350,7 +348,7 @@ class Scrub(TaskCommand):
     """Read and verify every block; heal those of which there is a copy.
 
     It begins where the last one was interrupted. The exit status is 1 if
-    there is damage.
+    there is damage, whenever it was found.
     """
 
     task = 'scrub'
@@ -365,6 +363,12 @@ class Scrub(TaskCommand):
 
     def take_action(self, parsed_args):
         return self.run_task(full=parsed_args.full)
+
+    def judged(self, result):
+        if any(result.get(name) for name in (
+                'damaged', 'images', 'unreadable')):
+            self.app.status = 1
+        return super().judged(result)
 
 
 class Recompress(TaskCommand):

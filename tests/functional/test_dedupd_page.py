@@ -569,6 +569,34 @@ def test_progress_and_damage(browser, tmp_path):
         browser.wait_for(
             lambda: '(damaged)' in browser.text('images'))
         browser.keep(tmp_path, 'page-damage')
+        # A scrub that finds nothing new does not say that all is well.
+        for full in (False, True):
+            assert it.perform('scrub', full=full)['damaged'] == (
+                damage['blocks'])
+            browser.show(it.url)
+            browser.wait_for(lambda: 'damaged' in browser.task('scrub'))
+            assert 'no damage' not in browser.task('scrub').lower()
         contrast, text = browser.script(CONTRAST)
         assert contrast >= 4.5, text
+        browser.need_silence()
+
+
+def test_unreadable_group(browser, tmp_path):
+    """No block of it is known to be damaged; but its images are."""
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    with contextlib.closing(repositories.open_repository(path)) as repo:
+        repositories.put(repo, 'broken', repositories.noise(1 << 20, 2))
+    with dedupd_watched.running(path) as it:
+        it.perform('account')
+        file = repositories.group_path(path, 1)
+        content = bytearray(file.read_bytes())
+        content[20] ^= 1
+        file.write_bytes(content)
+        it.perform('scrub', full=True)
+        browser.show(it.url)
+        assert 'unreadable' in browser.task('scrub')
+        assert 'no damage' not in browser.task('scrub').lower()
+        assert 'broken' in browser.text('damaged')
+        assert 'No damaged blocks' not in browser.text('damage-text')
+        assert browser.text('health').startswith('Trouble')
         browser.need_silence()

@@ -39,3 +39,26 @@ def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
             assert found.space()['images'] == 1
             found.forget()
             assert found.space()['images'] == 2
+
+
+def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
+    """A catalog that is being made anew, or is another's, is no good news."""
+    path = maintenance.create(tmp_path)
+    catalogs = []
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', maintenance.content(1))
+        found = figures.Figures(
+            repo, lambda: catalogs[-1] if catalogs else None)
+        with contextlib.closing(found), maintenance.maintaining(
+                repo) as maintainer:
+            assert found.damage() == (None, set())
+            catalog = maintainer.catalog
+            batch = catalog.batch()
+            catalog.set_damaged(batch, 1 << 15, {
+                'found': 1, 'fingerprint': '00' * 32, 'quarantine': '',
+                'images': ['a']})
+            maintainer.write(batch)
+            catalogs.append(catalog)
+            assert found.damage() == (1, {'a'})
+            catalogs.append(None)
+            assert found.damage() == (1, {'a'})

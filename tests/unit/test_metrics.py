@@ -132,6 +132,10 @@ def test_of_a_real_status(status):
     assert found['dedupd_maintainer',] == 0
     assert found['dedupd_catalog_ready',] == 0
     assert ('dedupd_unique_bytes',) not in found
+    # Nor does it say that nothing is damaged, for it does not know.
+    assert ('dedupd_damaged_blocks',) not in found
+    assert ('dedupd_damaged_images',) not in found
+    assert ('dedupd_unreadable_recipes',) not in found
     assert found['dedupd_disk_bytes',] == status['space']['disk_bytes']
     assert found['dedupd_block_size_bytes',] == 4096
     assert ('dedupd_build_info', status['daemon']['version']) in found

@@ -166,9 +166,9 @@ def test_damaged_block(maintainer, path, repo, other):
         with pytest.raises(exceptions.DamagedError, match=image_id):
             read_all(other, image_id)
     assert read_all(other, 'three') == content(3)
-    # Told once.
+    # Told once; and it stays damage, whoever found it.
     again = scrub(maintainer)
-    assert (again.damaged, again.quarantined) == (0, [])
+    assert (again.damaged, again.found, again.quarantined) == (1, 0, [])
     assert again.images == ['one', 'two']
 
 
@@ -233,11 +233,12 @@ def test_a_copy_that_is_damaged_too_heals_nothing(
     put(other, 'two', content(1))
     damage(path, maintenance.blocks_of(repo, 'two')[3])
     result = scrub(maintainer)
-    assert (result.healed, result.damaged) == (0, 1)
+    assert (result.healed, result.damaged, result.found) == (0, 2, 1)
     assert result.images == ['one', 'two']
     put(other, 'three', content(1))
     result = scrub(maintainer)
-    assert (result.healed, result.images) == (2, [])
+    assert (result.healed, result.damaged, result.images) == (2, 2, [])
+    assert scrub(maintainer).damaged == 0
     for image_id in ('one', 'two', 'three'):
         assert read_all(other, image_id) == content(1)
 
@@ -327,7 +328,7 @@ def test_invalid_entry(maintainer, path, repo, other):
     assert (result.damaged, result.images, result.busy) == (1, ['one'], 0)
     assert result.quarantined == []
     assert list(maintainer.catalog.damaged()) == [packed(bad)]
-    assert scrub(maintainer).damaged == 0
+    assert scrub(maintainer).damaged == 1
     # Its fingerprint is still good, as the recipe's digest says.
     put(other, 'two', content(1))
     result = scrub(maintainer)
@@ -371,6 +372,62 @@ def test_bad_recipe_is_named(maintainer, path, repo, other):
     assert scrubber.damaged_images(maintainer.catalog) == {'one', 'two'}
 
 
+def test_damage_that_a_new_pass_has_not_reached_is_known(
+        maintainer, path, repo, other):
+    """Beginning a pass is no reason to say that all is well."""
+    for number in range(3):
+        put(other, f'image-{number}', content(number, blocks=60))
+    put(other, 'recipe', content(9))
+    account(maintainer)
+    flip(repositories.group_path(path, maintenance.groups(path)[1]), 20)
+    damage(path, maintenance.blocks_of(repo, 'image-2')[-1])
+    ruin(path / 'images' / 'recipe', 4096 + 60)
+    before = scrub(maintainer)
+    assert len(before.unreadable) == 2
+    known = scrubber.damaged_images(maintainer.catalog)
+    result = scrub(maintainer, budget_bytes=0)
+    assert not result.complete
+    assert result.unreadable == before.unreadable
+    assert result.images == before.images
+    assert (result.damaged, result.found) == (before.damaged, 0)
+    assert scrubber.damaged_images(maintainer.catalog) == known
+
+
+def test_what_can_be_read_again_is_not_told_any_more(
+        maintainer, path, repo, other):
+    for number in range(3):
+        put(other, f'image-{number}', content(number, blocks=60))
+    account(maintainer)
+    recipe = path / 'images' / 'image-0'
+    group = repositories.group_path(path, maintenance.groups(path)[1])
+    missing = repositories.group_path(path, maintenance.groups(path)[2])
+    good = recipe.read_bytes()
+    flip(group, 20)
+    os.rename(missing, path / 'away')
+    ruin(recipe, 60)
+    assert len(scrub(maintainer).unreadable) == 3
+    flip(group, 20)
+    os.rename(path / 'away', missing)
+    recipe.write_bytes(good)
+    result = scrub(maintainer)
+    assert (result.unreadable, result.images) == ({}, [])
+
+
+def test_a_deleted_recipe_is_not_told_any_more(maintainer, path, other):
+    put(other, 'one', content(1))
+    account(maintainer)
+    ruin(path / 'images' / 'one', 60)
+    assert set(scrub(maintainer).unreadable) == {'images/one'}
+    scrubber.mark_lost(maintainer, 'one')
+    assert scrubber.damaged_images(maintainer.catalog) == set()
+    put(other, 'two', content(1))
+    ruin(path / 'images' / 'two', 60)
+    assert set(scrub(maintainer).unreadable) == {'images/two'}
+    os.unlink(path / 'images' / 'two')
+    result = scrub(maintainer)
+    assert (result.unreadable, result.images) == ({}, [])
+
+
 # -- groups in use ------------------------------------------------------------
 
 def test_busy_group_waits(maintainer, path, repo, other):
@@ -385,7 +442,7 @@ def test_busy_group_waits(maintainer, path, repo, other):
         assert state_of(path, bad) == repositories.LIVE
         # The next run tries again, and does not count it twice.
         result = scrub(maintainer)
-        assert (result.damaged, result.busy) == (0, 1)
+        assert (result.damaged, result.found, result.busy) == (1, 0, 1)
     result = scrub(maintainer, full=False, budget_bytes=0)
     assert (result.busy, len(result.quarantined)) == (0, 1)
     assert state_of(path, bad) == DAMAGED

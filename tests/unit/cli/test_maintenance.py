@@ -205,6 +205,22 @@ def test_scrub(either):
         'no', 'no', 'yes']
     found = either('status', '-f', 'json').json()
     assert found['damage']['images'] == ['c']
+    # And does not count for less when it is met again.
+    for options in ((), ('--full',)):
+        again = either('scrub', '-f', 'json', *options)
+        assert again.status == 1
+        assert again.json()['damaged'] == found['damage']['blocks']
+        assert again.json()['found'] == 0
+
+
+def test_scrub_counts_what_cannot_be_read(either):
+    """A recipe has no blocks to count, and is damage all the same."""
+    spoil_recipe(either, 'c')
+    for options in ((), ('--full',)):
+        result = either('scrub', '-f', 'json', *options)
+        assert result.status == 1
+        assert list(result.json()['unreadable']) == ['images/c']
+        assert result.json()['damaged'] == 0
 
 
 def test_recompress(either):
