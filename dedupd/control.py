@@ -78,6 +78,8 @@ class Control:
         self._repository = repository
         self._scheduler = scheduler
         self._figures = figures
+        # Whoever waits for a task's end, and then asks, sees what it did.
+        scheduler.changed = figures.forget
         self._started = time.time()
         self._version = version.VersionInfo('glance-dedup').version_string()
         self.ready = False
@@ -231,6 +233,7 @@ class Control:
                 outcome.append(scrubber.mark_lost(maintainer, image_id))
             except Exception as e:
                 outcome.append(e)
+            self._figures.forget()
             over.set()
 
         number = self._scheduler.request('mark-lost', run=run)

@@ -56,6 +56,7 @@ class Figures:
         self._engine = _engine.Maintenance(repository._handle())
         self._space: Fields = {}
         self._measured = 0.0
+        self._good = False      # nothing has changed since, as far as is known
         self._shared: tuple[Any, Fields] = None, {}
         self._damage: tuple[int | None, set[str]] = None, set()
 
@@ -65,8 +66,10 @@ class Figures:
         Those that are not known are None.
         """
         with self._mutex:
-            if (time.monotonic() - self._measured > _FRESH
+            if (not self._good or time.monotonic() - self._measured > _FRESH
                     or self._space.get('images') is None and self._counted()):
+                # Before: what is forgotten meanwhile is measured again.
+                self._good, self._measured = True, 0.0
                 self._space = self._measure()
                 self._measured = time.monotonic()
             return dict(self._space)
@@ -78,7 +81,7 @@ class Figures:
 
     def forget(self) -> None:
         """Have the sums be made anew when next asked for."""
-        self._measured = 0.0
+        self._good = False
 
     def _measure(self) -> Fields:
         path = self._repository.path

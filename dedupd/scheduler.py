@@ -144,6 +144,8 @@ class Scheduler:
         """Called in the maintainer's thread, around each task."""
         self.watchers: list[Callable[[], None]] = []
         """Called in any thread when a task's status changed."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a task has ended, before anybody is told."""
         self.sample: Callable[[], Fields] | None = None
         """Gives what the history is to keep of now."""
         self.held: held_module.Held | None = None
@@ -477,6 +479,7 @@ class Scheduler:
             error = str(e) or repr(e)
             self._failed(job.name, e)
         self._note_catalog(maintainer)
+        self.changed()
         with self._changed:
             finished = time.time()
             state.last = {

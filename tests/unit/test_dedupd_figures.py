@@ -62,3 +62,22 @@ def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
             assert found.damage() == (1, {'a'})
             catalogs.append(None)
             assert found.damage() == (1, {'a'})
+
+
+def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
+    """Figures from before the end of a task are not given after it."""
+    path = maintenance.create(tmp_path)
+    with repositories.open_repository(path) as repo:
+        found = figures.Figures(repo, lambda: None)
+        measure = found._measure
+        with contextlib.closing(found):
+            def measure_and_change():
+                space = measure()
+                repositories.put(repo, 'a', maintenance.content(1))
+                found.forget()      # as the task that did so
+                return space
+
+            monkeypatch.setattr(found, '_measure', measure_and_change)
+            before = found.space()['disk_bytes']
+            monkeypatch.setattr(found, '_measure', measure)
+            assert found.space()['disk_bytes'] > before

@@ -17,6 +17,7 @@ The repository and the maintainer are real; what the tasks do is the test's.
 
 import contextlib
 import dataclasses
+import os
 import threading
 import time
 
@@ -311,6 +312,37 @@ def test_a_failure_is_told_and_the_rest_goes_on(repository, conf, done):
             scheduler.events)
         status = scheduler.wait('scrub', scheduler.request('scrub'), LIMIT)
         assert status['last']['error'] is None
+
+
+def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
+    """Whoever waits for a task, and then asks, sees what it did."""
+    def free(maintainer, control, **arguments):
+        group = os.path.join(repository.path, 'groups', '00000001')
+        os.truncate(group, os.stat(group).st_size + (1 << 30))
+        with open(group, 'r+b') as f:
+            f.seek(-1 << 20, os.SEEK_END)
+            f.write(b'x' * (1 << 20))
+        return Result()
+
+    done.work['collect'] = free
+    with running(repository, conf) as scheduler:
+        found = figures.Figures(repository, scheduler.catalog)
+        control = control_module.Control(repository, scheduler, found)
+        with contextlib.closing(found):
+            # In the watcher's thread, as soon as the end is told.
+            seen = []
+            scheduler.watchers.append(lambda: seen.append(
+                (scheduler.task('collect')['finished'],
+                 control.status()['space']['disk_bytes'])))
+            before = control.status()['space']['disk_bytes']
+            number = scheduler.request('collect')
+            scheduler.wait('collect', number, LIMIT)
+            assert control.status()['space']['disk_bytes'] >= before + (
+                1 << 20)
+            scheduler.stop()
+            assert scheduler.join(LIMIT)
+            after = {space for finished, space in seen if finished >= number}
+            assert after and min(after) >= before + (1 << 20)
 
 
 def test_a_bad_catalog_is_made_anew(repository, conf, done):

@@ -1,0 +1,44 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What tools/demo says of its figures."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+
+
+@pytest.fixture(scope='module')
+def demo():
+    spec = importlib.util.spec_from_file_location(
+        'demo', TOP / 'tools' / 'demo.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize('stored, back', (
+    (181 * MIB, 0), (181 * MIB, -MIB), (181 * MIB, 50 * MIB)))
+def test_nothing_came_back(demo, stored, back):
+    with pytest.raises(demo.Failure, match='came back'):
+        demo.need_back(stored, back)
+
+
+@pytest.mark.parametrize('stored, back', (
+    (181 * MIB, 186 * MIB), (181 * MIB, 150 * MIB),
+    (0, 0), (4096, -65536)))        # the catalog's log is larger
+def test_enough_came_back(demo, stored, back):
+    demo.need_back(stored, back)
