@@ -215,7 +215,8 @@ class Daemon:
             from dedupd import replicator
             self._control.replicator = replicator.Replicator(
                 self._repository, conf, lambda: self._scheduler.is_maintainer,
-                self._scheduler.errors, self._scheduler.watchers)
+                self._scheduler.errors, self._scheduler.watchers,
+                self._scheduler.past)
         self._messaging = None
         if conf.transport_url:
             from dedupd import messaging

@@ -169,6 +169,9 @@ _TASK_GAUGES = (
      ('last_success',)),
     ('dedupd_task_last_duration_seconds', 'How long the task last took.',
      ('last', 'seconds')),
+    ('dedupd_task_interval_seconds',
+     'Between two runs of the task; 0: it runs only on request.',
+     ('interval',)),
     ('dedupd_task_done', 'How much of its work the task that runs has done, '
      'in whatever it counts.',
      ('done',)),
@@ -264,6 +267,13 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
     for name, task in tasks.items():
         running.add_metric([name], float(task['state'] == 'running'))
     yield running
+    failed = metrics_core.GaugeMetricFamily(
+        'dedupd_task_last_failed', 'Whether the last run of the task failed '
+        '(0 or 1).', labels=['task'])
+    for name, task in tasks.items():
+        if task.get('last'):
+            failed.add_metric([name], float(task['last']['error'] is not None))
+    yield failed
     for families, kind in (
             (_TASK_GAUGES, metrics_core.GaugeMetricFamily),
             (_TASK_COUNTERS, metrics_core.CounterMetricFamily)):

@@ -36,6 +36,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import client as client_module
+from dedupd import past as past_module
 from dedupd import task as task_module
 from glance_dedup import exceptions
 from glance_dedup import glance_api
@@ -215,17 +216,20 @@ class Replicator:
     :param is_maintainer: whether this daemon is
     :param errors: what went wrong, for the status
     :param watchers: called when what `task` says has changed
+    :param past: how it did before this daemon was started
     """
 
     def __init__(self, repository: repository_module.Repository,
                  conf: cfg.ConfigOpts, is_maintainer: Callable[[], bool],
                  errors: 'collections.deque[Fields]',
-                 watchers: list[Callable[[], None]]) -> None:
+                 watchers: list[Callable[[], None]],
+                 past: past_module.Past) -> None:
         self._repository = repository
         self._conf = conf
         self._is_maintainer = is_maintainer
         self._errors = errors
         self._watchers = watchers
+        self._past = past
         self._memory = Memory()
         self._changed = threading.Condition()
         self._stopping = False
@@ -287,6 +291,7 @@ class Replicator:
 
     def task(self) -> Fields:
         """How it is, as the scheduler says it of its tasks."""
+        past = self._past.facts('replicate')
         with self._changed:
             control = self._control
             due = self._due
@@ -304,7 +309,8 @@ class Replicator:
                 'interval': self._conf.replication.interval,
                 'next': None if control is not None or due == float('inf')
                 else round(time.time() + max(0.0, due - time.monotonic())),
-                **self._facts}
+                **self._facts,
+                **({} if self._facts['runs'] else past)}
 
     def status(self) -> Fields:
         """What there is besides."""
@@ -348,10 +354,12 @@ class Replicator:
     def _perform(self, number: int) -> None:
         started = time.monotonic()
         result = error = None
+        ended = True
         try:
             result = dataclasses.asdict(self._replicate(self._control))
         except task_module.Stopped:
             error = 'it was stopped, since the daemon ended'
+            ended = False
         except Exception as e:
             error = str(e) or repr(e)
             self._failed(e)
@@ -368,10 +376,12 @@ class Replicator:
                 facts['last_success'] = now
                 self._replicated += result['replicated']
             else:
-                facts['failures'] += 1
+                facts['failures'] += ended
             self._sent += self._control.sent
             self._control = self._began = None
             self._changed.notify_all()
+        if ended:
+            self._past.note('replicate', facts['last'], facts['last_success'])
         if error is None:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
                     else logging.DEBUG, 'replicate: %s', result)

@@ -39,6 +39,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import held as held_module
+from dedupd import past as past_module
 from dedupd import task as task_module
 from dedupd import tasks as tasks_module
 from glance_dedup import catalog as catalog_module
@@ -65,6 +66,8 @@ SAMPLE_INTERVAL = 300.0
 _COUNT_FIRST = ('collect', 'merge')
 # What runs often, and mostly does nothing.
 _NO_SAMPLE = ('account', 'evict')
+# Of which it is kept how they did.
+_REMEMBERED = (*TASKS, 'replicate')
 # Each of these also to those before it.
 _GIVE_WAY = ('scrub', 'recompress')
 # Arguments that do not hold for the rest of what they began.
@@ -134,6 +137,8 @@ class Scheduler:
         self._sampled = 0.0
         self._maintainer: maintainer_module.Maintainer | None = None
         self._logged = 0
+        self.past = past_module.Past(repository.path)
+        """How the tasks did before this daemon was started."""
         self._thread = threading.Thread(
             target=self._run, name='dedupd-maintainer', daemon=True)
         self.is_maintainer = False
@@ -277,6 +282,7 @@ class Scheduler:
             j.name == name for j in self._requests)
         left = None if control is None else control.seconds_left()
         due = self._due.get(name)
+        past = self.past.facts(name)
         return {
             'state': ('running' if control is not None else
                       'waiting' if waiting else 'idle'),
@@ -289,10 +295,10 @@ class Scheduler:
             'next': None if due is None or control is not None else (
                 round(time.time() + max(0.0, due - time.monotonic()))),
             'finished': state.finished,
-            'last_success': state.last_success,
+            'last_success': state.last_success or past['last_success'],
             'runs': state.runs,
             'failures': state.failures,
-            'last': state.last,
+            'last': state.last or past['last'],
         }
 
     # -- options -----------------------------------------------------------
@@ -333,6 +339,7 @@ class Scheduler:
                 with contextlib.closing(maintainer):
                     self._opened(maintainer)
                     self._maintain(maintainer)
+                    self.past.save()
                     self._maintainer = None
             self._leave()
             with self._changed:
@@ -355,6 +362,10 @@ class Scheduler:
         state.control.step(done, total, what)
 
     def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
+        errors = sorted([*self.past.load(_REMEMBERED), *self.errors],
+                        key=lambda error: error['time'])
+        self.errors.clear()
+        self.errors.extend(errors)
         now = time.monotonic()
         with self._changed:
             state = self._states['rebuild-catalog']
@@ -459,6 +470,7 @@ class Scheduler:
         if first:
             self._notify('start', job.name, job.arguments)
         result = error = None
+        ended = True
         try:
             result = dataclasses.asdict(
                 self._run_task(maintainer, control, job) or _Nothing())
@@ -473,6 +485,7 @@ class Scheduler:
                     self._suspended[job.name] = job
                 return
             error = 'it was stopped, since the daemon ended'
+            ended = False
         except Exception as e:
             if isinstance(e, catalog_module.CatalogError):
                 self._rebuild_after(maintainer, e)
@@ -489,10 +502,10 @@ class Scheduler:
                 'arguments': job.arguments, 'result': result, 'error': error}
             state.finished = max(state.finished, job.number)
             state.runs += 1
-            if error is None:
+            if error is not None:
+                state.failures += ended
+            elif not job.arguments.get('dry_run'):
                 state.last_success = finished
-            else:
-                state.failures += 1
             state.control = state.job = self._current = None
             if not job.arguments.get('dry_run'):
                 # That was its pass, too.
@@ -510,6 +523,11 @@ class Scheduler:
         else:
             self._notify('error', job.name, {'error': error})
         self._tell()
+        if ended:
+            self.past.note(job.name, state.last, state.last_success)
+            if error is not None or job.name not in _NO_SAMPLE:
+                # For the others the next one will do.
+                self.past.save()
 
     def _progress(self, name: str) -> None:
         """Called in each step of a task, which may have to make way."""

@@ -73,9 +73,10 @@ ROUNDS = 4
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 # The maintainer's, which may be missing.
 MAINTAINERS = ('catalog', 'spares')
-# Lists of images that daemons keep: their kinds, and bytes at most.
-LISTS = {'cache.json': ('glance-dedup cache', 8 << 20),
-         'replication.json': ('glance-dedup replication', 1 << 20)}
+# Lists that daemons keep: their kinds, what they list, and bytes at most.
+LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
+         'replication.json': ('glance-dedup replication', 'images', 1 << 20),
+         'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20)}
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)),
@@ -422,11 +423,11 @@ class _Checker:
 
     def check_list(self, root, name):
         """No image is worse for it, if it is no good."""
-        kind, longest = LISTS[name]
+        kind, what, longest = LISTS[name]
         try:
             with form.File(root, name, name) as f:
                 self.check_mode(os.fstat(f.fd), name, 0o600)
-                form.check_list(f.read(0, longest + 1), kind, longest)
+                form.check_list(f.read(0, longest + 1), kind, what, longest)
         except form.Gone:
             pass
         except form.Damage as e:

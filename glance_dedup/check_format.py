@@ -896,8 +896,8 @@ def _need_checksum(found: dict):
         raise Damage('its checksum does not agree')
 
 
-def check_list(text: bytes, kind: str, longest: int):
-    """Raise Damage if it is no list of images, as two daemons keep them."""
+def check_list(text: bytes, kind: str, what: str, longest: int):
+    """Raise Damage if it is no list of images or tasks, as daemons keep."""
     if not text:
         return      # it was just made, or is to be begun
     if len(text) > longest:
@@ -907,10 +907,10 @@ def check_list(text: bytes, kind: str, longest: int):
         raise Damage(f'has version {printable(str(found.get("version")))}; '
                      'this program reads 1')
     _need_checksum(found)
-    images = found.get('images')
-    if not isinstance(images, list) or not all(
-            isinstance(image, dict) for image in images):
-        raise Damage('has no list of images')
+    entries = found.get(what)
+    if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) for entry in entries):
+        raise Damage(f'has no list of {what}')
 
 
 def are_cuts(text: str, block_size: int) -> bool:

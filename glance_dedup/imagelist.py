@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Lists of images, in small files of a repository.
+"""Lists of images, or of tasks, in small files of a repository.
 
 They are JSON with a checksum (``format.rst``, "Lists of images"). What is read
 is not trusted; that an entry is right, its own class says.
@@ -25,22 +25,24 @@ from glance_dedup import parameters
 _VERSION = 1
 
 
-def encode(kind: str, images: Iterable[dict[str, Any]]) -> bytes:
+def encode(kind: str, entries: Iterable[dict[str, Any]],
+           of: str = 'images') -> bytes:
     """The file's content.
 
     :param kind: which list it is
+    :param of: what the entries are
     """
-    fields = {'kind': kind, 'version': _VERSION, 'images': [*images]}
+    fields = {'kind': kind, 'version': _VERSION, of: [*entries]}
     fields['checksum'] = parameters.json_checksum(fields)
     return json.dumps(fields).encode() + b'\n'
 
 
 def decode(content: bytes, kind: str, largest: int,
-           entry: Any) -> list[Any]:
-    """The images of a file.
+           entry: Any, of: str = 'images') -> list[Any]:
+    """The entries of a file.
 
     :param largest: bytes that it may have
-    :param entry: makes an image of its fields, as keyword arguments
+    :param entry: makes an entry of its fields, as keyword arguments
     :raises ValueError: says what is wrong with it
     """
     if len(content) > largest:
@@ -54,8 +56,8 @@ def decode(content: bytes, kind: str, largest: int,
                              f'program knows {_VERSION}')
         if fields.pop('checksum') != parameters.json_checksum(fields):
             raise ValueError('its checksum is wrong')
-        if not isinstance(fields['images'], list):
-            raise TypeError('the images are no list')
-        return [entry(**found) for found in fields['images']]
+        if not isinstance(fields[of], list):
+            raise TypeError(f'the {of} are no list')
+        return [entry(**found) for found in fields[of]]
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise ValueError(f'it is not a list of images: {e!r}') from e
+        raise ValueError(f'it is not a list of {of}: {e!r}') from e

@@ -28,6 +28,7 @@ import xxhash
 import zstandard
 
 from dedupd import held
+from dedupd import past
 from glance_dedup import check
 from glance_dedup import check_format
 from glance_dedup import exceptions
@@ -266,11 +267,12 @@ def test_unknown_names_and_modes_are_notes(repository, group, image):
 
 
 @pytest.mark.parametrize('name, module', [
-    ('cache.json', held), ('replication.json', underway)])
+    ('cache.json', held), ('replication.json', underway),
+    ('tasks.json', past)])
 def test_lists_of_images(repository, group, image, name, module):
     """A bad one is a note: no image is worse for it."""
     file = repository.path / name
-    good = module.encode({} if module is held else [])
+    good = module.encode([] if module is underway else {})
     for content in (b'', good):
         repository.write(file, content)
         repository.write(repository.path / f'{name}.new', b'half')

@@ -345,6 +345,52 @@ def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
             assert after and min(after) >= before + (1 << 20)
 
 
+def test_how_tasks_did_survives_a_restart(repository, conf, done):
+    def fail(maintainer, control, **arguments):
+        raise exceptions.StorageError('the disk is gone')
+
+    with running(repository, conf) as scheduler:
+        scheduler.wait('merge', scheduler.request('merge'), LIMIT)
+        done.work = {'collect': fail}
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        before = scheduler.tasks()
+    done.work = {}
+    with running(repository, conf) as scheduler:
+        for name in ('merge', 'collect'):
+            after = scheduler.task(name)
+            assert after['last'] == {**before[name]['last'], 'number': 0}
+            assert after['last_success'] == before[name]['last_success']
+            assert (after['runs'], after['failures']) == (0, 0)
+        assert before['merge']['last_success']
+        assert [(e['task'], e['text']) for e in scheduler.errors] == [
+            ('collect', 'the disk is gone')]
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        assert scheduler.task('collect')['last']['error'] is None
+
+
+def test_the_end_of_the_daemon_is_no_failure(repository, conf, done):
+    with running(repository, conf) as scheduler:
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        done.work = {'collect': forever}
+        number = scheduler.request('collect')
+        wait_for(lambda: scheduler.task('collect')['state'] == 'running')
+        scheduler.stop()
+        assert scheduler.wait('collect', number, LIMIT)
+        assert scheduler.join(LIMIT)
+        assert scheduler.task('collect')['failures'] == 0
+    done.work = {}
+    with running(repository, conf) as scheduler:
+        assert scheduler.task('collect')['last']['error'] is None
+
+
+def test_a_dry_run_is_no_success(repository, conf, done):
+    """Or nobody would be told that nothing is collected."""
+    with running(repository, conf) as scheduler:
+        scheduler.wait('collect', scheduler.request('collect', dry_run=True),
+                       LIMIT)
+        assert scheduler.task('collect')['last_success'] is None
+
+
 def test_a_bad_catalog_is_made_anew(repository, conf, done):
     def fail(maintainer, control, **arguments):
         raise catalog.CatalogError('it does not add up')

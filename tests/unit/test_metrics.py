@@ -61,6 +61,7 @@ def full(status):
             'state': 'running' if name == 'scrub' else 'idle', 'done': 3,
             'total': 8, 'runs': 4, 'failures': 1, 'last_success': 1.75e9,
             'last': {'seconds': 2.5, 'error': None}})
+    status['tasks']['collect']['last']['error'] = 'no reason'
     status['daemon']['role'] = 'maintainer'
     status['catalog'].update({
         'state': 'ready', 'unreadable': {'a"\n\\b': 'no reason'}})
@@ -106,6 +107,9 @@ def test_values(full):
     assert found['dedupd_task_last_success_timestamp_seconds', 'merge'
                  ] == 1.75e9
     assert found['dedupd_task_last_duration_seconds', 'merge'] == 2.5
+    assert found['dedupd_task_interval_seconds', 'merge'] == 600
+    assert found['dedupd_task_last_failed', 'merge'] == 0
+    assert found['dedupd_task_last_failed', 'collect'] == 1
     assert found['dedupd_http_requests_total',] == 10
     assert found['dedupd_cache_hits_total',] == 6
     assert found['dedupd_image_cache_hits_total',] == 3

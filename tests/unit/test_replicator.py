@@ -19,6 +19,7 @@ import pytest
 
 from dedupd import main
 from dedupd import opts
+from dedupd import past
 from dedupd import replicator
 from glance_dedup import exceptions
 from glance_dedup import sites
@@ -173,7 +174,7 @@ def thread(conf, tmp_path):
     with repositories.open_repository(path) as repo:
         found = replicator.Replicator(
             repo, conf, lambda: found.is_maintainer,
-            collections.deque(maxlen=20), [])
+            collections.deque(maxlen=20), [], past.Past(path))
         found.is_maintainer = True
         yield found
         found.stop()
