@@ -126,8 +126,10 @@ class Control:
                             else self.replicator.status()),
             'damage': {'blocks': damaged_blocks,
                        'images': sorted(damaged_images)},
-            'filter': {name: value for name, value in statistics.items()
-                       if name.startswith('filter_')},
+            'filter': {
+                **{name: value for name, value in statistics.items()
+                   if name.startswith('filter_')},
+                'filter_error': self._repository.filter_error},
             'reads': {**self.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
             'receiving': self.receiving(),

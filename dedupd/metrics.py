@@ -249,6 +249,11 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
         'Whether the catalog is complete (0 or 1); while it is not, nothing '
         'is freed.', value=float(_find(status, ('catalog', 'state'))
                                  == 'ready'))
+    yield metrics_core.GaugeMetricFamily(
+        'dedupd_filter_available',
+        'Whether the fingerprint filter of this host can be had (0 or 1); '
+        'while it cannot, duplicates are missed.',
+        value=float(_find(status, ('filter', 'filter_error')) is None))
     if daemon['role'] == 'maintainer':
         yield metrics_core.GaugeMetricFamily(
             'dedupd_unreadable_recipes',
@@ -259,6 +264,7 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
         yield metrics_core.GaugeMetricFamily(
             'dedupd_damaged_images', 'Images that use damaged blocks.',
             value=float(len(_find(status, ('damage', 'images')) or ())))
+
 
 def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
     running = metrics_core.GaugeMetricFamily(

@@ -581,7 +581,8 @@ see ``dedup_store_filter_dir``.
 Possible values:
     * A directory, created if missing
     * Unset: a directory of the user that runs the daemon, in
-      ``/dev/shm``
+      ``/dev/shm``: the one with the user's name, if it is the
+      user's, else the one with the user's number
 
 """),
     cfg.IntOpt('filter_mib',

@@ -358,8 +358,7 @@ class _Run:
 
     def _note(self, name: str, error: str | None,
               images: Iterable[str] = ()) -> None:
-        """Remember what a recipe's or group's trouble is; None: it has none.
-        """
+        """Remember what is wrong with a recipe or group; None: nothing."""
         if error is None:
             self._state['unreadable'].pop(name, None)
             return

@@ -272,7 +272,8 @@ at any time; it is then rebuilt from the repository.
 Possible values:
     * A directory, created if missing
     * Unset: a directory of the user that runs glance-api, in
-      ``/dev/shm``
+      ``/dev/shm``: the one with the user's name, if it is the
+      user's, else the one with the user's number
 
 Related options:
     * ``dedup_store_filter_mib``

@@ -30,10 +30,12 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
+import pwd
 import re
 import secrets
 import stat as stat_module
 import threading
+import time
 from typing import Any
 from typing import BinaryIO
 import warnings
@@ -63,6 +65,10 @@ IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 _MAX_THREADS = 64
+# Where filters lie by default, and when one that could not be had is tried
+# again, seconds.
+_SHM = '/dev/shm'  # nosec: a tmpfs; what is in it has to be this user's
+_FILTER_AGAIN = 30.0
 # What the first store operation waits for, if the filter is not there or not
 # complete: that one of so many bytes is made, and so many slots, in at most 64
 # groups, are read into it, which takes some 20 ms. The rest is done by a
@@ -113,19 +119,36 @@ def _key_file(digits: bytes) -> bytes:
 
 
 def _filter_directory(path: str | None) -> str:
-    """The directory for filter files: ours alone, made at need."""
+    """The directory for filter files: ours alone, made at need.
+
+    Every user may make a directory of any name in ``/dev/shm``; so one with
+    this user's name goes first, which systemd makes at each boot before
+    anybody else can (``etc/tmpfiles.d``).
+    """
     if path is not None:
         os.makedirs(path, mode=0o700, exist_ok=True)
         return path
-    path = f'/dev/shm/glance-dedup-{os.geteuid()}'
+    uid = os.geteuid()
+    with contextlib.suppress(KeyError, OSError):
+        path = os.path.join(_SHM, f'glance-dedup-{pwd.getpwuid(uid).pw_name}')
+        if _is_ours_alone(os.lstat(path)):
+            return path
+    path = os.path.join(_SHM, f'glance-dedup-{uid}')
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     found = os.lstat(path)
-    if (not stat_module.S_ISDIR(found.st_mode)
-            or found.st_uid != os.geteuid() or found.st_mode & 0o022):
+    if not _is_ours_alone(found):
         raise PermissionError(
-            1, f'{path} is not a directory that only this user may change')
+            1, f'{path}, which belongs to {access.user_name(found.st_uid)}, '
+            f'is not a directory that only {access.user_name(uid)} may '
+            'change. Remove it, and have systemd-tmpfiles make the directory '
+            'at each boot (etc/tmpfiles.d/glance-dedup.conf)')
     return path
+
+
+def _is_ours_alone(found: os.stat_result) -> bool:
+    return (stat_module.S_ISDIR(found.st_mode)
+            and found.st_uid == os.geteuid() and not found.st_mode & 0o022)
 
 
 class Repository:
@@ -158,7 +181,11 @@ class Repository:
 
     The first store operation opens this host's filter. One that cannot be had
     (no room on the tmpfs) is a RuntimeWarning: images are stored without it,
-    but duplicates are missed.
+    but duplicates are missed. It is tried again by later ones.
+
+    :ivar filter_error: why the filter could not be had when that was last
+        tried, or looked at by :meth:`statistics`; None: nothing is known to
+        be wrong
     """
 
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
@@ -210,7 +237,9 @@ class Repository:
         self._filter_dir = filter_dir
         self._filter_bytes = filter_mib << 20
         self._filter_file: str | None = None
-        self._filter_tried = False
+        self._filter_attached = False
+        self._filter_again = 0.0        # by time.monotonic()
+        self.filter_error: str | None = None
         _live.add(self)
         sharing.check_locks(self.path)
         self._handle()
@@ -360,7 +389,7 @@ class Repository:
         """Forget the parent's handle; its descriptors are closed already."""
         self._mutex = threading.Lock()
         self._engine = None
-        self._filter_tried = False
+        self._filter_attached = False
         self._rebuilding = None
 
     @property
@@ -545,30 +574,47 @@ class Repository:
 
     def _attach_filter(self, handle: _engine.Repository,
                        create: bool = True) -> None:
-        """Open the host's filter, once; whoever only reads makes none."""
-        if self._filter_tried:
+        """Open the host's filter, once; whoever only reads makes none.
+
+        One that could not be had is tried again after a while.
+        """
+        if self._filter_attached or time.monotonic() < self._filter_again:
             return
         try:
             path = self._filter_path()
             if not create and not os.path.exists(path):
+                self.filter_error = self._lack_of_room(path)
                 return
             with self._mutex:
-                if self._filter_tried:
+                if self._filter_attached:
                     return
                 self._filter_file = path
-                try:
-                    handle.attach_filter(os.fsencode(path),
-                                         self._filter_bytes)
-                finally:
-                    # Last: no other thread may store before it is there.
-                    self._filter_tried = True
+                handle.attach_filter(os.fsencode(path), self._filter_bytes)
+                # Last: no other thread may store before it is there.
+                self._filter_attached = True
+            self.filter_error = None
         except (OSError, exceptions.RepositoryError) as e:
-            self._filter_tried = True
-            warnings.warn('no fingerprint filter, so duplicates will be '
-                          f'missed: {e}', RuntimeWarning, stacklevel=4)
+            self._filter_again = time.monotonic() + _FILTER_AGAIN
+            error = str(e)
+            if isinstance(e, OSError) and e.filename is None:
+                error = e.strerror or error     # a sentence of ours
+            if error != self.filter_error:
+                self.filter_error = error
+                warnings.warn('no fingerprint filter, so duplicates will be '
+                              f'missed: {error}', RuntimeWarning, stacklevel=4)
+
+    def _lack_of_room(self, path: str) -> str | None:
+        """What whoever stores will meet, if the filter is not there yet."""
+        place = os.path.dirname(path)
+        system = os.statvfs(place)
+        if system.f_bavail * system.f_frsize >= self._filter_bytes:
+            return None
+        return (f'{place} has no room for the {self._filter_bytes >> 20} MiB '
+                'of the filter')
 
     def _must_make_large_filter(self) -> bool:
-        if self._filter_tried or self._filter_bytes <= _MADE_AT_ONCE:
+        if (self._filter_attached or self._filter_bytes <= _MADE_AT_ONCE
+                or time.monotonic() < self._filter_again):
             return False
         try:
             return not os.path.exists(self._filter_path())
@@ -585,6 +631,8 @@ class Repository:
         more = self._must_make_large_filter()
         if not more:
             self._attach_filter(handle)
+            if not self._filter_attached:
+                return      # a later operation tries again
             more, _, _ = handle.rebuild_filter(self._groups_of(_READ_AT_ONCE))
         with self._mutex:
             if self._rebuilding is None and not self._closed:
@@ -599,6 +647,10 @@ class Repository:
     def _rebuild_rest(self, handle: _engine.Repository) -> None:
         if not self._closed:
             self._attach_filter(handle)
+        if not self._filter_attached:
+            with self._mutex:
+                self._rebuilding = None     # a later operation tries again
+            return
         more = True
         while more and not self._closed:
             try:

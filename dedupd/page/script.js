@@ -279,6 +279,11 @@
       found.push(['bad', 'The recipe of image ', name(image),
                   ` cannot be read, so nothing is freed: ${why}`]);
     }
+    if (status.filter && status.filter.filter_error) {
+      found.push(['bad', 'There is no fingerprint filter on this host, so new '
+        + `images are stored without finding duplicates: `
+        + status.filter.filter_error]);
+    }
     if (catalog.state === 'failed') {
       found.push(['bad', 'The catalog has failed; nothing is freed.']);
     } else if (catalog.state === 'rebuilding') {
@@ -1108,6 +1113,10 @@
 
   function drawFilter(filter) {
     const level = filter.filter_level;
+    if (filter.filter_error) {
+      facts($('filter'), [['Not available', filter.filter_error]]);
+      return;
+    }
     if (!(filter.filter_places > 0)) {
       facts($('filter'), [['Hints', 'none on this host yet']]);
       return;

@@ -141,8 +141,10 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                 'damage': None if catalog is None else {
                     'blocks': blocks, 'images': sorted(images)},
                 'filter': {
-                    name: value for name, value in repo.statistics().items()
-                    if name.startswith('filter_')},
+                    **{name: value for name, value
+                       in repo.statistics().items()
+                       if name.startswith('filter_')},
+                    'filter_error': repo.filter_error},
             }
 
     def sums(self, repo, disk_bytes: int) -> dict:

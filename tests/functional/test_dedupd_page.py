@@ -600,3 +600,20 @@ def test_unreadable_group(browser, tmp_path):
         assert 'No damaged blocks' not in browser.text('damage-text')
         assert browser.text('health').startswith('Trouble')
         browser.need_silence()
+
+
+def test_no_filter(browser, tmp_path):
+    """Somebody else has its directory: duplicates are missed."""
+    path = repositories.create(tmp_path / 'repository')
+    place = tmp_path / 'shm'
+    place.write_text('no directory')
+    with dedupd_watched.running(path, filter_dir=place) as it:
+        error = it.status()['filter']['filter_error']
+        assert str(place) in error
+        assert b'dedupd_filter_available 0.0' in it.request(
+            'GET', '/metrics').body
+        browser.show(it.url)
+        assert browser.text('health').startswith('Trouble')
+        assert error in browser.text('notices')
+        assert error in browser.text('filter')
+        browser.need_silence()

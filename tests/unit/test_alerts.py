@@ -58,6 +58,7 @@ def daemon(instance='one:9394', repository='a' * 32, **changed):
         'dedupd_unreadable_recipes': '0+0x%d' % (8 * HOUR),
         'dedupd_filesystem_free_bytes': '500+0x%d' % (8 * HOUR),
         'dedupd_filesystem_size_bytes': '1000+0x%d' % (8 * HOUR),
+        'dedupd_filter_available': '1+0x%d' % (8 * HOUR),
         'dedupd_reserve_bytes': '10+0x%d' % (8 * HOUR),
         'dedupd_repository_info': '1+0x%d' % (8 * HOUR),
         'dedupd_task_interval_seconds': '300+0x%d' % (8 * HOUR),
@@ -149,6 +150,7 @@ def test_all_is_well(tmp_path, alert):
                                'dedupd_repository_info': '1+0x30'}),
     ('DedupDiskNearlyFull', 5, {'dedupd_filesystem_free_bytes': '49+0x480'}),
     ('DedupDiskNearlyFull', 5, {'dedupd_reserve_bytes': '501+0x480'}),
+    ('DedupNoFilter', 10, {'dedupd_filter_available': '0+0x480'}),
 ))
 def test_it_fires(tmp_path, alert, minute, changed):
     assert firing(tmp_path, list(daemon(**changed)), alert, minute)

@@ -114,6 +114,9 @@ def test_values(full):
     assert found['dedupd_cache_hits_total',] == 6
     assert found['dedupd_image_cache_hits_total',] == 3
     assert found['dedupd_image_cache_received_bytes_total',] == 11
+    assert found['dedupd_filter_available',] == 1
+    full['filter']['filter_error'] = 'somebody else has it'
+    assert values(parse(full)[1])['dedupd_filter_available',] == 0
     assert found['dedupd_filter_places',] == full['filter']['filter_places']
 
 

@@ -17,8 +17,12 @@ import io
 import itertools
 import json
 import os
+import pathlib
+import pwd
 import random
+import secrets
 import shutil
+import stat
 import subprocess
 import sys
 import textwrap
@@ -40,6 +44,7 @@ from tests.repositories import read_all
 
 MIB = 1 << 20
 NOBODY = 65534
+TOP = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -1355,6 +1360,113 @@ def test_filter_that_may_not_be_made(public_tmp):
                 put(repo, 'image', noise(100000))
             return read_all(repo, 'image') == noise(100000)
     assert repositories.in_child(repositories.as_user(NOBODY, attempt))
+
+
+@pytest.fixture
+def shm(public_tmp, monkeypatch):
+    """A directory like /dev/shm, in which all users may make theirs."""
+    path = public_tmp / 'shm'
+    path.mkdir()
+    path.chmod(0o1777)
+    monkeypatch.setattr(repository, '_SHM', str(path))
+    monkeypatch.setattr(repository, '_FILTER_AGAIN', 0.0)
+    return path
+
+
+def test_somebody_else_made_the_filters_directory(shm, tmp_path):
+    """It is told, with what to do; and then it needs no new process."""
+    path = create(tmp_path / 'r')
+    taken = shm / f'glance-dedup-{os.geteuid()}'
+    taken.mkdir()
+    os.chown(taken, NOBODY, NOBODY)
+    data = noise(512 * 200)
+    with repository.Repository(path) as repo:
+        assert repo.filter_error is None
+        with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
+            put(repo, 'image', data)
+        for word in (str(taken), f'uid {NOBODY}', 'tmpfiles'):
+            assert word in repo.filter_error
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')      # it was told
+            put(repo, 'again', b'x')
+            assert repo.statistics()['filter_bytes'] == 0
+        taken.rmdir()
+        assert put(repo, 'third', data).new_bytes == 0
+        assert repo.filter_error is None
+        assert repo.statistics()['filter_complete']
+
+
+def test_whoever_only_reads_knows_of_it(shm, tmp_path):
+    """The daemon makes no filter, and tells that glance-api has none."""
+    path = create(tmp_path / 'r')
+    taken = shm / f'glance-dedup-{os.geteuid()}'
+    os.symlink('/', taken)
+    with repository.Repository(path) as repo:
+        with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
+            repo.statistics()
+        assert str(taken) in repo.filter_error
+        taken.unlink()
+        repo.statistics()
+        assert repo.filter_error is None
+        assert list(taken.iterdir()) == []
+
+
+def test_whoever_only_reads_sees_that_there_is_no_room(shm, tmp_path):
+    path = create(tmp_path / 'r')
+    with repository.Repository(path, filter_mib=1 << 20) as repo:
+        repo.statistics()
+        assert 'MiB' in repo.filter_error
+        assert str(shm) in repo.filter_error
+    with repository.Repository(path, filter_mib=1) as repo:
+        repo.statistics()
+        assert repo.filter_error is None
+
+
+def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
+    """If it is this user's; an own one has the user's number."""
+    path = create(tmp_path / 'r')
+    prepared = shm / f'glance-dedup-{pwd.getpwuid(os.geteuid()).pw_name}'
+    own = shm / f'glance-dedup-{os.geteuid()}'
+    prepared.mkdir(mode=0o700)
+    with repository.Repository(path, filter_mib=1) as repo:
+        put(repo, 'image', b'x')
+    assert len(list(prepared.iterdir())) == 1 and not own.exists()
+    for change in (lambda: prepared.chmod(0o777),
+                   lambda: (prepared.chmod(0o700),
+                            os.chown(prepared, NOBODY, NOBODY))):
+        change()
+        shutil.rmtree(own, ignore_errors=True)
+        with repository.Repository(path, filter_mib=1) as repo:
+            put(repo, secrets.token_hex(4), b'x')
+            assert repo.filter_error is None
+        assert len(list(own.iterdir())) == 1
+
+
+@pytest.mark.parametrize('name', ('glance-dedup', 'glance-dedup-cache'))
+@pytest.mark.parametrize('taken', (False, True))
+def test_tmpfiles(shm, name, taken):
+    """What systemd makes at boot; also of a directory that is taken."""
+    text = (TOP / 'etc' / 'tmpfiles.d' / f'{name}.conf').read_text()
+    line = text.splitlines()[-1]
+    kind, where, mode, user, group, age = line.split()
+    assert (kind, mode, age) == ('d', '0700', '-')
+    # The unit's user, for whom the directory is.
+    unit = {'glance-dedup': 'dedupd', 'glance-dedup-cache': 'dedupd-cache'}
+    service = (TOP / 'etc' / f'{unit[name]}.service').read_text()
+    assert f'User={user}\nGroup={group}\n' in service
+    assert where == f'/dev/shm/glance-dedup-{user}'
+    made = shm / f'glance-dedup-{user}'
+    if taken:
+        made.mkdir(mode=0o777)
+        os.chown(made, NOBODY, NOBODY)
+    conf = shm.parent / 'test.conf'
+    conf.write_text(f'd {made} {mode} 12345 12345 -\n')
+    subprocess.run(['systemd-tmpfiles', '--create', conf], check=True,
+                   timeout=60)
+    found = os.lstat(made)
+    assert stat.S_ISDIR(found.st_mode)
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (
+        12345, 12345, 0o700)
 
 
 def test_filter_is_private(path):
