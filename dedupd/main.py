@@ -51,6 +51,7 @@ from dedupd import cache as cache_module
 from dedupd import control as control_module
 from dedupd import figures as figures_module
 from dedupd import http
+from dedupd import logs
 from dedupd import nbd
 from dedupd import opts
 from dedupd import reads as reads_module
@@ -422,8 +423,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = sys.argv[1:]
     try:
         conf = read_options(arguments)
-        log.setup(conf, 'dedupd')
-        logging.captureWarnings(True)
+        logs.setup(conf)
         # A connection needs a descriptor, and so do open images and groups.
         with contextlib.suppress(OSError, ValueError):
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -38,6 +38,7 @@ import collections
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import heapq
@@ -63,6 +64,9 @@ STEP_SLOTS = 1024
 MARK_SLOTS = 1024
 #: Bytes of blocks, before compression, that have a spare copy at most.
 SPARE_MAX = 1 << 30
+
+#: Slots and images that a line of the log names.
+LISTED = 10
 
 _SLOT_BITS = 15
 _SLOTS = 1 << _SLOT_BITS
@@ -210,6 +214,14 @@ def _unpack(data: bytes, code: str = 'I') -> array.array:
     if sys.byteorder == 'big':
         numbers.byteswap()
     return numbers
+
+
+def _listed(items: Sequence[Any]) -> str:
+    """Some of them, in words."""
+    words = ', '.join(map(str, items[:LISTED]))
+    if len(items) > LISTED:
+        words += f' and {len(items) - LISTED} more'
+    return words or 'none'
 
 
 def _by_group(addresses: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
@@ -364,7 +376,7 @@ class _Run:
             return
         images = list(images)
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
-                  ', '.join(images) or 'none')
+                  _listed(images))
         self._state['unreadable'][name] = {'error': error, 'images': images}
 
     # -- groups -----------------------------------------------------------
@@ -540,10 +552,14 @@ class _Run:
                 'fingerprint': self._entry(address)[0].hex(),
                 'quarantine': name, 'images': hit}
             catalog.set_damaged(batch, address, facts)
-            LOG.error('The block of slot %d of group %08x is damaged. Images '
-                      'hit: %s', address & _SLOTS - 1, address >> _SLOT_BITS,
-                      ', '.join(hit) or 'none')
         self._maintainer.write(batch)
+        for number, slots in _by_group(told):
+            hit = sorted(
+                i for i, named in images.items() if not named.isdisjoint(
+                    number << _SLOT_BITS | slot for slot in slots))
+            LOG.error('%d blocks of group %08x are damaged, in the slots %s. '
+                      'Images hit: %s', len(slots), number, _listed(slots),
+                      _listed(hit))
         self._wanted = self._fingerprints()
 
     def _images_with(self, addresses: Iterable[int]) -> dict[str, set[int]]:

@@ -18,11 +18,38 @@ from cliff import columns
 
 from glance_dedup.cli import progress as progress_module
 from glance_dedup import exceptions
+from glance_dedup import printable
 from glance_dedup import scopes
 
 
 class UsageError(Exception):
     """The command line asks for what cannot be done."""
+
+
+class Plain(columns.FormattableColumn):
+    """A cell as a terminal may show it."""
+
+    def __init__(self, cell):
+        self._cell = cell
+        super().__init__(getattr(cell, '_value', cell))
+
+    def human_readable(self):
+        cell = self._cell
+        if isinstance(cell, columns.FormattableColumn):
+            # One of several lines has them on purpose.
+            return _plain(cell.human_readable(), '\n')
+        return _plain(cell)
+
+    def machine_readable(self):
+        cell = self._cell
+        if isinstance(cell, columns.FormattableColumn):
+            cell = cell.machine_readable()
+        return _plain(cell)
+
+
+def _plain(value, keep: str = ''):
+    return (printable.printable(value, keep) if isinstance(value, str)
+            else value)
 
 
 class Size(columns.FormattableColumn):
@@ -194,5 +221,4 @@ def sentence_of(error: BaseException) -> str:
         text = 'there is not enough memory'
     else:
         text = str(error) or type(error).__name__
-    return ' '.join(text.split()).encode(
-        'utf-8', 'backslashreplace').decode()
+    return printable.printable(' '.join(text.split()))

@@ -27,8 +27,11 @@ import warnings
 
 from cliff import app
 from cliff import commandmanager
+from cliff import display
+from cliff import lister
 
 from glance_dedup.cli import common
+from glance_dedup import printable
 
 NAMESPACE = 'glance_dedup.cli'
 # The same as in setup.cfg, for a tree that was not installed.
@@ -147,6 +150,25 @@ class App(app.App):
                 "there is no command given; see 'glance-dedup --help'")
             raise self.error
 
+    def prepare_to_run_command(self, cmd):
+        """Have what it shows consist of plain text.
+
+        Formats for programs have their own ways to write any text.
+        """
+        if not isinstance(cmd, display.DisplayCommandBase):
+            return
+        produce = cmd.produce_output
+
+        def produce_plain(parsed_args, column_names, data):
+            if parsed_args.formatter not in ('json', 'yaml', 'csv'):
+                if isinstance(cmd, lister.Lister):
+                    data = (tuple(map(common.Plain, row)) for row in data)
+                else:
+                    data = tuple(map(common.Plain, data))
+            return produce(parsed_args, column_names, data)
+
+        cmd.produce_output = produce_plain
+
     def clean_up(self, cmd, result, err):
         self.error = err
 
@@ -154,6 +176,7 @@ class App(app.App):
         """A sentence about something that went wrong."""
         if isinstance(error, BaseException):
             error = common.sentence_of(error)
+        error = printable.printable(error)
         for stream in (self.stderr, self.log):
             if stream is not None:
                 stream.write(f'glance-dedup: {error}\n')

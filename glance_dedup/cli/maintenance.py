@@ -28,6 +28,7 @@ from oslo_config import cfg
 
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
+from glance_dedup import printable
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
 
@@ -64,14 +65,14 @@ def worded(name: str, value) -> str:
                          for key, item in value.items())
     if isinstance(value, list):
         return ', '.join(worded('', item) for item in value)
-    return str(value)
+    return printable.printable(str(value))
 
 
 def worded_task(task: dict) -> str:
     """How a task is, on one line."""
     words = [str(task.get('state'))]
     if task.get('state') == 'running':
-        words.append(f'{task.get("what")} {task.get("done")} of '
+        words.append(f'{worded("", task.get("what"))} {task.get("done")} of '
                      f'{task.get("total")}')
         if task.get('seconds_left') is not None:
             words.append(f'{task["seconds_left"]:.0f} s left')
@@ -94,7 +95,7 @@ class Errors(Section):
     def human_readable(self):
         return '\n'.join(
             f'{worded("time", error.get("time"))} {error.get("task")}: '
-            f'{error.get("text")}' for error in self._value) or '-'
+            f'{worded("", error.get("text"))}' for error in self._value) or '-'
 
 
 _SECTIONS = {'tasks': Tasks, 'errors': Errors}
@@ -216,7 +217,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         client = self.need_daemon_or_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
-                progress.what = what or self.what
+                progress.what = printable.printable(what or self.what)
                 progress.update(done, total)
 
             if client is not None:

@@ -428,6 +428,24 @@ def test_a_deleted_recipe_is_not_told_any_more(maintainer, path, other):
     assert (result.unreadable, result.images) == ({}, [])
 
 
+def test_the_log_is_bounded(maintainer, path, repo, other, caplog):
+    """A line for each group, whatever is damaged in it."""
+    for number in range(15):
+        put(other, f'image-{number:02}', content(1, 2, 3))
+    account(maintainer)
+    blocks = maintenance.blocks_of(repo, 'image-00')
+    for bad in blocks[:12]:
+        damage(path, bad)
+    result = scrub(maintainer)
+    assert result.found >= 12
+    lines = [record.getMessage() for record in caplog.records
+             if 'damaged' in record.getMessage()]
+    [line] = lines
+    assert f'{result.found} blocks of group 00000001' in line
+    assert 'image-09 and 5 more' in line and 'image-10' not in line
+    assert len(line) < 400
+
+
 # -- groups in use ------------------------------------------------------------
 
 def test_busy_group_waits(maintainer, path, repo, other):

@@ -280,3 +280,24 @@ def test_progress_of_long_work(stored, content, monkeypatch):
     assert 'rebuilding: 100 %, 1 of 1 groups' in stored(
         'repository', 'rebuild-filter').err
     assert stored('-q', 'repository', 'check').err == ''
+
+
+def test_names_are_only_text(created, tmp_path):
+    """What a terminal would obey is shown, and not done."""
+    (tmp_path / 'image').write_bytes(b'x' * 5000)
+    project = 'p\x1b[2J\x9b31m\u202e'
+    assert created('image', 'put', 'a', tmp_path / 'image', '--project',
+                   project).status == 0
+    for options in ((), ('-f', 'value'), ('-f', 'shell')):
+        for command in (('image', 'show', 'a'), ('image', 'list', '-c',
+                                                 'project')):
+            if command[1] == 'list' and options == ('-f', 'shell'):
+                continue
+            out = created(*command, *options).out
+            assert '\x1b' not in out and '\x9b' not in out, command
+            assert '\u202e' not in out
+            assert '\\x1b[2J' in out
+    assert created('image', 'show', 'a', '-f', 'json').json()[
+        'project'] == project
+    found = created('--repository', tmp_path / 'no\x1b[2J', 'image', 'list')
+    assert '\x1b' not in found.err and '\\x1b[2J' in found.err
