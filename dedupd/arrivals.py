@@ -30,6 +30,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import logging
 import threading
 import time
@@ -66,6 +67,13 @@ class ArrivalFailed(Exception):
     """An image does not come: which one, from whom, and why."""
 
 
+class WrongImage(ArrivalFailed):
+    """What came is not the image that Glance means.
+
+    So nothing that was handed out of it may end as if it were whole.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Expected:
     """What Glance says of an image."""
@@ -74,6 +82,12 @@ class Expected:
     md5: str | None = None
     hash_name: str | None = None
     hash_value: str | None = None
+
+    @property
+    def mark(self) -> str:
+        """64 hexadecimal digits that stand for all of this."""
+        return hashlib.sha256(json.dumps(
+            dataclasses.astuple(self)).encode()).hexdigest()
 
     def hasher(self) -> tuple[Any, str] | None:
         """What the bytes are hashed with, and the result; None if unknown."""
@@ -199,6 +213,7 @@ class _Arrival:
         self._arriving: arriving.Arriving | None = None
         # What it is compared with, and how.
         self._judge: Expected | None = None
+        self._judged = False            # or about to be
         self._hash: tuple[Any, str] | None = None
         self._hashed_lots = 0
         self._holding = contextlib.ExitStack()
@@ -248,11 +263,15 @@ class _Arrival:
             self._changed.notify_all()
 
     def need_size(self, expected: Expected | None) -> None:
-        """:raises ArrivalFailed: another size is expected"""
+        """:raises WrongImage: another size is expected"""
         if expected is not None and expected.size != self.size:
-            raise ArrivalFailed(
-                f'{self} has {self.size} bytes, and {expected.size} by '
-                "Glance's record")
+            raise self._wrong(expected, f'it has {self.size} bytes, and '
+                              f"{expected.size} by Glance's record")
+
+    def _wrong(self, expected: Expected, why: str) -> WrongImage:
+        """An exception, to be raised; the mark is set before."""
+        self._arrivals.tell_wrong(self.image_id, expected, why)
+        return WrongImage(f'{self}: {why}')
 
     def join(self, expected: Expected | None, token: str | None) -> None:
         """Somebody else wants the same image.
@@ -261,10 +280,13 @@ class _Arrival:
         """
         self._need_hope()
         self.need_size(expected)
-        self.peer.add_token(token)
         with self._changed:
-            if self.expected is None:
+            if self.expected is None and not self._judged:
                 self.expected = expected
+            if expected not in (None, self.expected):
+                raise ArrivalFailed(f'{self} is not compared with what Glance '
+                                    'says of it now')
+        self.peer.add_token(token)
 
     # -- the pull ---------------------------------------------------------
 
@@ -350,15 +372,18 @@ class _Arrival:
     def _need_right(self) -> None:
         """See that it is the image that Glance means.
 
-        :raises ArrivalFailed: it is not
+        :raises WrongImage: it is not
         """
+        with self._changed:
+            # Who comes later cannot have it judged by what it expects.
+            self._judged = True
         if self.whole is None:
             self._hash_on()
         if self._hash is not None:
             hasher, value = self._hash
             if hasher.hexdigest() != value:
-                raise ArrivalFailed(
-                    f'what came has the {hasher.name} '
+                raise self._wrong(
+                    self._judge, f'what came has the {hasher.name} '
                     f"{hasher.hexdigest()}, and {value} by Glance's record")
 
     # -- the end ----------------------------------------------------------
@@ -382,7 +407,8 @@ class _Arrival:
         except exceptions.RepositoryError as e:
             self._fail(e)
             return
-        if image.size != self.size:
+        # Nobody has hashed that one.
+        if image.size != self.size or self.expected is not None:
             image.close()
             self._fail(error)
             return
@@ -392,7 +418,9 @@ class _Arrival:
         # Whatever is wrong: the blocks that came are good ones.
         with contextlib.suppress(exceptions.RepositoryError):
             self._transaction.keep()
-        self.failure = ArrivalFailed(f'{self} does not arrive: {error}')
+        kind = (WrongImage if isinstance(error, WrongImage)
+                else ArrivalFailed)
+        self.failure = kind(f'{self} does not arrive: {error}')
         self._arrivals.note_failure(self.failure, error)
 
     def abandon(self, error: Exception) -> None:
@@ -463,6 +491,8 @@ class _Arrival:
             raise self.failure
 
     def _need_hope(self) -> None:
+        if isinstance(self.failure, WrongImage):
+            raise WrongImage(str(self.failure))
         if self.failure is not None:
             raise ArrivalFailed(str(self.failure))
 
@@ -610,6 +640,8 @@ class Arrivals:
         when a pull begins
     :param on_arrived: called with an image's id, and with what it was compared
         with, when it is here
+    :param on_wrong: called with an image's id, what Glance says of it, and
+        why the peer's is another
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -617,11 +649,14 @@ class Arrivals:
                  on_begin: Callable[[str, int], None] = (
                      lambda image_id, size: None),
                  on_arrived: Callable[[str, Expected | None], None] = (
-                     lambda image_id, expected: None)) -> None:
+                     lambda image_id, expected: None),
+                 on_wrong: Callable[[str, Expected, str], None] = (
+                     lambda image_id, expected, why: None)) -> None:
         self.repository = repository
         self._connect = connect
         self._on_begin = on_begin
         self._on_arrived = on_arrived
+        self._on_wrong = on_wrong
         # A pull and the filling of its description; lots.
         self.workers = workers_module.Workers('dedupd-arrival', 2 * PULLS)
         self.fetchers = workers_module.Workers('dedupd-fetch', PULLS * LOTS)
@@ -743,9 +778,16 @@ class Arrivals:
         except Exception:
             LOG.exception('Image %s is here, but not noted as such', image_id)
 
+    def tell_wrong(self, image_id: str, expected: Expected, why: str) -> None:
+        try:
+            self._on_wrong(image_id, expected, why)
+        except Exception:
+            LOG.exception('Image %s is wrong, but not noted as such', image_id)
+
     def note_failure(self, failure: Exception, error: Exception) -> None:
         """:param error: that caused it"""
-        LOG.warning('%s', failure)
+        if not isinstance(failure, WrongImage):     # which was told before
+            LOG.warning('%s', failure)
         with self._lock:
             self._failures += 1
             self._last_failure = {'time': int(time.time()),

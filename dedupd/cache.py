@@ -94,7 +94,8 @@ class Cache:
             repository, lambda: conf.cache.limit_mib << 20)
         self._arrivals = arrivals_module.Arrivals(
             repository, lambda token: _connect(conf, token),
-            on_begin=self._begun, on_arrived=self._arrived)
+            on_begin=self._begun, on_arrived=self._arrived,
+            on_wrong=self._is_wrong)
         self._scheduler = scheduler
         self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
                                                   conf.dedupd.glance_ca)
@@ -140,6 +141,10 @@ class Cache:
             # Used, but to be compared before Glance's callers get it.
             self._held.note(image_id, self._repository.stat(image_id).size,
                             None)
+
+    def _is_wrong(self, image_id: str, expected: arrivals_module.Expected,
+                  why: str) -> None:
+        self._held.note_wrong(image_id, expected.size, expected.mark, why)
 
     def stop(self, seconds: float) -> None:
         """End what arrives, keeping what came. Blocks."""

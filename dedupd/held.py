@@ -19,6 +19,9 @@ know is pulled anew when it is wanted, which moves few blocks, and is the first
 to be evicted. A file that is no good is set aside in ``quarantine/``, and the
 cache begins an empty one.
 
+It also remembers of which images the storing host has another than Glance:
+these are not asked for again until Glance means another, too.
+
 The file says one thing more: that this repository is a cache, whose images may
 be evicted. Of one that holds images, and has no such file, nothing is taken.
 """
@@ -48,6 +51,8 @@ NAME = 'cache.json'
 SET_ASIDE = f'quarantine/{NAME}'
 #: Images of which is known more than that they are here.
 MOST = 20_000
+#: Images that are remembered as wrong.
+MOST_WRONG = 1000
 #: Bytes of the file at most, which is more than these take.
 LARGEST = 8 << 20
 #: Between two writings, seconds.
@@ -55,6 +60,7 @@ SAVE_INTERVAL = 5.0
 
 _KIND = 'glance-dedup cache'
 _MD5 = re.compile('[0-9a-f]{32}')
+_MARK = re.compile('[0-9a-f]{64}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +72,9 @@ class Entry:
     """None: Glance named none."""
     used: int
     """Seconds since 1970; for people, the order tells who goes first."""
+    wrong: str | None = None
+    """It is not here: the storing host's is not the one that Glance means,
+    which this stands for (`arrivals.Expected.mark`). None: it is here."""
 
     def __post_init__(self) -> None:
         # It may be from a file that anybody may have written.
@@ -74,12 +83,17 @@ class Entry:
                 raise ValueError(f'{number!r} is not a size or a time')
         if self.md5 is not None and not _MD5.fullmatch(self.md5):
             raise ValueError(f'{self.md5!r} is not an MD5')
+        if self.wrong is not None and not _MARK.fullmatch(self.wrong):
+            raise ValueError(f'{self.wrong!r} is not a mark')
 
 
 def encode(images: dict[str, Entry]) -> bytes:
     """The file's content."""
     return imagelist.encode(_KIND, (
-        {'id': image_id, **dataclasses.asdict(entry)}
+        {'id': image_id, **{name: value for name, value
+                            in dataclasses.asdict(entry).items()
+                            # A program from before these knows no `wrong`.
+                            if name != 'wrong' or value is not None}}
         for image_id, entry in images.items()))
 
 
@@ -134,6 +148,7 @@ class Held:
         self._changed = threading.Condition()
         self._saving = threading.Lock()
         self._images: dict[str, Entry] = {}     # the last used is the last
+        self._wrong: dict[str, Entry] = {}      # those that are not here
         self._dirty = False
         self._closed = False
         self._told = False      # that it cannot be written
@@ -173,10 +188,45 @@ class Held:
             md5 = None
         with self._changed:
             self._images.pop(image_id, None)
+            self._wrong.pop(image_id, None)
             self._images[image_id] = Entry(size, md5, int(time.time()))
             if len(self._images) > MOST:
                 del self._images[next(iter(self._images))]
             self._touch()
+
+    def note_wrong(self, image_id: str, size: int, mark: str,
+                   why: str) -> None:
+        """The storing host's image is not the one that Glance means.
+
+        Waits for the disk: it is known after a kill, too.
+
+        :param mark: what Glance means
+        """
+        with self._changed:
+            self._images.pop(image_id, None)
+            before = self._wrong.pop(image_id, None)
+            self._wrong[image_id] = Entry(size, None, int(time.time()), mark)
+            if len(self._wrong) > MOST_WRONG:
+                del self._wrong[next(iter(self._wrong))]
+            self._touch()
+        if before is None or before.wrong != mark:
+            LOG.error('Image %s of the storing host is not the one that '
+                      'Glance means, and comes from Glance from now on: %s',
+                      image_id, why)
+        self.save()
+
+    def is_wrong(self, image_id: str, mark: str) -> bool:
+        """Whether the storing host's image is known to be another.
+
+        :param mark: what Glance means now
+        """
+        with self._changed:
+            entry = self._wrong.get(image_id)
+            if entry is not None and entry.wrong != mark:
+                del self._wrong[image_id]
+                self._touch()
+                return False
+        return entry is not None
 
     def used(self, image_id: str) -> None:
         """An image is used now."""
@@ -198,7 +248,9 @@ class Held:
         with contextlib.suppress(exceptions.ImageNotFound):
             self._repository.delete(image_id)
         with self._changed:
-            if self._images.pop(image_id, None) is not None:
+            gone = [known.pop(image_id, None)
+                    for known in (self._images, self._wrong)]
+            if gone != [None, None]:
                 self._touch()
 
     def candidates(self) -> list[str]:
@@ -224,9 +276,10 @@ class Held:
     def status(self) -> dict[str, Any]:
         """For operators."""
         with self._changed:
-            images = len(self._images)
+            images, wrong = len(self._images), len(self._wrong)
         return {'limit_bytes': self.limit, 'disk_bytes': self.taken,
-                'images': images, 'evictions': self.evictions}
+                'images': images, 'wrong_images': wrong,
+                'evictions': self.evictions}
 
     # -- the file ----------------------------------------------------------
 
@@ -248,8 +301,12 @@ class Held:
             self._set_aside(e)
             self._dirty = True
         else:
-            self._images = {image_id: entry for image_id, entry
-                            in images.items() if image_id in here}
+            self._images = {
+                image_id: entry for image_id, entry in images.items()
+                if image_id in here and entry.wrong is None}
+            self._wrong = dict([
+                (image_id, entry) for image_id, entry in images.items()
+                if entry.wrong is not None][-MOST_WRONG:])
         # At once: what arrives from now on is that of a cache.
         self.save()
 
@@ -291,7 +348,7 @@ class Held:
                 if not self._dirty:
                     return
                 self._dirty = False
-                images = dict(self._images)
+                images = {**self._wrong, **self._images}
             try:
                 files.replace_file(
                     self._path, encode(images),

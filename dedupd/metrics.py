@@ -86,6 +86,8 @@ _GAUGES = (
      'sites.', ('receiving', 'under_way')),
     ('dedupd_image_cache_images', 'Images that the cache of a compute host '
      'holds.', ('cache', 'held', 'images')),
+    ('dedupd_image_cache_wrong_images', 'Images of which the storing host has '
+     'another than Glance.', ('cache', 'held', 'wrong_images')),
     ('dedupd_image_cache_limit_bytes',
      'Disk space that the cache may take; 0: all.',
      ('cache', 'held', 'limit_bytes')),

@@ -15,7 +15,8 @@
 Everything is passed on, both ways, as it is; but the bytes of an image come
 from here, once Glance has given its first byte to this very request. What goes
 wrong before the first byte is sent ends in the plain request, and what goes
-wrong later in a plain request for the rest.
+wrong later in a plain request for the rest; but a response of which it turns
+out that it was not Glance's image ends there, before its announced length.
 
 To the caller this is Glance, and to Glance it is a gateway: it sends the Host
 that Glance is called by, and is named in Via. Trailers and other interim
@@ -201,6 +202,11 @@ class Proxy:
             except http.HTTPError:
                 raise _NotFromHere('range')     # Glance says what it is not
         reading = await self._open(asked, allowed)
+        if not isinstance(reading, arrivals_module.Present) and (
+                end <= allowed.size - arrivals_module.LAST_BYTES):
+            # It would end before it is known whether this is the image.
+            self._workers.submit(reading.close)
+            raise _NotFromHere('range')
         body = self._bytes(asked, allowed,
                            reads_module.Course(reading, begin, end))
         headers = [*allowed.headers,
@@ -259,9 +265,13 @@ class Proxy:
             expected = await self._expected(asked, allowed)
             if expected is None:
                 raise _NotFromHere('no hash')
+            if self._held.is_wrong(asked.image_id, expected.mark):
+                raise _NotFromHere('wrong')
             token = _text(asked.headers, b'x-auth-token') or None
             return await self._run(self._open_arriving, asked.image_id,
                                    expected, token)
+        except arrivals_module.WrongImage:
+            raise _NotFromHere('wrong')
         except _FAILURES as e:
             self._failed(asked.image_id, 0, e)
             raise _NotFromHere('failed')
@@ -280,7 +290,14 @@ class Proxy:
         if not self._held.fits(image_id, expected.size, expected.md5):
             # What is here by this name is another, or may be.
             self._held.drop(image_id)
-        return self._arrivals.open(image_id, expected, token)
+        reading = self._arrivals.open(image_id, expected, token)
+        if isinstance(reading, arrivals_module.Present) and (
+                not self._held.fits(image_id, expected.size, expected.md5)):
+            reading.close()
+            raise arrivals_module.ArrivalFailed(
+                'it has just been stored by somebody else, who did not '
+                'compare it')
+        return reading
 
     async def _run(self, function: Any, *args: Any) -> Any:
         """Call what opens an image in a thread; its time is limited."""
@@ -330,6 +347,11 @@ class Proxy:
             return
         except http.Disconnected:
             raise
+        except arrivals_module.WrongImage as e:
+            if course.handed == begin:
+                raise _NotFromHere('wrong')
+            self._last_failure = _failure(asked.image_id, course.handed, e)
+            raise       # nobody must take it for the image
         except _FAILURES as e:
             self._failed(asked.image_id, course.handed, e)
             if course.handed == begin:
@@ -368,11 +390,9 @@ class Proxy:
                     yield part
 
     def _failed(self, image_id: str, offset: int, error: Exception) -> None:
-        text = str(error) or repr(error)
+        self._last_failure = _failure(image_id, offset, error)
         LOG.warning('Image %s comes from Glance from byte %d on: %s',
-                    image_id, offset, text)
-        self._last_failure = {'time': time.time(), 'image_id': image_id,
-                              'offset': offset, 'text': text}
+                    image_id, offset, self._last_failure['text'])
 
 
 class _Relayed:
@@ -389,6 +409,11 @@ class _Relayed:
 
     async def aclose(self) -> None:
         self._answer.close()
+
+
+def _failure(image_id: str, offset: int, error: Exception) -> dict[str, Any]:
+    return {'time': time.time(), 'image_id': image_id, 'offset': offset,
+            'text': str(error) or repr(error)}
 
 
 def _text(headers: list[Header], name: bytes) -> str:

@@ -199,7 +199,9 @@ class Storing:
             'type': 'dedup', 'dedup_store_datadir': self.repository,
             'dedup_store_filter_dir': self.daemon.directory / 'filter',
             'dedup_store_filter_mib': 1,
-            'dedup_store_dedupd_socket': self.daemon.socket}},
+            'dedup_store_dedupd_socket': self.daemon.socket},
+            'plain': {'type': 'file',
+                      'filesystem_store_datadir': place / 'plain'}},
             processes=2, threads=4)
 
     def __enter__(self):

@@ -1170,6 +1170,8 @@
       ['Received for that', bytes(arrivals.received_bytes)],
       ['On their way', plural((arrivals.images || []).length, 'image')],
       ['Ended by Glance', plural(cache.fallbacks, 'download')],
+      ...(held.wrong_images > 0 ? [['Wrong on the storing host',
+        plural(held.wrong_images, 'image')]] : []),
       ...(failure ? [['Last failure',
         `${moment(failure.time)}: ${failure.text}`]] : []),
     ]);

@@ -360,6 +360,76 @@ def test_another_image_of_the_same_name(place, alice, near):
     assert near.download(image_id) == data
 
 
+def other_there(storing, alice, image_id, data, other):
+    """Glance has an image in another store; the repository has `other`."""
+    alice.create(id=image_id, name='image')
+    alice.upload(image_id, data, store='plain')
+    with repositories.open_repository(storing.repository) as repository:
+        repositories.put(repository, image_id, other)
+
+
+@pytest.mark.parametrize('size', [3 * MIB, MIB])
+def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
+    """No wrong image ends as if it were whole; Glance gives it from then on.
+
+    Also after a restart, in ranges, and until Glance means another image.
+    """
+    image_id = f'00000000-0000-4000-8000-{size:012}'
+    data, other = noise(size, 60), noise(size, 61)
+    other_there(storing, alice, image_id, data, other)
+    path = place / f'wrong-{size}'
+    with storing.cache(repositories.create(path),
+                       {'peer_cert': storing.operator}) as daemon:
+        daemon.program = _PROGRAM
+        daemon.start()
+        near = storing.glance.client('alice', daemon.url)
+        with near.open(image_id) as response:
+            found, whole = rest_of(response)
+        # What has begun ends before its announced length.
+        assert not whole and other.startswith(found)
+        counts = daemon.counts()
+        assert counts['fallbacks'] == 0
+        assert counts['held']['wrong_images'] == 1
+        for _ in range(2):
+            for part in (None, (0, 100), (size - 100, size - 1)):
+                assert near.download(image_id, *(part or ())) == (
+                    data if part is None else data[part[0]:part[1] + 1])
+            assert daemon.counts()['plain']['wrong'] == 3
+            assert daemon.counts()['arrivals']['pulls'] < 2
+            daemon.stop()
+            daemon.start()
+        text = daemon.text()
+        assert text.count(f'Image {image_id} of the storing host is not') == 1
+        # The mark goes with the image.
+        assert near.delete(image_id) == 204
+        repositories.eventually(
+            lambda: not daemon.counts()['held']['wrong_images'])
+        assert daemon.stop() == 0, daemon.text()
+    with repositories.open_repository(storing.repository) as repository:
+        repository.delete(image_id)
+    repositories.need_clean(path)
+
+
+def test_a_range_of_a_wrong_image(place, storing, alice):
+    """Before an image is known to be right, no range of it comes from here."""
+    image_id = '00000000-0000-4000-8000-000000000002'
+    data, other = noise(3 * MIB, 62), noise(3 * MIB, 63)
+    other_there(storing, alice, image_id, data, other)
+    with storing.cache(repositories.create(place / 'wrong-range'),
+                       {'peer_cert': storing.operator}) as daemon:
+        daemon.program = _PROGRAM
+        daemon.start()
+        near = storing.glance.client('alice', daemon.url)
+        assert near.download(image_id, 0, MIB) == data[:MIB + 1]
+        repositories.eventually(
+            lambda: daemon.counts()['held']['wrong_images'])
+        assert near.download(image_id) == data
+        assert daemon.stop() == 0, daemon.text()
+    alice.delete(image_id)
+    with repositories.open_repository(storing.repository) as repository:
+        repository.delete(image_id)
+
+
 # -- many at once -------------------------------------------------------------
 
 def test_eight_callers_and_one_pull(alice, near, cache):

@@ -159,6 +159,41 @@ def test_what_goes_is_forgotten(cache):
     assert cache.held.status()['images'] == 1
 
 
+def test_wrong_images_are_remembered(cache, caplog):
+    """Until Glance means another, or it is deleted; across a kill as well."""
+    mark, other = 'a' * 64, 'b' * 64
+    cache.add('a', 'held')
+    for _ in range(2):
+        cache.held.note_wrong('a', 100, mark, 'its hash')
+    assert caplog.text.count('its hash') == 1
+    # It was written: another process knows it without an end of this one.
+    cache.held = held_module.Held(cache.repo)
+    assert not cache.fits('a') and cache.fits('held')
+    assert cache.held.is_wrong('a', mark)
+    assert not cache.held.is_wrong('b', mark)
+    assert cache.held.status()['wrong_images'] == 1
+    assert cache.held.status()['images'] == 1
+    assert 'a' in cache.held.candidates()       # whatever lies there
+    assert not cache.held.is_wrong('a', other)
+    assert not cache.again().is_wrong('a', mark)
+    cache.held.note_wrong('a', 100, mark, 'its hash')
+    cache.held.drop('a')
+    assert not cache.again().is_wrong('a', mark)
+    cache.held.note_wrong('a', 100, mark, 'its hash')
+    cache.add('a')
+    assert cache.fits('a') and not cache.held.is_wrong('a', mark)
+
+
+def test_only_so_many_wrong_images_are_remembered(cache, monkeypatch):
+    monkeypatch.setattr(held_module, 'MOST_WRONG', 2)
+    for name in 'abc':
+        cache.held.note_wrong(name, 1, 'a' * 64, 'its hash')
+    for _ in range(2):
+        assert [cache.held.is_wrong(name, 'a' * 64) for name in 'abc'] == [
+            False, True, True]
+        cache.again()
+
+
 def test_an_image_that_is_read_reads_on(cache):
     cache.add('a')
     with cache.repo.open_image('a') as image:
@@ -176,6 +211,9 @@ def test_only_so_much_is_remembered(cache, monkeypatch):
 def test_the_largest_file_is_no_larger():
     images = {f'{n:0128}': held_module.Entry((1 << 63) - 1, MD5, (1 << 63) - 1)
               for n in range(held_module.MOST)}
+    images |= {f'{n:0127}w': held_module.Entry((1 << 63) - 1, None,
+                                               (1 << 63) - 1, 'f' * 64)
+               for n in range(held_module.MOST_WRONG)}
     content = held_module.encode(images)
     assert len(content) <= held_module.LARGEST
     assert held_module.decode(content) == images

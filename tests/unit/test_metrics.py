@@ -72,7 +72,8 @@ def full(status):
     status['cache'] = {
         'requests': 1, 'relayed': 2, 'here': 3, 'arriving': 4, 'fallbacks': 5,
         'bytes_here': 6, 'under_way': 7,
-        'held': {'images': 8, 'limit_bytes': 9, 'evictions': 10},
+        'held': {'images': 8, 'wrong_images': 14, 'limit_bytes': 9,
+                 'evictions': 10},
         'arrivals': {'received_bytes': 11, 'pulls': 12, 'failures': 13}}
     return status
 
