@@ -572,7 +572,10 @@ class Scheduler:
             try:
                 maintainer.catalog.sample(time.time(), self.sample())
             except Exception as e:
+                if isinstance(e, catalog_module.CatalogError):
+                    self._rebuild_after(maintainer, e)
                 self._failed('account', e)
+                self._note_catalog(maintainer)
 
     def _notify(self, event: str, name: str, payload: Fields) -> None:
         for listener in self.listeners:

@@ -43,6 +43,7 @@ import plyvel
 from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
+from glance_dedup import leveldb
 
 FORMAT = 1
 
@@ -141,14 +142,6 @@ _SCRUB_STATE: _Good = {
 # Samples older than a day are thinned out to one an hour, those older than
 # 90 days to one a day. Seconds.
 _HISTORY = ((90 * 86400, 86400), (86400, 3600))
-
-# LevelDB says what the system said, in words.
-_REFUSALS = (
-    (exceptions.NoSpaceError, (28, 122, 27)),      # ENOSPC, EDQUOT, EFBIG
-    (exceptions.AccessDenied, (13, 1, 30)),        # EACCES, EPERM, EROFS
-    (exceptions.BusyError, (11,)),                 # EAGAIN: its LOCK is held
-    (exceptions.StorageError, (24, 23, 12)),       # EMFILE, ENFILE, ENOMEM
-)
 
 
 class CatalogError(exceptions.DamagedError):
@@ -273,16 +266,9 @@ class Catalog:
             with self._mutex:
                 yield
         except plyvel.Error as e:
-            words = str(e)
-            kind: type = CatalogError
-            if isinstance(e, plyvel.IOError):
-                for refusal, numbers in _REFUSALS:
-                    if any(os.strerror(n) in words for n in numbers):
-                        kind = refusal
-                if 'already held by process' in words:
-                    kind = exceptions.BusyError
+            kind = leveldb.refusal(e) or CatalogError
             raise kind(f'the catalog {self.path}: cannot {what}: '
-                       f'{words}') from e
+                       f'{leveldb.words(e)}') from e
 
     def _check_files(self) -> None:
         """LevelDB follows links, and writes to whatever it finds."""
@@ -482,12 +468,13 @@ class Catalog:
         except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):
-            raise self._damaged(f'the value of {key!r} is not a JSON object')
+            raise self._damaged(f'the value of {leveldb.shown(key)} is not '
+                                'a JSON object')
         for name, is_good in (good or {}).items():
             if (name in fields or name in need) and not is_good(
                     fields.get(name)):
                 raise self._damaged(
-                    f'{name} of {key!r} is {fields.get(name)!r}')
+                    f'{name} of {leveldb.shown(key)} is {fields.get(name)!r}')
         return fields
 
     def _damaged(self, how: str) -> CatalogError:
@@ -497,7 +484,7 @@ class Catalog:
         """The number that ends a key."""
         if len(key) != form.size:
             raise CatalogError(f'the catalog {self.path} has the strange key '
-                               f'{key!r}')
+                               f'{leveldb.shown(key)}')
         return form.unpack(key)[1]
 
     def _items(self, prefix: bytes, start: bytes | None = None,
@@ -542,7 +529,7 @@ class Catalog:
         for key in self._items(b'l', values=False):
             if len(key) != 17:
                 raise CatalogError(f'the catalog {self.path} has the strange '
-                                   f'key {key!r}')
+                                   f'key {leveldb.shown(key)}')
             ledger ^= int.from_bytes(key[1:], 'big')
             yield key[1:]
         if ledger != int(self._meta['ledger'], 16):
@@ -587,7 +574,8 @@ class Catalog:
         """
         for key, value in self._items(b'i'):
             if len(value) != _SEEN.size:
-                raise self._damaged(f'{key!r} has {len(value)} bytes')
+                raise self._damaged(f'{leveldb.shown(key)} has '
+                                    f'{len(value)} bytes')
             yield key[1:], _SEEN.unpack(value)
 
     def set_seen(self, batch: Batch, image_id: bytes,
@@ -631,7 +619,8 @@ class Catalog:
             return _ZEROS
         if len(counts) != _CHUNK_BYTES:
             raise CatalogError(f'the catalog {self.path} is damaged: the '
-                               f'counts {key!r} have {len(counts)} bytes')
+                               f'counts {leveldb.shown(key)} have '
+                               f'{len(counts)} bytes')
         return counts
 
     def counts(self, group: int, slots: int = _GROUP_SLOTS,
@@ -657,7 +646,8 @@ class Catalog:
             if (type(facts[name]) is not type(default)
                     or not 0 <= facts[name] <= _GROUP_SLOTS):
                 raise CatalogError(f'the catalog {self.path} is damaged: '
-                                   f'{name} of {key!r} is {facts[name]!r}')
+                                   f'{name} of {leveldb.shown(key)} is '
+                                   f'{facts[name]!r}')
         return facts
 
     def groups(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -725,7 +715,8 @@ class Catalog:
                        ) -> tuple[int, dict[str, Any]]:
         address = self._number(_NUMBER, key)
         if not _is_address(address):
-            raise self._damaged(f'{key!r} is not the address of a block')
+            raise self._damaged(f'{leveldb.shown(key)} is not the address '
+                                'of a block')
         return address, self._parse(key, value, _DAMAGED, tuple(_DAMAGED))
 
     def set_damaged(self, batch: Batch, address: int,
@@ -808,7 +799,7 @@ class Catalog:
 
     def _state(self, key: bytes, value: bytes) -> None:
         if key != _SCRUB:
-            raise self._damaged(f'the key {key!r} is strange')
+            raise self._damaged(f'the key {leveldb.shown(key)} is strange')
         self._parse(key, value, _SCRUB_STATE)
 
     # -- pages of the exact index -----------------------------------------

@@ -473,8 +473,6 @@ class _Checker:
                 self.directories['catalog'], self.repository_id, self.fence)
         except check_catalog.InUse:
             self.catalog_in_use()
-        except form.Damage as e:
-            self.find(DAMAGE, 'catalog', None, e.sentence)
         except OSError as e:
             self.find(NOTE, 'catalog', None, 'was not looked at: it cannot '
                       f'be copied: {e.strerror}')

@@ -21,14 +21,23 @@ was is told by :meth:`Catalog.changed`.
 What the catalog says is compared with what the checker itself counted. The
 caller says what it found; the findings are kept here, and are to be thrown
 away if the catalog was changed meanwhile.
+
+If LevelDB cannot read something, that is one finding, and nothing more of the
+catalog is judged. A damaged table is *damage*, since LevelDB syncs each table
+before anything names it. All else is a *note*: a crash may leave CURRENT, the
+manifest, the log and the list of tables as they were at different times, and
+with them accounting steps may be missing. The next maintainer notices that,
+and makes the catalog anew.
 """
 
 import array
+import contextlib
 import functools
 import itertools
 import json
 import operator
 import os
+import pathlib
 import re
 import struct
 import sys
@@ -38,6 +47,7 @@ import typing
 import plyvel
 
 from glance_dedup import check_format as form
+from glance_dedup import leveldb
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -47,6 +57,13 @@ NOTE = form.NOTE
 NEEDED_NAME = re.compile(r'(CURRENT|MANIFEST-[0-9]+|[0-9]+\.(ldb|sst|log))\Z')
 OTHER_NAME = re.compile(r'(LOCK|LOG|LOG\.old|[0-9]+\.dbtmp)\Z')
 CURRENT = re.compile(rb'MANIFEST-[0-9]+\n\Z')
+# In what LevelDB says: a file's name; that it is not there.
+NAMED = re.compile(r'/([0-9]+\.(?:ldb|sst|log)|MANIFEST-[0-9]+)\b')
+MISSING = re.compile('missing files|No such file')
+# In its journal: a log that it cannot read to its end.
+CUT_LOG = re.compile(r'/([0-9]+\.log): dropping')
+TABLE = ('.ldb', '.sst')
+ANEW = 'the next maintainer makes it anew'
 
 CHUNK = 1024                    # slots whose counters have one key
 COUNTS = struct.Struct('>cIB')
@@ -72,6 +89,28 @@ DAMAGED_KEYS = {'found': (int, float), 'fingerprint': str,
 
 class InUse(Exception):
     """A maintainer has the catalog."""
+
+
+class Unusable(Exception):
+    """What it is ends the judging, and is a note: a crash may leave it so."""
+
+
+def judging(method):
+    """A method that judges nothing any more if LevelDB cannot read on."""
+    @functools.wraps(method)
+    def guarded(self, *arguments):
+        if self.lost:
+            return None
+        try:
+            return method(self, *arguments)
+        except plyvel.Error as e:
+            self.give_up(*self.blame(e))
+        except Unusable as e:
+            self.give_up(NOTE, f'{e}: {ANEW}')
+        except form.Damage as e:
+            self.give_up(DAMAGE, e.sentence)
+        return None
+    return guarded
 
 
 def _words(data: bytes) -> array.array:
@@ -118,8 +157,8 @@ class Catalog:
 
     :ivar findings: severity, file, offset, sentence
     :ivar valid: whether its ledger and counters are to be judged
+    :ivar lost: whether nothing (more) can be said of it
     :raises InUse: if it changes while it is copied
-    :raises form.Damage: if nothing can be said of it
     :raises OSError: if there is no room for a copy
     """
 
@@ -127,7 +166,7 @@ class Catalog:
                  fence: tuple[bytes, int] | None):
         self.directory = directory
         self.findings: list[tuple] = []
-        self.valid = False
+        self.valid = self.lost = False
         self.bits = 0
         self.records = self.matched = self.missing = 0
         self.seen: set[int] = set()     # groups that were judged
@@ -138,24 +177,72 @@ class Catalog:
         self.copy = tempfile.TemporaryDirectory()
         self.db = None
         try:
-            self.copy_files()
-            if self.changed():
-                raise InUse()
-            self.open()
-            self.read_meta(repository_id, fence)
-            if self.valid:
-                self.read_ledger()
-        except plyvel.Error as e:
-            self.close()
-            raise form.Damage(f'cannot be read: {e}') from e
+            self.read(repository_id, fence)
         except BaseException:
             self.close()
             raise
 
+    @judging
+    def read(self, repository_id, fence):
+        self.copy_files()
+        if self.changed():
+            raise InUse()
+        self.open()
+        self.read_meta(repository_id, fence)
+        if self.valid:
+            self.read_ledger()
+
     def close(self):
+        self.close_database()
+        self.copy.cleanup()
+
+    def close_database(self):
         if self.db is not None:
             self.db.close()
-        self.copy.cleanup()
+            self.db = None
+
+    # What LevelDB cannot read
+
+    def give_up(self, severity, sentence, file='catalog'):
+        self.find(severity, sentence, file)
+        self.lost, self.valid = True, False
+        self.records = self.matched = self.missing = 0
+        self.left.clear()
+        self.close_database()
+
+    def blame(self, error: plyvel.Error) -> tuple[str, str, str]:
+        """Severity, sentence and file."""
+        words = leveldb.words(error).replace(self.copy.name + '/', '')
+        words = form.printable(words)
+        if leveldb.refusal(error) is not None:
+            return NOTE, f'was not looked at to its end: {words}', 'catalog'
+        name = self.damaged_file(leveldb.words(error))
+        file = f'catalog/{name}' if name else 'catalog'
+        if MISSING.search(words) or not (name or '').endswith(TABLE):
+            return NOTE, f'cannot be read: {words}: {ANEW}', file
+        return (DAMAGE, f'cannot be read: {words}: glance-dedup repository '
+                'rebuild-catalog makes the catalog anew', file)
+
+    def damaged_file(self, words: str) -> str | None:
+        """The file that LevelDB spoke of; it does not always tell."""
+        named = NAMED.search(words)
+        if named is not None:
+            return named[1]
+        opened = self.db is not None
+        self.close_database()
+        copy = pathlib.Path(self.copy.name)
+        with contextlib.suppress(plyvel.Error, OSError):
+            log = CUT_LOG.search((copy / 'LOG').read_text(errors='replace'))
+            if log is not None:
+                return log[1]
+            manifest = (copy / 'CURRENT').read_text('ascii').strip()
+            # This reads all tables, and puts aside those that are damaged.
+            plyvel.repair_db(str(copy), paranoid_checks=True)
+            tables = [file.name for file in sorted(copy.glob('lost/*'))
+                      if file.suffix in TABLE]
+            if tables or not opened:
+                return (*tables, manifest)[0]
+        return None
 
     def find(self, severity, sentence, file='catalog', offset=None):
         self.findings.append((severity, file, offset, sentence))
@@ -199,16 +286,19 @@ class Catalog:
 
     def open(self):
         if 'CURRENT' not in self.before:
-            raise form.Damage('is not a database of LevelDB')
+            raise Unusable('is not a database of LevelDB')
         self.db = plyvel.DB(self.copy.name, create_if_missing=False,
                             paranoid_checks=True, max_open_files=100)
 
     # What it says of itself
 
     def read_meta(self, repository_id, fence):
-        meta = _object(self.db.get(b'meta') or b'', META_KEYS)
+        found = self.get(b'meta')
+        if found is None:
+            raise Unusable('does not say what it is')
+        meta = _object(found, META_KEYS)
         if meta is None:
-            raise form.Damage('does not say what it is')
+            raise form.Damage('says nonsense of what it is')
         if meta['format'] != 1:
             raise form.Damage(f'has format {meta["format"]}; this program '
                               'reads 1')
@@ -223,24 +313,26 @@ class Catalog:
         self.bits = meta['index_bits']
         self.ledger = meta['ledger']
         if not meta['valid']:
-            self.find(NOTE, 'was not finished: the next maintainer makes it '
-                      'anew')
+            self.find(NOTE, f'was not finished: {ANEW}')
             return
         # Of the fence a new catalog writes last.
         if fence is None or fence[0].hex() != meta['catalog_id']:
-            self.find(NOTE, 'has no fence of its own: the next maintainer '
-                      'makes it anew')
+            self.find(NOTE, f'has no fence of its own: {ANEW}')
             return
         if meta['sequence'] < fence[1]:
-            self.find(DAMAGE, f'has the sequence {meta["sequence"]}, and the '
-                      f'fence {fence[1]}: it lost accounting steps')
+            self.find(NOTE, f'has the sequence {meta["sequence"]}, and the '
+                      f'fence {fence[1]}: it lost accounting steps: {ANEW}')
             return
         self.valid = True
+
+    def get(self, key):
+        return self.db.get(key, verify_checksums=True)
 
     def items(self, prefix):
         with self.db.iterator(prefix=prefix, verify_checksums=True) as found:
             yield from found
 
+    @judging
     def check_keys(self):
         """Everything that is neither of a recipe nor of a group."""
         lengths = {b'c': COUNTS.size, b'l': 17, b'g': NUMBER.size,
@@ -257,12 +349,12 @@ class Catalog:
         for prefix in (b's', b'h'):
             for key, value in self.items(prefix):
                 if not isinstance(_json(value), dict):
-                    self.find(DAMAGE, f'the value of {key!r} is not an '
-                              'object')
+                    self.find(DAMAGE, f'the value of {leveldb.shown(key)} is '
+                              'not an object')
         for key, value in self.items(b'i'):
             if len(value) != SEEN.size:
-                self.find(DAMAGE, f'the value of {key!r} has {len(value)} '
-                          'bytes')
+                self.find(DAMAGE, f'the value of {leveldb.shown(key)} has '
+                          f'{len(value)} bytes')
         for key, value in self.items(b'p'):
             if len(key) == NUMBER.size and not self.good_duplicates(
                     NUMBER.unpack(key)[1], value):
@@ -291,19 +383,19 @@ class Catalog:
             # which knows nothing of what the log before was made into. What
             # is missing here is then not missing anywhere else: no image is
             # damaged by it, and no count too low.
-            self.find(DAMAGE, 'has not the ledger that it says it has: it '
-                      'lost accounting steps; the next maintainer makes it '
-                      'anew')
+            self.find(NOTE, 'has not the ledger that it says it has: it lost '
+                      f'accounting steps: {ANEW}')
             self.left.clear()
             self.valid = False
 
+    @judging
     def meet(self, header: form.RecipeHeader, blocks: int | None,
              file: str) -> bool:
         """Whether this recipe is counted; and whether by its own figures.
 
         :param blocks: that it names; None if not all of it could be read
         """
-        value = self.valid and self.db.get(b'l' + header.transaction)
+        value = self.valid and self.get(b'l' + header.transaction)
         if not value:
             return False
         if header.transaction in self.met:
@@ -319,10 +411,11 @@ class Catalog:
             self.find(DAMAGE, f'has other figures for {file} than its header')
         return True
 
+    @judging
     def meet_file(self, image_id: str, inode: int, modified: int,
                   header: form.RecipeHeader, file: str) -> None:
         """Whether an image's file is taken for the recipe that it holds."""
-        value = self.valid and self.db.get(b'i' + image_id.encode())
+        value = self.valid and self.get(b'i' + image_id.encode())
         if value and len(value) == SEEN.size:
             *seen, transaction = SEEN.unpack(value)
             if (seen == [inode, modified]
@@ -345,14 +438,14 @@ class Catalog:
         if self.left and self.exact:
             some = min(self.left).hex()
             self.find(NOTE, f'counts {len(self.left)} recipes that are gone, '
-                      f'as that of {some}: the next maintainer makes it anew')
+                      f'as that of {some}: {ANEW}')
 
     # Counters, and what it says of the groups
 
     def stored_counts(self, number) -> array.array:
         parts = []
         for chunk in range(form.MAX_SLOTS // CHUNK):
-            value = self.db.get(COUNTS.pack(b'c', number, chunk))
+            value = self.get(COUNTS.pack(b'c', number, chunk))
             if value is not None and len(value) != 4 * CHUNK:
                 self.find(DAMAGE, f'the counters of group {number:08x}, chunk '
                           f'{chunk}, have {len(value)} bytes')
@@ -396,6 +489,7 @@ class Catalog:
                       f'instead of {expected[slot]}')
         return stored
 
+    @judging
     def judge_group(self, group: form.Group, changes: dict[int, int],
                     named: bytes):
         """Judge all that it says of a group that could be read.
@@ -406,7 +500,7 @@ class Catalog:
             return
         number = group.number
         stored = self.judge_counts(number, changes)
-        facts = _object(self.db.get(NUMBER.pack(b'g', number)) or b'{}',
+        facts = _object(self.get(NUMBER.pack(b'g', number)) or b'{}',
                         GROUP_KEYS, GROUP_FACTS)
         if facts is None or group.slots < max(
                 facts['judged'], facts['indexed'], facts['rewritten']):
@@ -431,13 +525,14 @@ class Catalog:
     def judge_damaged(self, group):
         unknown = [
             slot for slot in range(group.slots)
-            if group.states[slot] == form.DAMAGED and self.db.get(
+            if group.states[slot] == form.DAMAGED and self.get(
                 LONG_NUMBER.pack(b'd', group.number << 15 | slot)) is None]
         if unknown:
             self.find(NOTE, f'does not know of {len(unknown)} damaged blocks '
                       f'of group {group.number:08x}, as slot {unknown[0]}: '
                       'the next scrub tells it')
 
+    @judging
     def judge_others(self):
         """What it says of groups that are not there."""
         if not self.valid:
@@ -467,7 +562,7 @@ class Catalog:
             if group.states[slot] == form.GOOD)
         for page, blocks in itertools.groupby(
                 wanted, lambda block: self.page_of(block[0])):
-            value = self.db.get(NUMBER.pack(b'f', page)) or b''
+            value = self.get(NUMBER.pack(b'f', page)) or b''
             records = {value[at:at + 8]: value[at + 8:at + RECORD]
                        for at in range(0, len(value), RECORD)}
             for fingerprint, slot in blocks:
@@ -479,6 +574,7 @@ class Catalog:
                     self.matched += (
                         int.from_bytes(found, 'little') == address)
 
+    @judging
     def judge_index(self):
         """To be called when all groups were judged."""
         bad = 0

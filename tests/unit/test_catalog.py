@@ -461,8 +461,9 @@ def test_strange_keys_and_values(catalog, path, key, value):
             catalog.duplicates(1)
         finally:
             catalog.close()
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(catalog_module.CatalogError) as caught:
         use()
+    assert "b'" not in str(caught.value) and 'b"' not in str(caught.value)
 
 
 def test_strange_samples_are_left_out(catalog):

@@ -19,6 +19,7 @@ import random
 import shutil
 import struct
 
+import plyvel
 import pytest
 import xxhash
 
@@ -183,7 +184,7 @@ def test_catalog_is_changed_while_it_is_copied(
 def test_behind_the_fence(repository, catalog):
     catalog.save()
     catalog.save_fence(7, 8)
-    one(repository, DAMAGE, 'lost accounting steps')
+    one(repository, NOTE, 'lost accounting steps', 'makes it anew')
     catalog.save_fence(5, 6)
     no_findings(repository)
     catalog.save_fence(7)
@@ -337,7 +338,7 @@ def test_batches_lost_in_the_middle(repository, catalog, group):
     del catalog.ledger[writer.some_id('upload of one')]
     catalog.counts.clear()
     catalog.save()
-    one(repository, DAMAGE, 'lost accounting steps')
+    one(repository, NOTE, 'lost accounting steps', 'makes it anew')
 
 
 @pytest.mark.parametrize('kind', ['D', 'O'])
@@ -471,11 +472,18 @@ def test_record_in_the_wrong_page(repository, catalog):
 @pytest.mark.parametrize('meta', [
     {'format': 2}, {'repository_id': '0' * 32}, {'catalog_id': 'x' * 32},
     {'sequence': -1}, {'sequence': True}, {'valid': 1}, {'index_bits': 32},
-    {'ledger': '0' * 32}, {'ledger': ''}, {'more': 1}], ids=str)
+    {'ledger': ''}, {'more': 1}], ids=str)
 def test_meta(repository, catalog, meta):
     catalog.meta = meta
     catalog.save()
     one(repository, DAMAGE)
+
+
+def test_meta_has_another_ledger(repository, catalog):
+    """So it does if batches were lost."""
+    catalog.meta = {'ledger': '0' * 32}
+    catalog.save()
+    one(repository, NOTE, 'lost accounting steps')
 
 
 def test_not_finished(repository, catalog):
@@ -522,19 +530,11 @@ def test_strange_keys(repository, catalog, key, value):
 def test_files_of_leveldb(repository, catalog):
     path = catalog.save()
     contents = {f.name: f.read_bytes() for f in path.iterdir()}
-    rnd = random.Random(1)
     for name, content in contents.items():
         file = path / name
         if name in ('LOCK', 'LOG'):
             continue
-        for _ in range(8):
-            changed = bytearray(content)
-            changed[rnd.randrange(len(content))] ^= 1 << rnd.randrange(8)
-            file.write_bytes(changed)
-            for f in check.check(repository.path).findings:
-                assert f.file == 'catalog'
         file.unlink()
-        assert findings(repository), name
         file.symlink_to('/etc/passwd')
         assert 'symbolic' in findings(repository)[0].sentence
         file.unlink()
@@ -550,12 +550,129 @@ def test_files_of_leveldb(repository, catalog):
     one(repository, NOTE, 'unknown', file='catalog/strange')
 
 
+# -- what LevelDB cannot read -------------------------------------------------
+
+@pytest.fixture
+def tables(repository, catalog, group):
+    """A catalog that has a table for its recipes, another one, and a log.
+
+    Besides, an image has lost a block.
+    """
+    catalog.more |= {b'h' + struct.pack('>Q', n): b'{"more": "%064x"}' % (
+        random.Random(n).getrandbits(256)) for n in range(300)}
+    path = catalog.save()
+    for name in (b's', b'h' + bytes(8)):
+        with plyvel.DB(str(path)) as db:    # makes a table of the log
+            db.put(name, b'{}')
+    assert len(list(path.glob('*.ldb'))) == 2
+    no_findings(repository)
+    damage_block(group, 0)
+    assert [f.file for f in findings(repository)] == ['groups/00000001']
+    return path
+
+
+def judge_with_damaged_catalog(repository):
+    """What is found of the catalog; all else is judged as ever."""
+    report = check.check(repository.path)
+    assert report.damaged_images == ['one']
+    assert report.figures['images'] == report.figures['groups'] == 1
+    assert report.figures['blocks_verified'] == 11
+    assert 'groups/00000001' in [f.file for f in report.findings]
+    for finding in report.findings:
+        assert "b'" not in finding.sentence and '/tmp' not in finding.sentence
+    # The damaged block has a record in the index.
+    return [f for f in report.findings if f.file != 'groups/00000001'
+            and 'blocks that are no more' not in f.sentence]
+
+
+def test_any_byte_of_a_table(repository, tables):
+    """One finding, that names it; or none, where LevelDB uses no such byte."""
+    rng = random.Random(1)
+    for table in tables.glob('*.ldb'):
+        content = table.read_bytes()
+        places = [*range(max(0, len(content) - 120), len(content)),
+                  *(rng.randrange(len(content)) for _ in range(120))]
+        unnoticed = 0
+        for at in places:
+            changed = bytearray(content)
+            changed[at] ^= 1 << rng.randrange(8)
+            table.write_bytes(changed)
+            found = judge_with_damaged_catalog(repository)
+            if not found:
+                unnoticed += 1
+                continue
+            assert [(f.severity, f.file) for f in found] == [
+                (DAMAGE, f'catalog/{table.name}')], (at, found)
+            assert 'rebuild-catalog' in found[0].sentence
+        # Most of a footer says nothing.
+        assert unnoticed < len(places) / 2, unnoticed
+        for length in (0, 47, len(content) // 2, len(content) - 1):
+            table.write_bytes(content[:length])
+            found, = judge_with_damaged_catalog(repository)
+            assert (found.severity, found.file) == (
+                DAMAGE, f'catalog/{table.name}')
+        table.write_bytes(content)
+
+
+def test_any_byte_of_what_a_crash_may_leave_torn(repository, tables):
+    """Of two ages, torn, or without names that were not synced."""
+    rng = random.Random(2)
+    files = [file for file in tables.iterdir()
+             if file.name.startswith('MANIFEST') or file.suffix == '.log']
+    assert len(files) == 2
+    for file in files:
+        content = file.read_bytes()
+        noticed = 0
+        for at in rng.sample(range(len(content)), min(60, len(content))):
+            changed = bytearray(content)
+            changed[at] ^= 1 << rng.randrange(8)
+            file.write_bytes(changed)
+            # A record's length may look as if the log ended there.
+            for found in judge_with_damaged_catalog(repository):
+                assert (found.severity, found.file) == (
+                    NOTE, f'catalog/{file.name}'), (at, found)
+                assert 'makes it anew' in found.sentence
+                noticed += 1
+        assert noticed > 20
+        for length in range(0, len(content), 7):
+            file.write_bytes(content[:length])
+            for found in judge_with_damaged_catalog(repository):
+                assert found.severity == NOTE, (length, found)
+        file.write_bytes(content)
+
+
+def test_missing_files_of_leveldb(repository, tables):
+    for file in sorted(tables.iterdir()):
+        content = file.read_bytes()
+        file.unlink()
+        found = judge_with_damaged_catalog(repository)
+        assert all(f.severity == NOTE for f in found), found
+        if file.suffix == '.ldb' or file.name.startswith('MANIFEST'):
+            assert [f.file for f in found] == [f'catalog/{file.name}']
+        if file.name == 'CURRENT':
+            assert 'not a database' in found[0].sentence
+        file.write_bytes(content)
+
+
+def test_no_room_for_leveldb_is_no_damage(
+        repository, tables, monkeypatch):
+    """LevelDB writes to the copy."""
+    def full(name, **options):
+        raise plyvel.IOError(b'IO error: %s/000009.log: No space left on '
+                             b'device' % name.encode())
+
+    monkeypatch.setattr(check.check_catalog.plyvel, 'DB', full)
+    found, = judge_with_damaged_catalog(repository)
+    assert (found.severity, found.file) == (NOTE, 'catalog')
+    assert 'No space left' in found.sentence
+
+
 def test_catalog_is_no_directory(repository, catalog):
     (repository.path / 'catalog').write_bytes(b'')
     assert findings(repository)[0].file == 'catalog'
     os.unlink(repository.path / 'catalog')
     (repository.path / 'catalog').mkdir(mode=0o700)
-    one(repository, DAMAGE, 'not a database')
+    one(repository, NOTE, 'not a database', 'makes it anew')
 
 
 # -- spare copies -------------------------------------------------------------

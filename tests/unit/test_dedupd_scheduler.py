@@ -404,6 +404,25 @@ def test_a_bad_catalog_is_made_anew(repository, conf, done):
         assert maintainer.catalog.statistics()['images'] == 1
 
 
+def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
+    """No task follows it for a while."""
+    def fail(catalog_, *arguments):
+        if catalog_ is first:
+            raise catalog.CatalogError('the history cannot be read')
+
+    monkeypatch.setattr(catalog.Catalog, 'sample', fail)
+    with running(repository, conf) as scheduler:
+        first = scheduler.maintainer.catalog
+        scheduler.sample = dict
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        wait_for(lambda: scheduler.errors)
+        assert 'cannot be read' in scheduler.errors[0]['text']
+        wait_for(lambda: scheduler.maintainer.catalog is not first)
+        assert any('cannot be read; it was set aside' in warning
+                   for warning in scheduler.maintainer.warnings)
+        assert scheduler.catalog_state == 'ready'
+
+
 def test_stop_ends_a_task_between_steps(repository, conf, done):
     done.work['collect'] = forever
     with running(repository, conf) as scheduler:

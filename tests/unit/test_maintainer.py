@@ -290,6 +290,30 @@ def test_n2_1_catalog_is_corrupt(path, repo, other, name):
     assert len(set_aside(path)) == 1
 
 
+def test_task_meets_a_damaged_table(path, repo, other):
+    """The catalog is made anew; its name, and why, are told in plain words."""
+    some(path, other)
+    with maintaining(repo):     # makes a table of the log
+        pass
+    with maintaining(repo):
+        pass
+    # Not those in which it says what it is.
+    table = min((path / 'catalog').glob('*.ldb'))
+    data = bytearray(table.read_bytes())
+    data[20] ^= 1
+    data[30] ^= 1
+    table.write_bytes(data)
+    with maintaining(repo) as maintainer:
+        result = collector.run_once(maintainer, task.Control())
+        assert result.refused is None and not result.failed
+        maintenance.need_collected(maintainer)
+        warning, = [w for w in maintainer.warnings if 'made anew' in w]
+        assert warning == (
+            f'the catalog {path}/catalog: cannot read it: Corruption: block '
+            'checksum mismatch; it was set aside, and made anew')
+    repositories.need_clean(path)
+
+
 @pytest.mark.parametrize('make', ['file', 'empty', 'link', 'dangling'])
 def test_n2_1_something_else_is_in_its_place(path, repo, other, make,
                                              tmp_path):
