@@ -82,6 +82,9 @@ FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)),
          *LISTS, *(f'{name}.new' for name in LISTS), 'lost+found')
 
+# What a creation that was killed may leave beside them.
+NEW_FILE = re.compile(r'\.[0-9a-f]{16}\.new\Z')
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
@@ -283,7 +286,8 @@ class _Checker:
             raise exceptions.StorageError(
                 f'{self.path} cannot be opened: {e.strerror}') from e
         try:
-            self.check_root(root)
+            if not self.check_root(root):
+                return self.report
             self.open_catalog(root)
             images = self.list_directory('images')
             groups = self.list_directory('groups')
@@ -317,13 +321,19 @@ class _Checker:
 
     # The repository's own files
 
-    def check_root(self, root):
+    def check_root(self, root) -> bool:
+        """Whether there is a repository to be judged."""
         try:
             names = sorted(os.listdir(root))
         except OSError as e:
             form.refused_by_system(e, self.path)
             raise exceptions.StorageError(
                 f'{self.path} cannot be read: {e.strerror}') from e
+        if self.is_unfinished(root, names):
+            self.find(NOTE, 'repository.json', None, 'is missing, and nothing '
+                      'is stored: the creation of the repository did not end; '
+                      'glance-dedup repository create completes it')
+            return False
         if 'repository.json' not in names and not (
                 'groups' in names and 'images' in names):
             raise exceptions.InvalidParameter(
@@ -357,6 +367,26 @@ class _Checker:
         if quarantined:
             self.find(NOTE, 'quarantine', None,
                       f'{quarantined} files of damaged bytes are set aside')
+        return True
+
+    def is_unfinished(self, root, names) -> bool:
+        """Whether it is what a creation leaves that was killed."""
+        made = {'key', *DIRECTORIES}
+        if not made.intersection(names) or any(
+                name not in made and name != 'lost+found'
+                and not NEW_FILE.match(name) for name in names):
+            return False
+        for name in set(names).intersection(DIRECTORIES) - {'locks'}:
+            with contextlib.suppress(OSError):
+                fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY
+                             | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+                try:
+                    if not os.listdir(fd):
+                        continue
+                finally:
+                    os.close(fd)
+            return False
+        return True
 
     def open_directory(self, root, name):
         try:

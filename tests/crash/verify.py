@@ -141,6 +141,7 @@ class _Verifier:
     def run(self):
         if not self.expected.created and not os.path.exists(
                 os.path.join(self.path, 'repository.json')):
+            self.check_unmade()
             # Then it can be made.
             repositories.create(self.path, block_size=512, group_slots=64,
                                 segment_size=4096)
@@ -182,15 +183,21 @@ class _Verifier:
 
     # -- the independent check --------------------------------------------
 
+    def check_unmade(self):
+        """What a creation left that did not end."""
+        try:
+            report = check.check(self.path)
+        except (exceptions.ImageNotFound, exceptions.InvalidParameter):
+            return      # nothing of a repository
+        if not report.ok:
+            raise Wrong(f'before it is made: {report.findings[0]}')
+
     def check_first(self):
         report = check.check(self.path)
         for finding in report.findings:
             if finding.severity != check.DAMAGE and not any(
                     note in finding.sentence for note in _TOO_LATE):
                 continue
-            if (finding.severity == check.DAMAGE
-                    and finding.file.split('/')[0] == 'catalog'):
-                continue    # it may be lost
             if self.is_on_purpose(finding, report):
                 continue
             raise Wrong(f'before the recovery: {finding}')

@@ -32,7 +32,9 @@ from dedupd import past
 from glance_dedup import check
 from glance_dedup import check_format
 from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
 from glance_dedup import underway
+from tests import repositories
 from tests.unit import format_writer as writer
 
 DAMAGE, NOTE = check.DAMAGE, check.NOTE
@@ -580,6 +582,70 @@ def test_missing_parameters_and_key(repository, group, image):
     found, report = look(repository)
     assert [f.file for f in found] == ['repository.json', 'key']
     assert report.figures['blocks_verified'] == 12
+
+
+#: The calls of a creation that change something.
+CHANGING = ('mkdir', 'open', 'fchmod', 'chmod', 'chown', 'fsync', 'link',
+            'unlink')
+
+
+def create_until(path, count):
+    """Create a repository; die before the call of this number."""
+    left = [count]
+
+    def counted(call):
+        def wrapper(*arguments, **keywords):
+            left[0] -= 1
+            if left[0] < 0:
+                os._exit(9)
+            return call(*arguments, **keywords)
+        return wrapper
+    for name in CHANGING:
+        setattr(os, name, counted(getattr(os, name)))
+    repository_module.Repository.create(path)
+
+
+def test_creation_is_killed_anywhere(tmp_path):
+    """What it leaves is a note, or no repository; and can be completed."""
+    unfinished = 0
+    for count in range(1000):
+        path = tmp_path / str(count)
+        path.mkdir(0o700)
+        try:
+            repositories.in_child(lambda: create_until(path, count))
+            ended = True
+        except repositories.ChildFailed:
+            ended = False
+        try:
+            report = check.check(path)
+        except exceptions.InvalidParameter as e:
+            assert 'not a repository' in str(e) and not os.listdir(path)
+        else:
+            assert report.ok, (count, report.findings)
+            if not (path / 'repository.json').exists():
+                unfinished += 1
+                assert [f.file for f in report.findings] == [
+                    'repository.json']
+                assert 'create completes it' in report.findings[0].sentence
+        if ended:
+            break
+        if not (path / 'repository.json').exists():
+            repository_module.Repository.create(path)
+        with repositories.open_repository(path) as repo:
+            repositories.put(repo, 'one', noise(1))
+        assert check.check(path).ok
+    assert unfinished > 20 and ended
+
+
+def test_what_no_creation_leaves(repository, group):
+    """A repository that has lost its description is damaged."""
+    (repository.path / 'repository.json').unlink()
+    group.path.rename(repository.path / 'spool' / ('G-' + 32 * '0'))
+    assert not check.check(repository.path).ok
+    (repository.path / 'spool' / ('G-' + 32 * '0')).unlink()
+    assert check.check(repository.path).ok
+    (repository.path / 'catalog').mkdir()
+    assert not check.check(repository.path).ok
 
 
 @pytest.mark.parametrize('directory', ['groups', 'images'])
