@@ -41,13 +41,13 @@ import pathlib
 import re
 import struct
 import sys
-import tempfile
 import typing
 
 import plyvel
 
 from glance_dedup import check_format as form
 from glance_dedup import leveldb
+from glance_dedup import scratch
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -174,7 +174,7 @@ class Catalog:
         self.met: dict[bytes, str] = {}
         self.exact = True       # all that may have been counted was read
         self.before = snapshot(directory)
-        self.copy = tempfile.TemporaryDirectory()
+        self.copy = scratch.Directory()
         self.db = None
         try:
             self.read(repository_id, fence)

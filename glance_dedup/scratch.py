@@ -1,0 +1,104 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Temporary directories, of which a killed process leaves none for good.
+
+Nothing can be done for a process that is killed, so the next one that makes
+such a directory removes those that nobody uses any more. Each is locked by its
+process (``flock`` on the directory itself); the lock falls with the process.
+Another user's directories are left alone.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+
+PREFIX = 'glance-dedup-scratch-'
+_TRIES = 10
+
+
+def _lock(path: str) -> int | None:
+    """An open directory that nobody else uses; None: somebody does.
+
+    :raises OSError: if that cannot be told
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                 | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove_dead() -> None:
+    """Remove the directories of processes that are no more."""
+    place = tempfile.gettempdir()
+    for name in os.listdir(place):
+        path = os.path.join(place, name)
+        if not name.startswith(PREFIX):
+            continue
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_uid != os.geteuid():
+                continue
+            fd = _lock(path)
+            if fd is not None:
+                try:
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(fd)
+
+
+class Directory:
+    """A directory, readable by this user alone, until :meth:`cleanup`.
+
+    :ivar name: its path
+    :raises OSError: it cannot be made
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):
+            _remove_dead()
+        for _ in range(_TRIES):
+            self.name = tempfile.mkdtemp(prefix=PREFIX)
+            try:
+                self._fd = _lock(self.name)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return      # no locks here: nobody can take it for dead
+            if self._fd is not None and self._is_there():
+                return
+            # Another process took it for dead before it was locked.
+            self.cleanup()
+        raise FileNotFoundError(2, 'others remove what is made', self.name)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.name), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def cleanup(self) -> None:
+        """Remove it, with all that is in it. Idempotent."""
+        shutil.rmtree(self.name, ignore_errors=True)
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
