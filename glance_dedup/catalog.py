@@ -420,15 +420,18 @@ class Catalog:
         given = {'sequence': sequence, 'valid': valid,
                  'index_bits': index_bits}
         given = {k: v for k, v in given.items() if v is not None}
-        if batch._txids:
-            # Once: written a second time it must not undo itself.
-            if batch._ledger is None:
-                batch._ledger = int(self._meta['ledger'], 16) ^ batch._txids
-            given['ledger'] = f'{batch._ledger:032x}'
-        meta = {**self._meta, **given}
         try:
             with self._errors('write to it'):
+                # First: where it is opened anew, after a write that failed,
+                # it says of itself what that write may have made it say.
                 out = self._open_db.write_batch(sync=sync)
+                if batch._txids:
+                    # Once: written a second time it must not undo itself.
+                    if batch._ledger is None:
+                        batch._ledger = (int(self._meta['ledger'], 16)
+                                         ^ batch._txids)
+                    given['ledger'] = f'{batch._ledger:032x}'
+                meta = {**self._meta, **given}
                 for key, value in batch.items():
                     if value is None:
                         out.delete(key)

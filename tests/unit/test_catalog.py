@@ -558,6 +558,52 @@ def test_same_batch_may_be_written_twice(catalog):
     assert list(catalog.txids()) == [txid(1)]
 
 
+class FailsAfterwards:
+    """A batch of LevelDB that is written, and whose writing is an error."""
+
+    def __init__(self, batch):
+        self._batch = batch
+
+    def __getattr__(self, name):
+        return getattr(self._batch, name)
+
+    def write(self):
+        self._batch.write()
+        raise plyvel.IOError(f'fsync: {os.strerror(28)}')
+
+
+class FailingOnce:
+    """The database, of which one write fails after it was done."""
+
+    def __init__(self, db):
+        self._db = db
+
+    def __getattr__(self, name):
+        return getattr(self._db, name)
+
+    def write_batch(self, **options):
+        return FailsAfterwards(self._db.write_batch(**options))
+
+
+@pytest.mark.parametrize('given', [{}, {'index_bits': 3}])
+def test_next_batch_does_not_take_back_one_that_failed(catalog, path, given):
+    """It was written all the same: what it said of the catalog must stay."""
+    count(catalog, 1, (1, 5, 1))
+    batch = catalog.batch()
+    catalog.count(batch, txid(2), pack((1, 5, 1)), facts())
+    catalog._db = FailingOnce(catalog._db)
+    with pytest.raises(exceptions.NoSpaceError):
+        catalog.write(batch, sync=True, sequence=7)
+    catalog.write(catalog.batch(), **given)
+    assert catalog.sequence == 7
+    assert set(catalog.txids()) == {txid(1), txid(2)}
+    catalog.close()
+    catalog = open_catalog(path)
+    assert catalog.sequence == 7
+    assert set(catalog.txids()) == {txid(1), txid(2)}
+    catalog.close()
+
+
 def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
     """As it is after a write that failed."""
     older = path.parent / 'older'
