@@ -29,11 +29,20 @@ entry of it:
   one another, are never in one lot;
 * the batch, with all entries' changes, is synced before the fence is written,
   and all are unlinked after that.
+
+A recipe that names more than one batch has room for takes several steps, each
+of which is a batch and a fence. The catalog knows how far each one got. So a
+run may end between any two, however it ends: whoever judges the entry next goes
+on if the recipe is live, and goes back if it is not. Until then the entry stays
+where it is, and pins all that the recipe names (N6.3).
 """
 
+import array
 import collections
+from collections.abc import Iterator
 import contextlib
 import dataclasses
+import sys
 
 from dedupd import task
 from glance_dedup import _engine
@@ -42,6 +51,9 @@ from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
 
 LOT = 64
+
+_GROUP_SLOTS = 32768
+_CHUNK_BYTES = 4 * catalog_module.CHUNK_SLOTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,20 +210,142 @@ def _is_given_up(maintainer: maintainer_module.Maintainer,
 
 # -- settling (N5) ------------------------------------------------------------
 
-class Accountant:
-    """Judges and settles all entries, as often as it is asked to.
+class _Named:
+    """What an entry of the spool names, read whenever it is asked for.
 
-    Keeps in memory what entries in use name; an entry's content does not
-    change once it is complete.
+    In memory are only the groups' numbers. An entry's content does not change
+    once it is complete.
+
+    :param first: of the pages of extents that are meant
+    :param end: behind the last of them
     """
+
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 recipe: _engine.Recipe, first: int = 0,
+                 end: int | None = None) -> None:
+        self._maintainer = maintainer
+        self._name = recipe.name.rpartition('/')[2]
+        self._inode = recipe.inode
+        self._first = first
+        self._end = recipe.pages if end is None else end
+        self.txid: bytes = recipe.header()['transaction_id']
+        self.groups = {group for runs in self._pieces(recipe)
+                       for group in _words(runs)[::3]}
+
+    def _pieces(self, recipe: _engine.Recipe) -> Iterator[bytes]:
+        most = maintainer_module.PAGES
+        for page in range(self._first, self._end, most):
+            yield recipe.runs(page, min(most, self._end - page))
+
+    def runs(self, group: int) -> Iterator[bytes]:
+        """Of this group, and of others.
+
+        :raises DamagedError, StorageError: they cannot be told
+        """
+        if group not in self.groups:
+            return
+        try:
+            recipe = self._maintainer.engine.open_entry(self._name)
+        except exceptions.ImageNotFound:
+            return      # its writer gave up: it had the group locked, N6.1
+        with contextlib.closing(recipe):
+            if recipe.inode == self._inode:
+                for runs in self._pieces(recipe):
+                    if group in _words(runs)[::3]:
+                        yield runs
+
+
+class Foreseen:
+    """The catalog as settling the spool would leave it; changes nothing."""
+
+    def __init__(self, maintainer: maintainer_module.Maintainer) -> None:
+        self._maintainer = maintainer
+        self._catalog = maintainer.catalog
+        self._changes: list[tuple[_Named, int]] = []
+        self._states: dict[bytes, bool] = {}
+        self._preset: set[int] = set()
+
+    def counted(self, txid: bytes) -> bool:
+        return self._states.get(txid, self._catalog.counted(txid))
+
+    def begun(self, txid: bytes) -> int:
+        return 0 if txid in self._states else self._catalog.begun(txid)
+
+    def change(self, entry: Entry) -> None:
+        """Count an entry that is live, or un-count one that is not."""
+        recipe, txid = entry.recipe, entry.recipe.header()['transaction_id']
+        at = (recipe.pages if self.counted(txid) else self.begun(txid))
+        pages = (at, None) if entry.live else (0, at)
+        try:
+            named = _Named(self._maintainer, recipe, *pages)
+        except maintainer_module.UNREADABLE as e:
+            raise maintainer_module.RecipeError(str(e)) from e
+        self._changes.append((named, 1 if entry.live else -1))
+        self._states[txid] = entry.live
+
+    def counts(self, group: int, slots: int = _GROUP_SLOTS) -> bytes:
+        """As the catalog's."""
+        counts = bytearray(self._catalog.counts(group))
+        for named, delta in self._changes:
+            for runs in named.runs(group):
+                _add(counts, group, runs, delta)
+        return bytes(counts[:4 * slots])
+
+    def group(self, group: int) -> dict[str, int | bool]:
+        """As the catalog's."""
+        facts = self._catalog.group(group)
+        if any(group in named.groups for named, _ in self._changes):
+            before = _words(self._catalog.counts(group))
+            after = _words(self.counts(group))
+            facts['used'] += before.count(0) - after.count(0)
+            facts['dirty'] = facts['dirty'] or any(
+                b and not a for b, a in zip(before, after))
+        return facts
+
+    def preset(self, batch: catalog_module.Batch, runs: bytes) -> None:
+        """Have the counts of what runs name in a batch, never to be written.
+
+        Always of the same one.
+        """
+        for group in set(_words(runs)[::3]) - self._preset:
+            self._preset.add(group)
+            if any(group in named.groups for named, _ in self._changes):
+                self._catalog.preset(batch, group, self.counts(group))
+
+
+def _add(counts: bytearray, group: int, runs: bytes, delta: int) -> None:
+    """Count, or un-count, what runs name of a group."""
+    for chunk in range(len(counts) // _CHUNK_BYTES):
+        at = chunk * _CHUNK_BYTES
+        with memoryview(counts)[at:at + _CHUNK_BYTES] as some:
+            try:
+                _engine.add_runs(some, group, chunk, runs, delta)
+            except ValueError as e:
+                raise catalog_module.CatalogError(
+                    f'the catalog counts too few recipes: {e}') from e
+
+
+def _words(data: bytes) -> array.array:
+    words = array.array('I', data)
+    if sys.byteorder == 'big':
+        words.byteswap()
+    return words
+
+
+class Accountant:
+    """Judges and settles all entries, as often as it is asked to."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  control: task.Control) -> None:
         self._maintainer = maintainer
         self._control = control
         self._counted = self._uncounted = self._removed = self._left = 0
-        self._runs: dict[tuple[str, int], bytes] = {}
-        self._pins: list[bytes] = []
+        self._known: dict[tuple[str, int], _Named] = {}
+        self._pins: list[_Named] = []
+        # The present step, and the entries that are settled by it.
+        self._batch = maintainer.catalog.batch()
+        self._settled: list[Entry] = []
+        self._done = self._total = 0
         self._suspects: set[str] = set()
         self._rebuilt: set[str] = set()
 
@@ -222,18 +356,34 @@ class Accountant:
         self._settle(self._maintainer.engine.spool())
         if self._suspects:
             self._rebuild()
-        self._maintainer.retry_unreadable()
+        self._maintainer.retry_unreadable(self._control.step)
         return Result(self._counted, self._uncounted, self._removed,
-                      self._left, self._maintainer.unreadable())
+                      self._left, {**self._maintainer.unreadable(),
+                                   **self._begun()})
 
-    def pins(self) -> list[bytes]:
-        """Runs that entries in use name and that are not counted (N6.3)."""
-        return self._pins
+    def pins(self, group: int) -> Iterator[bytes]:
+        """Runs that entries in use name and that are not counted (N6.3).
 
-    def foresee(self) -> catalog_module.Batch:
-        """What run() would write, as far as is known now. Changes nothing."""
+        :raises DamagedError, StorageError: they cannot be told any more
+        """
+        for named in self._pins:
+            yield from named.runs(group)
+
+    def _begun(self) -> dict[str, str]:
+        """What is counted in part, and pinned by no entry.
+
+        Nothing may be freed as long as there is something. What is live was
+        counted to its end above, or is known to be unreadable.
+        """
+        pinned = {named.txid for named in self._pins}
+        return {image_id: f'the recipe {txid.hex()} is counted only in part'
+                for txid, image_id in self._maintainer.catalog.all_begun()
+                if txid not in pinned}
+
+    def foresee(self) -> Foreseen:
+        """What run() would make of the catalog, as far as is known now."""
         self._pins = []
-        batch = self._maintainer.catalog.batch()
+        foreseen = Foreseen(self._maintainer)
         for name in self._maintainer.engine.spool():
             try:
                 entry = judge(self._maintainer, name)
@@ -245,11 +395,12 @@ class Accountant:
                     if entry.left:
                         self._leave(entry)
                     else:
-                        self._account(entry, batch)
-        return batch
+                        self._account(entry, foreseen)
+        return foreseen
 
     def _settle(self, names: list[str]) -> None:
         waiting = collections.deque(names)
+        self._total = len(names)
         while waiting:
             lot: list[Entry] = []
             try:
@@ -259,8 +410,11 @@ class Accountant:
                 for entry in lot:
                     entry.close()
             waiting.extend(later)
-            self._control.step(len(names) - len(waiting), len(names),
-                               'accounting')
+            self._step(self._total - len(waiting))
+
+    def _step(self, done: int) -> None:
+        self._done = done
+        self._control.step(done, self._total, 'accounting')
 
     def _judge_lot(self, waiting: collections.deque[str],
                    lot: list[Entry]) -> list[str]:
@@ -304,9 +458,9 @@ class Accountant:
     def _pin(self, entry: Entry) -> None:
         key = entry.name, entry.recipe.inode
         try:
-            if key not in self._runs:
-                self._runs[key] = entry.recipe.runs()
-            self._pins.append(self._runs[key])
+            if key not in self._known:
+                self._known[key] = _Named(self._maintainer, entry.recipe)
+            self._pins.append(self._known[key])
         except maintainer_module.UNREADABLE as e:
             self._note(entry.name, str(e))
 
@@ -318,65 +472,74 @@ class Accountant:
             return
         maintainer = self._maintainer
         maintainer.engine.sync('images')                        # N5.1
-        batch = maintainer.catalog.batch()
-        settled = []
+        self._batch, self._settled = maintainer.catalog.batch(), []
         for entry in lot:
-            if self._account(entry, batch):                     # N5.2
-                settled.append(entry)
-            if batch.size > maintainer_module.BATCH_BYTES:
+            if self._account(entry, self):                      # N5.2
+                self._settled.append(entry)
+            if self._batch.size > maintainer_module.BATCH_BYTES:
                 # Those of the lot that follow were looked at before the
                 # fsync, too: so each has its own steps in order.
-                self._finish(batch, settled)
-                batch, settled = maintainer.catalog.batch(), []
-        self._finish(batch, settled)
+                self._finish()
+        self._finish()
 
-    def _finish(self, batch: catalog_module.Batch,
-                settled: list[Entry]) -> None:
-        self._maintainer.settle(batch)                          # N5.2, N5.3
-        for entry in settled:
+    def _finish(self) -> None:
+        """One step, and the end of those entries that need no more."""
+        self._maintainer.settle(self._batch)                    # N5.2, N5.3
+        for entry in self._settled:
             with contextlib.suppress(exceptions.ImageNotFound):
                 if entry.damaged:
                     entry.recipe.set_aside()
                 entry.recipe.unlink()                           # N5.4
                 self._removed += 1
+        self._batch.clear()
+        self._settled.clear()
 
-    def _account(self, entry: Entry, batch: catalog_module.Batch) -> bool:
-        """Put into the batch what the ledger asks for (N5.2).
+    def counted(self, txid: bytes) -> bool:
+        """What the ledger says, with the present step."""
+        return self._maintainer.catalog.counted(txid, self._batch)
+
+    def begun(self, txid: bytes) -> int:
+        return self._maintainer.catalog.begun(txid, self._batch)
+
+    def change(self, entry: Entry) -> None:
+        """Count an entry that is live, or un-count one that is not."""
+        def write() -> None:
+            self._finish()
+            self._step(self._done)
+        if entry.live:
+            self._maintainer.count(self._batch, entry.recipe, write)
+            self._counted += 1
+        else:
+            self._maintainer.uncount(self._batch, entry.recipe, write)
+            self._uncounted += 1
+
+    def _account(self, entry: Entry, ledger: 'Accountant | Foreseen') -> bool:
+        """Change what the ledger asks for (N5.2).
 
         False if the entry must stay.
         """
         if entry.recipe.kind in 'GX':
             return True
         txid = entry.txid
-        counted = txid is not None and (
-            self._maintainer.catalog.counted(txid, batch))
+        counted = txid is not None and ledger.counted(txid)
+        begun = txid is not None and ledger.begun(txid) > 0
         # What is counted had a header once.
         if entry.has_lost_header or (
-                counted and not entry.recipe.complete):
-            return self._account_blindly(entry)
-        if txid is None or counted == entry.live:
+                (counted or begun) and not entry.recipe.complete):
+            return self._account_blindly(entry, counted, begun)
+        if txid is None or (counted == entry.live and not begun):
             return True
         try:
-            runs = entry.recipe.runs()
-        except maintainer_module.UNREADABLE as e:
+            ledger.change(entry)
+        except maintainer_module.RecipeError as e:
             return self._account_damaged(entry, str(e))
-        if entry.live:
-            header = entry.recipe.header()
-            self._maintainer.catalog.count(
-                batch, txid, runs, catalog_module.facts_of(header, runs))
-            self._counted += 1
-        else:
-            self._maintainer.catalog.uncount(batch, txid, runs)
-            self._uncounted += 1
         return True
 
     # -- damaged entries --------------------------------------------------
 
-    def _account_blindly(self, entry: Entry) -> bool:
+    def _account_blindly(self, entry: Entry, counted: bool,
+                         begun: bool) -> bool:
         """Of an entry whose header is lost."""
-        txid = entry.txid
-        counted = txid is not None and (
-            self._maintainer.catalog.counted(txid))
         error = entry.recipe.error or (
             f'spool/{entry.name} has no header')
         if entry.live and counted:
@@ -388,7 +551,7 @@ class Accountant:
             return self._account_damaged(entry, error)
         if entry.name in self._rebuilt:
             return True
-        if txid is not None and not counted:
+        if entry.txid is not None and not counted and not begun:
             # It was never an image, or is none any more.
             entry.damaged = True
             return True

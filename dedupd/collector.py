@@ -171,12 +171,12 @@ def _refuse_if_unreadable(unreadable: dict[str, str]) -> None:
 
 
 def _candidates(maintainer: maintainer_module.Maintainer,
-                batch: catalog_module.Batch | None = None
+                catalog: catalog_module.Catalog | accounting.Foreseen
                 ) -> tuple[list[int], dict[int, str]]:
     """The groups to be looked at; and those that cannot be, and why."""
     wanted, damaged = [], {}
     for number in maintainer.engine.groups():
-        facts = maintainer.catalog.group(number, batch)
+        facts = catalog.group(number)
         try:
             found = maintainer.engine.group_facts(number)
             if (facts['dirty'] or facts['judged'] < found['published']
@@ -282,15 +282,15 @@ def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
 
 def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
           live_share: int, evacuate_share: int) -> Plan:
-    maintainer.reconcile()
+    maintainer.reconcile(control.step)
     accountant = accounting.Accountant(maintainer, control)
-    batch = accountant.foresee()
+    foreseen = accountant.foresee()
     refused = None
     try:
         _refuse_if_unreadable(maintainer.unreadable())
     except _Refused as e:
         refused = str(e)
-    wanted, damaged = _candidates(maintainer, batch)
+    wanted, damaged = _candidates(maintainer, foreseen)
     groups = [GroupPlan(number, 0, 0, 0, 0, 0, 'skip', why)
               for number, why in damaged.items()]
     freed = 0
@@ -299,11 +299,11 @@ def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
         facts = maintainer.engine.group_facts(number)
         look = _Look(
             maintainer.engine.entries(number, 0, facts['slots']),
-            maintainer.catalog.counts(number, facts['slots'], batch),
-            facts['published'], accountant.pins(), number)
+            foreseen.counts(number, facts['slots']),
+            facts['published'], accountant.pins(number), number)
         action, reason = _foresee_action(
             look, facts, number == last, evacuate_share, _has_lost(
-                look, maintainer.catalog.group(number, batch), live_share)
+                look, foreseen.group(number), live_share)
             and look.live_share(_segment_size(maintainer, facts))
             < live_share)
         groups.append(GroupPlan(
@@ -365,10 +365,11 @@ class _Run:
         try:
             # An entry of the spool may have been lost before it was settled,
             # or a recipe that is counted.
-            self._maintainer.reconcile()
+            self._maintainer.reconcile(self._control.step)
             self._drain()
             self._forget_unlinked()
-            wanted, self._sums['failed'] = _candidates(self._maintainer)
+            wanted, self._sums['failed'] = _candidates(
+                self._maintainer, self._maintainer.catalog)
             self._forget_announced(wanted)
             self._collect_all(wanted)
             if self._sparse:
@@ -467,7 +468,7 @@ class _Run:
         look = _Look(
             maintainer.engine.entries(number, 0, group.slots),
             maintainer.catalog.counts(number, group.slots), group.published,
-            self._accountant.pins(), number)                        # N6.3
+            self._accountant.pins(number), number)                  # N6.3
         self._cost += _ENTRY_BYTES * group.slots
         if look.lost is not None:
             # What was in its place may come back; its bytes are still there.
@@ -611,14 +612,7 @@ class _Run:
         counted = [number << _SLOT_BITS | slot for number in sorted(groups)
                    for slot, count in enumerate(
                        _words(maintainer.catalog.counts(number))) if count]
-        images = self._images_with(_addresses(counted))
-        # Without what only images need that are deleted, and still being
-        # read.
-        needed = set()
-        for runs in images.values():
-            for number in groups:
-                needed.update(number << _SLOT_BITS | slot
-                              for slot in _pinned([runs], number))
+        images, needed = self._images_with(_addresses(counted), groups)
         if not needed:
             return
         with contextlib.closing(maintainer.relocation()) as relocation:
@@ -631,7 +625,8 @@ class _Run:
     def _merge(self, image_id: str, mapping: bytes) -> None:
         """Merge an image to the copies; if it cannot be, the group stays."""
         try:
-            merger.merge_image(self._maintainer, image_id, mapping)
+            merger.merge_image(self._maintainer, image_id, mapping,
+                               self._control)
         except catalog_module.CatalogError:
             raise
         except exceptions.BusyError:
@@ -639,9 +634,15 @@ class _Run:
         except (exceptions.DamagedError, exceptions.ImageNotFound):
             pass
 
-    def _images_with(self, addresses: bytes) -> dict[str, bytes]:
-        """The images that name any of these, with their runs."""
-        images = {}
+    def _images_with(self, addresses: bytes, groups: list[int]
+                     ) -> tuple[list[str], set[int]]:
+        """The images that name any of these, and what they name of groups.
+
+        So without what only images need that are deleted, and still being
+        read.
+        """
+        images: list[str] = []
+        needed: set[int] = set()
         ledger = [facts['image_id']
                   for _, facts in self._maintainer.catalog.ledger()]
         for done, image_id in enumerate(ledger):
@@ -649,13 +650,25 @@ class _Run:
                                      *maintainer_module.UNREADABLE):
                 with contextlib.closing(self._maintainer.engine.open_recipe(
                         image_id)) as recipe:
-                    if recipe.complete:
-                        runs = recipe.runs()
-                        if _engine.names_any(runs, addresses):
-                            images[image_id] = runs
-                        self._cost += len(runs)
+                    if recipe.complete and self._add_needed(
+                            recipe, addresses, groups, needed):
+                        images.append(image_id)
             self._step(done + 1, len(ledger), 'looking for images')
-        return images
+        return images, needed
+
+    def _add_needed(self, recipe: _engine.Recipe, addresses: bytes,
+                    groups: list[int], needed: set[int]) -> bool:
+        """Whether it names any of the addresses; adds what it does of groups.
+        """
+        found = False
+        for runs in maintainer_module.pieces(recipe):
+            self._cost += len(runs)
+            if _engine.names_any(runs, addresses):
+                found = True
+                for number in groups:
+                    needed.update(number << _SLOT_BITS | slot
+                                  for slot in _pinned([runs], number))
+        return found
 
 
 def _addresses(addresses: Iterable[int]) -> bytes:

@@ -161,10 +161,10 @@ class _Run:
         images: list[str] = []
         blocks = 0
         if over > 0:
-            batch = self._foresee()
-            dead, size = self._dead(batch)
+            foreseen = self._foresee()
+            dead, size = self._dead(foreseen)
             over -= dead * size
-            images, blocks = self._choose(over, size, batch)
+            images, blocks = self._choose(over, size, foreseen)
         return Plan(images, blocks, max(0, over), len(self._in_use))
 
     def run(self) -> Result:
@@ -176,11 +176,11 @@ class _Run:
             if refused and self._give_up_unreadable():
                 refused = self._collect()
         while over > 0 and not refused:
-            batch = self._foresee()
-            dead, size = self._dead(batch)
+            foreseen = self._foresee()
+            dead, size = self._dead(foreseen)
             over = self._over() - dead * size
             self._step(most - over, most)
-            chosen, _ = self._choose(over, size, batch)
+            chosen, _ = self._choose(over, size, foreseen)
             if not chosen:
                 break   # that suffices, or there is none
             for image_id in chosen:
@@ -226,12 +226,12 @@ class _Run:
         with files.os_errors(f'cannot measure {path}'):
             return space.below(path)
 
-    def _foresee(self) -> catalog_module.Batch:
+    def _foresee(self) -> accounting.Foreseen:
         """What is deleted or committed and not counted yet."""
         return accounting.Accountant(self._maintainer,
                                      self._control).foresee()
 
-    def _dead(self, batch: catalog_module.Batch) -> tuple[int, int]:
+    def _dead(self, foreseen: accounting.Foreseen) -> tuple[int, int]:
         """Blocks that are not freed yet, and can be; and a block's bytes.
 
         The bytes are those of the disk, on average.
@@ -239,16 +239,16 @@ class _Run:
         found = collector.plan(self._maintainer, self._control,
                                **self._shares)
         dead = sum(group.free + group.pinned for group in found.groups)
-        catalog = self._maintainer.catalog
-        used = sum(catalog.group(number, batch)['used']
+        used = sum(foreseen.group(number)['used']
                    for number in self._maintainer.engine.groups())
         return dead, self._stored() // max(1, dead + used)
 
     # -- what goes ---------------------------------------------------------
 
-    def _choose(self, over: int, size: int, batch: catalog_module.Batch
+    def _choose(self, over: int, size: int, foreseen: accounting.Foreseen
                 ) -> tuple[list[str], int]:
         """The images to go next, and how many blocks only they name."""
+        batch = self._maintainer.catalog.batch()
         chosen: list[str] = []
         blocks = 0
         candidates = self._held.candidates()
@@ -269,29 +269,36 @@ class _Run:
                 continue
             self._in_use.discard(image_id)
             chosen.append(image_id)
-            blocks += self._blocks_of(image_id, batch)
+            blocks += self._blocks_of(image_id, batch, foreseen)
             self._control.check()
         return chosen, blocks
 
-    def _blocks_of(self, image_id: str,
-                   batch: catalog_module.Batch) -> int:
+    def _blocks_of(self, image_id: str, batch: catalog_module.Batch,
+                   foreseen: accounting.Foreseen) -> int:
         """How many blocks nobody names without this image; 0: not known.
 
-        :param batch: has those before it un-counted, and then this one, too
+        Those of its beginning, if the batch has no room for all.
+
+        :param batch: never written; has those before it un-counted, and then
+            this one, too
         """
-        catalog = self._maintainer.catalog
+        blocks = 0
         try:
-            with contextlib.closing(self._maintainer.engine.open_recipe(
-                    image_id)) as recipe:
-                if not recipe.complete:
-                    return 0
-                txid = recipe.header()['transaction_id']
-                runs = recipe.runs()
+            recipe = self._maintainer.engine.open_recipe(image_id)
         except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
             return 0
-        if not catalog.counted(txid, batch):
-            return 0
-        return catalog.uncount(batch, txid, runs)
+        with (contextlib.closing(recipe),
+              contextlib.suppress(maintainer_module.RecipeError)):
+            if recipe.complete and foreseen.counted(
+                    recipe.header()['transaction_id']):
+                extents = maintainer_module.Extents(recipe)
+                for page in range(extents.pages):
+                    if batch.size > maintainer_module.BATCH_BYTES:
+                        break
+                    runs = extents.runs(page)
+                    foreseen.preset(batch, runs)
+                    blocks += self._maintainer.catalog.discount(batch, runs)
+        return blocks
 
     def _evict(self, image_id: str) -> None:
         self._left.discard(image_id)

@@ -110,6 +110,7 @@ _DAMAGED = 4
 _PAIR = struct.Struct('<QQ')
 _ENTRY = struct.Struct('<32s4xI4xB3x')
 
+_Catalog = catalog_module.Catalog | accounting.Foreseen
 Facts = dict[str, Any]
 Exclude = Callable[[Facts], bool]
 
@@ -194,7 +195,7 @@ class Merged(NamedTuple):
 
 
 def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
-                mapping: bytes) -> Merged:
+                mapping: bytes, control: task.Control) -> Merged:
     """Rewrite an image's recipe to other addresses of the same blocks (N10).
 
     What it leaves in the spool is for the accounting to settle.
@@ -203,18 +204,37 @@ def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
     :raises BusyError: if the lock of a group was refused
     :raises DamagedError: if an old and a new block are not equal
     :raises ImageNotFound: as its name says
+    :raises task.Stopped: the image is what it was
     """
     with contextlib.closing(_engine.Merge(
             maintainer.engine, image_id, mapping)) as merge:    # N10.1, N10.2
         if not merge.replaced:
             return Merged(0, False, merge.collisions)
-        header, runs = merge.header(), merge.runs()
-        batch = maintainer.catalog.batch()
-        maintainer.catalog.count(batch, header['transaction_id'], runs,
-                                 catalog_module.facts_of(header, runs))
-        maintainer.settle(batch)                                # N10.3
+        _count(maintainer, control, merge)                      # N10.3
         return Merged(merge.replaced, merge.exchange(),         # N10.4 to 7
                       merge.collisions)
+
+
+def _count(maintainer: maintainer_module.Maintainer, control: task.Control,
+           merge: _engine.Merge) -> None:
+    """Count the new recipe, all of it, in as many steps as it takes (N10.3).
+
+    If that ends between two steps, the accounting goes back.
+    """
+    batch = maintainer.catalog.batch()
+
+    def write() -> None:
+        maintainer.settle(batch)
+        batch.clear()
+        control.check()
+    txid = merge.header()['transaction_id']
+    with contextlib.closing(
+            maintainer.engine.open_entry(f'M-{txid.hex()}')) as recipe:
+        try:
+            maintainer.count(batch, recipe, write)
+        except maintainer_module.RecipeError as e:
+            raise exceptions.DamagedError(str(e)) from e
+    maintainer.settle(batch)
 
 
 # -- blocks, by their addresses -----------------------------------------------
@@ -618,10 +638,8 @@ class _Replacements:
 class _Counts:
     """How often blocks are named, for a few groups at a time."""
 
-    def __init__(self, catalog: catalog_module.Catalog,
-                 batch: catalog_module.Batch | None = None) -> None:
+    def __init__(self, catalog: _Catalog) -> None:
         self._catalog = catalog
-        self._batch = batch
         self._groups: collections.OrderedDict[int, bytes] = (
             collections.OrderedDict())
 
@@ -635,8 +653,7 @@ class _Counts:
         if group not in self._groups:
             if len(self._groups) >= _CACHED_COUNTS:
                 self._groups.popitem(last=False)
-            self._groups[group] = self._catalog.counts(
-                group, batch=self._batch)
+            self._groups[group] = self._catalog.counts(group)
         self._groups.move_to_end(group)
         return self._groups[group]
 
@@ -655,12 +672,12 @@ class _Run:
         self._failed: dict[str, str] = {}
 
     def plan(self) -> Plan:
-        batch = accounting.Accountant(
+        foreseen = accounting.Accountant(
             self._maintainer, self._control).foresee()
         self._index.catch_up()
         duplicates = total = 0
         images: set[str] = set()
-        for chosen in self._rounds(batch):
+        for chosen in self._rounds(foreseen):
             duplicates += len(chosen)
             total += sum(chosen.lengths)
             images.update(self._images_with(_pack(chosen.old)))
@@ -675,14 +692,14 @@ class _Run:
         self._sums['scanned'] = self._index.scanned
         return Result(**{**self._sums, 'failed': self._failed})
 
-    def _rounds(self, batch: catalog_module.Batch | None = None
+    def _rounds(self, foreseen: accounting.Foreseen | None = None
                 ) -> Iterator[_Replacements]:
         """The blocks to be replaced, a bounded number at a time."""
         chosen: list[bytes] = []
         size = 0
         for group in self._maintainer.catalog.groups_with_duplicates():
             # A round before this one may have changed the counts.
-            counts = _Counts(self._maintainer.catalog, batch)
+            counts = _Counts(foreseen or self._maintainer.catalog)
             for lot in _lots(self._maintainer.catalog.duplicates(group)):
                 blocks = _look(self._maintainer, lot)
                 chosen.append(_engine.pairs_choose(
@@ -699,19 +716,25 @@ class _Run:
         """The images to be merged that name any of the sorted addresses."""
         images = sorted(self._maintainer.repository.images())
         for done, image_id in enumerate(images):
-            runs = b''
+            cost, wanted = 0, False
             # Damage is the scrub's to report.
             with contextlib.suppress(exceptions.ImageNotFound,
                                      exceptions.InvalidParameter,
                                      *maintainer_module.UNREADABLE):
                 with contextlib.closing(self._maintainer.engine.open_recipe(
                         image_id)) as recipe:
-                    runs, header = recipe.runs(), recipe.header()
-            if (_engine.names_any(runs, addresses) and not self._exclude(
-                    catalog_module.facts_of(header, runs))):
+                    for runs in maintainer_module.pieces(recipe):
+                        cost += len(runs)
+                        wanted = _engine.names_any(runs, addresses)
+                        if wanted:
+                            wanted = not self._exclude(
+                                catalog_module.facts_of(recipe.header(),
+                                                        recipe.measure()))
+                            break
+            if wanted:
                 yield image_id
             self._control.step(done + 1, len(images), 'merging images',
-                               cost=len(runs))
+                               cost=cost)
 
     def _without_damaged(self, words: array.array) -> bytes:
         """Replacements, but for those by a block that cannot be read.
@@ -781,7 +804,8 @@ class _Run:
                    collisions: set[int]) -> bool:
         """Merge an image; whether that left something in the spool."""
         try:
-            merged = merge_image(self._maintainer, image_id, mapping)
+            merged = merge_image(self._maintainer, image_id, mapping,
+                                 self._control)
         except exceptions.ImageNotFound:
             return False
         except exceptions.BusyError:

@@ -196,7 +196,7 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
     if not recipe.complete:
         return recipe.error or f'{recipe.name} has no header'
     try:
-        recipe.runs()
+        recipe.measure()
     except maintainer_module.UNREADABLE as e:
         return str(e)
     return None
@@ -350,7 +350,9 @@ class _Run:
                 while image.describe(page):
                     page += 1
         except exceptions.DamagedError as e:
-            return None if self._names_damage(recipe.runs()) else str(e)
+            return None if any(map(
+                self._names_damage, maintainer_module.pieces(recipe))
+            ) else str(e)
         return None
 
     def _names_damage(self, runs: bytes) -> bool:
@@ -566,8 +568,9 @@ class _Run:
         """The images that name some of these, and which of these."""
         wanted = sorted(addresses)
         packed = _pack(wanted)
-        images = {}
+        images: dict[str, set[int]] = {}
         for image_id in self._maintainer.repository.images():
+            named: set[int] = set()
             with contextlib.suppress(exceptions.ImageNotFound,
                                      exceptions.InvalidParameter,
                                      *maintainer_module.UNREADABLE):
@@ -575,9 +578,11 @@ class _Run:
                         image_id)) as recipe:
                     if not recipe.complete:
                         continue
-                    runs = recipe.runs()
-                if _engine.names_any(runs, packed):
-                    images[image_id] = _named(runs, wanted)
+                    for runs in maintainer_module.pieces(recipe):
+                        if _engine.names_any(runs, packed):
+                            named |= _named(runs, wanted)
+                if named:
+                    images[image_id] = named
         return images
 
     # -- healing ----------------------------------------------------------
@@ -668,7 +673,8 @@ class _Run:
             try:
                 merger.merge_image(
                     self._maintainer, image_id,
-                    _pack(itertools.chain.from_iterable(pairs)))
+                    _pack(itertools.chain.from_iterable(pairs)),
+                    self._control)
             except exceptions.ImageNotFound:
                 continue
             except (exceptions.BusyError, exceptions.NoSpaceError,

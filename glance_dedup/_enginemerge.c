@@ -98,70 +98,6 @@ merge_header(PyObject *object, PyObject *unused)
     return result;
 }
 
-/* Appends the runs of one page; the buffer has room. */
-static size_t
-put_runs(const gd_recipe_page *page, uint8_t *out)
-{
-    size_t used = 0;
-    for (uint32_t i = 0; i < page->count; i++) {
-        const gd_extent *extent = &page->extents[i];
-        if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
-            uint8_t *run = out + used++ * GD_RUN_SIZE;
-            gd_put32(run, extent->group);
-            gd_put32(run + 4, extent->slot);
-            gd_put32(run + 8, extent->blocks);
-        }
-    }
-    return used * GD_RUN_SIZE;
-}
-
-static gd_status
-collect_runs(const gd_recipe *recipe, uint8_t *out, size_t *used,
-             gd_error *err)
-{
-    uint64_t pages = (recipe->header.extents + GD_EXTENTS_PER_PAGE - 1) /
-                     GD_EXTENTS_PER_PAGE;
-    gd_status s = GD_OK;
-    *used = 0;
-    for (uint64_t number = 1; s == GD_OK && number <= pages; number++) {
-        gd_recipe_page page;
-        s = gd_recipe_read_page(recipe, number, &page, err);
-        if (s == GD_OK) {
-            *used += put_runs(&page, out + *used);
-        }
-    }
-    return s;
-}
-
-static PyObject *
-merge_runs(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    merge_object *self = (merge_object *)object;
-    gd_error err;
-    gd_status s;
-    size_t used = 0;
-    if (!enter_merged(self)) {
-        return NULL;
-    }
-    const gd_recipe *recipe = gd_merge_recipe(self->merge);
-    PyObject *result = NULL;
-    uint8_t *room = PyMem_Malloc(recipe->header.extents * GD_RUN_SIZE + 1);
-    if (room == NULL) {
-        PyErr_NoMemory();
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        s = collect_runs(recipe, room, &used, &err);
-        Py_END_ALLOW_THREADS
-        result = s == GD_OK ? PyBytes_FromStringAndSize((const char *)room,
-                                                        (Py_ssize_t)used)
-                            : gd_py_raise(object, &err);
-        PyMem_Free(room);
-    }
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
-}
-
 static PyObject *
 merge_exchange(PyObject *object, PyObject *unused)
 {
@@ -246,7 +182,6 @@ merge_name(PyObject *object, void *unused)
 
 static PyMethodDef merge_methods[] = {
     {"header", merge_header, METH_NOARGS, NULL},
-    {"runs", merge_runs, METH_NOARGS, NULL},
     {"exchange", merge_exchange, METH_NOARGS, NULL},
     {"close", gd_py_part_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -192,24 +192,36 @@ recipe_try_lock(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-recipe_runs(PyObject *object, PyObject *unused)
+recipe_pages(PyObject *object, void *unused)
+{
+    (void)unused;
+    const gd_judged *judged = judged_of(object);
+    return PyLong_FromUnsignedLongLong(
+        judged->complete ? gd_recipe_pages(judged->recipe.header.extents) : 0);
+}
+
+static PyObject *
+recipe_measure(PyObject *object, PyObject *unused)
 {
     (void)unused;
     recipe_object *self = (recipe_object *)object;
-    gd_run *runs = NULL;
-    size_t count = 0;
+    uint64_t blocks;
     gd_error err;
     gd_status s;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    s = gd_judged_runs(&self->judged, &runs, &count, &err);
+    s = gd_judged_measure(&self->judged, &blocks, &err);
     Py_END_ALLOW_THREADS
     gd_py_leave_maintenance(self->part.maintenance);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
-    }
+    return s == GD_OK ? PyLong_FromUnsignedLongLong(blocks)
+                      : gd_py_raise(object, &err);
+}
+
+static PyObject *
+pack_runs(const gd_run *runs, size_t count)
+{
     PyObject *result =
         PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * GD_RUN_SIZE));
     uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
@@ -218,6 +230,33 @@ recipe_runs(PyObject *object, PyObject *unused)
         gd_put32(out + 4, runs[i].slot);
         gd_put32(out + 8, runs[i].blocks);
     }
+    return result;
+}
+
+/* runs(first, pages); without arguments, of all pages. */
+static PyObject *
+recipe_runs(PyObject *object, PyObject *args)
+{
+    recipe_object *self = (recipe_object *)object;
+    const gd_recipe_header *header = &self->judged.recipe.header;
+    unsigned long long first = 0, pages;
+    gd_run *runs = NULL;
+    size_t count = 0;
+    gd_error err;
+    gd_status s;
+    pages = self->judged.complete ? gd_recipe_pages(header->extents) : 0;
+    if (!PyArg_ParseTuple(args, "|KK", &first, &pages) ||
+        !gd_py_enter_part(&self->part, 0)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_judged_runs(&self->judged, first, pages, &runs, &count, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_maintenance(self->part.maintenance);
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
+    }
+    PyObject *result = pack_runs(runs, count);
     self->judged.env->release(self->judged.env, runs);
     return result;
 }
@@ -276,7 +315,8 @@ static PyMethodDef recipe_methods[] = {
     {"header", recipe_header, METH_NOARGS, NULL},
     {"live", recipe_live, METH_NOARGS, NULL},
     {"try_lock", recipe_try_lock, METH_VARARGS, NULL},
-    {"runs", recipe_runs, METH_NOARGS, NULL},
+    {"measure", recipe_measure, METH_NOARGS, NULL},
+    {"runs", recipe_runs, METH_VARARGS, NULL},
     {"unlink", recipe_unlink, METH_NOARGS, NULL},
     {"set_aside", recipe_set_aside, METH_NOARGS, NULL},
     {"delete", recipe_delete, METH_NOARGS, NULL},
@@ -292,6 +332,7 @@ static PyGetSetDef recipe_attributes[] = {
     {"links", recipe_links, NULL, NULL, NULL},
     {"inode", recipe_inode, NULL, NULL, NULL},
     {"modified", recipe_modified, NULL, NULL, NULL},
+    {"pages", recipe_pages, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -20,12 +20,25 @@ anew.
 
 Changes are gathered in a :class:`Batch` and written at once. One thread at a
 time changes the catalog; any thread may read it meanwhile.
+
+A recipe may name more counters than there is memory for. So it is counted from
+its first page of extents to its last, and un-counted from the last to the
+first, in batches of a bounded size. Between two of them it is *begun*: exactly
+the pages before a certain one are counted, whichever way it goes, so each
+batch says how far it is, and the next may go on or back. A *part* is what one
+of the batches counted; each but the last has a key of its own, which stays as
+long as its pages are counted. So of a batch that LevelDB loses in the middle
+something is missing in the ledger, as ever.
+
+A program that does not know parts must not take their counts for others'. So
+while there is one, the catalog's format is another.
 """
 
 import array
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
+import hashlib
 import itertools
 import json
 import operator
@@ -37,6 +50,7 @@ import struct
 import sys
 import threading
 from typing import Any
+from typing import Protocol
 
 import plyvel
 
@@ -45,7 +59,9 @@ from glance_dedup import access
 from glance_dedup import exceptions
 from glance_dedup import leveldb
 
-FORMAT = 1
+# The newest that this program knows, and that of catalogs without parts.
+FORMAT = 2
+_PLAIN = 1
 
 CHUNK_SLOTS = 1024
 _CHUNK_BITS = 10
@@ -64,6 +80,8 @@ _SCRUB = b's'
 _GROUP = struct.Struct('>cI')
 _COUNTS = struct.Struct('>cIB')
 _NUMBER = struct.Struct('>cQ')
+_PART = struct.Struct('>c16sI')
+_END = struct.Struct('<Q')
 _RUN = struct.Struct('<III')
 _SEEN = struct.Struct('<QQ16s')
 
@@ -79,6 +97,7 @@ _META = {
     'index_bits': lambda v: type(v) is int and 0 <= v <= 32,
     'ledger': lambda v: (isinstance(v, str)
                          and re.fullmatch('[0-9a-f]{32}', v)),
+    'parts': lambda v: v is None or _is_count(v),
 }
 _LEDGER_SUMS = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes', 'blocks')
 
@@ -120,9 +139,11 @@ _LEDGER: _Good = {
     'image_id': _is_text, 'upload_id': _is_text, 'project': _is_text,
     'size': _is_count, 'zero_bytes': _is_count, 'new_bytes': _is_count,
     'stored_bytes': _is_count, 'blocks': _is_count, 'fragments': _is_count,
-    'created': _is_number,
+    'created': _is_number, 'parts': _is_count,
 }
 _NEEDED = ('image_id',)
+_BEGUN: _Good = {'image_id': _is_text,
+                 'parts': lambda v: _is_count(v) and v > 0}
 _DAMAGED: _Good = {
     'found': _is_number,
     'fingerprint': lambda v: (isinstance(v, str) and re.fullmatch(
@@ -159,8 +180,17 @@ class Batch:
 
     def __init__(self) -> None:
         self._changes: dict[bytes, bytes | None] = {}
-        self._txids = 0         # counted or un-counted: their exclusive or
-        self._ledger: int | None = None     # what the catalog's comes to
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the changes: of a batch that was written, to use it again."""
+        self._changes = {}
+        # Of the ledger's keys that come and go: their exclusive or; and how
+        # many more parts there are.
+        self._keys = 0
+        self._parts = 0
+        # What the catalog says of its ledger with them.
+        self._ledger: dict[str, Any] | None = None
         self.size = 0
         """About how many bytes it has."""
 
@@ -184,21 +214,30 @@ class Batch:
         return list(self._changes.items())
 
 
-def facts_of(header: dict[str, Any], runs: bytes) -> dict[str, Any]:
-    """What the ledger keeps of a recipe."""
+class Extents(Protocol):
+    """A recipe's extents of blocks, page by page."""
+
+    @property
+    def pages(self) -> int:
+        ...
+
+    def runs(self, page: int) -> bytes:
+        """Of one page; the first is number 0."""
+
+
+def facts_of(header: dict[str, Any], blocks: int) -> dict[str, Any]:
+    """What the ledger keeps of a recipe that names so many blocks."""
     facts = {name: header[name] for name in (
         'image_id', 'project', 'size', 'zero_bytes', 'new_bytes',
         'stored_bytes', 'fragments', 'created')}
     facts['upload_id'] = header['upload_id'].hex()
-    facts['blocks'] = sum(_words(runs)[2::3])
+    facts['blocks'] = blocks
     return facts
 
 
-def _words(data: bytes) -> array.array:
-    words = array.array('I', data)
-    if sys.byteorder == 'big':
-        words.byteswap()
-    return words
+def _part_id(key: bytes, value: bytes) -> int:
+    """What a part adds to the ledger's exclusive or."""
+    return int.from_bytes(hashlib.sha256(key + value).digest()[:16], 'big')
 
 
 def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
@@ -307,7 +346,7 @@ class Catalog:
             raise kind(f'cannot make the catalog {self.path}: {e.strerror}')
         self._load(create=True)
         self._meta = {
-            'format': FORMAT, 'repository_id': self._repository_id,
+            'format': _PLAIN, 'repository_id': self._repository_id,
             'catalog_id': secrets.token_hex(16), 'sequence': 0,
             'valid': False, 'index_bits': 0, 'ledger': '0' * 32}
         self.write(Batch(), sync=True, sequence=0)
@@ -335,7 +374,8 @@ class Catalog:
             raise CatalogError(f'the catalog {self.path} says nothing of '
                                'itself')
         # First: another format may have other keys.
-        if type(meta.get('format')) is int and meta['format'] != FORMAT:
+        if (type(meta.get('format')) is int
+                and not _PLAIN <= meta['format'] <= FORMAT):
             raise CatalogError(f'the catalog {self.path} has format '
                                f'{meta["format"]}; this program knows '
                                f'{FORMAT}')
@@ -343,6 +383,9 @@ class Catalog:
             if not good(meta.get(name)):
                 raise CatalogError(f'the catalog {self.path} is damaged: '
                                    f'{name} is {meta.get(name)!r}')
+        if (meta['format'] == _PLAIN) != (not meta.get('parts')):
+            raise self._damaged(f'its format is {meta["format"]}, and it has '
+                                f'{meta.get("parts", 0)} parts of recipes')
         if meta['repository_id'] != self._repository_id:
             raise CatalogError(f'the catalog {self.path} is of repository '
                                f'{meta["repository_id"]}')
@@ -425,13 +468,13 @@ class Catalog:
                 # First: where it is opened anew, after a write that failed,
                 # it says of itself what that write may have made it say.
                 out = self._open_db.write_batch(sync=sync)
-                if batch._txids:
+                if batch._keys:
                     # Once: written a second time it must not undo itself.
-                    if batch._ledger is None:
-                        batch._ledger = (int(self._meta['ledger'], 16)
-                                         ^ batch._txids)
-                    given['ledger'] = f'{batch._ledger:032x}'
+                    batch._ledger = batch._ledger or self._ledger_with(batch)
+                    given.update(batch._ledger)
                 meta = {**self._meta, **given}
+                if not meta.get('parts'):
+                    meta.pop('parts', None)
                 for key, value in batch.items():
                     if value is None:
                         out.delete(key)
@@ -448,6 +491,13 @@ class Catalog:
         self._meta = meta
         self._changes += 1
 
+    def _ledger_with(self, batch: Batch) -> dict[str, Any]:
+        """What the catalog says of its ledger when a batch is written."""
+        parts = self._meta.get('parts', 0) + batch._parts
+        ledger = int(self._meta['ledger'], 16) ^ batch._keys
+        return {'ledger': f'{ledger:032x}', 'parts': parts,
+                'format': FORMAT if parts else _PLAIN}
+
     def _get(self, key: bytes, batch: Batch | None = None) -> bytes | None:
         if batch is not None and key in batch._changes:
             return batch._changes[key]
@@ -455,8 +505,9 @@ class Catalog:
             return self._open_db.get(key, verify_checksums=True)
 
     def _read_json(self, key: bytes, good: _Good | None = None,
-                   need: tuple[str, ...] = ()) -> Any:
-        value = self._get(key)
+                   need: tuple[str, ...] = (),
+                   batch: Batch | None = None) -> Any:
+        value = self._get(key, batch)
         return None if value is None else self._parse(key, value, good, need)
 
     def _parse(self, key: bytes, value: bytes, good: _Good | None = None,
@@ -513,29 +564,47 @@ class Catalog:
     # -- the ledger and the counts (N1) -----------------------------------
 
     def counted(self, txid: bytes, batch: Batch | None = None) -> bool:
-        """Whether the recipe of this transaction id (16 bytes) is counted."""
+        """Whether the recipe of this transaction id (16 bytes) is counted.
+
+        All of it: else it has no ledger key.
+        """
         return self._get(b'l' + txid, batch) is not None
 
-    def facts(self, txid: bytes) -> dict[str, Any] | None:
+    def begun(self, txid: bytes, batch: Batch | None = None) -> int:
+        """How many pages of a recipe are counted; 0 if none or all are."""
+        return self._begun(txid, batch)[1]
+
+    def all_begun(self) -> Iterator[tuple[bytes, str]]:
+        """Transaction id and image id of each recipe that is begun."""
+        for key, value in self._items(b'b'):
+            yield key[1:], self._parse(key, value, _BEGUN,
+                                       tuple(_BEGUN))['image_id']
+
+    def facts(self, txid: bytes, batch: Batch | None = None
+              ) -> dict[str, Any] | None:
         """What the ledger keeps of a counted recipe."""
-        return self._read_json(b'l' + txid, _LEDGER, _NEEDED)
+        return self._read_json(b'l' + txid, _LEDGER, _NEEDED, batch)
 
     def txids(self) -> Iterator[bytes]:
         """The transaction ids of all counted recipes.
 
-        :raises CatalogError: at their end, if they are not all that there
-            must be. LevelDB does not notice if a log of several is cut short,
-            and has the later batches, and not the earlier ones. REQUIRES:
-            nothing is counted meanwhile
+        :raises CatalogError: at their end, if they, and the parts of these and
+            of what is begun, are not all that there must be. LevelDB does not
+            notice if a log of several is cut short, and has the later batches,
+            and not the earlier ones. REQUIRES: nothing is counted meanwhile
         """
-        ledger = 0
+        ledger = parts = 0
         for key in self._items(b'l', values=False):
             if len(key) != 17:
                 raise CatalogError(f'the catalog {self.path} has the strange '
                                    f'key {leveldb.shown(key)}')
             ledger ^= int.from_bytes(key[1:], 'big')
             yield key[1:]
-        if ledger != int(self._meta['ledger'], 16):
+        for key, value in self._items(b'e'):
+            ledger ^= _part_id(key, value)
+            parts += 1
+        if (ledger != int(self._meta['ledger'], 16)
+                or parts != self._meta.get('parts', 0)):
             raise CatalogError(f'the catalog {self.path} lost batches in the '
                                'middle: its ledger is not complete')
 
@@ -544,30 +613,152 @@ class Catalog:
         for key, value in self._items(b'l'):
             yield key[1:], self._parse(key, value, _LEDGER, _NEEDED)
 
-    def count(self, batch: Batch, txid: bytes, runs: bytes,
-              facts: dict[str, Any]) -> None:
-        """Count a recipe: its blocks, and its key. REQUIRES: no key yet."""
+    def count(self, batch: Batch, txid: bytes, recipe: Extents,
+              facts: dict[str, Any], most: int = sys.maxsize) -> bool:
+        """Count a recipe from where it is: its blocks; at their end, its key.
+
+        REQUIRES: no key yet.
+
+        :param most: bytes; no page is added to a batch that has more
+        :returns: whether all is counted; else the batch is to be written, and
+            this to be called again with an empty one
+        """
         if self.counted(txid, batch):
             raise CatalogError(f'the recipe {txid.hex()} is counted already')
-        self._add(batch, runs, 1)
-        batch.put(b'l' + txid, _to_json(facts))
-        batch._txids ^= int.from_bytes(txid, 'big')
+        parts, page = begun = self._begun(txid, batch)
+        self._need_page(txid, page, recipe)
+        try:
+            while page < recipe.pages and batch.size <= most:
+                self._add(batch, recipe.runs(page), 1)
+                page += 1
+        finally:
+            # Also if the next page cannot be read: these are in the batch.
+            if begun[1] < page < recipe.pages:
+                self._set_part(batch, txid, parts, page)
+                self._set_begun(batch, txid, facts['image_id'], parts + 1)
+        if page < recipe.pages:
+            return False
+        batch.put(b'l' + txid,
+                  _to_json({**facts, 'parts': parts} if parts else facts))
+        self._set_begun(batch, txid, None, 0)
+        batch._keys ^= int.from_bytes(txid, 'big')
+        return True
 
-    def uncount(self, batch: Batch, txid: bytes, runs: bytes) -> int:
-        """Take a recipe's blocks off the counts. REQUIRES: its key.
+    def uncount(self, batch: Batch, txid: bytes, recipe: Extents,
+                most: int = sys.maxsize) -> bool:
+        """Take a recipe's blocks off the counts, from its end. REQUIRES: its
+        key, or that it is begun.
 
         Groups in which a count goes to zero become dirty.
 
-        :returns: how many counts went to zero
-        :raises CatalogError: if the key is missing, or a count would go
-            below zero
+        :param most: as for count
+        :returns: whether nothing of it is counted any more; else as count
+        :raises CatalogError: if neither is there, or a count would go below
+            zero
         """
-        if not self.counted(txid, batch):
+        facts = self.facts(txid, batch)
+        parts, page = self._begun(txid, batch)
+        if facts is None and not parts:
             raise CatalogError(f'the recipe {txid.hex()} is not counted')
-        more = self._add(batch, runs, -1)
-        batch.delete(b'l' + txid)
-        batch._txids ^= int.from_bytes(txid, 'big')
-        return -more
+        if batch.size > most:
+            return False
+        # The part that is being taken off, behind the end of the one before.
+        part = parts - 1
+        image_id = None
+        if facts is not None:
+            batch.delete(b'l' + txid)
+            batch._keys ^= int.from_bytes(txid, 'big')
+            part, page = facts.get('parts', 0), recipe.pages
+            image_id = facts['image_id']
+        self._need_page(txid, page, recipe)
+        begin = self._begin(txid, part, page, batch)
+        try:
+            while page and batch.size <= most:
+                self._add(batch, recipe.runs(page - 1), -1)
+                page -= 1
+                if page == begin and part:
+                    self._set_part(batch, txid, part, None)
+                    part -= 1
+                    begin = self._begin(txid, part, page, batch)
+        finally:
+            self._set_part(batch, txid, part, page or None)
+            self._set_begun(batch, txid, image_id, part + 1 if page else 0)
+        return not page
+
+    def discount(self, batch: Batch, runs: bytes) -> int:
+        """Take runs off the counts of a batch that is never written.
+
+        :returns: how many counts went to zero
+        """
+        return -self._add(batch, runs, -1)
+
+    def preset(self, batch: Batch, group: int, counts: bytes) -> None:
+        """Have a group's counts in a batch that is never written."""
+        for chunk in range(-(-len(counts) // _CHUNK_BYTES)):
+            at = chunk * _CHUNK_BYTES
+            batch.put(_COUNTS.pack(b'c', group, chunk),
+                      counts[at:at + _CHUNK_BYTES])
+
+    # -- recipes that are begun -------------------------------------------
+
+    def _begun(self, txid: bytes, batch: Batch | None) -> tuple[int, int]:
+        """Of a recipe that is begun: in how many parts, and the pages."""
+        fields = self._read_json(b'b' + txid, _BEGUN, tuple(_BEGUN), batch)
+        if fields is None:
+            return 0, 0
+        return fields['parts'], self._end(txid, fields['parts'] - 1, batch)
+
+    def _set_begun(self, batch: Batch, txid: bytes, image_id: str | None,
+                   parts: int) -> None:
+        """:param image_id: None: what it was"""
+        key = b'b' + txid
+        known = self._read_json(key, _BEGUN, tuple(_BEGUN), batch)
+        if parts:
+            batch.put(key, _to_json({
+                'image_id': image_id or known['image_id'], 'parts': parts}))
+        elif known is not None:
+            batch.delete(key)
+
+    def _end(self, txid: bytes, part: int, batch: Batch | None) -> int:
+        """The number of the page behind a part; 0 for what is before all."""
+        if part < 0:
+            return 0
+        key = _PART.pack(b'e', txid, part)
+        value = self._get(key, batch) or b''
+        if len(value) != _END.size:
+            raise self._damaged(f'{key!r} has {len(value)} bytes')
+        return _END.unpack(value)[0]
+
+    def _begin(self, txid: bytes, part: int, page: int, batch: Batch) -> int:
+        """A part's first page, which is before `page`, its end."""
+        begin = self._end(txid, part - 1, batch)
+        if part and begin >= page:
+            raise self._damaged(f'part {part} of the recipe {txid.hex()} '
+                                'begins behind its end')
+        return begin
+
+    def _set_part(self, batch: Batch, txid: bytes, part: int,
+                  end: int | None) -> None:
+        """Where a part ends; None: it is no more."""
+        key = _PART.pack(b'e', txid, part)
+        value = self._get(key, batch)
+        if value is not None:
+            batch._keys ^= _part_id(key, value)
+            batch._parts -= 1
+            batch.delete(key)
+        if end is not None:
+            value = _END.pack(end)
+            batch._keys ^= _part_id(key, value)
+            batch._parts += 1
+            batch.put(key, value)
+
+    def _need_page(self, txid: bytes, page: int, recipe: Extents) -> None:
+        if page > recipe.pages:
+            raise self._damaged(
+                f'{page} pages of the recipe {txid.hex()} are counted, which '
+                f'has {recipe.pages}')
+
+    # -- image files ------------------------------------------------------
 
     def seen(self) -> Iterator[tuple[bytes, tuple[int, int, bytes]]]:
         """Image ids, and the file that each one's recipe was last seen in.

@@ -63,6 +63,9 @@ _NAMED = re.compile('[TM]-([0-9a-f]{32})')
 UNREADABLE = (exceptions.DamagedError, exceptions.StorageError,
               exceptions.VersionError, exceptions.AccessDenied)
 
+#: Pages of a recipe's extents that are read at once, where all are.
+PAGES = 64
+
 Progress = Callable[[int, int, str], None]
 _Result = TypeVar('_Result')
 
@@ -71,6 +74,42 @@ def txid_of_name(name: str) -> bytes | None:
     """The transaction id that a spool entry's name tells (kinds T and M)."""
     found = _NAMED.fullmatch(name)
     return bytes.fromhex(found[1]) if found else None
+
+
+class RecipeError(Exception):
+    """A recipe's extents cannot be read; says why.
+
+    A class of its own, since what the catalog raises must not be taken for it.
+    """
+
+
+class Extents:
+    """A recipe's extents, as the catalog counts them."""
+
+    def __init__(self, recipe: _engine.Recipe) -> None:
+        self._recipe = recipe
+        self.pages = recipe.pages
+
+    def runs(self, page: int) -> bytes:
+        """:raises RecipeError: as its name says"""
+        try:
+            return self._recipe.runs(page, 1)
+        except UNREADABLE as e:
+            raise RecipeError(str(e)) from e
+
+
+def _measure(recipe: _engine.Recipe) -> int:
+    """How many blocks a recipe names; all of it is read, and verified."""
+    try:
+        return recipe.measure()
+    except UNREADABLE as e:
+        raise RecipeError(str(e)) from e
+
+
+def pieces(recipe: _engine.Recipe) -> Iterator[bytes]:
+    """A recipe's runs, as many at a time as fit into bounded memory."""
+    for page in range(0, recipe.pages, PAGES):
+        yield recipe.runs(page, min(PAGES, recipe.pages - page))
 
 
 class Maintainer:
@@ -188,7 +227,7 @@ class Maintainer:
             _FENCE.pack(self.catalog.id, self.catalog.sequence))
         self._fenced, self._fence_good = self.catalog.sequence, True
 
-    def reconcile(self) -> None:
+    def reconcile(self, progress: Progress | None = None) -> None:
         """Compare images/ with the ledger, before anything is freed (I9).
 
         Others go on meanwhile. Since images/ is listed before the spool, and
@@ -197,15 +236,17 @@ class Maintainer:
 
         An image without a key is counted. A key without an image or entry is
         of a recipe that was not deleted, but lost: nothing is freed until it
-        is back, or given up.
+        is back, or given up. The same holds for what is begun.
 
         :raises CatalogError: if the ledger is not complete
         """
-        left = set(self.catalog.txids())
+        counted = set(self.catalog.txids())
+        begun = dict(self.catalog.all_begun())
+        left = counted.union(begun)
         unannounced: dict[bytes, str] = {}
         doubtful: set[str] = set()
         for image_id, txid in self._txids(self._images()):
-            if txid not in left:
+            if txid not in counted:
                 unannounced[txid] = image_id
             left.discard(txid)
         for name in self.engine.spool():
@@ -218,18 +259,19 @@ class Maintainer:
         self._vanished = {}
         for txid in left:
             # Counted while its header could still be read.
-            image_id = (self.catalog.facts(txid) or {}).get('image_id')
-            if image_id in self._unreadable:
-                self.note_counted(image_id)
-            else:
+            image_id = begun.get(txid) or (
+                self.catalog.facts(txid) or {}).get('image_id')
+            if image_id not in self._unreadable:
                 self._vanished[txid] = str(image_id)
+            elif txid in counted:
+                self.note_counted(image_id)
         if unannounced:
             self.warnings.append(
                 f'{len(unannounced)} images were neither counted nor in the '
                 f'spool, as {min(unannounced.values())}')
         doubtful.update(unannounced.values())
         if doubtful:
-            self._count(sorted(doubtful))
+            self._count(sorted(doubtful), progress)
 
     def _txids(self, image_ids: list[str]) -> Iterator[tuple[str, bytes]]:
         """Those images that are still there, with their transaction ids.
@@ -400,14 +442,19 @@ class Maintainer:
         :param unfinished: the catalog is not valid yet
         """
         batch = self.catalog.batch()
-        for done, (image_id, recipe) in enumerate(self._recipes(image_ids)):
-            with contextlib.closing(recipe):
-                self._count_one(batch, image_id, recipe)
-            if batch.size > BATCH_BYTES:
-                self._write_counts(batch, unfinished)
-                batch = self.catalog.batch()
+        done = 0
+
+        def write() -> None:
+            self._write_counts(batch, unfinished)
+            batch.clear()
             if progress is not None:
-                progress(done + 1, len(image_ids), 'counting images')
+                progress(done, len(image_ids), 'counting images')
+        for image_id, recipe in self._recipes(image_ids):
+            with contextlib.closing(recipe):
+                self._count_one(batch, image_id, recipe, write)
+            done += 1
+            if progress is not None:
+                progress(done, len(image_ids), 'counting images')
         self._write_counts(batch, unfinished)
 
     def _write_counts(self, batch: catalog_module.Batch,
@@ -422,22 +469,16 @@ class Maintainer:
             self.settle(batch)
 
     def _count_one(self, batch: catalog_module.Batch, image_id: str,
-                   recipe: _engine.Recipe) -> None:
+                   recipe: _engine.Recipe, write: Callable[[], None]) -> None:
         if not recipe.complete:
             self.note_unreadable(recipe.name, recipe.error)
             return
-        header = recipe.header()
-        txid = header['transaction_id']
-        if self.catalog.counted(txid, batch):
-            self.note_counted(image_id)
-            return
-        try:
-            runs = recipe.runs()
-        except UNREADABLE as e:
-            self.note_unreadable(recipe.name, str(e))
-            return
-        self.catalog.count(batch, txid, runs,
-                           catalog_module.facts_of(header, runs))
+        if not self.catalog.counted(recipe.header()['transaction_id'], batch):
+            try:
+                self.count(batch, recipe, write)
+            except RecipeError as e:
+                self.note_unreadable(recipe.name, str(e))
+                return
         self.note_counted(image_id)
 
     def guard(self, work: Callable[[], _Result],
@@ -455,6 +496,30 @@ class Maintainer:
             return work()
 
     # -- accounting steps (N5.2, N5.3) ------------------------------------
+
+    def count(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
+              write: Callable[[], None]) -> None:
+        """Count a recipe, all of it, in as many steps as it takes (N5.2).
+
+        What write() raises ends it between two steps: the next to account for
+        the recipe goes on, or back, from there.
+
+        :param write: makes a step of the batch, and clears it
+        :raises RecipeError: it cannot be read; what could be is in the batch
+        """
+        header, extents = recipe.header(), Extents(recipe)
+        facts = catalog_module.facts_of(header, _measure(recipe))
+        while not self.catalog.count(batch, header['transaction_id'], extents,
+                                     facts, BATCH_BYTES):
+            write()
+
+    def uncount(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
+                write: Callable[[], None]) -> None:
+        """Un-count what is counted of a recipe; as :meth:`count`."""
+        txid, extents = recipe.header()['transaction_id'], Extents(recipe)
+        _measure(recipe)    # damage is met with before the first step
+        while not self.catalog.uncount(batch, txid, extents, BATCH_BYTES):
+            write()
 
     def settle(self, batch: catalog_module.Batch) -> None:
         """One accounting step: the batch, synced; then the fence (I9).
@@ -612,12 +677,12 @@ class Maintainer:
         except exceptions.RepositoryError:
             return True
 
-    def retry_unreadable(self) -> None:
+    def retry_unreadable(self, progress: Progress | None = None) -> None:
         """Count those images that can be read by now."""
         images = [key for key, (name, _, _) in list(self._unreadable.items())
                   if name.startswith('images/')]
         if images:
-            self._count(images)
+            self._count(images, progress)
 
     # -- what else the tasks share ----------------------------------------
 

@@ -285,24 +285,32 @@ add_run(run_list *list, const gd_extent *extent, gd_error *err)
     return GD_OK;
 }
 
+/* What was met with of a recipe's extents. */
+typedef struct met {
+    uint64_t end; /* of the last one, in the image, bytes */
+    uint64_t zeros, blocks;
+} met;
+
+/* list: NULL if only the sums are wanted. */
 static gd_status
 add_page(run_list *list, const gd_judged *judged, const gd_recipe_page *page,
-         uint64_t *length, uint64_t *zeros, gd_error *err)
+         met *sums, gd_error *err)
 {
     for (uint32_t i = 0; i < page->count; i++) {
         const gd_extent *extent = &page->extents[i];
-        if (extent->offset != *length ||
+        if (extent->offset != sums->end ||
             extent->blocks > GD_MAX_SLOTS - extent->slot) {
             return gd_fail(err, GD_CORRUPT,
                            "%s: impossible extent %u of page %llu",
                            judged->name, i, (unsigned long long)page->number);
         }
-        *length += extent->length;
+        sums->end += extent->length;
         if (extent->kind == GD_EXTENT_ZEROS) {
-            *zeros += extent->length;
+            sums->zeros += extent->length;
             continue;
         }
-        gd_status s = add_run(list, extent, err);
+        sums->blocks += extent->blocks;
+        gd_status s = list == NULL ? GD_OK : add_run(list, extent, err);
         if (s != GD_OK) {
             return s;
         }
@@ -310,32 +318,52 @@ add_page(run_list *list, const gd_judged *judged, const gd_recipe_page *page,
     return GD_OK;
 }
 
-gd_status
-gd_judged_runs(const gd_judged *judged, gd_run **runs, size_t *count,
-               gd_error *err)
+/* Pages are counted from 0 here, and from 1 in the file. */
+static gd_status
+add_pages(run_list *list, const gd_judged *judged, uint64_t first,
+          uint64_t count, met *sums, gd_error *err)
 {
-    const gd_recipe_header *header = &judged->recipe.header;
-    run_list list = {.env = judged->env};
     gd_recipe_page page;
-    uint64_t length = 0, zeros = 0;
-    if (!judged->complete) {
-        return gd_fail(err, GD_INVALID, "%s has no valid header page",
-                       judged->name);
-    }
-    uint64_t pages = (header->extents + GD_EXTENTS_PER_PAGE - 1) /
-                     GD_EXTENTS_PER_PAGE;
     gd_status s = GD_OK;
-    for (uint64_t i = 1; s == GD_OK && i <= pages; i++) {
-        s = gd_recipe_read_page(&judged->recipe, i, &page, err);
+    for (uint64_t i = 0; s == GD_OK && i < count; i++) {
+        s = gd_recipe_read_page(&judged->recipe, first + i + 1, &page, err);
+        if (s == GD_OK && i == 0 && first > 0 && page.count > 0) {
+            sums->end = page.extents[0].offset; /* what is before is not read */
+        }
         if (s == GD_OK) {
-            s = add_page(&list, judged, &page, &length, &zeros, err);
+            s = add_page(list, judged, &page, sums, err);
         }
     }
-    if (s == GD_OK &&
-        (length != header->size || zeros != header->zero_bytes)) {
-        s = gd_fail(err, GD_CORRUPT, "%s: its extents do not make up the "
-                    "image that its header describes", judged->name);
+    return s;
+}
+
+static gd_status
+need_complete(const gd_judged *judged, gd_error *err)
+{
+    return judged->complete
+               ? GD_OK
+               : gd_fail(err, GD_INVALID, "%s has no valid header page",
+                         judged->name);
+}
+
+gd_status
+gd_judged_runs(const gd_judged *judged, uint64_t first, uint64_t pages,
+               gd_run **runs, size_t *count, gd_error *err)
+{
+    run_list list = {.env = judged->env};
+    met sums = {0};
+    gd_status s = need_complete(judged, err);
+    if (s != GD_OK) {
+        return s;
     }
+    uint64_t there = gd_recipe_pages(judged->recipe.header.extents);
+    if (first > there || pages > there - first) {
+        return gd_fail(err, GD_INVALID, "%s has %llu pages of extents, not %llu "
+                       "from the %lluth on", judged->name,
+                       (unsigned long long)there, (unsigned long long)pages,
+                       (unsigned long long)first);
+    }
+    s = add_pages(&list, judged, first, pages, &sums, err);
     if (s != GD_OK) {
         judged->env->release(judged->env, list.runs);
         return s;
@@ -343,6 +371,25 @@ gd_judged_runs(const gd_judged *judged, gd_run **runs, size_t *count,
     *runs = list.runs;
     *count = list.count;
     return GD_OK;
+}
+
+gd_status
+gd_judged_measure(const gd_judged *judged, uint64_t *blocks, gd_error *err)
+{
+    const gd_recipe_header *header = &judged->recipe.header;
+    met sums = {0};
+    gd_status s = need_complete(judged, err);
+    if (s == GD_OK) {
+        s = add_pages(NULL, judged, 0, gd_recipe_pages(header->extents), &sums,
+                      err);
+    }
+    if (s == GD_OK &&
+        (sums.end != header->size || sums.zeros != header->zero_bytes)) {
+        s = gd_fail(err, GD_CORRUPT, "%s: its extents do not make up the "
+                    "image that its header describes", judged->name);
+    }
+    *blocks = sums.blocks;
+    return s;
 }
 
 /* ---- settling ---- */

@@ -72,10 +72,16 @@ typedef struct gd_run {
     uint32_t blocks;
 } gd_run;
 
-/* Every extent of blocks, in the recipe's order; released by the caller.
- * Verifies that the extents make up the image.  REQUIRES: complete. */
-gd_status gd_judged_runs(const gd_judged *judged, gd_run **runs, size_t *count,
+/* Every extent of blocks in so many of the recipe's pages of extents, the first
+ * of which is number 0, in order; released by the caller.  GD_INVALID if it has
+ * fewer pages.  REQUIRES: complete. */
+gd_status gd_judged_runs(const gd_judged *judged, uint64_t first,
+                         uint64_t pages, gd_run **runs, size_t *count,
                          gd_error *err);
+/* Verifies that all extents together make up the image; how many blocks they
+ * name.  REQUIRES: complete. */
+gd_status gd_judged_measure(const gd_judged *judged, uint64_t *blocks,
+                            gd_error *err);
 
 /* Removes this name, if it still leads to this inode.  Not synced. */
 gd_status gd_judged_unlink(const gd_judged *judged, gd_error *err);

@@ -68,8 +68,7 @@ gd_image_header(const gd_image *image)
 uint64_t
 gd_image_pages(const gd_image *image)
 {
-    return (image->recipe.header.extents + GD_EXTENTS_PER_PAGE - 1) /
-           GD_EXTENTS_PER_PAGE;
+    return gd_recipe_pages(image->recipe.header.extents);
 }
 
 gd_status

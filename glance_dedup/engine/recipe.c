@@ -289,13 +289,6 @@ decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
     return GD_OK;
 }
 
-/* Extent pages; extents is at most 2^63, so nothing overflows. */
-static uint64_t
-page_count(const gd_recipe_header *header)
-{
-    return (header->extents + GD_EXTENTS_PER_PAGE - 1) / GD_EXTENTS_PER_PAGE;
-}
-
 gd_status
 gd_recipe_open(const gd_env *env, int fd, const char *name,
                const gd_params *params, const char *image_id,
@@ -323,7 +316,7 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
         return gd_fail_errno(err, -rc, "cannot stat %s", name);
     }
     recipe->inode = st.st_ino;
-    uint64_t pages = 1 + page_count(&recipe->header);
+    uint64_t pages = 1 + gd_recipe_pages(recipe->header.extents);
     if (pages > UINT32_MAX ||
         (uint64_t)st.st_size != pages * GD_RECIPE_PAGE) {
         return gd_fail(err, GD_CORRUPT,
@@ -414,7 +407,7 @@ gd_status
 gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
                uint32_t *index, gd_error *err)
 {
-    uint64_t low = 1, high = page_count(&recipe->header);
+    uint64_t low = 1, high = gd_recipe_pages(recipe->header.extents);
     while (low <= high) {
         uint64_t middle = low + (high - low) / 2;
         gd_status s = gd_recipe_read_page(recipe, middle, page, err);

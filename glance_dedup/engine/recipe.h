@@ -89,6 +89,13 @@ typedef struct gd_recipe {
     gd_recipe_header header;
 } gd_recipe;
 
+/* The pages of extents, behind the header page. */
+static inline uint64_t
+gd_recipe_pages(uint64_t extents)
+{
+    return extents / GD_EXTENTS_PER_PAGE + (extents % GD_EXTENTS_PER_PAGE != 0);
+}
+
 /* The bytes of a recipe's file. */
 static inline uint64_t
 gd_recipe_bytes(uint64_t extents)

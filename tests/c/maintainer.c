@@ -33,7 +33,9 @@ count_recipe(const gd_judged *judged, counts *c, gd_error *err)
 {
     gd_run *runs;
     size_t count;
-    gd_status s = gd_judged_runs(judged, &runs, &count, err);
+    gd_status s = gd_judged_runs(
+        judged, 0, gd_recipe_pages(judged->recipe.header.extents), &runs,
+        &count, err);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         for (uint32_t k = 0; k < runs[i].blocks; k++) {
             c->named[runs[i].slot + k] += runs[i].group == c->group;

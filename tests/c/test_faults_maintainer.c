@@ -38,7 +38,13 @@ count_entry(world *w, gd_judged *judged)
     if (!judged->complete) {
         return GD_OK;
     }
-    gd_status s = gd_judged_runs(judged, &runs, &count, &w->x.err);
+    uint64_t blocks;
+    gd_status s = gd_judged_measure(judged, &blocks, &w->x.err);
+    if (s == GD_OK) {
+        s = gd_judged_runs(judged, 0,
+                           gd_recipe_pages(judged->recipe.header.extents),
+                           &runs, &count, &w->x.err);
+    }
     if (s == GD_OK) {
         w->x.env->release(w->x.env, runs);
     }

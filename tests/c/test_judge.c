@@ -260,8 +260,10 @@ check_damage(fixture *t, const char *words)
     CHECK_CONTAINS(t->judged.damage.text, words);
     gd_run *runs;
     size_t count;
-    CHECK_INT(gd_judged_runs(&t->judged, &runs, &count, &t->x.err),
+    uint64_t blocks;
+    CHECK_INT(gd_judged_runs(&t->judged, 0, 1, &runs, &count, &t->x.err),
               GD_INVALID);
+    CHECK_INT(gd_judged_measure(&t->judged, &blocks, &t->x.err), GD_INVALID);
     gd_judged_close(&t->judged);
 }
 
@@ -367,12 +369,15 @@ test_runs(void)
     fixture t;
     gd_run *runs;
     size_t count;
+    uint64_t blocks;
     setup(&t);
     memset(t.data + 5 * BLOCK, 0, 3 * BLOCK);
     memcpy(t.data + 20 * BLOCK, t.data, 4 * BLOCK);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
-    CHECK_INT(gd_judged_runs(&t.judged, &runs, &count, &t.x.err), GD_OK);
+    CHECK_INT(gd_judged_measure(&t.judged, &blocks, &t.x.err), GD_OK);
+    CHECK_INT(blocks, 27);
+    CHECK_INT(gd_judged_runs(&t.judged, 0, 1, &runs, &count, &t.x.err), GD_OK);
     REQUIRE(count == 4);
     static const gd_run wanted[] = {
         {1, 0, 5}, {1, 5, 12}, {1, 0, 4}, {1, 17, 6}};
@@ -384,11 +389,19 @@ test_runs(void)
     t.x.env->release(t.x.env, runs);
     for (uint64_t n = 1; n < 2; n++) {
         fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
-        CHECK_INT(gd_judged_runs(&t.judged, &runs, &count, &t.x.err),
+        CHECK_INT(gd_judged_runs(&t.judged, 0, 1, &runs, &count, &t.x.err),
                   GD_NOMEM);
     }
     fault_env_fail(&t.x.f, FAULT_PREAD, 1, EIO, false);
-    CHECK_INT(gd_judged_runs(&t.judged, &runs, &count, &t.x.err), GD_IO);
+    CHECK_INT(gd_judged_runs(&t.judged, 0, 1, &runs, &count, &t.x.err), GD_IO);
+    fault_env_fail(&t.x.f, FAULT_PREAD, 1, EIO, false);
+    CHECK_INT(gd_judged_measure(&t.judged, &blocks, &t.x.err), GD_IO);
+    static const uint64_t beyond[][2] = {
+        {0, 2}, {1, 1}, {2, 0}, {UINT64_MAX, 2}, {1, UINT64_MAX}};
+    for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
+        CHECK_INT(gd_judged_runs(&t.judged, beyond[i][0], beyond[i][1], &runs,
+                                 &count, &t.x.err), GD_INVALID);
+    }
     gd_judged_close(&t.judged);
     teardown(&t);
 }
@@ -430,9 +443,12 @@ runs_of(fixture *t, const gd_extent *extents, uint32_t count, uint64_t size)
     size_t found;
     CHECK_INT(open_image(t, "odd"), GD_OK);
     CHECK(t->judged.complete);
-    gd_status s = gd_judged_runs(&t->judged, &runs, &found, &t->x.err);
-    if (s == GD_OK) {
-        CHECK_INT(found, count);
+    uint64_t blocks;
+    gd_status s = gd_judged_measure(&t->judged, &blocks, &t->x.err);
+    for (uint64_t page = 0; s == GD_OK && page < used - 1; page++) {
+        s = gd_judged_runs(&t->judged, page, 1, &runs, &found, &t->x.err);
+        CHECK_INT(s, GD_OK);
+        CHECK_INT(found, page + 2 < used ? 102 : (count - 1) % 102 + 1);
         t->x.env->release(t->x.env, runs);
     }
     gd_judged_close(&t->judged);

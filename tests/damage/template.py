@@ -210,7 +210,8 @@ def _merge_unsettled(maintainer):
     index = merger._Index(maintainer, task.Control())
     index.catch_up()
     chosen, = merger._Run(maintainer, task.Control(), None)._rounds()
-    merged = merger.merge_image(maintainer, 'twin', chosen.mapping())
+    merged = merger.merge_image(maintainer, 'twin', chosen.mapping(),
+                                task.Control())
     assert merged.exchanged
     spool = pathlib.Path(maintainer.repository.path) / 'spool'
     entry, = spool.glob('M-*')

@@ -620,11 +620,7 @@ def merge_in_steps(maintainer, image_id, other, between):
         if not merged.replaced:
             return None
         between('before N10.3')
-        batch = maintainer.catalog.batch()
-        header, runs = merged.header(), merged.runs()
-        maintainer.catalog.count(batch, header['transaction_id'], runs,
-                                 catalog_module.facts_of(header, runs))
-        maintainer.settle(batch)
+        merger._count(maintainer, task.Control(), merged)
         between('before N10.4')
         exchanged = merged.exchange()
         between('after N10.7')
@@ -877,7 +873,7 @@ def test_merge_after_the_maintainer_was_closed(repo, maintainer):
     merged = _engine.Merge(maintainer.engine, 'a', b'')
     assert (merged.replaced, merged.name, merged.collisions) == (0, '', b'')
     with pytest.raises(exceptions.InvalidParameter):
-        merged.runs()
+        merged.header()
     with pytest.raises(exceptions.InvalidParameter):
         merged.exchange()
     maintainer.close()
@@ -902,7 +898,8 @@ def test_relocation(repo, maintainer):
         for group in {address >> 15 for address in pairs[1::2]}:
             assert repositories.group_lock_held(
                 repo.path, repositories.SHARE_BYTE + group) == 'shared'
-        merged = merger.merge_image(maintainer, 'a', pairs.tobytes())
+        merged = merger.merge_image(maintainer, 'a', pairs.tobytes(),
+                                    task.Control())
         assert merged == merger.Merged(256, True, b'')
     assert addresses(maintainer, 'a') == list(pairs[1::2])
     assert collect(maintainer).freed_blocks == 256

@@ -204,13 +204,13 @@ def test_newer_catalog(filled):
     with repositories.open_repository(filled) as repo:
         with maintaining(repo) as maintainer:
             catalog = maintainer.catalog
-            catalog._meta = {'format': 2, 'sequence': catalog.sequence,
+            catalog._meta = {'format': 3, 'sequence': catalog.sequence,
                              'of the future': True}
             catalog.write(catalog.batch(), sync=True,
                           sequence=catalog.sequence + 1)
         with maintaining(repo) as maintainer:
             words, = maintainer.warnings
-            assert (f'{filled}/catalog has format 2; this program knows '
+            assert (f'{filled}/catalog has format 3; this program knows '
                     f'{catalog_module.FORMAT}') in words
             assert 'set aside' in words
             maintenance.need_counted(maintainer)
