@@ -25,6 +25,7 @@ from collections.abc import Iterable
 import contextlib
 import dataclasses
 import sys
+import time
 from typing import Any
 
 from dedupd import accounting
@@ -38,8 +39,15 @@ from glance_dedup import maintainer as maintainer_module
 LIVE_SHARE = 50
 EVACUATE_SHARE = 10
 
-# Groups whose intent byte is held from one run to the next: as long as it is,
-# no new transaction finds duplicates in them.
+# A group in use is collected later. Where uploads overlap it never comes free by
+# itself; so after a while (seconds) the intent to collect it is announced, for a
+# limited time, and then withdrawn for a time that is longer by this factor: while
+# it is announced, no new transaction finds duplicates in the group. The next
+# time it lasts twice as long; so it outlasts the longest upload at last.
+_PATIENCE = 600.0
+_HOLD = 60.0
+_REST = 9
+# At once.
 _MOST_ANNOUNCED = 8
 # Evacuated in one run, about, since each recipe of the repository is read for
 # them: blocks.
@@ -55,6 +63,8 @@ _JOINED = 256 << 10
 _SLOT_BITS = 15
 _ENTRY_WORDS = 12
 _ENTRY_BYTES = 4 * _ENTRY_WORDS
+
+_now = time.monotonic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,12 +380,16 @@ class _Run:
             self._forget_unlinked()
             wanted, self._sums['failed'] = _candidates(
                 self._maintainer, self._maintainer.catalog)
-            self._forget_announced(wanted)
+            self._forget_busy(wanted)
             self._collect_all(wanted)
             if self._sparse:
                 self._evacuate()
         except _Refused as e:
+            self._forget_busy()
             self._sums['refused'] = str(e)
+        except BaseException:
+            self._forget_busy()
+            raise
         # What was freed may be room for it.
         self._maintainer.keep_reserve()
         return Result(**self._sums)
@@ -399,13 +413,13 @@ class _Run:
         put_off = []
         for done, number in enumerate(wanted):
             if not self._collect(number):
-                self._announce(number)
                 put_off.append(number)
             self._step(done + 1, len(wanted), 'collecting groups')
         # They had the time of all others to come free.
         for number in put_off:
             if not self._collect(number):
                 self._sums['busy'] += 1
+                self._wait_for(number)
             self._step(len(wanted), len(wanted), 'collecting groups')
 
     def _step(self, done: int, total: int, what: str) -> None:
@@ -414,21 +428,33 @@ class _Run:
 
     # -- groups in use ----------------------------------------------------
 
-    def _announce(self, number: int) -> None:
-        """Keep new transactions off a group, until it is collected."""
-        announced = self._maintainer.announced
-        if (number not in announced and len(announced) < _MOST_ANNOUNCED
-                and self._maintainer.engine.announce(number)):
-            announced.add(number)
+    def _wait_for(self, number: int) -> None:
+        """Keep new transactions off a group in use, if it is time to."""
+        engine, groups = self._maintainer.engine, self._maintainer.busy
+        now = _now()
+        busy = groups.setdefault(number, maintainer_module.Busy(
+            _HOLD, now + _PATIENCE))
+        if now < busy.turn:
+            return
+        if busy.announced:
+            engine.withdraw(number)
+            busy.announced = False
+            busy.turn = now + _REST * busy.hold
+            busy.hold *= 2
+        elif (sum(other.announced for other in groups.values())
+                < _MOST_ANNOUNCED and engine.announce(number)):
+            busy.announced = True
+            busy.turn = now + busy.hold
 
-    def _withdraw(self, number: int) -> None:
-        if number in self._maintainer.announced:
-            self._maintainer.announced.remove(number)
+    def _forget(self, number: int) -> None:
+        """Nobody need be kept off a group."""
+        busy = self._maintainer.busy.pop(number, None)
+        if busy is not None and busy.announced:
             self._maintainer.engine.withdraw(number)
 
-    def _forget_announced(self, wanted: list[int]) -> None:
-        for number in self._maintainer.announced.difference(wanted):
-            self._withdraw(number)
+    def _forget_busy(self, but: Iterable[int] = ()) -> None:
+        for number in set(self._maintainer.busy).difference(but):
+            self._forget(number)
 
     # -- one group --------------------------------------------------------
 
@@ -439,7 +465,7 @@ class _Run:
         except exceptions.BusyError:
             return False
         except exceptions.ImageNotFound:
-            self._withdraw(number)
+            self._forget(number)
             return True
         except _GROUP_ERRORS as e:
             self._fail(number, e)
@@ -454,13 +480,13 @@ class _Run:
                 raise
             except _GROUP_ERRORS as e:
                 self._fail(number, e)
-        self._withdraw(number)
+        self._forget(number)
         self._sums['groups'] += 1
         return True
 
     def _fail(self, number: int, error: Exception) -> None:
         """Leave a group alone; the others are not worse for it."""
-        self._withdraw(number)
+        self._forget(number)
         self._sums['failed'][number] = str(error)
 
     def _collect_in(self, group: _engine.Group) -> None:

@@ -400,9 +400,22 @@ class Scheduler:
                 self._perform(maintainer, _Job(0, 'account', {}))
             if not self._stopping:
                 self._perform(maintainer, job)
+                self._end_intent(maintainer)
                 self._log_warnings(maintainer)
                 if job.name not in _NO_SAMPLE:
                     self._keep_sample(maintainer)
+
+    def _end_intent(self, maintainer: maintainer_module.Maintainer) -> None:
+        """Have a collection run when the collector's intent is to end."""
+        ends = maintainer.intent_ends
+        with self._changed:
+            if self._interval('collect'):
+                if ends is not None:
+                    self._due['collect'] = min(ends, self._due['collect'])
+            elif ends is not None:
+                self._due['collect'] = ends
+            else:
+                self._due.pop('collect', None)
 
     def _next(self, maintainer: maintainer_module.Maintainer) -> _Job | None:
         """The job that is to run now; None at the end."""

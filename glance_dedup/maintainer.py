@@ -19,6 +19,7 @@ One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -112,6 +113,18 @@ def pieces(recipe: _engine.Recipe) -> Iterator[bytes]:
         yield recipe.runs(page, min(PAGES, recipe.pages - page))
 
 
+@dataclasses.dataclass
+class Busy:
+    """A group that a collection found in use."""
+
+    hold: float
+    """For how long the collector's intent is announced the next time."""
+    turn: float
+    """When, by time.monotonic(), it is to be announced, or ends."""
+    announced: bool = False
+    """Whether its intent byte is held."""
+
+
 class Maintainer:
     """The maintainer of a repository, from the lock to :meth:`close`.
 
@@ -132,8 +145,8 @@ class Maintainer:
         self.handle = repository._handle()
         self.engine = _engine.Maintenance(self.handle)
         self.warnings: list[str] = []
-        self.announced: set[int] = set()
-        """Groups whose intent byte is held, to be collected next time."""
+        self.busy: dict[int, Busy] = {}
+        """Groups that collections found in use, to be collected next time."""
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
         """What a recompression that made way goes on with, and its codec and
         level as numbers; it is closed with the engine."""
@@ -151,6 +164,15 @@ class Maintainer:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def intent_ends(self) -> float | None:
+        """When, by time.monotonic(), the first intent is to end.
+
+        A collection then ends it. None: none is announced.
+        """
+        return min((busy.turn for busy in self.busy.values()
+                    if busy.announced), default=None)
 
     @property
     def catalog(self) -> catalog_module.Catalog:

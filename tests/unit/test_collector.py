@@ -214,7 +214,6 @@ def test_n6_1_group_in_use_is_put_off(maintainer, path, other, byte):
         result = collect(maintainer)
         assert (result.busy, result.groups, result.freed_blocks) == (1, 0, 0)
         assert maintenance.live_slots(path)
-        assert repositories.group_lock_held(path, INTENT + 1) == 'exclusive'
     assert collect(maintainer).freed_blocks == 10
     assert repositories.group_lock_held(path, INTENT + 1) is None
     maintenance.need_collected(maintainer)
@@ -286,58 +285,179 @@ def test_busy_group_is_tried_again_at_the_end(maintainer, path, other):
         '.punch', lambda: holding.__exit__(None, None, None)))
     result = collect(maintainer)
     assert result.busy == 0 and result.freed_blocks == 200
-    assert not maintainer.announced
+    assert not maintainer.busy
 
 
-def test_intent_keeps_new_transactions_off(maintainer, path, other):
-    put(other, 'first', content(1, 2))
-    other.delete('first')
-    with other.begin('second') as transaction:
-        transaction.write(content(1) * 2)
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that the collector sees; a list of the one number."""
+    now = [1000.0]
+    monkeypatch.setattr(collector, '_now', lambda: now[0])
+    return now
+
+
+def held_intents(path):
+    return [g for g in maintenance.groups(path)
+            if repositories.group_lock_held(path, INTENT + g)]
+
+
+def test_a_group_in_use_stays_open_to_uploads(maintainer, path, other, clock):
+    """One delete while an upload runs: the next copy is no new data."""
+    put(other, 'base', content(1, 2))
+    put(other, 'goes', content(3))
+    other.delete('goes')
+    with other.begin('long') as transaction:
+        transaction.write(content(1))
         transaction._engine.keep()
-        assert collect(maintainer).busy == 1
-        # This one stores it anew, elsewhere.
-        assert put(other, 'third', content(2)).new_bytes == 10 * BLOCK
+        for _ in range(5):
+            assert collect(maintainer).busy == 1
+            assert not held_intents(path)
+            clock[0] += 100
+        assert put(other, 'copy', content(1, 2)).new_bytes == 0
         transaction.commit()
     collect(maintainer)
     maintenance.need_collected(maintainer)
 
 
-def test_at_most_eight_groups_are_announced(maintainer, path, other):
+def test_intent_keeps_new_transactions_off(maintainer, path, other, clock):
+    put(other, 'first', content(1, 2))
+    other.delete('first')
+    with other.begin('second') as transaction:
+        transaction.write(content(1) * 2)
+        transaction._engine.keep()
+        collect(maintainer)
+        clock[0] += 10000
+        assert collect(maintainer).busy == 1
+        assert held_intents(path) == [1]
+        # This one stores it anew, elsewhere.
+        assert put(other, 'third', content(2)).new_bytes == 10 * BLOCK
+        transaction.commit()
+    collect(maintainer)
+    assert not held_intents(path) and not maintainer.busy
+    maintenance.need_collected(maintainer)
+
+
+@pytest.mark.parametrize('longest', [1, 30, 600, 7200])
+def test_overlapping_uploads_do_not_starve_the_collector(
+        maintainer, path, other, clock, longest):
+    """Each begins before the last has ended; none where the intent is seen."""
+    put(other, 'image', content(1))
+    other.delete('image')
+    began = clock[0]
+    under_intent = 0.0
+    ends = [began + longest]
+    holding = repositories.holding(path / 'locks' / 'groups', SHARE + 1,
+                                   shared=True)
+    holding.__enter__()
+    while True:
+        if ends and not held_intents(path):
+            ends.append(clock[0] + longest)     # the next upload begins
+        ends = [end for end in ends if end > clock[0]]
+        if not ends:
+            holding.__exit__(None, None, None)
+        if not collect(maintainer).busy:
+            break
+        step = min(30.0, longest)
+        if maintainer.intent_ends is not None:
+            step = min(step, maintainer.intent_ends - clock[0])
+        step = max(step, 0.5)
+        under_intent += step * bool(held_intents(path))
+        clock[0] += step
+    assert clock[0] - began <= 600 + 60 + 40 * longest + 600
+    assert under_intent <= 60 + 0.2 * (clock[0] - began) + longest
+    assert not maintainer.busy and not held_intents(path)
+    maintenance.need_collected(maintainer)
+
+
+def test_an_intent_ends(maintainer, path, other, clock):
+    """Longer each time, with pauses that are longer still."""
+    put(other, 'image', content(1))
+    other.delete('image')
+    with repositories.holding(path / 'locks' / 'groups', SHARE + 1,
+                              shared=True):
+        changes = []
+        for _ in range(10000):
+            collect(maintainer)
+            held = bool(held_intents(path))
+            if held != (len(changes) % 2 == 1):
+                changes.append(clock[0])
+                assert (maintainer.intent_ends is not None) == held
+            if len(changes) == 6:
+                break
+            clock[0] += 10
+    gaps = [after - before for before, after in zip(changes, changes[1:])]
+    held, open_ = gaps[::2], gaps[1::2]
+    assert held == [60, 120, 240]
+    assert all(o >= 9 * h for h, o in zip(held, open_))
+
+
+def test_at_most_eight_groups_are_announced(maintainer, path, other, clock):
     put(other, 'image', content(*range(80)))
     other.delete('image')
     groups = maintenance.groups(path)
     assert len(groups) > 10
     with repositories.holding(path / 'locks' / 'groups',
                               *(SHARE + g for g in groups), shared=True):
-        result = collect(maintainer)
-        assert result.busy == len(groups)
-        announced = [g for g in groups
-                     if repositories.group_lock_held(path, INTENT + g)]
-        assert len(announced) == 8
+        assert collect(maintainer).busy == len(groups)
+        clock[0] += 10000
+        assert collect(maintainer).busy == len(groups)
+        first = held_intents(path)
+        assert len(first) == 8
+        # Then it is the others' turn.
+        clock[0] += 60
+        collect(maintainer)
+        clock[0] += 1
+        collect(maintainer)
+        assert set(held_intents(path)) == set(groups) - set(first)
     assert collect(maintainer).busy == 0
-    assert not any(repositories.group_lock_held(path, INTENT + g)
-                   for g in groups)
+    assert not held_intents(path)
     maintenance.need_collected(maintainer)
 
 
-def test_intent_goes_with_the_maintainer(path, repo, other):
+def test_intent_goes_with_the_maintainer(path, repo, other, clock):
     put(other, 'image', content(1))
     other.delete('image')
     with repositories.holding(path / 'locks' / 'groups', SHARE + 1,
                               shared=True):
         with maintaining(repo) as maintainer:
+            collect(maintainer)
+            clock[0] += 10000
             assert collect(maintainer).busy == 1
-        assert repositories.group_lock_held(path, INTENT + 1) is None
+            assert held_intents(path) == [1]
+        assert not held_intents(path)
 
 
-def test_intent_that_is_not_needed_any_more(maintainer, path, other):
+@pytest.mark.parametrize('why', ['nothing to free', 'refused', 'stopped'])
+def test_intent_that_is_not_needed_any_more(maintainer, path, other, clock,
+                                            why):
+    """Nobody else would end it."""
+    put(other, 'kept', content(2))
     put(other, 'image', content(1))
-    collect(maintainer)
-    maintainer.announced.add(1)
-    assert maintainer.engine.announce(1)
-    collect(maintainer)
-    assert repositories.group_lock_held(path, INTENT + 1) is None
+    other.delete('image')
+    with repositories.holding(path / 'locks' / 'groups', SHARE + 1,
+                              shared=True):
+        collect(maintainer)
+        clock[0] += 10000
+        collect(maintainer)
+        assert held_intents(path) == [1]
+        if why == 'refused':
+            put(other, 'new', content(3))
+            recipe = path / 'images' / 'new'
+            recipe.write_bytes(bytes(len(recipe.read_bytes())))
+            assert collect(maintainer).refused
+        elif why == 'stopped':
+            control = task.Control()
+            control.stop()
+            with pytest.raises(task.Stopped):
+                collector.run_once(maintainer, control)
+        else:
+            batch = maintainer.catalog.batch()
+            maintainer.catalog.set_group(
+                batch, 1, dirty=False,
+                judged=maintainer.engine.group_facts(1)['published'])
+            maintainer.write(batch)
+            collect(maintainer)
+        assert not held_intents(path)
 
 
 def test_n6_5_both_locks_are_given_back(maintainer, path, other):

@@ -153,6 +153,30 @@ def test_intervals(repository, conf, done):
         wait_for(lambda: scheduler.task('merge')['runs'] >= 1)
 
 
+@pytest.mark.parametrize('interval', [0, 3600])
+def test_a_collection_ends_the_intent_in_time(repository, conf, done,
+                                              interval):
+    """Whether or not one is due by then."""
+    turns = [time.monotonic() + 0.2, time.monotonic() + 0.4]
+
+    def work(maintainer, control, **arguments):
+        maintainer.busy.clear()
+        if turns:
+            maintainer.busy[1] = maintainer_module.Busy(
+                60, turns.pop(0), announced=True)
+        return Result()
+    done.work['collect'] = work
+    conf.set_override('collect_interval', interval, 'dedupd')
+    with running(repository, conf) as scheduler:
+        scheduler.request('collect')
+        wait_for(lambda: scheduler.task('collect')['runs'] >= 3)
+        wait_for(lambda: scheduler.task('collect')['state'] == 'idle')
+        due = scheduler.task('collect')['next']
+        assert due is None if not interval else due > time.time() + 1000
+        time.sleep(0.3)
+        assert scheduler.task('collect')['runs'] == 3
+
+
 def test_the_clock_is_set_back_while_a_task_runs(repository, conf, done,
                                                  monkeypatch):
     real = time.time

@@ -195,7 +195,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
     uploads[0].commit()
     assert other.statistics()['hits'] >= SLOTS
     # Nobody is kept off any more.
-    assert not maintainer.announced and maintainer.rewriting is None
+    assert not maintainer.busy and maintainer.rewriting is None
     assert recompress(maintainer).groups == 1
     assert os.listdir(path / 'spool') and not [
         name for name in os.listdir(path / 'spool') if name[0] == 'G']
