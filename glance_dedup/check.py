@@ -869,6 +869,7 @@ class _Checker:
                 break
             if failure is None:
                 slots = {s for m in misfits for s in m.extent.slots()}
+                slots |= group.doubtful
                 for p in group.problems:
                     slots.update(range(p.slot, p.slot + p.slots))
             elif not extents and failure[1] is None and (

@@ -170,8 +170,8 @@ class Group:
     covered: int = 0            # bytes that such segments take of the file
     freed: int = 0              # slots
     damaged: int = 0            # slots
-    damaged_at: set[int] = dataclasses.field(
-        default_factory=set)    # segments of damaged blocks
+    doubtful: set[int] = dataclasses.field(
+        default_factory=set)    # live slots of segments with problems
     told: int = 0               # bytes that progress was told of
     states: bytearray = dataclasses.field(default_factory=bytearray)
     lengths: array.array = dataclasses.field(
@@ -608,7 +608,6 @@ class GroupReader:
         if state == DAMAGED:
             group.states[slot] = DAMAGED
             group.damaged += 1
-            group.damaged_at.add(offset)
             return None
         group.states[slot] = GOOD
         segments.setdefault((offset, stored, codec), []).append(
@@ -625,6 +624,7 @@ class GroupReader:
             end = max(end, offset + size)
             if only is not None and not any(b[0] in only for b in blocks):
                 continue
+            problems = len(group.problems)
             try:
                 self.read_segment(group, f, offset, stored, codec, blocks)
             except Damage as e:
@@ -635,6 +635,8 @@ class GroupReader:
                     offset if e.offset is None else e.offset,
                     f'the segment of slots {first} to {last}: {e.sentence}',
                     first, last - first + 1)
+            if len(group.problems) > problems:
+                group.doubtful.update(block[0] for block in blocks)
             untold += size
             if untold >= MAX_SEGMENT and only is None:
                 self.advance(untold, f.file)
@@ -682,12 +684,16 @@ class GroupReader:
         if not intact and all(
                 group.states[block[0]] == GOOD for block in blocks):
             # Each block has been judged by its own; so nothing is lost.
-            group.problem(
-                offset, f'the segment of slots {first} to '
-                f'{first + count - 1}: its checksum does not agree',
-                severity=NOTE if (
-                    offset in group.damaged_at
-                    or blocks[0][0] >= group.published) else DAMAGE)
+            sentence = (f'the segment of slots {first} to '
+                        f'{first + count - 1}: its checksum does not agree')
+            severity = DAMAGE
+            if blocks[0][0] >= group.published:
+                severity = NOTE
+            elif sum(block[2] for block in blocks) < plain_length:
+                # A crash, or damage that was told, may have spoiled these.
+                sentence += '; some of its blocks are needed no more'
+                severity = NOTE
+            group.problem(offset, sentence, severity=severity)
 
     def has_fingerprint(self, group, slot, block) -> bool:
         wanted = group.fingerprint(slot)

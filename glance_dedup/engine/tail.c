@@ -97,6 +97,20 @@ verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
     return GD_OK;
 }
 
+/* What was torn has not the checksum of its header.  Once the blocks that it
+ * spoiled are freed, nothing would tell that from damage; so what is there now
+ * gets its checksum.  Of all the segment's bytes only those that no block needs
+ * change (format.rst, "Segments"): a crash in between costs nothing. */
+static void
+mend_checksum(uint8_t *in, const gd_segment_header *header, uint64_t seed)
+{
+    const struct iovec stored = {in + GD_SEGMENT_HEADER,
+                                 header->stored_length};
+    if (!gd_segment_intact(in, header, seed)) {
+        gd_segment_header_encode(header, seed, &stored, 1, in);
+    }
+}
+
 /* The same bytes are written again, so that the coming fdatasync makes them
  * durable.  A block that does not verify becomes damaged, which no look-up
  * returns: its neighbours need not go with it, nor what its entry says, since a
@@ -116,12 +130,13 @@ renew_part(renewal *x, const part *one, scratch *own, gd_error *err)
     }
     s = verify_entries(group, entries, one->count, slot,
                        s == GD_OK ? &header : NULL, own, &any, err);
-    return s == GD_OK && any
-               ? gd_write_full(group->env, group->fd, own->in,
-                               GD_SEGMENT_HEADER +
-                                   (size_t)header.stored_length,
-                               entries->segment, group->name, err)
-               : s;
+    if (s != GD_OK || !any) {
+        return s;
+    }
+    mend_checksum(own->in, &header, group->bounds.seed);
+    return gd_write_full(group->env, group->fd, own->in,
+                         GD_SEGMENT_HEADER + (size_t)header.stored_length,
+                         entries->segment, group->name, err);
 }
 
 /* ---- all of them ---- */

@@ -250,6 +250,24 @@ MUTANTS = (
         why_not='the new owner\'s own fdatasync makes the tail durable, '
         'unless an earlier one failed'),
     Mutant(
+        'torn-segments-not-mended', 'N7.3', (
+            Edit(_TAIL,
+                 '    mend_checksum(own->in, &header, group->bounds.seed);\n',
+                 '    (void)mend_checksum;\n'),),
+        tests=('tests/unit/test_c.py::test_c[test_tail-plain]',),
+        why_not='check only notes a segment that is not whole, unless all of '
+        'its blocks live; then a tear must have hit no more than a checksum'),
+    Mutant(
+        'what-is-dead-must-be-whole', 'N7.3', (
+            Edit(_TAIL,
+                 '    mend_checksum(own->in, &header, group->bounds.seed);\n',
+                 '    (void)mend_checksum;\n'),
+            Edit(_CHECK,
+                 '            elif sum(block[2] for block in blocks) < '
+                 'plain_length:\n',
+                 '            elif plain_length == 0:\n')),
+        workload='store'),
+    Mutant(
         'page-without-its-head', 'I2', (
             Edit(_DIRECT,
                  '    return gd_read_full(direct->env, direct->group->fd, '

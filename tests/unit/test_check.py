@@ -375,13 +375,7 @@ def damaged_offsets(repository, path, file, images):
     return ignored
 
 
-def once(monkeypatch):
-    """One look is enough where nothing changes meanwhile."""
-    monkeypatch.setattr(check, 'LOOKS', 1)
-
-
-def test_every_byte_of_a_group(monkeypatch, repository, group, image):
-    once(monkeypatch)
+def test_every_byte_of_a_group(repository, group, image):
     ignored = damaged_offsets(
         repository, group.path, 'groups/00000001', {'one'})
     # Entries never used, and what lies behind the last of them: a note.
@@ -393,9 +387,44 @@ def test_every_byte_of_a_group(monkeypatch, repository, group, image):
     assert ignored == unused | set(range(garbage, garbage + 7))
 
 
-def test_every_byte_behind_a_fingerprint_store(monkeypatch, tmp_path):
+@pytest.mark.parametrize('state', [
+    writer.VOID, writer.FREED, writer.DAMAGED])
+@pytest.mark.parametrize('codec', [writer.NONE, writer.LZ4])
+def test_segment_of_which_not_all_lives(repository, state, codec):
+    """What is no more may have lost its bytes; nobody needs them."""
+    group = writer.Group(repository, 1)
+    group.append([block(i) for i in range(4)], codec)
+    group.append([block(i) for i in range(4, 8)], codec)
+    fields = bytearray(group.entries[2][:52])
+    fields[51] = fields[51] & 0x1f | state << 5
+    group.entry(2, bytes(fields), state=state)
+    group.publish()
+    path = group.save()
+    repository.image('one', [(group, 0, 2), (group, 3, 5)])
+    assert look(repository)[1].findings == []
+    at = group.data_start
+    if codec == writer.NONE:
+        patch(path, at + 32 + 2 * 512 + 7, b'!')
+        note, = look(repository, NOTE)[0]
+        assert not look(repository)[0]
+        assert 'some of its blocks' in note.sentence
+        group.save()
+    # Every byte of the header is looked at all the same.
+    content = path.read_bytes()
+    for offset in range(32):
+        patch(path, at + offset, bytes([content[at + offset] ^ 1]))
+        report = check.check(repository.path)
+        assert [f.offset for f in report.findings] == [at], offset
+        assert report.ok == (not report.damaged_images)
+        path.write_bytes(content)
+    # Where all live, what has changed was needed, or the header's.
+    second = content.index(b'GDSG', at + 1)
+    patch(path, second + 24, bytes([content[second + 24] ^ 1]))
+    assert 'checksum' in one_damage(repository, 'groups/00000001').sentence
+
+
+def test_every_byte_behind_a_fingerprint_store(tmp_path):
     """Slots that leave a gap before the segments: bytes of no meaning."""
-    once(monkeypatch)
     repository = writer.Repository(tmp_path / 'r', group_slots=80)
     group = writer.Group(repository, 1)
     group.append([block(0)])
@@ -412,8 +441,7 @@ def test_every_byte_behind_a_fingerprint_store(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize('pieces', ['blocks', 'zeros', 'nothing'])
-def test_every_byte_of_a_recipe(monkeypatch, repository, group, pieces):
-    once(monkeypatch)
+def test_every_byte_of_a_recipe(repository, group, pieces):
     path = repository.image('one', {
         'blocks': [(group, i, 1) for i in range(12)] + [('zeros', 3)],
         'zeros': [('zeros', 1 << 30)],
@@ -421,31 +449,27 @@ def test_every_byte_of_a_recipe(monkeypatch, repository, group, pieces):
     assert damaged_offsets(repository, path, 'images/one', {'one'}) == set()
 
 
-def test_every_byte_of_a_deleted_recipe(monkeypatch, repository, group):
-    once(monkeypatch)
+def test_every_byte_of_a_deleted_recipe(repository, group):
     path = repository.path / 'spool' / ('D-' + '0' * 32)
     repository.write(path, repository.recipe('one', [(group, 0, 12)]))
     assert damaged_offsets(repository, path, f'spool/{path.name}',
                            set()) == set()
 
 
-def test_every_byte_of_the_parameters(monkeypatch, repository, group, image):
-    once(monkeypatch)
+def test_every_byte_of_the_parameters(repository, group, image):
     path = repository.path / 'repository.json'
     assert damaged_offsets(
         repository, path, 'repository.json', set()) == set()
 
 
-def test_every_byte_of_the_key(monkeypatch, repository):
-    once(monkeypatch)
+def test_every_byte_of_the_key(repository):
     path = repository.path / 'key'
     for _ in flips(path):
         assert not check.check(repository.path).ok
 
 
 @pytest.mark.parametrize('which', ['group', 'image'])
-def test_every_truncation(monkeypatch, repository, group, image, which):
-    once(monkeypatch)
+def test_every_truncation(repository, group, image, which):
     path = {'group': group.path, 'image': image}[which]
     content = path.read_bytes()
     for size in range(len(content) - 1, -1, -1):
@@ -456,8 +480,7 @@ def test_every_truncation(monkeypatch, repository, group, image, which):
     assert look(repository)[1].ok == (which == 'group')
 
 
-def test_zeroed_sectors(monkeypatch, repository, group, image):
-    once(monkeypatch)
+def test_zeroed_sectors(repository, group, image):
     for path in (group.path, image):
         content = path.read_bytes()
         for offset in range(0, len(content), 512):

@@ -23,6 +23,7 @@ import pytest
 
 from glance_dedup import check
 from glance_dedup import repository
+from tests import repositories
 from tests.unit import format_writer as writer
 
 MIB = 1 << 20
@@ -237,3 +238,35 @@ def test_while_other_processes_store_and_delete(make, tmp_path):
     report = check.check(tmp_path / 'repository')
     assert report.ok
     assert report.figures['images'] == 6
+
+
+@pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
+def test_every_byte_of_a_segment_header(make, tmp_path, monkeypatch, codec):
+    """As users run it: what is found at the first look is found at the last."""
+    monkeypatch.setattr(check, 'PAUSE', 0)
+    with make(codec, block_size=512, group_slots=64,
+              segment_size=2048) as repo:
+        repo.put('one', io.BytesIO(text(5, 20000)))
+        with repo.open_image('one') as image:
+            whole = image.read()
+    group = repositories.Group(tmp_path / 'repository', 1)
+    content = group.path.read_bytes()
+    unread = []
+    for slot in (0, 4, 12):
+        segment = group.entry(slot)[2]
+        for at in range(32):
+            for change in (1, 0x80):
+                data = bytearray(content)
+                data[segment + at] ^= change
+                group.path.write_bytes(data)
+                report = check.check(tmp_path / 'repository')
+                assert not report.ok, (slot, at)
+                assert {f.file for f in report.findings} == {
+                    'groups/00000001'}
+                if not report.damaged_images:
+                    unread.append(at)
+                    with make() as repo, repo.open_image('one') as image:
+                        assert image.read() == whole
+    # What no reader needs: two reserved fields, and the checksum itself.
+    assert set(unread) >= {5, *range(20, 32)}
+    assert set(unread) <= {5, *range(6, 12), *range(20, 32)}

@@ -620,6 +620,75 @@ def test_unfinished_tail_is_no_damage(maintainer, path, other):
     assert (result.damaged, result.blocks) == (0, 10)
 
 
+def write(file, at, data):
+    with open(file, 'r+b') as f:
+        f.seek(at)
+        f.write(data)
+
+
+def crash(path, tear):
+    """Leave a tail, as a machine that crashes before a sync point may.
+
+    :param tear: changes it; is given the group's file
+    """
+    with repositories.open_repository(path, codec='none') as repo:
+        put(repo, 'gone', content(1))
+        assert maintenance.blocks_of(repo, 'gone')[0] == (1, 0)
+    os.unlink(path / 'images' / 'gone')
+    for name in os.listdir(path / 'spool'):
+        os.unlink(path / 'spool' / name)
+    group = repositories.Group(path, 1)
+    tear(group)
+    write(group.path, 512, bytes(1024))     # the published records
+
+
+def tear_block(group):
+    """A sector was not written."""
+    write(group.path, group.entry(1)[2] + 32 + BLOCK, bytes(BLOCK))
+
+
+def tear_entry(group):
+    """Nor was that of its entry, which is the first in its own."""
+    write(group.path, group.entry(9)[2] + 32 + BLOCK, bytes(BLOCK))
+    write(group.path, group.entry_offset(9), bytes(56))
+
+
+def tear_checksum(group):
+    """A sector that begins with the header's end and has zeros otherwise."""
+    write(group.path, group.entry(1)[2] + 24, bytes(8))
+
+
+def tear_reserved(group):
+    write(group.path, group.entry(1)[2] + 20, b'garbage')
+
+
+@pytest.mark.parametrize('tear', [
+    tear_block, tear_entry, tear_checksum, tear_reserved])
+def test_what_a_torn_tail_has_left_is_no_damage(path, tear):
+    """Of a segment that is not whole, what is good is used (N7.3)."""
+    crash(path, tear)
+    with repositories.open_repository(path, codec='none') as repo:
+        with maintaining(repo) as maintainer:
+            assert findings(path) == []
+            put(repo, 'next', content(9))
+            # The next writer has judged it: only what is torn is stored.
+            assert put(repo, 'one', content(1)).new_bytes < 4 * BLOCK
+            assert read_all(repo, 'one') == content(1)
+            assert findings(path) == []
+            for _ in range(2):
+                account(maintainer)
+                collect(maintainer)
+                assert findings(path) == []
+                result = scrub(maintainer)
+                assert (result.damaged, result.worn) == (0, 0)
+            states = maintenance.states(path, 1)
+            assert DAMAGED not in states
+            assert read_all(repo, 'one') == content(1)
+    # No byte of the segment is in doubt.
+    assert not [note for note in findings(path, check.NOTE)
+                if 'checksum' in note]
+
+
 # -- killed -------------------------------------------------------------------
 
 @pytest.mark.parametrize('calls', range(2, 60, 3))
