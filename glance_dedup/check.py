@@ -986,15 +986,18 @@ class _Checker:
             return f'the group has only {group.slots} slots', DAMAGE
         if group.scope != self.owners[e.owner].scope:
             return 'the group has blocks of another scope', DAMAGE
-        marked = None
+        marked, lost = None, False
         for slot, state in enumerate(states, e.slot) if (
                 states.count(form.GOOD) != e.blocks) else ():
-            if state == form.DAMAGED and group.has_spare(slot, self.spares):
-                marked = slot
+            if state in (form.DAMAGED, form.BAD) and (
+                    group.has_spare(slot, self.spares)):
+                marked = slot if state == form.DAMAGED else marked
             elif state == form.BAD:
-                return None, NOTE   # a finding of its group's
+                lost = True     # a finding of its group's
             elif state != form.GOOD:
                 return (f'slot {slot} is {form.STATE_NAMES[state]}', DAMAGE)
+        if lost:
+            return None, NOTE
         # A damaged entry keeps its fields.
         if sum(group.lengths[e.slot:end]) != e.length:
             return 'their lengths do not add up to its own', DAMAGE

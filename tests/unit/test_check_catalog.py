@@ -823,6 +823,28 @@ def test_a_spare_of_a_weak_fingerprint(tmp_path, name, marked):
     assert report.damaged_images == ['one']
 
 
+def test_spares_of_some_blocks_of_an_extent(
+        repository, image, group, spares):
+    """What one of them stands in for hides no other."""
+    damage_block(group, 4)
+    assert check.check(repository.path).damaged_images == []
+    content = group.path.read_bytes()
+    mark(group, 5)
+    group.save()
+    damage_block(group, 4)
+    assert check.check(repository.path).damaged_images == ['one']
+    group.path.write_bytes(content)
+    # Nor that the extent means other blocks.
+    two = repository.image('two', [(group, 3, 2)])
+    data = bytearray(two.read_bytes())
+    data[4096 + 8 + 32] ^= 1
+    data[8184:8192] = struct.pack('<Q', writer.xxh3(
+        bytes(data[4096:8184]),
+        int.from_bytes(writer.some_id('upload of two')[:8], 'little')))
+    two.write_bytes(data)
+    assert check.check(repository.path).damaged_images == ['two']
+
+
 def test_marked_block_of_other_content(repository, group, spares):
     """A spare copy of what the image was not made of is no help."""
     group.append([group.blocks[7]])
