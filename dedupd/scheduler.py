@@ -28,6 +28,7 @@ in the status, and tried again when its time comes.
 
 import collections
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import logging
@@ -79,6 +80,18 @@ Fields = dict[str, Any]
 #: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
 #: 'error', the payload the arguments, the result, or ``{'error': sentence}``.
 Listener = Callable[[str, str, Fields], None]
+
+
+def _troubles(result: Fields) -> Iterator[str]:
+    """What a run that ended could not do, or found wrong, in sentences."""
+    if result.get('refused'):
+        yield f'nothing was freed: {result["refused"]}'
+    if result.get('found'):
+        yield f'{result["found"]} damaged blocks were found'
+    for key, words in (('failed', 'left as it is'),
+                       ('unreadable', 'unreadable')):
+        for what, error in sorted((result.get(key) or {}).items())[:1]:
+            yield f'{len(result[key])} {words}; the first is {what}: {error}'
 
 
 def _rank(name: str) -> int:
@@ -532,6 +545,8 @@ class Scheduler:
             # Most runs find nothing to do.
             LOG.log(logging.INFO if any(result.values()) else logging.DEBUG,
                     '%s: %s', job.name, result)
+            for text in _troubles(result):
+                self._add_error(job.name, text)
             self._notify('end', job.name, result)
         else:
             self._notify('error', job.name, {'error': error})
@@ -570,8 +585,14 @@ class Scheduler:
             LOG.error('%s failed: %s', name, error)
         else:
             LOG.error('%s failed', name, exc_info=error)
-        self.errors.append({'time': time.time(), 'task': name,
-                            'text': str(error) or repr(error)})
+        self._add_error(name, str(error) or repr(error))
+
+    def _add_error(self, name: str, text: str) -> None:
+        """For the status: what is told again and again is there once."""
+        for error in list(self.errors):
+            if (error['task'], error['text']) == (name, text):
+                self.errors.remove(error)
+        self.errors.append({'time': time.time(), 'task': name, 'text': text})
 
     def _log_warnings(self, maintainer: maintainer_module.Maintainer) -> None:
         warnings = list(maintainer.warnings)

@@ -430,10 +430,19 @@
       : `about ${bytes(averageBlock(repository))}`;
   }
 
+  // The sums know an image when it was counted; the list has all there are.
+  const anyImages = () =>
+    state.images && state.images.images && state.images.images.length > 0;
+
+  function drawEmpty() {
+    const { space = {} } = state.status;
+    $('empty').hidden = space.images !== 0 || anyImages() !== false;
+  }
+
   function drawSplit(space) {
     const logical = number(space.logical_bytes);
     const known = logical > 0 && number(space.disk_bytes) !== null;
-    $('empty').hidden = space.images !== 0;
+    drawEmpty();
     $('split').hidden = !known;
     $('split-legend').hidden = !known;
     if (!known) {
@@ -468,7 +477,7 @@
         + (r.busy > 0 ? `, ${plural(r.busy, 'group')} put off` : ''),
     merge: (r) => `${plural(r.merged_blocks, 'block')} merged `
       + `(${bytes(r.merged_bytes)}) of ${count(r.scanned)} looked at`,
-    evict: (r) => `${plural(r.evicted.length, 'image')} evicted, `
+    evict: (r) => `${plural((r.evicted || []).length, 'image')} evicted, `
       + `${bytes(r.disk_bytes)} given back`
       + (r.short ? `; ${r.short}` : ''),
     scrub: (r) => `${bytes(r.bytes)} verified, ${damageWords(r)}`,
@@ -911,7 +920,8 @@
     if (!images.length) {
       names.replaceChildren();
       clearMap(box, $('sharing-scale'), $('sharing-readout'),
-               $('sharing-note'), refused || 'No images yet.');
+               $('sharing-note'), refused || (anyImages()
+                 ? 'No images that can be compared.' : 'No images yet.'));
       return;
     }
     showMap(box, $('sharing-scale'), $('sharing-readout'));
@@ -1198,7 +1208,7 @@
                         + `${NAMED[error.task] || error.task || ''}: `),
          String(error.text)));
     $('errors').replaceChildren(...rows.length ? rows
-      : [el('li', { class: 'muted' }, 'None since the daemon was started.')]);
+      : [el('li', { class: 'muted' }, 'None is known.')]);
   }
 
   // -- all of it --------------------------------------------------------------
@@ -1206,6 +1216,7 @@
   function drawDetails() {
     for (const [part, keys, function_] of [
       ['history', ['history'], drawHistory],
+      ['empty', ['images'], drawEmpty],
       ['savings', ['images'], drawSavings],
       ['sharing', ['sharing'], drawSharing],
       ['groups', ['groups'], drawGroups]]) {

@@ -595,6 +595,10 @@ def test_unreadable_group(browser, tmp_path):
         it.perform('scrub', full=True)
         browser.show(it.url)
         assert 'unreadable' in browser.task('scrub')
+        # There is an image, and an error.
+        assert browser.text('sharing-note') != 'No images yet.'
+        assert browser.text('images') != 'No images yet.'
+        assert 'unreadable' in browser.text('errors')
         assert 'no damage' not in browser.task('scrub').lower()
         assert 'broken' in browser.text('damaged')
         assert 'No damaged blocks' not in browser.text('damage-text')
@@ -617,3 +621,16 @@ def test_no_filter(browser, tmp_path):
         assert error in browser.text('notices')
         assert error in browser.text('filter')
         browser.need_silence()
+
+
+def test_an_image_that_is_not_counted_yet(browser, tmp_path):
+    """The sums are of none; but there is one."""
+    path = repositories.create(tmp_path / 'repository')
+    with dedupd_watched.running(path) as it:
+        it.perform('account')
+        with contextlib.closing(repositories.open_repository(path)) as repo:
+            repositories.put(repo, 'new', repositories.noise(1 << 16, 2))
+        browser.show(it.url)
+        if it.status()['space']['images'] == 0:     # not counted meanwhile
+            assert 'new' in browser.text('images')
+            assert browser.text('empty') == ''

@@ -369,6 +369,34 @@ def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
             assert after and min(after) >= before + (1 << 20)
 
 
+@dataclasses.dataclass(frozen=True)
+class Trouble(Result):
+    refused: str | None = None
+    found: int = 0
+    failed: dict = dataclasses.field(default_factory=dict)
+    unreadable: dict = dataclasses.field(default_factory=dict)
+
+
+def test_what_a_run_could_not_do_is_an_error(repository, conf, done):
+    """Also if the run itself ended well; and each is told once."""
+    done.work = {
+        'collect': lambda *a, **k: Trouble(refused='a recipe is bad'),
+        'scrub': lambda *a, **k: Trouble(
+            found=3, unreadable={'images/b': 'no', 'images/a': 'torn'}),
+        'merge': lambda *a, **k: Trouble(failed={'a': 'no room'})}
+    with running(repository, conf) as scheduler:
+        for _ in range(30):
+            scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        for name in ('scrub', 'merge'):
+            scheduler.wait(name, scheduler.request(name), LIMIT)
+        wait_for(lambda: len(scheduler.errors) == 4)
+        assert [(e['task'], e['text']) for e in scheduler.errors] == [
+            ('collect', 'nothing was freed: a recipe is bad'),
+            ('scrub', '3 damaged blocks were found'),
+            ('scrub', '2 unreadable; the first is images/a: torn'),
+            ('merge', '1 left as it is; the first is a: no room')]
+
+
 def test_how_tasks_did_survives_a_restart(repository, conf, done):
     def fail(maintainer, control, **arguments):
         raise exceptions.StorageError('the disk is gone')
