@@ -101,6 +101,12 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     return conf
 
 
+def warn_of_unknown(conf: cfg.ConfigOpts) -> None:
+    """Log what in the files has no effect, such as a mistyped name."""
+    for sentence in opts.unknown(conf):
+        LOG.warning('%s', sentence)
+
+
 def check_replication(options: Any) -> None:
     """What no single option's bounds say.
 
@@ -339,7 +345,7 @@ class Daemon:
         notify(f'RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}')
         try:
             # What cannot be read must not take the place of what can.
-            read_options(self._arguments)
+            warn_of_unknown(read_options(self._arguments))
             self._conf.mutate_config_files()
             users = self._find_users()
             tls = tls_context(self._conf) if self._tls is not None else None
@@ -424,6 +430,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         conf = read_options(arguments)
         logs.setup(conf)
+        warn_of_unknown(conf)
         # A connection needs a descriptor, and so do open images and groups.
         with contextlib.suppress(OSError, ValueError):
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -15,6 +15,12 @@
 Those marked mutable are read anew on SIGHUP.
 """
 
+from collections.abc import Iterable
+from collections.abc import Iterator
+import difflib
+import glob
+import os
+
 from oslo_config import cfg
 from oslo_config import types
 
@@ -872,3 +878,45 @@ def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """The options, for ``oslo-config-generator --namespace dedupd``."""
     return [('DEFAULT', [*mode_opts, *messaging_opts]),
             *((group, list(options)) for group, options in GROUPS.items())]
+
+
+# Former names of options of oslo.log, which it still reads.
+_FORMER = {'log_config', 'logdir', 'logfile'}
+# How like a known name one of [DEFAULT] has to be to count as mistyped, where
+# oslo.messaging may know it.
+_ALIKE = 0.8
+
+
+def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
+    """A sentence for each option of the files that nobody reads.
+
+    What may be an option of oslo.messaging passes: to ask it imports all of
+    its drivers.
+    """
+    known = {group: set(conf[group]) for group in GROUPS}
+    known['DEFAULT'] = {name for name in conf if name not in known} | _FORMER
+    paths = [*(conf.config_file or ())]
+    for directory in conf.config_dir or ():
+        paths += sorted(glob.glob(os.path.join(directory, '*.conf')))
+    for path in paths:
+        sections: dict[str, dict[str, list[str]]] = {}
+        cfg.ConfigParser(path, sections).parse()
+        for group, options in sections.items():
+            if group not in known:
+                if not group.startswith('oslo_'):
+                    yield _sentence(path, f'group [{group}]', group, known)
+                continue
+            for name in options:
+                plain = name.replace('-', '_')
+                if plain not in known[group] and not (
+                        group == 'DEFAULT' and conf.transport_url
+                        and not difflib.get_close_matches(
+                            plain, known[group], 1, _ALIKE)):
+                    yield _sentence(path, f'option {name} in [{group}]', name,
+                                    known[group])
+
+
+def _sentence(path: str, what: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return (f'{path}: there is no {what}, and it is ignored'
+            + (f'; did you mean {near[0]}?' if near else ''))

@@ -138,3 +138,56 @@ def test_users():
     assert main.user_ids(['123', pwd.getpwuid(0).pw_name]) == own | {123}
     with pytest.raises(ValueError):
         main.user_ids(['no-such-user'])
+
+
+def test_what_nobody_reads_is_named(tmp_path, caplog):
+    (tmp_path / 'a.conf').write_text(
+        '[DEFAULT]\ndebug = true\nlogfile = /dev/null\nlog-dir = x\n'
+        'debgu = true\n'
+        '[dedupd]\ncollect_intervall = 5\nmerge_interval = 5\n'
+        'listen_on_saturday = 5\n'
+        '[dedup]\ndatadir = x\n[replication]\ninterval = 5\n'
+        '[oslo_messaging_rabbit]\nssl = true\n')
+    (tmp_path / 'd').mkdir()
+    (tmp_path / 'd' / 'b.conf').write_text('[cache]\npeeer = x\n')
+    conf = main.read_options(['--config-file', str(tmp_path / 'a.conf'),
+                              '--config-dir', str(tmp_path / 'd')])
+    main.warn_of_unknown(conf)
+    first, second = tmp_path / 'a.conf', tmp_path / 'd' / 'b.conf'
+    ignored = 'and it is ignored'
+    assert [record.getMessage() for record in caplog.records
+            if record.name == 'dedupd.main'] == [
+        f'{first}: there is no option debgu in [DEFAULT], {ignored}; did you '
+        'mean debug?',
+        f'{first}: there is no option collect_intervall in [dedupd], '
+        f'{ignored}; did you mean collect_interval?',
+        f'{first}: there is no option listen_on_saturday in [dedupd], '
+        f'{ignored}',
+        f'{first}: there is no group [dedup], {ignored}; did you mean '
+        'dedupd?',
+        f'{second}: there is no option peeer in [cache], {ignored}; did you '
+        'mean peer?']
+
+
+def test_options_of_messaging_pass_where_there_is_a_broker(tmp_path):
+    path = tmp_path / 'conf'
+    path.write_text(
+        '[DEFAULT]\ntransport_url = rabbit://localhost\n'
+        'rpc_response_timeout = 5\n'
+        'debgu = true\n[oslo_messaging_rabbit]\nssl = true\n'
+        '[oslo_messaging_notifications]\ndriver = messagingv2\n')
+    conf = main.read_options(['--config-file', str(path)])
+    [found] = opts.unknown(conf)
+    assert 'did you mean debug?' in found
+
+
+def test_what_the_sample_has_is_known(tmp_path):
+    """Every option, set to something."""
+    path = tmp_path / 'conf'
+    path.write_text(''.join(
+        f'[{group}]\n' + ''.join(
+            f'{opt.name} = \n' for opt in options
+            if isinstance(opt, cfg.ListOpt))
+        for group, options in opts.list_opts()))
+    conf = main.read_options(['--config-file', str(path)])
+    assert list(opts.unknown(conf)) == []
