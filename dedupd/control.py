@@ -24,13 +24,13 @@ import time
 from typing import Any
 
 from oslo_log import log
-from pbr import version
 
 from dedupd import figures as figures_module
 from dedupd import scheduler as scheduler_module
 from glance_dedup import _engine
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
+from glance_dedup import version
 
 LOG = log.getLogger(__name__)
 
@@ -81,7 +81,6 @@ class Control:
         # Whoever waits for a task's end, and then asks, sees what it did.
         scheduler.changed = figures.forget
         self._started = time.time()
-        self._version = version.VersionInfo('glance-dedup').version_string()
         self.ready = False
         self.replicator: Any = None
         self.reads = lambda: {'connections': 0, 'requests': 0, 'bytes': 0}
@@ -109,7 +108,7 @@ class Control:
                 'compare': parameters.compare},
             'daemon': {
                 'role': 'maintainer' if scheduler.is_maintainer else 'reader',
-                'version': self._version, 'pid': os.getpid(),
+                'version': version.version(), 'pid': os.getpid(),
                 'host': socket.gethostname(), 'started': self._started,
                 'ready': self.ready},
             'space': self._figures.space(),

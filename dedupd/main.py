@@ -43,7 +43,6 @@ from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log
-from pbr import version
 
 from dedupd import api
 from dedupd import arrivals
@@ -61,6 +60,7 @@ from dedupd import tasks
 from dedupd import tokens as tokens_module
 from glance_dedup import exceptions
 from glance_dedup import repository as repository_module
+from glance_dedup import version
 from glance_dedup import workers as workers_module
 
 LOG = log.getLogger('dedupd.main')
@@ -91,7 +91,7 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     for group, options in opts.GROUPS.items():
         conf.register_opts(options, group=group)
     conf(arguments, project='dedupd',
-         version=version.VersionInfo('glance-dedup').release_string())
+         version=version.version())
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]

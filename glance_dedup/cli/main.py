@@ -32,6 +32,7 @@ from cliff import lister
 
 from glance_dedup.cli import common
 from glance_dedup import printable
+from glance_dedup import version
 
 NAMESPACE = 'glance_dedup.cli'
 # The same as in setup.cfg, for a tree that was not installed.
@@ -79,13 +80,6 @@ class CommandManager(commandmanager.CommandManager):
                 name, value, namespace))
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version('glance-dedup')
-    except importlib.metadata.PackageNotFoundError:
-        return '(not installed)'
-
-
 class App(app.App):
     NAME = 'glance-dedup'
 
@@ -93,7 +87,8 @@ class App(app.App):
         super().__init__(
             description='Work on a repository of glance-dedup, the '
             'deduplicating image store for OpenStack Glance.',
-            version=_version(), command_manager=CommandManager(NAMESPACE),
+            version=version.version(),
+            command_manager=CommandManager(NAMESPACE),
             deferred_help=True, **kwargs)
         self.error: BaseException | None = None
         # Of what a command survived; it may set or `note` it.
