@@ -1,0 +1,92 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the packages import is what they require, and the reverse."""
+
+import ast
+import configparser
+import importlib.metadata
+import pathlib
+import re
+import sys
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = ('glance_dedup', 'dedupd')
+NAME = re.compile(r'^[A-Za-z0-9_.-]+')
+# Whose modules are only imported where an extra was installed.
+EXTRAS = {'glance': {'glance_dedup/glance_api.py'},
+          'mount': {'glance_dedup/mount.py'}}
+# Only told, if oslo.messaging should bring it along, not to load eventlet.
+NOT_NEEDED = {'oslo-service'}
+
+
+def normal(name):
+    return re.sub('[-_.]+', '-', name).lower()
+
+
+def names(lines):
+    return {normal(NAME.match(line)[0]) for line in lines
+            if line.strip() and not line.startswith('#')}
+
+
+def imported():
+    """The distributions that each file imports from."""
+    of = importlib.metadata.packages_distributions()
+    for package in PACKAGES:
+        for path in (TOP / package).rglob('*.py'):
+            found = set()
+            for node in ast.walk(ast.parse(path.read_text())):
+                modules = ()
+                if isinstance(node, ast.Import):
+                    modules = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    modules = [node.module]
+                found.update(module.split('.')[0] for module in modules)
+            found -= {*sys.stdlib_module_names, *PACKAGES}
+            yield str(path.relative_to(TOP)), {
+                normal(of[module][0]) for module in found} - NOT_NEEDED
+
+
+@pytest.fixture(scope='module')
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read(TOP / 'setup.cfg')
+    return parser
+
+
+def test_requirements():
+    optional = set().union(*EXTRAS.values())
+    wanted = set()
+    for path, found in imported():
+        if path not in optional:
+            wanted |= found
+    assert names((TOP / 'requirements.txt').read_text().splitlines()) == wanted
+
+
+@pytest.mark.parametrize('extra', EXTRAS)
+def test_extras(setup_cfg, extra):
+    always = names((TOP / 'requirements.txt').read_text().splitlines())
+    wanted = set().union(*(found for path, found in imported()
+                           if path in EXTRAS[extra])) - always
+    assert names(setup_cfg['extras'][extra].splitlines()) == wanted
+
+
+def test_no_other_extra(setup_cfg):
+    assert set(setup_cfg['extras']) == set(EXTRAS)
+
+
+def test_tests_have_the_extras(setup_cfg):
+    found = names((TOP / 'test-requirements.txt').read_text().splitlines())
+    for extra in EXTRAS:
+        assert names(setup_cfg['extras'][extra].splitlines()) <= found
