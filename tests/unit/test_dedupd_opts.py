@@ -12,7 +12,9 @@
 
 """The daemon's options: complete, bounded, listed."""
 
+import configparser
 import os
+import pathlib
 import pwd
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import pytest
 from dedupd import main
 from dedupd import opts
 
+TOP = pathlib.Path(__file__).resolve().parents[2]
 BY_NAME = {opt.name: opt for opt in opts.dedupd_opts}
 EVERY = [(group, opt) for group, options in opts.list_opts()
          for opt in options]
@@ -130,6 +133,24 @@ def test_oslo_config_generator():
     for name in BY_NAME:
         assert f'\n#{name} =' in sample
     assert 'Failed to format' not in sample
+
+
+def test_tox_writes_every_sample(tmp_path):
+    """What tox -e genconfig runs, but for where it writes."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(TOP / 'tox.ini')
+    commands = [line.split() for line in parser[
+        'testenv:genconfig']['commands'].splitlines() if line]
+    assert sorted(command[-1] for command in commands) == sorted(
+        str(path.relative_to(TOP)) for path in TOP.glob(
+            'etc/oslo-config-generator/*.conf'))
+    for number, command in enumerate(commands):
+        assert command[:-1] == ['oslo-config-generator', '--config-file']
+        target = tmp_path / str(number)
+        subprocess.run(
+            [sys.executable, '-m', 'oslo_config.generator', *command[1:],
+             '--output-file', target], cwd=TOP, check=True, timeout=60)
+        assert target.read_text().count('\n#') > 50
 
 
 def test_users():
