@@ -102,7 +102,6 @@ class Figures:
                     sums['unique_blocks']
                     * self._repository.parameters.average_block)
         total = sum(disk.values())
-        logical = fields.get('logical_bytes')
         fields |= {
             'disk_bytes': total,
             'metadata_bytes': (disk['images'] + disk['catalog']
@@ -110,8 +109,9 @@ class Figures:
             'filesystem_free_bytes': system.f_bavail * system.f_frsize,
             'filesystem_bytes': system.f_blocks * system.f_frsize,
             'reserve_bytes': self._repository.room()[1],
-            'saved_percent': round(100 * (1 - total / logical), 2) if logical
-            else None}
+            'saved_percent': _saved(fields.get('nonzero_bytes'), total),
+            'saved_of_logical_percent': _saved(
+                fields.get('logical_bytes'), total)}
         return fields
 
     def _store_bytes(self) -> int:
@@ -226,6 +226,11 @@ class Figures:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _saved(data: int | None, stored: int) -> float | None:
+    """How much of the data took no space, in percent."""
+    return round(100 * (1 - stored / data), 2) + 0.0 if data else None
 
 
 def _disk_bytes(path: str) -> int:

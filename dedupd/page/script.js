@@ -391,6 +391,9 @@
     $('path').title = `Repository ${repository.id || ''}`;
     setFigure('saved', number(space.saved_percent),
               space.images > 0 ? percent(space.saved_percent) : NONE);
+    setFigure('saved-of-logical', number(space.saved_of_logical_percent),
+              space.images > 0 ? percent(space.saved_of_logical_percent)
+                : NONE);
     setFigure('logical', number(space.logical_bytes),
               bytes(space.logical_bytes));
     setFigure('nonzero', number(space.nonzero_bytes),

@@ -226,6 +226,8 @@ def test_headline_is_that_of_the_api(browser, daemon):
     assert browser.value('unique-blocks') == space['unique_blocks']
     assert browser.value('saved') == space['saved_percent']
     assert browser.text('saved') == f'{space["saved_percent"]:.1f} %'
+    assert browser.value('saved-of-logical') == (
+        space['saved_of_logical_percent'])
     assert browser.text('images-note') == '9 images'
     assert browser.text('health').startswith('Healthy')
     assert 'maintainer' in browser.text('health')

@@ -81,3 +81,20 @@ def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
             before = found.space()['disk_bytes']
             monkeypatch.setattr(found, '_measure', measure)
             assert found.space()['disk_bytes'] > before
+
+
+def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
+    """As the command line has it of images; zeros are no merit."""
+    path = maintenance.create(tmp_path)
+    data = b''.join([maintenance.content(1, blocks=400)] * 4)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', data + bytes(10 * len(data)))
+        with maintenance.maintaining(repo) as maintainer:
+            found = figures.Figures(repo, lambda: maintainer.catalog)
+            with contextlib.closing(found):
+                space = found.space()
+    assert space['nonzero_bytes'] == len(data)
+    for name, base in (('saved_percent', space['nonzero_bytes']),
+                       ('saved_of_logical_percent', space['logical_bytes'])):
+        assert space[name] == round(100 * (1 - space['disk_bytes'] / base), 2)
+    assert space['saved_percent'] < space['saved_of_logical_percent']
