@@ -13,12 +13,17 @@
 """Uploads: how a source's bytes get to the engine and to the hashes."""
 
 import hashlib
+import io
 import random
+import struct
 import time
+import uuid
 
+from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies
+from oslo_utils.imageutils import format_inspector
 import pytest
 
 from glance_dedup import repository
@@ -68,6 +73,25 @@ class Body:
         begin = self.at
         self.at += min(length, self.length)
         return self.data[begin:self.at]
+
+
+def vhdx(metadata, item, size):
+    """A VHDX image, as far as it says where the virtual size is.
+
+    :param metadata: where the metadata region begins
+    :param item: where in it the virtual size is
+    """
+    image = bytearray(metadata + item + 8)
+    image[:8] = b'vhdxfile'
+    struct.pack_into(
+        '<4s4xI4x16sQII', image, 192 << 10, b'regi', 1,
+        uuid.UUID('8b7ca206-4790-4b9a-b8fe-575f050f886e').bytes_le,
+        metadata, MIB, 1)
+    struct.pack_into(
+        '<8s2xH20x16sII', image, metadata, b'metadata', 1,
+        uuid.UUID('2fa54224-cd1b-4876-b211-5dbed83bf4b8').bytes_le, item, 8)
+    struct.pack_into('<Q', image, metadata + item, size)
+    return bytes(image)
 
 
 def test_a_buffer_is_not_filled_again_while_a_sink_uses_it(store):
@@ -161,3 +185,48 @@ def test_any_reads_come_out_as_the_same_bytes(reads, known):
         if isinstance(piece, memoryview) and len(piece) == upload.PIECE:
             free.append(piece)
     assert b''.join(seen) == b''.join(data)
+
+
+# A region begins at a multiple of 1 MiB, not at 0; an item 64 KiB behind the
+# beginning of its region, or later.
+@given(strategies.integers(1, 9),
+       strategies.integers(64 << 10, MIB - 8),
+       strategies.sampled_from([1000, READ, 300 << 10, MIB, 99 * MIB]))
+@example(1, 64 << 10, 99 * MIB)
+@example(2, 64 << 10, 99 * MIB)
+@settings(max_examples=60, deadline=None)
+def test_glance_finds_the_virtual_size_of_vhdx(metadata, item, length):
+    image = vhdx(metadata * MIB, item, 7 << 30)
+    source = format_inspector.InspectWrapper(Body(image, length))
+    pieces = [bytes(piece) for piece in upload._pieces(source, 0, [])]
+    source.close()
+    assert b''.join(pieces) == image
+    source.format.safety_check()
+    assert (str(source.format), source.format.virtual_size) == (
+        'vhdx', 7 << 30)
+
+
+def test_the_whole_descriptor_of_vmdk_is_judged():
+    """What of it the inspector is given depends on the first read."""
+    lines = '# Disk DescriptorFile\ncreateType="monolithicSparse"\n'
+    lines += '#' * (MIB - 100) + '\nRW 1 FLAT "/etc/passwd" 0\n'
+    source = format_inspector.InspectWrapper(io.BytesIO(lines.encode()))
+    for _piece in upload._pieces(source, 0, []):
+        pass
+    source.close()
+    with pytest.raises(format_inspector.SafetyCheckFailed):
+        source.format.safety_check()
+
+
+def test_later_reads_are_long():
+    """Each passes three objects of Glance's."""
+    lengths = []
+
+    class Source(io.BytesIO):
+        def read(self, length):
+            lengths.append(length)
+            return super().read(length)
+
+    for _piece in upload._pieces(Source(bytes(13 * MIB)), 0, []):
+        pass
+    assert lengths == [upload.HEAD] + 4 * [upload.PIECE]
