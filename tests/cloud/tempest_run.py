@@ -189,7 +189,8 @@ class Tempest:
         text = self._run('--regex', regex, '--list-tests',
                          seconds=LIST_TIMEOUT)
         ids = [line for line in text.splitlines()
-               if re.match(r'^[\w.]+\.test_\w+(\[.*\])?$', line)]
+               if re.match(r'^[\w.]+\.test_\w+(\[.*\])?(\([\w-]+\))?$',
+                           line)]
         assert ids, f'tempest knows no tests {regex}:\n{text[-4000:]}'
         return ids
 
@@ -203,8 +204,8 @@ class Tempest:
 
 
 def short(test_id):
-    """A test's id without its tags."""
-    return test_id.partition('[')[0]
+    """A test's id as tempest prints it: without its tags."""
+    return re.sub(r'\[.*\]', '', test_id)
 
 
 def read(text, names):
