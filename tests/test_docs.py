@@ -30,7 +30,11 @@ from cliff import command
 import pytest
 
 from dedupd import opts as dedupd_opts
+from glance_dedup.cli import adoption
+from glance_dedup.cli import common
 from glance_dedup.cli import main as cli
+from glance_dedup.cli import maintenance
+from glance_dedup.cli import mount
 from glance_dedup import opts
 from tests import documents
 
@@ -223,6 +227,41 @@ def test_commands_of_blocks():
     assert found > 30
 
 
+def needs_repository(words):
+    """Whether a command works on no repository but one that it is given.
+
+    The others read files, or ask the daemon for its own.
+    """
+    if '--version' in words:
+        return False
+    given, rest = parse(application().parser, words)
+    if given.repository or not rest:
+        return False
+    factory, _, _ = application().command_manager.find_command(rest)
+    return issubclass(factory, common.RepositoryCommand) and not issubclass(
+        factory, (adoption.Estimate, maintenance.MarkLost, maintenance.Status,
+                  maintenance.TaskCommand, mount.Mount))
+
+
+def test_commands_of_blocks_name_a_repository(monkeypatch):
+    """As an option, or in the variable, which the page has set before."""
+    monkeypatch.delenv('GLANCE_DEDUP_REPOSITORY', raising=False)
+    application.cache_clear()
+    found = 0
+    for page in documents.pages():
+        is_set = False
+        for block in documents.blocks(page):
+            for line in documents.commands(block):
+                is_set |= line.text.startswith(
+                    'export GLANCE_DEDUP_REPOSITORY=')
+                for program, words in used(line.text):
+                    if (program == 'glance-dedup' and ' [' not in line.text
+                            and needs_repository(words)):
+                        found += 1
+                        assert is_set, f'{line.place}: {line.text}'
+    assert found > 10
+
+
 def test_commands_of_sentences():
     """Also without the program's name, as in ``repository check``."""
     found = 0
@@ -244,6 +283,28 @@ def test_commands_of_sentences():
 def test_a_wrong_command_is_found(line):
     with pytest.raises(pytest.fail.Exception):
         check_line('here', line, whole=True)
+
+
+# -- references ---------------------------------------------------------------
+
+def headings(page):
+    return re.findall(r'^(.+)\n([=~-])\2{3,}$', page.read_text(),
+                      re.MULTILINE)
+
+
+def test_sections_that_references_name():
+    """As in :doc:`space`, "What to choose"."""
+    found = 0
+    for page in documents.pages():
+        for target, title in re.findall(
+                r':doc:`([^`]+)`,\s+"([^"]+)"', page.read_text()):
+            base = documents.SOURCE if target[0] == '/' else page.parent
+            other = base / f'{target.lstrip("/")}.rst'
+            found += 1
+            assert ' '.join(title.split()) in {
+                heading for heading, _ in headings(other)}, (
+                f'{page}: {other.name} has no section {title}')
+    assert found > 20
 
 
 # -- options ------------------------------------------------------------------
