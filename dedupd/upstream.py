@@ -100,13 +100,15 @@ class Answer:
     def __init__(self, connection: '_Connection',
                  response: h11.Response) -> None:
         self._connection = connection
-        self._over = False
+        self._over = self._ambiguous = False
         self.status = response.status_code
         self.reason = bytes(response.reason)
         self.headers = end_to_end(response.headers.raw_items())
         if any(name == b'transfer-encoding' for name, _ in response.headers):
-            # Which says more, where there are both.
-            self.headers = without(self.headers, b'content-length')
+            # Which says more, where there are both: RFC 9112, 6.3.
+            unambiguous = without(self.headers, b'content-length')
+            self._ambiguous = unambiguous != self.headers
+            self.headers = unambiguous
 
     async def read(self) -> bytes:
         """The next piece; b'' at the end.
@@ -129,7 +131,7 @@ class Answer:
         """Let go; the connection is kept if the answer is over."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.release(self._over)
+            connection.release(self._over and not self._ambiguous)
 
 
 class Upstream:

@@ -582,6 +582,25 @@ def test_a_connection_is_used_again(cache, server):
     assert len(numbers) == 5 and len(set(numbers)) <= 2
 
 
+def test_a_length_in_two_ways_ends_a_connection(cache, server):
+    """What comes next may be of the one body or of the other."""
+    numbers = []
+
+    def behave(sock, stream, number):
+        while server.read(stream):
+            numbers.append(number)
+            sock.sendall(
+                b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n'
+                b'Content-Length: 5\r\n\r\n2\r\nab\r\n0\r\n\r\n')
+
+    server.behave = behave
+    for _ in range(5):
+        response = ask(cache, raw('GET', '/'))
+        assert (response.status, response.body) == (200, b'ab')
+        assert 'content-length' not in response.headers
+    assert len(set(numbers)) == 5
+
+
 def test_a_kept_connection_that_ends(cache, server):
     """What changes nothing is asked again, the rest never twice."""
     requests = []

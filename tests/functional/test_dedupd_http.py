@@ -296,6 +296,58 @@ def test_malformed_requests(daemon, request_):
     need_alive(daemon)
 
 
+@pytest.mark.parametrize('path', [FRAMES, IMAGE, '/v1/none'])
+def test_a_length_in_two_ways(daemon, path):
+    """What another server took for a body must not become a request."""
+    smuggled = raw('GET', '/healthcheck')
+    with daemon.connect() as sock, sock.makefile('rb') as stream:
+        sock.sendall(raw('POST', path, b'0\r\n\r\n' + smuggled,
+                         Transfer_Encoding='chunked'))
+        response = read_response(stream)
+        assert response.status == 400
+        assert 'two ways' in response.json()['error']['message']
+        assert response.headers['connection'] == 'close'
+        assert not stream.read()
+
+
+@pytest.mark.parametrize('end', [b'XX', b'\n\n', b'\rX', b'X\r', b'00'])
+def test_chunks_that_do_not_end(daemon, end):
+    """As h11 0.14 takes them."""
+    smuggled = raw('GET', '/healthcheck')
+    for cut in (0, 1, 2):
+        with daemon.connect() as sock, sock.makefile('rb') as stream:
+            begin = raw('POST', FRAMES, Transfer_Encoding='chunked') + (
+                b'e\r\n{"ranges": []}')
+            sock.sendall(begin + end[:cut])
+            with contextlib.suppress(OSError):
+                sock.sendall(end[cut:] + b'0\r\n\r\n' + smuggled)
+            response = read_response(stream)
+            assert response.status == 400
+            assert response.headers['connection'] == 'close'
+            assert not stream.read()
+
+
+def test_chunks_that_end_late(daemon):
+    """In pieces, each of which comes alone."""
+    with daemon.connect() as sock, sock.makefile('rb') as stream:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        request = raw('POST', FRAMES, Transfer_Encoding='chunked') + (
+            b'7\r\n{"range\r\n7\r\ns": []}\r\n0\r\n\r\n')
+        for byte in request:
+            sock.sendall(bytes([byte]))
+            time.sleep(0.001)
+        assert read_response(stream).status == 200
+        sock.sendall(raw('GET', '/healthcheck'))
+        assert read_response(stream).status == 200
+
+
+@pytest.mark.parametrize('digits', [21, 4000, 9000])
+def test_a_length_of_many_digits(daemon, digits):
+    response = daemon.send(raw('POST', FRAMES, Content_Length='1' * digits))
+    assert response.status in (400, 413)
+    need_alive(daemon)
+
+
 def test_oversize_header(daemon):
     """It is refused when it is too long, not when it ends."""
     with daemon.connect() as sock, sock.makefile('rb') as stream:
@@ -628,9 +680,31 @@ def test_tasks(daemon):
                          (b'{"name": "x"}', 400), (b'{"self": "x"}', 400)):
         assert daemon.request('POST', '/v1/tasks/collect',
                               body).status == status
+    for codec in (b'gzip', b'a\\u0000b', b'\\ud800'):
+        assert daemon.request('POST', '/v1/tasks/recompress',
+                              b'{"codec": "%b"}' % codec).status == 400
     assert daemon.request('POST', '/v1/tasks/none').status == 404
+    need_alive(daemon)
     assert daemon.request('POST', '/v1/images/image/mark-lost',
                           b'{"a": 1}').status == 400
+
+
+@pytest.mark.parametrize('name', [
+    'a%00b', '%00', '%2e%2e', '%2e%2e%2fkey', 'a%20b', 'a%0ab', '%c3%a4',
+    '%ed%b2%80', 'a' * 129])
+@pytest.mark.parametrize('method,path', [
+    ('POST', '/v1/images/{}/mark-lost'), ('GET', '/v1/images/{}'),
+    ('GET', '/v1/images/{}/recipe'), ('POST', '/v1/images/{}/blocks'),
+    ('GET', '/v1/tasks/{}'), ('POST', '/v1/tasks/{}'),
+    ('POST', '/v1/replicas/{}'), ('POST', '/v1/replicas/{}/lots'),
+    ('POST', '/v1/replicas/{}/blocks'), ('POST', '/v1/replicas/{}/commit'),
+    ('DELETE', '/v1/replicas/{}')])
+def test_what_no_name_can_be(daemon, method, path, name):
+    response = daemon.request(method, path.format(name),
+                              b'' if method == 'POST' else None)
+    assert response.status in (400, 404)
+    assert response.json()['error']['message']
+    need_alive(daemon)
 
 
 def test_long_poll_waits(daemon):

@@ -14,9 +14,13 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import types
 
+import h11
 import pytest
 
 from dedupd import http
@@ -209,3 +213,72 @@ def test_a_body_is_received_when_there_is_room(tmp_path, framing):
         assert asked[0] == 1000 and asked[-1] == 4 * MIB
 
     asyncio.run(asyncio.wait_for(check(), 60))
+
+
+# -- framing ------------------------------------------------------------------
+
+def chunked(role, data, size):
+    """The body that is received in pieces of this size."""
+    parser = http.Parser(role)
+    if role is h11.CLIENT:
+        parser.send(h11.Request(method='GET', target='/',
+                                headers=[('Host', 'x')]))
+        parser.send(h11.EndOfMessage())
+        data = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n' + data
+    else:
+        data = daemons.raw('POST', '/', Transfer_Encoding='chunked') + data
+    body = b''
+    for at in range(0, len(data), size):
+        parser.receive_data(data[at:at + size])
+        while (event := parser.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.EndOfMessage):
+                return body
+            body += getattr(event, 'data', b'')
+    parser.receive_data(b'')
+    parser.next_event()
+
+
+ROLES = pytest.mark.parametrize('role', [h11.SERVER, h11.CLIENT])
+
+
+@ROLES
+@pytest.mark.parametrize('size', [1, 2, 3, 1000])
+def test_chunks(role, size):
+    assert chunked(role, b'2\r\nab\r\n3;x=y\r\ncde\r\n0\r\n\r\n',
+                   size) == b'abcde'
+
+
+@ROLES
+@pytest.mark.parametrize('size', [1, 2, 3, 1000])
+@pytest.mark.parametrize('data', [
+    b'2\r\nabXX0\r\n\r\n', b'2\r\nab\n\n0\r\n\r\n', b'2\r\nab\rX0\r\n\r\n',
+    b'2\r\nabX\n0\r\n\r\n', b'2\r\nab\r\n2\r\ncd450\r\n\r\n', b'2\r\nab\r',
+    b'2\r\nab', b'2\r\nab\r\n'])
+def test_malformed_chunks(role, size, data):
+    """The end of each has to be there, whatever version of h11 is."""
+    with pytest.raises(h11.RemoteProtocolError) as caught:
+        chunked(role, data, size)
+    assert caught.value.error_status_hint == 400
+
+
+def test_a_length_of_many_digits():
+    """More than Python turns into a number."""
+    parser = http.Parser(h11.SERVER)
+    parser.receive_data(daemons.raw('POST', '/', Content_Length='1' * 9000))
+    with pytest.raises(h11.RemoteProtocolError):
+        parser.next_event()
+
+
+def test_with_the_oldest_h11(tmp_path):
+    """0.14, which Debian 12 has, takes anything for the end of a chunk."""
+    if subprocess.run(
+            [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps',
+             '--disable-pip-version-check', '--target', str(tmp_path),
+             'h11==0.14.0'], timeout=100).returncode:
+        pytest.skip('h11 0.14 cannot be installed here')
+    code = ('import h11, sys, pytest; assert h11.__version__ == "0.14.0"; '
+            'sys.exit(pytest.main(sys.argv[1:]))')
+    subprocess.run(
+        [sys.executable, '-c', code, '-q', '-p', 'no:cacheprovider', __file__,
+         '-k', 'chunks or digits'], check=True, timeout=100,
+        cwd=daemons.ROOT, env={**os.environ, 'PYTHONPATH': str(tmp_path)})
