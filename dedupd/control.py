@@ -55,6 +55,7 @@ _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
 
 def _check_codec(codec: str, level: int = 0, **others: Any) -> None:
     """Refuse a level that the codec lacks, by its name."""
+    repository_module.need_text('codec', codec)
     if not 0 <= level < 256:
         raise exceptions.InvalidParameter(f'no codec has a level {level}')
     _engine.codec_mark(codec, level)

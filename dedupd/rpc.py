@@ -127,7 +127,7 @@ class _Endpoint:
     @oslo_messaging.expose
     def start_task(self, context, /, **arguments):
         return self._call(self._control.start_task, arguments, ('name',),
-                          name=_text, dry_run=_truth)
+                          name=_text, **_TASK_ARGUMENTS)
 
     @oslo_messaging.expose
     def task(self, context, /, **arguments):
@@ -214,6 +214,13 @@ def _wait(name: str, value: Any) -> None:
 def _truth(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise InvalidArguments(f'{name!r} is neither true nor false.')
+
+
+_CHECKS = {bool: _truth, str: _text, int: _number}
+# Of all tasks together; which task has which, the control knows.
+_TASK_ARGUMENTS = {
+    name: _CHECKS[kind] for arguments in control_module.ARGUMENTS.values()
+    for name, kind in arguments.items()}
 
 
 class Server:
@@ -307,9 +314,10 @@ class Client:
         """Have a task run as soon as can be.
 
         :param name: ``account``, ``collect``, ``merge``, ``scrub``,
-            ``recompress`` or ``rebuild-catalog``
-        :param arguments: ``dry_run``, of collect, merge and recompress;
-            ``codec`` and ``level``, of recompress
+            ``recompress``, ``evict``, ``rebuild-catalog`` or ``replicate``
+        :param arguments: ``dry_run``, of collect, merge, recompress and
+            evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
+            ``limit_mib``, of evict
         :returns: with ``number``, to wait for
         """
         return self._call('start_task', name=name, **arguments)

@@ -54,6 +54,7 @@ from dedupd import merger
 from dedupd import task
 from glance_dedup import _engine
 from glance_dedup import exceptions
+from glance_dedup import repository as repository_module
 from glance_dedup import maintainer as maintainer_module
 
 LOG = logging.getLogger(__name__)
@@ -144,9 +145,11 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
 
     :returns: the name of the file in ``quarantine/``
     :raises ImageNotFound: there is no such image
-    :raises InvalidParameter: its recipe can be read; so it can be deleted
+    :raises InvalidParameter: its recipe can be read; so it can be deleted. Or
+        this is no image's id
     :raises BusyError: it is being deleted, or merged
     """
+    repository_module.need_text('image id', image_id)
     with contextlib.closing(
             maintainer.engine.open_recipe(image_id)) as recipe:
         if _error_of(recipe) is None:

@@ -432,7 +432,7 @@ class Repository:
             ``A-Z a-z 0-9 _ -``
         """
         for name, value in (('image id', image_id), ('project', project)):
-            _need_text(name, value)
+            need_text(name, value)
         scope_id = scopes.choose(scope, project)
         handle = self._handle()
         self._complete_filter(handle)
@@ -481,7 +481,7 @@ class Repository:
         :param upload_id: delete only if the image is of this upload
         :raises ImageNotFound, BusyError: as their names say
         """
-        _need_text('image id', image_id)
+        need_text('image id', image_id)
         self._handle().delete(image_id, _upload_bytes(upload_id))
 
     # -- reading ----------------------------------------------------------
@@ -494,7 +494,7 @@ class Repository:
         :raises ImageNotFound: if there is no such image
         :raises DamagedError: if its recipe is damaged
         """
-        _need_text('image id', image_id)
+        need_text('image id', image_id)
         return Image(self._handle().open_image(
             image_id, _upload_bytes(upload_id)), self)
 
@@ -670,7 +670,11 @@ class _NothingToDo:
 _NOTHING_TO_DO = _NothingToDo()
 
 
-def _need_text(name: str, value: str) -> None:
+def need_text(name: str, value: str) -> None:
+    """Refuse what the engine cannot take for a string.
+
+    :raises InvalidParameter: as its name says
+    """
     if not isinstance(value, str):
         raise exceptions.InvalidParameter(f'the {name} is not a string')
     if '\0' in value:

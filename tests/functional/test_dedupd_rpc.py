@@ -142,6 +142,18 @@ def test_tasks(daemon, broker):
         assert own(remote.history(since=since)) == {'samples': []}
 
 
+def test_every_argument_of_a_task(daemon, broker):
+    with client(broker) as remote:
+        for name, arguments in (
+                ('recompress', {'codec': 'zstd', 'level': 3}),
+                ('recompress', {'dry_run': True, 'codec': 'none'}),
+                ('scrub', {'full': True})):
+            number = remote.start_task(name, **arguments)['number']
+            task = remote.task(name, after=number, wait=30)
+            assert task['last']['arguments'] == arguments
+            assert task['last']['error'] is None
+
+
 def test_history_since(daemon, broker):
     daemon.perform('collect')
     with client(broker) as remote:
@@ -181,6 +193,20 @@ class TestErrors:
         ('task', {'name': 'collect', 'after': '1'}, rpc.InvalidArguments),
         ('mark_lost', {}, rpc.InvalidArguments),
         ('mark_lost', {'image_id': 7}, rpc.InvalidArguments),
+        ('mark_lost', {'image_id': 'a\0b'}, rpc.InvalidArguments),
+        ('start_task', {'name': 'a\0b'}, rpc.NotFound),
+        ('task', {'name': 'a\0b'}, rpc.NotFound),
+        ('start_task', {'name': 'recompress', 'codec': 7},
+         rpc.InvalidArguments),
+        ('start_task', {'name': 'recompress', 'codec': 'gzip'},
+         rpc.InvalidArguments),
+        ('start_task', {'name': 'recompress', 'codec': 'zstd', 'level': 99},
+         rpc.InvalidArguments),
+        ('start_task', {'name': 'recompress', 'level': 0.5},
+         rpc.InvalidArguments),
+        ('start_task', {'name': 'collect', 'codec': 'zstd'},
+         rpc.InvalidArguments),
+        ('start_task', {'name': 'evict', 'limit_mib': 5}, rpc.NotFound),
         ('mark_lost', {'image_id': '../key'}, rpc.InvalidArguments),
         ('mark_lost', {'image_id': 'no-such-image'}, rpc.NotFound),
         ('mark_lost', {'image_id': 'first'}, rpc.InvalidArguments),
