@@ -79,6 +79,8 @@ _RECEIVE = 65536
 # So much of a body has as long as a header.
 _PACE = 262144
 _TLS_PIECE = 262144
+# How often connections are looked through for operators who are none now.
+_LOOK_SECONDS = 2.0
 # What whoever found no room is told to wait.
 _RETRY_SECONDS = 5
 # What is still read, and thrown away, after a response that did not wait for
@@ -114,6 +116,10 @@ class Disconnected(Exception):
     """The peer is gone, or was too slow."""
 
 
+class CertificateRefused(Disconnected):
+    """The peer's certificate is no good; a word says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Peer:
     """Who is at the other end."""
@@ -122,7 +128,8 @@ class Peer:
     uid: int | None = None
     """Of a peer on a Unix socket."""
     operator: bool = False
-    """It has a certificate of the operators' authority."""
+    """It has a certificate of the operators' authority, by what is trusted
+    now."""
 
 
 @dataclasses.dataclass
@@ -443,6 +450,8 @@ class TLSStream:
                 # The alert says why.
                 with contextlib.suppress(Disconnected):
                     await self._flush(timeout)
+                if isinstance(e, ssl.SSLCertVerificationError):
+                    raise CertificateRefused(e.verify_message)
                 raise Disconnected(f'no TLS: {e.reason or e}')
 
     def has_certificate(self) -> bool:
@@ -586,7 +595,8 @@ class Listener:
 
     :ivar router: None: something else than HTTP is spoken
     :ivar allowed: for a Unix socket: whether a user id may connect
-    :ivar tls: gives the context for a new connection; None: no TLS
+    :ivar tls: gives the context for a new connection, and what makes an
+        operator now, to be compared; None: no TLS
     :ivar other: makes a connection on which something else is spoken
     """
 
@@ -594,7 +604,7 @@ class Listener:
     sock: socket.socket
     router: Router | Relay | None
     allowed: Callable[[int], bool] | None = None
-    tls: Callable[[], ssl.SSLContext] | None = None
+    tls: Callable[[], tuple[ssl.SSLContext, bytes]] | None = None
     other: Callable[[socket.socket, places_module.Place],
                     Connection] | None = None
     places: places_module.Places = dataclasses.field(
@@ -737,6 +747,8 @@ class Server:
         """Start to accept on a listener."""
         self._listeners.append(listener)
         self._accepting.append(asyncio.create_task(self._accept(listener)))
+        if listener.tls is not None:
+            self._accepting.append(asyncio.create_task(self._look_after()))
 
     async def stop(self, seconds: float) -> None:
         """Accept no more, end idle connections, let responses finish.
@@ -776,6 +788,19 @@ class Server:
                 sock.close()
             # There may be another already; those before it go on first.
             await asyncio.sleep(0)
+
+    async def _look_after(self) -> None:
+        """End waiting connections of operators who may be none any more.
+
+        They would lose their rights at the next request. So that those who
+        keep them need not notice, they connect anew instead.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for task, connection in list(self._tasks.items()):
+                if connection.idle and isinstance(connection, _Connection) and (
+                        connection.outdated()):
+                    task.cancel()
 
     def _begin(self, listener: Listener, sock: socket.socket,
                address: Any) -> None:
@@ -842,6 +867,7 @@ class _Connection:
         self._limits = server.limits
         self._stream: SocketStream | TLSStream = SocketStream(sock)
         self._peer = Peer(listener.name, uid)
+        self._trust = b''
         self._h11 = Parser(
             h11.SERVER, max_incomplete_event_size=HEADER_LIMIT)
 
@@ -859,13 +885,24 @@ class _Connection:
                 await self._start_tls()
             while await self._serve_one():
                 pass
+        except CertificateRefused as e:
+            LOG.warning('A certificate was refused on %s: %s',
+                        self._listener.name, e)
         except (Disconnected, TimeoutError) as e:
             LOG.debug('Connection on %s: %s', self._listener.name, e)
         finally:
             self._stream.close()
 
+    def outdated(self) -> bool:
+        """Whether an operator's certificate was judged by what has changed.
+
+        It is judged anew in a new connection only.
+        """
+        return self._peer.operator and self._listener.tls()[1] != self._trust
+
     async def _start_tls(self) -> None:
-        stream = TLSStream(self._stream, self._listener.tls())
+        context, self._trust = self._listener.tls()
+        stream = TLSStream(self._stream, context)
         async with asyncio.timeout(self._limits.header_timeout):
             await stream.handshake(self._limits.write_timeout)
         self._stream = stream
@@ -882,6 +919,10 @@ class _Connection:
             if event is None:
                 return False
             method = event.method.decode('ascii')
+            if self.outdated():
+                raise HTTPError(
+                    401, 'What certificates are judged by has changed. '
+                         'Connect anew.')
             response = await self._answer(event)
         except h11.RemoteProtocolError as e:
             response = error_response(HTTPError(
@@ -896,7 +937,8 @@ class _Connection:
                 500, 'The daemon failed; its log says how.'))
         complete = self._h11.their_state in (h11.DONE, h11.MUST_CLOSE)
         await self._respond(method, response, close=(
-            not complete or self._server.stopping.is_set()))
+            not complete or self.outdated()
+            or self._server.stopping.is_set()))
         self._server.requests += 1
         if not complete:
             await self._linger()

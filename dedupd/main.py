@@ -35,7 +35,6 @@ import pwd
 import resource
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -47,6 +46,7 @@ from oslo_log import log
 from dedupd import api
 from dedupd import arrivals
 from dedupd import cache as cache_module
+from dedupd import certificates
 from dedupd import control as control_module
 from dedupd import figures as figures_module
 from dedupd import http
@@ -160,23 +160,6 @@ def user_ids(names: list[str],
     return frozenset(ids)
 
 
-def tls_context(conf: cfg.ConfigOpts) -> ssl.SSLContext:
-    """What the TLS listener shows, and whom it takes for an operator.
-
-    :raises ValueError: if there is no certificate
-    :raises OSError, ssl.SSLError: for a file that is no good
-    """
-    if not conf.dedupd.tls_cert:
-        raise ValueError('listen needs tls_cert')
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(conf.dedupd.tls_cert, conf.dedupd.tls_key)
-    if conf.dedupd.tls_client_ca:
-        context.load_verify_locations(conf.dedupd.tls_client_ca)
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
 def _listening(where: str, listen: Callable[[str], socket.socket]
                ) -> socket.socket:
     """What `listen` makes of an address.
@@ -197,7 +180,8 @@ class Daemon:
         self._arguments = arguments
         self._options = options = conf.dedupd
         self._users = self._find_users()
-        self._tls = tls_context(conf) if options.listen else None
+        self._certificates = certificates.Certificates(
+            options) if options.listen else None
         self._sockets: dict[str, int] = {}
         self._repository = repository_module.Repository(
             options.datadir, filter_dir=options.filter_dir,
@@ -282,7 +266,7 @@ class Daemon:
         if options.listen:
             server.add(http.Listener(
                 'tls', _listening(options.listen, http.listen_tcp),
-                endpoints.tls, tls=lambda: self._tls))
+                endpoints.tls, tls=self._certificates.current))
         if options.status_listen:
             server.add(http.Listener(
                 'status', _listening(options.status_listen, http.listen_tcp),
@@ -348,11 +332,12 @@ class Daemon:
             warn_of_unknown(read_options(self._arguments))
             self._conf.mutate_config_files()
             users = self._find_users()
-            tls = tls_context(self._conf) if self._tls is not None else None
+            if self._certificates is not None:
+                self._certificates.load()
         except Exception as e:
             LOG.error('Some options stay as they were: %s', e)
         else:
-            self._users, self._tls = users, tls
+            self._users = users
             for option in self._sockets:
                 os.chmod(self._options[option], self._socket_mode(option))
         self._repository._handle().set_segment_cache(

@@ -139,7 +139,8 @@ Related options:
     cfg.StrOpt('tls_cert',
                help="""
 File with the certificate, and those between it and its authority,
-that the daemon shows to other hosts, in PEM. Read anew on SIGHUP.
+that the daemon shows to other hosts, in PEM. Read anew when it
+changes.
 
 Possible values:
     * A path; needed if ``listen`` is set
@@ -148,7 +149,7 @@ Possible values:
     cfg.StrOpt('tls_key',
                help="""
 File with the private key of ``tls_cert``, in PEM, without a
-password. Read anew on SIGHUP.
+password. Read anew when it changes.
 
 Possible values:
     * A path; unset: it is in the file ``tls_cert``
@@ -158,7 +159,7 @@ Possible values:
                help="""
 File with the authorities, in PEM, whose certificates make a caller
 an operator, who may read every image without a token, and, with
-``receive``, send images from another site. Read anew on SIGHUP.
+``receive``, send images from another site. Read anew when it changes.
 
 Use an authority that signs nothing else: each client's certificate
 of it opens the whole repository.
@@ -166,6 +167,29 @@ of it opens the whole repository.
 Possible values:
     * A path
     * Unset: certificates are not asked for
+
+Related options:
+    * ``tls_client_crl``
+
+"""),
+    cfg.StrOpt('tls_client_crl',
+               help="""
+File with revocation lists (CRLs), in PEM, of the authorities in
+``tls_client_ca``. Whoever's certificate one of them names is refused.
+
+Read anew when it changes; connections that there are lose an
+operator's rights then, and have to be made anew. There must be a list
+of each authority, and none may be past its next update: else the
+certificates of that authority are refused. Lists may also be in the
+file ``tls_client_ca`` itself.
+
+Possible values:
+    * A path
+    * Unset: certificates are revoked by lists in ``tls_client_ca``, if
+      there are any
+
+Related options:
+    * ``tls_client_ca``
 
 """),
     cfg.BoolOpt('receive',

@@ -79,3 +79,26 @@ class Authority:
             oid.NameOID.COMMON_NAME, name)])
         return self._write(name, self._sign(
             subject, key.public_key(), addresses=addresses), key)
+
+    def revoke(self, *paths, days=1):
+        """The path of a file with a list that revokes these certificates.
+
+        :param days: until it must have been renewed
+        """
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(
+            self.subject).last_update(
+                now - datetime.timedelta(days=3)).next_update(
+                    now + datetime.timedelta(days=days))
+        for path in paths:
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
+            builder = builder.add_revoked_certificate(
+                x509.RevokedCertificateBuilder().serial_number(
+                    certificate.serial_number).revocation_date(now).build())
+        path = self.directory / f'{self.name}.crl'
+        # As a program renews it, that means well.
+        temporary = path.with_suffix('.new')
+        temporary.write_bytes(builder.sign(
+            self.key, hashes.SHA256()).public_bytes(
+                serialization.Encoding.PEM))
+        return temporary.rename(path)

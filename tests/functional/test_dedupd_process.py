@@ -517,6 +517,134 @@ def test_new_certificates_on_sighup(remote, tmp_path):
                                 new.path).status == 404)
 
 
+class TestRevocation:
+    """An operator whose certificate is revoked is none."""
+
+    @pytest.fixture
+    def revoked(self, remote):
+        return remote.operators.issue('revoked')
+
+    @pytest.fixture
+    def fine(self, remote):
+        return remote.operators.issue('fine')
+
+    @contextlib.contextmanager
+    def connected(self, remote, certificate):
+        """Gives what asks for the image on one connection; its status, or
+        None if the connection is over."""
+        context = ssl.create_default_context(cafile=remote.authority.path)
+        context.load_cert_chain(certificate)
+        with socket.create_connection(('127.0.0.1', remote.port), 20) as sock:
+            with context.wrap_socket(sock, server_hostname='localhost') as tls:
+                stream = tls.makefile('rb')
+
+                def get():
+                    try:
+                        tls.sendall(raw('GET', IMAGE, Range='bytes=5-9'))
+                        response = read_response(stream)
+                    except OSError:
+                        return None
+                    return None if response is None else response.status
+
+                yield get
+
+    def need(self, remote, certificate, status):
+        with self.connected(remote, certificate) as get:
+            assert get() == status
+
+    def test_a_list_of_its_own(self, remote, revoked, fine):
+        remote.write_config(
+            tls_client_crl=remote.operators.revoke(revoked))
+        remote.stop()
+        remote.start()
+        self.need(remote, revoked, None)
+        self.need(remote, fine, 206)
+        remote.wait_for(
+            lambda: 'on tls: certificate revoked' in remote.text())
+
+    def test_a_list_in_the_file_of_authorities(self, remote, revoked, fine):
+        self.need(remote, revoked, 206)
+        crl = remote.operators.revoke(revoked).read_bytes()
+        with open(remote.operators.path, 'ab') as file:
+            file.write(crl)
+        self.need(remote, revoked, None)
+        self.need(remote, fine, 206)
+
+    @pytest.mark.parametrize('at_once', [True, False])
+    def test_connections_that_there_are(self, remote, revoked, fine, at_once):
+        crl = remote.operators.revoke()
+        remote.write_config(tls_client_crl=crl)
+        remote.stop()
+        remote.start()
+        with self.connected(remote, revoked) as get, self.connected(
+                remote, fine) as other:
+            assert get() == get() == other() == 206
+            assert remote.operators.revoke(revoked) == crl
+            if not at_once:
+                time.sleep(3)
+            # Who keeps the rights connects anew, too.
+            assert get() in (401, None) and other() in (401, None)
+            assert get() is None and other() is None
+        self.need(remote, revoked, None)
+        self.need(remote, fine, 206)
+
+    def test_another_authority(self, remote, fine, tmp_path):
+        other = certificates.Authority(tmp_path, 'other')
+        with self.connected(remote, fine) as get:
+            assert get() == get() == 206
+            other.path.rename(remote.operators.path)
+            assert get() in (401, None)
+        self.need(remote, fine, None)
+        self.need(remote, other.issue('another'), 206)
+
+    def test_tokens_need_no_list(self, remote, glance, revoked):
+        glance.status = {('good', 'image'): 206}
+        remote.write_config(
+            tls_client_crl=remote.operators.revoke(revoked))
+        remote.stop()
+        remote.start()
+        request = raw('GET', IMAGE, X_Auth_Token='good')
+        assert ask(remote, request).status == 200
+
+    def test_a_list_that_is_out_of_date(self, remote, fine):
+        remote.write_config(
+            tls_client_crl=remote.operators.revoke(days=-1))
+        remote.stop()
+        remote.start()
+        self.need(remote, fine, None)
+        remote.wait_for(lambda: 'on tls: CRL has expired' in remote.text())
+        remote.operators.revoke()
+        self.need(remote, fine, 206)
+
+    def test_a_list_that_is_none(self, remote, revoked, fine):
+        crl = remote.operators.revoke(revoked)
+        remote.write_config(tls_client_crl=crl)
+        remote.stop()
+        remote.start()
+        # Another authority is none because it stands there.
+        strange = certificates.Authority(remote.operators.directory, 'strange')
+        for content in (b'nonsense', b'', strange.path.read_bytes()):
+            crl.write_bytes(content)
+            self.need(remote, revoked, None)
+            self.need(remote, strange.issue('stranger'), None)
+            self.need(remote, fine, 206)
+        assert remote.text().count('certificates stay as they were') == 3
+        crl.unlink()
+        self.need(remote, revoked, None)
+        self.need(remote, fine, 206)
+        remote.stop()
+        remote.start(wait=False)
+        assert remote.process.wait(30) == 1
+
+    def test_a_list_without_authorities(self, remote):
+        remote.write_config(tls_client_crl=remote.operators.revoke(),
+                            tls_client_ca=None)
+        remote.stop()
+        remote.start(wait=False)
+        assert remote.process.wait(30) == 1
+        assert 'tls_client_crl needs tls_client_ca' in remote.text()
+
+
 def test_what_is_no_tls(remote):
     """Plain text, silence and noise are ended and harm nobody."""
     operator = remote.operators.issue('operator')

@@ -1,0 +1,111 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the TLS listener shows, and whose certificate makes an operator.
+
+The files are read anew when one of them has changed, since revocation lists
+are renewed by programs that tell nobody. A certificate is judged when its
+connection begins, by the authorities and the lists of then; so what is known
+of these together, as ``trust``, goes with the connection, and is compared with
+that of now at each of its requests.
+"""
+
+import hashlib
+import os
+import re
+import ssl
+from typing import Any
+
+from oslo_log import log
+
+LOG = log.getLogger(__name__)
+
+_PEM = re.compile(rb'-----BEGIN ([A-Z0-9 ]+)-----')
+_CRL = b'X509 CRL'
+
+
+class Certificates:
+    """Follows the files of the options. Used in the event loop's thread.
+
+    :param options: the group ``[dedupd]``
+    :raises ValueError: if there is no certificate, or a file is no good
+    :raises OSError: for a file that cannot be read, or is no good
+    """
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self.load()
+
+    def load(self) -> None:
+        """Read the files; if one is no good, all stays as it was.
+
+        :raises: as the class
+        """
+        self._seen = self._look()
+        self._context, self._trust = _read(self._options)
+
+    def current(self) -> tuple[ssl.SSLContext, bytes]:
+        """The context for a connection, and what makes an operator now."""
+        if self._look() != self._seen:
+            LOG.info('A file of certificates has changed.')
+            try:
+                self.load()
+            except (OSError, ValueError) as e:
+                LOG.error('The certificates stay as they were: %s', e)
+        return self._context, self._trust
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """What changes when a file does."""
+        options = self._options
+        return [_stamp(path) for path in (
+            options.tls_cert, options.tls_key, options.tls_client_ca,
+            options.tls_client_crl)]
+
+
+def _stamp(path: str | None) -> tuple[int, ...] | None:
+    try:
+        stat = os.stat(path or '')
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _read(options: Any) -> tuple[ssl.SSLContext, bytes]:
+    if not options.tls_cert:
+        raise ValueError('listen needs tls_cert')
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    trust = hashlib.sha256()
+    if options.tls_client_ca:
+        found = _load(context, options.tls_client_ca, trust)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        if options.tls_client_crl:
+            # A certificate there would become an authority.
+            if _load(context, options.tls_client_crl, trust) != {_CRL}:
+                raise ValueError(f'{options.tls_client_crl} has something '
+                                 'else than revocation lists')
+            found |= {_CRL}
+        if _CRL in found:
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+    elif options.tls_client_crl:
+        raise ValueError('tls_client_crl needs tls_client_ca')
+    return context, trust.digest()
+
+
+def _load(context: ssl.SSLContext, path: str, trust: Any) -> set[bytes]:
+    """Load a file of authorities, or lists; the kinds of what is in it."""
+    with open(path, 'rb') as file:
+        data = file.read()
+    context.load_verify_locations(path)
+    trust.update(len(data).to_bytes(8, 'big') + data)
+    return set(_PEM.findall(data))
