@@ -385,6 +385,7 @@ class _Arrival:
                 raise self._wrong(
                     self._judge, f'what came has the {hasher.name} '
                     f"{hasher.hexdigest()}, and {value} by Glance's record")
+            self._transaction.set_hash(hasher.name, hasher.digest())
 
     # -- the end ----------------------------------------------------------
 

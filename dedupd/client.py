@@ -663,18 +663,22 @@ class Client:
 
     def begin_replica(self, image_id: str, upload_id: str,
                       header: wire.RecipeHeader, sender: str,
-                      project: str = '') -> 'Replica':
+                      project: str = '', hash_name: str = '',
+                      hash_value: str = '') -> 'Replica':
         """Begin, or go on, to send an image there.
 
         :param sender: 32 hexadecimal digits; who may go on with what was
             begun before
         :param project: that the image belongs to
+        :param hash_name: of the hash of the image's bytes; '': none is known
+        :param hash_value: hexadecimal digits
         :raises Refused: 503, if another is sending it; 404 or 405, if the
             daemon knows of no replicas
         """
         path = f'/v1/replicas/{_quoted(image_id)}'
         query = urllib.parse.urlencode({
-            'upload': upload_id, 'sender': sender, 'project': project})
+            'upload': upload_id, 'sender': sender, 'project': project,
+            **({'hash': f'{hash_name}:{hash_value}'} if hash_name else {})})
         return Replica(self, path, header.size, self._parsed(self.request(
             'POST', f'{path}?{query}', header.pack(), Content_Type=BINARY)))
 

@@ -41,6 +41,7 @@ from dedupd import http
 from dedupd import tokens as tokens_module
 from dedupd import wire
 from glance_dedup import exceptions
+from glance_dedup import hashes
 from glance_dedup import repository as repository_module
 from glance_dedup import workers as workers_module
 
@@ -70,6 +71,9 @@ FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
 _UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
+
+# Images of which it is known that the log has why no token opens them.
+_MOST_REFUSED = 1000
 
 # Seconds that a client takes for a piece, below which pieces grow and above
 # which they shrink.
@@ -147,6 +151,11 @@ def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
     return [(offset, length) for offset, length in ranges]
 
 
+def _needs_no_token(request: http.Request) -> bool:
+    """Those on the socket read all images, and so do operators over TCP."""
+    return request.peer.uid is not None or request.peer.operator
+
+
 class Reads:
     """The handlers of requests that read images.
 
@@ -165,6 +174,9 @@ class Reads:
         self._workers = workers
         self._fetchers = workers_module.Workers('dedupd-fetch', _FETCHERS)
         self._tokens = tokens
+        # What was told in the log, by image.
+        self._refused: collections.OrderedDict[str, str] = (
+            collections.OrderedDict())
         self._arrive = arrive
 
     # -- handlers ----------------------------------------------------------
@@ -235,8 +247,12 @@ class Reads:
         yield
 
     async def _admit(self, request: http.Request, image_id: str
-                     ) -> str | None:
-        """The upload that an allowed request means; None: any."""
+                     ) -> tuple[str | None, hashes.Hash | None]:
+        """The upload that an allowed request means, and the image's hash.
+
+        None: any upload; an image of which Glance says no hash, or was not
+        asked.
+        """
         upload_id = request.query.get('upload')
         if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
             raise http.HTTPError(
@@ -244,15 +260,43 @@ class Reads:
         if not repository_module.IMAGE_ID.fullmatch(image_id):
             # Nothing is called that.
             raise http.HTTPError(404, 'There is no such image.')
-        await self._authorize(request, image_id)
-        return upload_id
+        said = None
+        if not _needs_no_token(request):
+            said = await self._ask_glance(request, image_id)
+        return upload_id, said
 
     async def _open(self, request: http.Request, image_id: str
                     ) -> repository_module.Image:
         # Anew, where a body came in between: that takes its time.
-        upload_id = await self._admit(request, image_id)
-        return await self._run(self._repository.open_image, image_id,
-                               upload_id)
+        upload_id, said = await self._admit(request, image_id)
+        if _needs_no_token(request):
+            return await self._run(self._repository.open_image, image_id,
+                                   upload_id)
+        image = await self._run(self._repository.open_image, image_id)
+        try:
+            # That which is opened, and not whatever has its name later.
+            await self._run(hashes.need_same, self._repository.path,
+                            image.stat, said)
+            if upload_id not in (None, image.stat.upload_id):
+                raise exceptions.ImageNotFound(
+                    f'image {image_id} is not of the upload {upload_id}')
+        except BaseException as e:
+            await self._run(image.close)
+            if isinstance(e, hashes.Other):
+                raise http.HTTPError(404, self._told(image_id, e))
+            if isinstance(e, hashes.Unproven):
+                raise http.HTTPError(403, self._told(image_id, e))
+            raise
+        return image
+
+    def _told(self, image_id: str, error: Exception) -> str:
+        """What is said of an image; once in the log, too."""
+        if self._refused.get(image_id) != str(error):
+            LOG.warning('No token opens image %s. %s', image_id, error)
+            self._refused[image_id] = str(error)
+            while len(self._refused) > _MOST_REFUSED:
+                self._refused.popitem(last=False)
+        return str(error)
 
     async def _open_reading(self, request: http.Request, image_id: str
                             ) -> arrivals.Reading:
@@ -268,16 +312,14 @@ class Reads:
             except (arrivals.ArrivalFailed, client_module.ClientError) as e:
                 raise http.HTTPError(503, str(e))
 
-    async def _authorize(self, request: http.Request, image_id: str) -> None:
-        """Let those read over TCP who may; those on the socket do."""
-        peer = request.peer
-        if peer.uid is not None or peer.operator:
-            return
+    async def _ask_glance(self, request: http.Request, image_id: str
+                          ) -> hashes.Hash | None:
+        """Whether a user may read, and what image Glance means."""
         token = request.headers.get('x-auth-token')
         if token is None or self._tokens is None:
             raise http.HTTPError(
                 401, 'A certificate, or a token in X-Auth-Token, is needed.')
-        await self._tokens.check(token, image_id)
+        return await self._tokens.check(token, image_id)
 
     # -- bodies ------------------------------------------------------------
 

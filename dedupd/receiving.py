@@ -44,6 +44,7 @@ from dedupd import wire
 from glance_dedup import _engine
 from glance_dedup import assembly as assembly_module
 from glance_dedup import exceptions
+from glance_dedup import hashes
 from glance_dedup import locations
 from glance_dedup import repository as repository_module
 from glance_dedup import workers as workers_module
@@ -186,6 +187,8 @@ class Replica:
 
     After any exception but `Bad` only `close` is left.
 
+    :param known: the hash of its bytes, by the sender's word; None: none is
+        known
     :ivar stored: the offset behind the lots that need nothing any more
     :ivar whole: why all blocks are asked for; None: only missing ones are
     :ivar exists: the image is here, and what is offered is compared with it
@@ -193,9 +196,10 @@ class Replica:
 
     def __init__(self, repository: repository_module.Repository,
                  image_id: str, header: wire.RecipeHeader,
-                 project: str) -> None:
+                 project: str, known: hashes.Hash | None = None) -> None:
         self.image_id = image_id
         self.header = header
+        self._hash = known
         self._repository = repository
         self._transaction: repository_module.Transaction | None = None
         self._image: repository_module.Image | None = None
@@ -333,6 +337,9 @@ class Replica:
             raise Conflict(f'the image ends at offset {self.header.size}, and '
                            f'what came at {self.stored}')
         if self._image is None:
+            if self._hash is not None:
+                self._transaction.set_hash(
+                    self._hash.name, bytes.fromhex(self._hash.value))
             return self._transaction.commit()
         stat = self._repository.stat(self.image_id)
         if stat.upload_id != self._image.stat.upload_id:
@@ -460,10 +467,11 @@ class Receiving:
             raise http.HTTPError(400, 'project: it is too long, or holds a '
                                       'NUL.')
         header = _header(request.body)
+        known = _hash(request)
         entry = await self._entry(image_id, upload_id, header, sender)
         with self._using(entry):
             replica = await self._run(
-                entry, self._open, entry, header, project)
+                entry, self._open, entry, header, project, known)
             entry.token = secrets.token_hex(16)
         LOG.info('Receiving image %s, from offset %d of %d%s.', image_id,
                  replica.stored, header.size,
@@ -566,12 +574,12 @@ class Receiving:
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)
 
-    def _open(self, entry: _Entry, header: wire.RecipeHeader, project: str
-              ) -> Replica:
+    def _open(self, entry: _Entry, header: wire.RecipeHeader, project: str,
+              known: hashes.Hash | None) -> Replica:
         """Its replica, at which the sender begins or goes on."""
         if entry.replica is None:
             entry.replica = Replica(
-                self._repository, entry.image_id, header, project)
+                self._repository, entry.image_id, header, project, known)
         return entry.replica
 
     @contextlib.contextmanager
@@ -643,6 +651,16 @@ def _hex(request: http.Request, name: str) -> str:
         raise http.HTTPError(400, f'{name}: 32 hexadecimal digits are '
                                   'needed.')
     return value
+
+
+def _hash(request: http.Request) -> hashes.Hash | None:
+    if 'hash' not in request.query:
+        return None
+    name, _, value = request.query['hash'].partition(':')
+    try:
+        return hashes.Hash(name, value)
+    except ValueError as e:
+        raise http.HTTPError(400, f'hash: {e}.')
 
 
 def _offset(request: http.Request) -> int:

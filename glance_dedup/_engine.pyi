@@ -69,6 +69,8 @@ class Repository:
 class Transaction:
     upload_id: bytes
     def write(self, data: Any) -> int: ...
+    def set_hash(self, name: str, value: bytes) -> None:
+        """The hash of all bytes that were written, for the recipe."""
     def commit(self) -> dict[str, Any]: ...
     def commit_open(self) -> 'Image':
         """As commit; the image is opened before the locks are released."""

@@ -245,9 +245,12 @@ gd_py_header_dict(const gd_recipe_header *h)
     /* The project's name is whatever the file says: perhaps not UTF-8. */
     PyObject *project = PyUnicode_DecodeUTF8(
         h->project, (Py_ssize_t)strlen(h->project), "replace");
+    PyObject *hash_name = PyUnicode_DecodeUTF8(
+        h->hash.name, (Py_ssize_t)strlen(h->hash.name), "replace");
     return Py_BuildValue(
-        "{sssNsy#sy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
-        project, "scope", h->scope.id, (Py_ssize_t)GD_SCOPE_SIZE,
+        "{sssNsNsy#sy#sy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
+        project, "hash_name", hash_name, "hash_value", h->hash.value,
+        (Py_ssize_t)h->hash.length, "scope", h->scope.id, (Py_ssize_t)GD_SCOPE_SIZE,
         "upload_id", h->upload_id, (Py_ssize_t)GD_ID_SIZE, "size",
         (unsigned long long)h->size, "zero_bytes",
         (unsigned long long)h->zero_bytes, "new_bytes",

@@ -136,6 +136,32 @@ transaction_write(PyObject *object, PyObject *data)
     return s == GD_OK ? PyLong_FromSsize_t(length) : gd_py_raise(object, &err);
 }
 
+static PyObject *
+transaction_set_hash(PyObject *object, PyObject *args)
+{
+    transaction_object *self = (transaction_object *)object;
+    const char *name;
+    Py_buffer value;
+    gd_error err;
+    if (!PyArg_ParseTuple(args, "sy*", &name, &value)) {
+        return NULL;
+    }
+    gd_status s;
+    Py_BEGIN_ALLOW_THREADS
+    s = enter_transaction(self, &err);
+    if (s == GD_OK) {
+        s = gd_transaction_set_hash(self->transaction, name, value.buf,
+                                    (size_t)value.len, &err);
+        leave_transaction(self);
+    }
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&value);
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
+    }
+    Py_RETURN_NONE;
+}
+
 /* What a commit returns: what it was told of the image, or the image, opened
  * while the transaction still holds the shared locks of its groups: so nobody
  * can take it away in between (I12). */
@@ -397,6 +423,7 @@ static PyMethodDef transaction_methods[] = {
     {"write_blocks", transaction_write_blocks, METH_VARARGS, NULL},
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
+    {"set_hash", transaction_set_hash, METH_VARARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
     {"commit_open", transaction_commit_open, METH_NOARGS, NULL},
     {"abort", transaction_abort, METH_NOARGS, NULL},

@@ -57,6 +57,7 @@ import typing
 from glance_dedup import check_catalog
 from glance_dedup import check_format as form
 from glance_dedup import exceptions
+from glance_dedup import hashes
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -73,6 +74,8 @@ ROUNDS = 4
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 # The maintainer's, which may be missing.
 MAINTAINERS = ('catalog', 'spares')
+# Made by others that need them.
+OPTIONAL = (*MAINTAINERS, hashes.DIRECTORY)
 # Lists that daemons keep: their kinds, what they list, and bytes at most.
 LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'replication.json': ('glance-dedup replication', 'images', 1 << 20),
@@ -345,11 +348,13 @@ class _Checker:
         self.check_key(root)
         for name in LISTS:
             self.check_list(root, name)
-        for name in DIRECTORIES + MAINTAINERS:
+        for name in DIRECTORIES + OPTIONAL:
             self.open_directory(root, name)
         for name in names:
-            if name not in DIRECTORIES + MAINTAINERS + FILES:
+            if name not in DIRECTORIES + OPTIONAL + FILES:
                 self.find(NOTE, name, None, 'has an unknown name')
+        for name in self.list_directory(hashes.DIRECTORY):
+            self.check_hashes(name)
         for name in self.list_directory('locks'):
             file = 'locks/' + name
             if name == 'trial':
@@ -393,7 +398,7 @@ class _Checker:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
                          | os.O_CLOEXEC, dir_fd=root)
         except FileNotFoundError:
-            if name not in MAINTAINERS:
+            if name not in OPTIONAL:
                 vital = name in ('groups', 'images', 'spool')
                 self.find(DAMAGE if vital else NOTE, name, None,
                           'the directory is missing')
@@ -462,6 +467,21 @@ class _Checker:
             pass
         except form.Damage as e:
             self.find(NOTE, name, e.offset, e.sentence)
+
+    def check_hashes(self, name):
+        """What is damaged counts as absent."""
+        file = f'{hashes.DIRECTORY}/{name}'
+        try:
+            with form.File(self.directories[hashes.DIRECTORY], name,
+                           file) as f:
+                self.check_mode(os.fstat(f.fd), file, 0o600)
+                hashes.decode(f.read(0, hashes.LARGEST + 1))
+        except form.Gone:
+            pass
+        except form.Damage as e:
+            self.find(NOTE, file, e.offset, e.sentence)
+        except ValueError as e:
+            self.find(NOTE, file, None, f'counts as absent: {e}')
 
     # The catalog
 

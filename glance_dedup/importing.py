@@ -25,6 +25,7 @@ from typing import Any
 from glance_dedup import exceptions
 from glance_dedup import filestore
 from glance_dedup import glance_api
+from glance_dedup import hashes
 from glance_dedup import locations
 from glance_dedup import repository as repository_module
 
@@ -145,6 +146,8 @@ class Importer:
                     5, f'only {done} of {source.size} bytes could be read',
                     entry.path)
             _need_equal(digest, record, entry.path)
+            if digest:
+                transaction.set_hash(digest.name, digest.digest())
             return transaction.commit()
 
     def _compare(self, entry, source, record, outcome, progress) -> None:
@@ -171,6 +174,14 @@ class Importer:
                     f'image {entry.image_id} of the repository')
         if not digest:
             outcome.verified = 'bytes'
+        elif not self._dry_run:
+            self._record(image.stat, digest)
+
+    def _record(self, stat, digest) -> None:
+        """Write a hash down of what was stored without one."""
+        if digest.name not in hashes.recorded(self._repository.path, stat):
+            hashes.record(self._repository.path, stat, hashes.Hash(
+                digest.name, digest.hexdigest()))
 
     def _locate(self, record, stat, outcome) -> None:
         if self._store is None or self._dry_run:

@@ -35,6 +35,7 @@ from typing import Any
 from dedupd import client as client_module
 from dedupd import wire
 from glance_dedup import exceptions
+from glance_dedup import hashes
 from glance_dedup import repository as repository_module
 from glance_dedup import workers as workers_module
 
@@ -95,9 +96,11 @@ def send(repository: repository_module.Repository, image_id: str,
     :raises dedupd.client.ClientError: the receiver refuses, fails, or is away
     """
     with repository.open_image(image_id) as image:
+        # One is what the other site's Glance has: it is told of this one's.
+        known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
-            control or _Unlimited())
+            control or _Unlimited(), next(iter(known.items()), ()))
         return sender.run(confirm)
 
 
@@ -169,8 +172,9 @@ class _Sender:
 
     def __init__(self, image: repository_module.Image,
                  header: wire.RecipeHeader, client: client_module.Client,
-                 control: Any) -> None:
+                 control: Any, known: tuple[str, ...] = ()) -> None:
         self._image = image
+        self._hash = known
         self._image_id = image.stat.image_id
         self._header = header
         self._client = client
@@ -232,7 +236,7 @@ class _Sender:
             try:
                 self._replica = self._client.begin_replica(
                     self._image_id, stat.upload_id, self._header, self._id,
-                    stat.project)
+                    stat.project, *self._hash)
                 return
             except client_module.Refused as e:
                 if e.code in (404, 405):

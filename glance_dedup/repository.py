@@ -47,6 +47,7 @@ from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
 from glance_dedup import files
+from glance_dedup import hashes
 from glance_dedup import parameters as parameters_module
 from glance_dedup import scopes
 from glance_dedup import sharing
@@ -99,6 +100,10 @@ class ImageStat:
     """Runs of blocks that do not continue the run before them."""
     created: int
     """Seconds since 1970."""
+    hash_name: str = ''
+    """Of the hash that whoever stored it computed; '' if it was none."""
+    hash_value: str = ''
+    """Hexadecimal digits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,6 +488,7 @@ class Repository:
         """
         need_text('image id', image_id)
         self._handle().delete(image_id, _upload_bytes(upload_id))
+        hashes.forget(self.path, image_id)
 
     # -- reading ----------------------------------------------------------
 
@@ -696,7 +702,8 @@ def _upload_bytes(upload_id: str | None) -> bytes | None:
 
 def _image_stat(header: dict[str, Any]) -> ImageStat:
     return ImageStat(**{**header, 'scope': header['scope'].hex(),
-                        'upload_id': header['upload_id'].hex()})
+                        'upload_id': header['upload_id'].hex(),
+                        'hash_value': header['hash_value'].hex()})
 
 
 class Transaction:
@@ -781,6 +788,14 @@ class Transaction:
         :raises NoSpaceError, StorageError: only abort is left
         """
         self._engine.keep()
+
+    def set_hash(self, name: str, value: bytes) -> None:
+        """Say what hash all of the image has; the recipe records it.
+
+        :param name: as hashlib has it
+        :raises InvalidParameter: no recipe has room for it
+        """
+        self._engine.set_hash(name, value)
 
     def commit(self) -> ImageStat:
         """Make the image exist, durable.

@@ -507,7 +507,7 @@ class Store(driver.Store):
                 late=lambda late: late.abort())
             size = upload.store(opened, image_id, transaction, image_file,
                                 image_size or 0, watchers, self._storage,
-                                self._limit)
+                                self._limit, multihash)
 
         url = locations.url(opened, image_id, transaction.upload_id)
         metadata = {}

@@ -161,7 +161,8 @@ def _spread(source: Any, size: int,
 
 def store(repository: Any, image_id: str, transaction: Any, source: Any,
           size: int, watchers: list[Callable[[Any], Any]],
-          storage: workers.Workers, limit: workers.TimeLimit) -> int:
+          storage: workers.Workers, limit: workers.TimeLimit,
+          digest: Any = None) -> int:
     """Write all of a source into a transaction, and commit it.
 
     :param repository: where the transaction was begun, for this image id
@@ -174,6 +175,7 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
                      that holds others when the function has returned
     :param storage: where calls into the repository run
     :param limit: how long each of these may take
+    :param digest: of hashlib, updated by a watcher: the recipe records it
     :returns: the number of bytes stored
     :raises WrongSize: the source has more or fewer bytes than ``size``
     :raises workers.Expired: the time limit was exceeded
@@ -197,6 +199,9 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
 
     try:
         total = _spread(source, size, sinks, limit)
+        if digest is not None:
+            limit.result(engine.submit(
+                transaction.set_hash, digest.name, digest.digest()))
         commit = engine.submit(transaction.commit)
         limit.result(commit)
         return total

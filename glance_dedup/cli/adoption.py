@@ -514,3 +514,114 @@ class Missing(common.RepositoryCommand, lister.Lister):
         if rows:
             self.app.status = 1
         return ('image_id', 'size', 'status', 'owner', 'stores'), rows
+
+
+class Verify(common.RepositoryCommand, lister.Lister):
+    """Read images, and record the hashes of their bytes.
+
+    Users' tokens open an image only if Glance's hash of it is that recorded
+    here. Uploads record theirs; images of older versions, and those that were
+    put or pulled here by hand, have none until this has read them. What is
+    recorded is the hash of the bytes that are here: if Glance is asked, it is
+    compared with Glance's, and an image that differs is named.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('ids', metavar='ID', nargs='*')
+        parser.add_argument(
+            '--all', action='store_true',
+            help='All images, but for those whose hash is recorded.')
+        parser.add_argument(
+            '--algorithm', metavar='NAME',
+            help="The hash, as Glance's option hashing_algorithm names it. "
+            'The default is the one that Glance recorded of the image, or '
+            'sha512 if Glance is not asked.')
+        _add_cloud(parser)
+        parser.add_argument(
+            '--glance-url', metavar='URL',
+            help="Ask this glance-api instead of the cloud's.")
+        parser.add_argument(
+            '--no-glance', action='store_true',
+            help='Ask no Glance, whatever the environment says.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup import hashes
+
+        if bool(parsed_args.ids) == parsed_args.all:
+            raise common.UsageError('name images to verify, or give --all')
+        try:
+            hashes.new(parsed_args.algorithm or hashes.DEFAULT)
+        except ValueError as e:
+            raise common.UsageError(f'--algorithm: {e}') from e
+        rows = []
+        with self.open() as repo:
+            known = self.known(parsed_args)
+            stats = (list(common.stats(repo, self.app)) if parsed_args.all
+                     else list(self.named(repo, parsed_args.ids, rows)))
+            with self.progress('verifying', sum(
+                    stat.size for stat in stats)) as progress:
+                done = 0
+                for stat in stats:
+                    rows.append(self.one(repo, parsed_args, stat, known,
+                                         lambda n: progress.update(done + n)))
+                    done += stat.size
+            if parsed_args.all:
+                hashes.sweep(repo)
+        return ('image_id', 'size', 'result', 'hash_name', 'hash_value',
+                'error'), rows
+
+    def known(self, parsed_args):
+        """What Glance says of all images; None: it is not asked."""
+        from glance_dedup import glance_api
+
+        if parsed_args.no_glance or not (
+                parsed_args.os_cloud or glance_api.is_configured()):
+            self.app.tell('Glance is not asked: no hash is compared')
+            return None
+        return _known(self, _connect(parsed_args.os_cloud,
+                                     parsed_args.glance_url))
+
+    def named(self, repo, ids, rows):
+        for image_id in ids:
+            try:
+                yield repo.stat(image_id)
+            except exceptions.RepositoryError as e:
+                rows.append(self.failed(image_id, None, e))
+
+    def failed(self, image_id, size, error):
+        self.app.tell(error)
+        self.app.note(error)
+        return (image_id, common.Size(size), 'failed', '', '',
+                common.sentence_of(error))
+
+    def one(self, repo, parsed_args, stat, known, progress):
+        """A row."""
+        from glance_dedup import hashes
+
+        record = (known or {}).get(stat.image_id)
+        theirs = record and hashes.said(record.hash_name, record.hash_value)
+        name = hashes.new(parsed_args.algorithm or (
+            theirs.name if theirs else hashes.DEFAULT)).name
+        try:
+            ours = hashes.recorded(repo.path, stat)
+            result = 'known'
+            # Who names an image has it read.
+            if parsed_args.ids or name not in ours:
+                with repo.open_image(stat.image_id) as image:
+                    # Which may have been deleted, and stored anew.
+                    stat = image.stat
+                    found = hashes.compute(image, name, progress)
+                hashes.record(repo.path, stat, found)
+                result = 'recorded'
+                ours = {found.name: found.value}
+            if theirs and ours.get(theirs.name, theirs.value) != theirs.value:
+                raise exceptions.DamagedError(
+                    f'image {stat.image_id} is not the one that Glance '
+                    f'means: it has the {theirs.name} {ours[theirs.name]} '
+                    f"here, and {theirs.value} by Glance's record")
+        except exceptions.RepositoryError as e:
+            return self.failed(stat.image_id, stat.size, e)
+        return (stat.image_id, common.Size(stat.size), result, name,
+                ours[name], '')

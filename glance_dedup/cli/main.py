@@ -66,6 +66,7 @@ COMMANDS = {
     'image list': 'glance_dedup.cli.image:List',
     'image show': 'glance_dedup.cli.image:Show',
     'image pull': 'glance_dedup.cli.image:Pull',
+    'image verify': 'glance_dedup.cli.adoption:Verify',
     'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
 }
 INTERRUPTED = 130

@@ -177,6 +177,16 @@ gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
 }
 
 static void
+encode_hash(const gd_content_hash *hash, uint8_t out[GD_RECIPE_PAGE])
+{
+    size_t name_length = strlen(hash->name);
+    gd_put16(out + 400, (uint16_t)name_length);
+    gd_put16(out + 402, (uint16_t)hash->length);
+    memcpy(out + 404, hash->name, name_length);
+    memcpy(out + 436, hash->value, hash->length);
+}
+
+static void
 encode_header(const gd_params *params, const gd_recipe_header *header,
               uint8_t out[GD_RECIPE_PAGE])
 {
@@ -201,6 +211,7 @@ encode_header(const gd_params *params, const gd_recipe_header *header,
     gd_put16(out + 138, (uint16_t)project_length);
     memcpy(out + 144, header->image_id, id_length);
     memcpy(out + 272, header->project, project_length);
+    encode_hash(&header->hash, out);
     gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
 }
 
@@ -244,6 +255,24 @@ decode_string(const uint8_t *in, uint32_t length, uint32_t room, char *out)
     return true;
 }
 
+/* What is no hash is none: the image can be read without, and by its absence
+ * nobody is let in. */
+static void
+decode_hash(const uint8_t in[GD_RECIPE_PAGE], gd_content_hash *hash)
+{
+    uint32_t length = gd_get16(in + 402);
+    memset(hash, 0, sizeof *hash);
+    if (length > 0 && length <= GD_HASH_MAX &&
+        decode_string(in + 404, gd_get16(in + 400), GD_HASH_NAME_MAX,
+                      hash->name) &&
+        hash->name[0] != '\0') {
+        memcpy(hash->value, in + 436, length);
+        hash->length = length;
+    } else {
+        hash->name[0] = '\0';
+    }
+}
+
 static gd_status
 decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
               const char *name, gd_recipe_header *header, gd_error *err)
@@ -276,6 +305,7 @@ decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
     header->extents = gd_get64(in + 112);
     header->fragments = gd_get64(in + 120);
     header->created = gd_get64(in + 128);
+    decode_hash(in, &header->hash);
     if (!decode_string(in + 144, gd_get16(in + 136), GD_IMAGE_ID_MAX,
                        header->image_id) ||
         !decode_string(in + 272, gd_get16(in + 138), GD_PROJECT_MAX,

@@ -38,6 +38,20 @@ typedef struct gd_extent {
     uint64_t digest; /* over the blocks' fingerprints (I7) */
 } gd_extent;
 
+enum {
+    GD_HASH_NAME_MAX = 32,
+    GD_HASH_MAX = 64,
+};
+
+/* The hash of the whole image, as whoever stored it computed it over the bytes:
+ * by it another's word on the image is compared with what is here.  Recipes
+ * from before it, and those that such a program merged, have none. */
+typedef struct gd_content_hash {
+    char name[GD_HASH_NAME_MAX + 1]; /* as hashlib has it; "": none */
+    uint32_t length;
+    uint8_t value[GD_HASH_MAX];
+} gd_content_hash;
+
 typedef struct gd_recipe_header {
     gd_scope scope; /* of all groups that the recipe names */
     uint8_t transaction_id[GD_ID_SIZE];
@@ -51,6 +65,7 @@ typedef struct gd_recipe_header {
     uint64_t created;
     char image_id[GD_IMAGE_ID_MAX + 1];
     char project[GD_PROJECT_MAX + 1];
+    gd_content_hash hash;
 } gd_recipe_header;
 
 /* ---- writing ---- */

@@ -18,6 +18,7 @@ struct gd_transaction {
     gd_scope scope;
     gd_spool_file spool;
     gd_intake intake;
+    gd_content_hash hash;
     bool failed;
     bool linked;
 };
@@ -446,10 +447,30 @@ finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
     memcpy(header->upload_id, transaction->spool.id, GD_ID_SIZE);
     memcpy(header->image_id, transaction->image_id, sizeof header->image_id);
     memcpy(header->project, transaction->project, sizeof header->project);
+    header->hash = transaction->hash;
     header->new_bytes = gd_packer_new_bytes(intake->packer);
     header->stored_bytes = gd_packer_stored_bytes(intake->packer);
     header->created = (uint64_t)repo->env->now(repo->env);
     return gd_recipe_finish(intake->recipe, &repo->params, header, err);
+}
+
+gd_status
+gd_transaction_set_hash(gd_transaction *transaction, const char *name,
+                        const uint8_t *value, size_t length, gd_error *err)
+{
+    gd_content_hash *hash = &transaction->hash;
+    size_t name_length = strnlen(name, GD_HASH_NAME_MAX + 1);
+    if (name_length == 0 || name_length > GD_HASH_NAME_MAX || length == 0 ||
+        length > GD_HASH_MAX) {
+        return gd_fail(err, GD_INVALID,
+                       "a hash has a name of 1 to %d bytes and a value of 1 to "
+                       "%d", GD_HASH_NAME_MAX, GD_HASH_MAX);
+    }
+    memset(hash, 0, sizeof *hash);
+    memcpy(hash->name, name, name_length);
+    memcpy(hash->value, value, length);
+    hash->length = (uint32_t)length;
+    return GD_OK;
 }
 
 gd_status

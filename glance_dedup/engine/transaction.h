@@ -66,6 +66,12 @@ gd_status gd_transaction_add_zeros(gd_transaction *transaction,
  * transaction, though this one be aborted. */
 gd_status gd_transaction_keep(gd_transaction *transaction, gd_error *err);
 
+/* Has the recipe record the hash of all bytes, which the caller computed over
+ * what he wrote.  GD_INVALID for one that no recipe has room for. */
+gd_status gd_transaction_set_hash(gd_transaction *transaction,
+                                  const char *name, const uint8_t *value,
+                                  size_t length, gd_error *err);
+
 /* Makes the image exist, durable, and fills in what was stored.  After an
  * error *linked says whether it may exist all the same (N8.6); if it does not,
  * the transaction can only be aborted. */

@@ -165,6 +165,40 @@ test_known_bytes(void)
     teardown(&t);
 }
 
+/* What is no hash is none, and the image can be read all the same. */
+static void
+test_hash(void)
+{
+    static const golden known[] = {{0, "06000200736861353132"}, {36, "abcd"}};
+    fixture t;
+    uint8_t raw[4096];
+    setup(&t);
+    strcpy(t.header.hash.name, "sha512");
+    memcpy(t.header.hash.value, "\xab\xcd", 2);
+    t.header.hash.length = 2;
+    add_zeros(&t, 77);
+    finish(&t);
+    scratch_read(&t.x, NAME, raw, sizeof raw, 0);
+    CHECK(GOLDEN_MATCHES(raw + 400, 3688, known));
+    CHECK(memcmp(&t.recipe.header, &t.header, sizeof t.header) == 0);
+    static const struct {
+        uint32_t at, value;
+    } bad[] = {{400, 0}, {400, 5}, {400, 33}, {400, 65535}, {402, 0},
+               {402, 65}, {402, 65535}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint8_t page[4096];
+        memcpy(page, raw, sizeof page);
+        gd_put16(page + bad[i].at, (uint16_t)bad[i].value);
+        gd_put64(page + 4088, gd_checksum(page, 4088, 0));
+        scratch_write(&t.x, NAME, page, sizeof page, 0);
+        CHECK_INT(open_recipe(&t), GD_OK);
+        CHECK_INT(t.recipe.header.hash.length, 0);
+        CHECK_INT(t.recipe.header.hash.name[0], 0);
+        CHECK_INT(t.recipe.header.size, 77);
+    }
+    teardown(&t);
+}
+
 static void
 test_empty_image(void)
 {
@@ -704,6 +738,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_known_bytes);
+    RUN(test_hash);
     RUN(test_empty_image);
     RUN(test_incomplete);
     RUN(test_what_is_merged);

@@ -17,6 +17,7 @@ Upload, delete, the space back; downloads through the daemon, and across its
 death; the token check of reads over TLS.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -59,7 +60,9 @@ def glance(places, daemon):
         'type': 'dedup', 'dedup_store_datadir': places / 'repository',
         'dedup_store_filter_dir': places / 'filter',
         'dedup_store_filter_mib': 4, 'dedup_store_codec': 'none',
-        'dedup_store_dedupd_socket': daemon.socket}}
+        'dedup_store_dedupd_socket': daemon.socket},
+        'plain': {'type': 'file',
+                  'filesystem_store_datadir': places / 'plain'}}
     with glance_server.GlanceServer(places / 'server', stores, processes=2,
                                     threads=4) as running:
         yield glance_server.Client(running.url)
@@ -202,31 +205,113 @@ def test_uploads_while_the_daemon_works(places, daemon, glance):
     assert daemon.status()['space']['unique_blocks'] == len(exact)
 
 
+class Listening:
+    """A second daemon of the repository, which only reads, over TLS."""
+
+    def __init__(self, places, glance, directory):
+        self.authority = certificates.Authority(directory)
+        self.port = ports.free_port()
+        self.daemon = daemons.Daemon(
+            places / 'repository', listen=f'127.0.0.1:{self.port}',
+            tls_cert=self.authority.issue('server'),
+            tls_key=directory / 'server.pem',
+            tls_client_ca=self.authority.path,
+            glance_url=f'http://{glance.address}')
+
+    def client(self, **options):
+        return client_module.Client(f'https://127.0.0.1:{self.port}',
+                                    ca_file=str(self.authority.path),
+                                    **options)
+
+    def __enter__(self):
+        self.daemon.__enter__()
+        self.daemon.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.daemon.__exit__(*exc_info)
+
+
+def read(far, name):
+    with far, far.open_image(name) as stream:
+        return stream.read(stream.size)
+
+
+def refusal(far, name):
+    """Of its bytes, its description, and its blocks."""
+    answers = []
+    with far:
+        for ask in (lambda: far.open_image(name), lambda: far.recipe(name),
+                    lambda: list(far.blocks(name, '0' * 32, []))):
+            with pytest.raises(client_module.Refused) as refused:
+                ask()
+            answers.append((refused.value.code, str(refused.value)))
+    assert len(set(answers)) == 1, answers
+    return answers[0]
+
+
+def test_an_id_alone_opens_nothing(places, daemon, glance, tmp_path):
+    """A user makes an image of a known id elsewhere, and is given his own."""
+    secret, own = noise(2 * MIB, 90), noise(2 * MIB, 91)
+    image_id = store(glance, secret)
+    with repositories.open_repository(places / 'repository') as repo:
+        kept = repo.stat(image_id)
+        assert (kept.hash_name, kept.hash_value) == (
+            'sha512', hashlib.sha512(secret).hexdigest())
+    # Two that Glance has forgotten, and the repository has still.
+    fresh = {'old': '1' * 8 + '-1111-4111-8111-' + '1' * 12,
+             'new': '2' * 8 + '-2222-4222-8222-' + '2' * 12}
+    with repositories.open_repository(places / 'repository') as repo:
+        repositories.put(repo, fresh['old'], secret)
+        with repo.begin(fresh['new']) as transaction:
+            transaction.write(secret)
+            transaction.set_hash('sha512', hashlib.sha512(secret).digest())
+            transaction.commit()
+    for name in fresh.values():
+        glance.create(id=name, name='mine')
+        glance.upload(name, own, store='plain')
+    with Listening(places, glance, tmp_path) as second:
+        assert read(second.client(token='valid'), image_id) == secret
+        # No hash is recorded of one, another of the other.
+        code, text = refusal(second.client(token='valid'), fresh['old'])
+        assert code == 403
+        assert f'image verify --algorithm sha512 {fresh["old"]}' in text
+        assert refusal(second.client(token='valid'), fresh['new'])[0] == 404
+        # An operator looks: it is still another image.
+        shown = json.loads(command(places, daemon, 'image', 'verify',
+                                   fresh['old'], '-f', 'json'))
+        assert shown[0]['hash_value'] == hashlib.sha512(secret).hexdigest()
+        assert refusal(second.client(token='valid'), fresh['old'])[0] == 404
+        told = [line for line in second.daemon.text().splitlines()
+                if 'No token opens' in line and fresh['old'] in line]
+        assert len(told) == 2, told
+        # And this one is what Glance means; a program of old had stored it.
+        for name in fresh.values():
+            glance.delete(name)
+        with repositories.open_repository(places / 'repository') as repo:
+            repo.delete(fresh['new'])
+            repositories.put(repo, fresh['new'], own)
+        third = '3' * 8 + fresh['new'][8:]
+        glance.create(id=third, name='mine')
+        glance.upload(third, own, store='plain')
+        with repositories.open_repository(places / 'repository') as repo:
+            repositories.put(repo, third, own)
+        assert refusal(second.client(token='valid'), third)[0] == 403
+        command(places, daemon, 'image', 'verify', third)
+        assert read(second.client(token='valid'), third) == own
+    with repositories.open_repository(places / 'repository') as repo:
+        for name in (*fresh.values(), third):
+            repo.delete(name)
+
+
 def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
     """Over TLS a user reads what Glance lets the token read, and no more."""
-    authority = certificates.Authority(tmp_path)
-    port = ports.free_port()
     data = noise(3 * MIB + 5, 9)
     image_id = store(glance, data)
     with repositories.open_repository(places / 'repository') as repo:
         repositories.put(repo, 'unknown-to-glance', data)
-    # A second daemon of one repository: it only reads.
-    with daemons.Daemon(
-            places / 'repository', listen=f'127.0.0.1:{port}',
-            tls_cert=authority.issue('server'),
-            tls_key=tmp_path / 'server.pem',
-            tls_client_ca=authority.path,
-            glance_url=f'http://{glance.address}') as second:
-        second.start()
-
-        def client(**options):
-            return client_module.Client(f'https://127.0.0.1:{port}',
-                                        ca_file=str(authority.path), **options)
-
-        def read(far, name):
-            with far, far.open_image(name) as stream:
-                return stream.read(len(data) + 1)
-
+    with Listening(places, glance, tmp_path) as second:
+        client = second.client
         assert read(client(token='valid'), image_id) == data
         with pytest.raises(client_module.Refused) as refused:
             read(client(token='valid'), 'unknown-to-glance')
@@ -234,7 +319,7 @@ def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
         with pytest.raises(client_module.Refused) as refused:
             read(client(), image_id)
         assert refused.value.code == 401
-        operator = str(authority.issue('operator'))
+        operator = str(second.authority.issue('operator'))
         assert read(client(cert=operator), 'unknown-to-glance') == data
         # What Glance has deleted, its users cannot read any more.
         glance.delete(image_id)

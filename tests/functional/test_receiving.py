@@ -141,7 +141,9 @@ def refused(found, status, *words):
 @pytest.mark.parametrize('query, word', [
     ({'upload': ''}, 'upload'), ({'upload': 'AB' * 16}, 'upload'),
     ({'sender': 'x' * 32}, 'sender'), ({'project': 'p' * 256}, 'project'),
-    ({'project': 'a\0b'}, 'project')])
+    ({'project': 'a\0b'}, 'project'), ({'hash': ''}, 'hash'),
+    ({'hash': 'sha512:xx'}, 'hash'), ({'hash': 'sha512:' + 'a' * 130}, 'hash'),
+    ({'hash': 's' * 33 + ':aa'}, 'hash'), ({'hash': 'sha512'}, 'hash')])
 def test_bad_parameters(peer, query, word):
     refused(peer.begin(**query), 400, word)
 

@@ -14,6 +14,7 @@
 
 import asyncio
 import http.server
+import json
 import threading
 
 from hypothesis import given
@@ -24,6 +25,7 @@ from dedupd import http as http_server
 from dedupd import reads
 from dedupd import tokens
 from dedupd import wire
+from glance_dedup import hashes
 
 
 @given(strategies.text('bytes=0123456789-, x', max_size=30),
@@ -59,10 +61,18 @@ class Glance:
     def __init__(self):
         self.status = 206
         self.asked = 0
+        self.record = json.dumps({
+            'os_hash_algo': 'sha512', 'os_hash_value': 'ab' * 64}).encode()
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
+                if not self.path.endswith('/file'):
+                    self.send_response(200)
+                    self.send_header('Content-Length', str(len(outer.record)))
+                    self.end_headers()
+                    self.wfile.write(outer.record)
+                    return
                 outer.asked += 1
                 self.send_response(outer.status)
                 self.send_header('Content-Length', str(1 << 40))
@@ -133,7 +143,8 @@ def test_no_more_than_so_many_are_asked(glance, monkeypatch):
         found = await asyncio.gather(
             *(checker.check(str(number), 'a') for number in range(6)),
             return_exceptions=True)
-        assert [e and e.status for e in found] == [None] * 3 + [503] * 3
+        assert [getattr(e, 'status', None) for e in found] == (
+            [None] * 3 + [503] * 3)
         await checker.check('5', 'a')
 
     asyncio.run(run())
@@ -149,6 +160,42 @@ def test_what_is_not_a_yes(glance, status, wanted):
         with pytest.raises(http_server.HTTPError) as caught:
             await checker.check('t', 'a')
         assert caught.value.status == wanted
+        assert not checker._allowed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('record,found', [
+    ({'os_hash_algo': 'SHA512', 'os_hash_value': 'AB' * 64},
+     hashes.Hash('sha512', 'ab' * 64)),
+    # Of an old image.
+    ({'checksum': 'c' * 32}, hashes.Hash('md5', 'c' * 32)),
+    ({'os_hash_algo': 'sha512', 'os_hash_value': None, 'checksum': 'c' * 32},
+     hashes.Hash('md5', 'c' * 32)),
+    # The better one is there, and is not known: the other one does not do.
+    ({'os_hash_algo': 'new', 'os_hash_value': 'a', 'checksum': 'c' * 32},
+     None),
+    ({'os_hash_algo': 'shake_128', 'os_hash_value': 'aa'}, None),
+    ({'os_hash_algo': 5, 'os_hash_value': ['a']}, None),
+    ({'os_hash_algo': 'sha512', 'os_hash_value': 'x' * 128}, None),
+    ({}, None)])
+def test_what_glance_says_of_an_image(glance, record, found):
+    async def run():
+        glance.record = json.dumps(record).encode()
+        assert await tokens.Tokens(glance.url).check('t', 'a') == found
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('record', [
+    b'', b'[]', b'{"checksum": ', b'[' * 100000, b' ' * (1 << 20) + b'{}'])
+def test_a_record_that_is_none(glance, record):
+    async def run():
+        glance.record = record
+        checker = tokens.Tokens(glance.url)
+        with pytest.raises(http_server.HTTPError) as caught:
+            await checker.check('t', 'a')
+        assert caught.value.status == 503
         assert not checker._allowed
 
     asyncio.run(run())

@@ -13,6 +13,7 @@
 """Sending images to another repository, which a real daemon serves."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -32,6 +33,7 @@ from dedupd import receiving
 from dedupd import task
 from dedupd import wire
 from glance_dedup import exceptions
+from glance_dedup import hashes
 from glance_dedup import locations
 from glance_dedup import replication
 from tests import daemons
@@ -151,6 +153,11 @@ def test_send(home, away, client):
             (mixture, noise, bytes), LENGTHS)):
         image_id, data = f'image-{number}', content(length)
         home.put(image_id, data, project='p')
+        # What is known of it here is known there.
+        known = hashlib.sha256(data).hexdigest()
+        if number % 2:
+            hashes.record(home.repo.path, home.repo.stat(image_id),
+                          hashes.Hash('sha256', known))
         steps = []
         sent = replication.send(home.repo, image_id, client, control=Control(
             lambda control: steps.append((control.done, control.total))))
@@ -163,6 +170,8 @@ def test_send(home, away, client):
         assert sent.location == locations.url(
             away.repo, image_id, sent.upload_id)
         assert (sent.size, sent.whole, sent.exists) == (length, None, False)
+        assert (there.hash_name, there.hash_value) == (
+            ('sha256', known) if number % 2 else ('', ''))
         assert steps == sorted(steps)
         if length:
             assert steps[-1] == (length, length)

@@ -414,7 +414,8 @@ def test_repository_errors_of_uploads(store, monkeypatch, raised, expected,
         return types.SimpleNamespace(
             write=write_some, abort=transaction.abort,
             commit=fail if call == 'commit' else transaction.commit,
-            upload_id=transaction.upload_id)
+            upload_id=transaction.upload_id,
+            set_hash=transaction.set_hash)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, '_repository', types.SimpleNamespace(
@@ -439,7 +440,8 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
 
         return types.SimpleNamespace(
             write=write, abort=transaction.abort, commit=None,
-            upload_id=transaction.upload_id)
+            upload_id=transaction.upload_id,
+            set_hash=transaction.set_hash)
 
     class Endless:
         reads = 0
@@ -470,7 +472,8 @@ def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
 
         return types.SimpleNamespace(
             write=transaction.write, abort=transaction.abort, commit=commit,
-            upload_id=transaction.upload_id)
+            upload_id=transaction.upload_id,
+            set_hash=transaction.set_hash)
 
     with monkeypatch.context() as patch:
         patch.setattr(store, '_repository', types.SimpleNamespace(
@@ -496,7 +499,8 @@ def test_memory_is_bounded_by_back_pressure(store, monkeypatch):
 
         return types.SimpleNamespace(
             write=write, abort=transaction.abort, commit=transaction.abort,
-            upload_id=transaction.upload_id)
+            upload_id=transaction.upload_id,
+            set_hash=transaction.set_hash)
 
     class Source:
         served = 0
@@ -523,7 +527,8 @@ def test_hashes_and_engine_run_beside_each_other(store, monkeypatch):
         transaction = real.begin(*args)
         return types.SimpleNamespace(
             write=lambda data: time.sleep(0.1), abort=transaction.abort,
-            commit=transaction.abort, upload_id=transaction.upload_id)
+            commit=transaction.abort, upload_id=transaction.upload_id,
+            set_hash=transaction.set_hash)
 
     class Source:
         left = 10
@@ -1335,6 +1340,7 @@ def hanging(configure, monkeypatch):
             upload_id=transaction.upload_id,
             write=wrap('write', transaction.write),
             commit=wrap('commit', transaction.commit),
+            set_hash=transaction.set_hash,
             abort=wrap('abort', transaction.abort))
 
     def open_image(*args):

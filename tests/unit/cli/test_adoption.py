@@ -12,6 +12,7 @@
 
 """``glance-dedup estimate``, ``import`` and ``export``, without a Glance."""
 
+import hashlib
 import os
 import random
 import subprocess
@@ -22,6 +23,8 @@ import pytest
 
 from glance_dedup.cli import adoption
 from glance_dedup import filestore
+from glance_dedup import glance_api
+from glance_dedup import hashes
 from tests import disks
 from tests import repositories
 from tests.repositories import mixture
@@ -374,3 +377,72 @@ def test_ages():
     for text in ('', '7', 'd', '-1d', '1.5h', '7 d', '1w', '٣d'):
         with pytest.raises(ValueError):
             adoption._seconds(text)
+
+
+# -- image verify -------------------------------------------------------------
+
+def test_verify(created, files):
+    run(created, 'import', '--from-file-store', files)
+    by_hand = {name: (files / name).read_bytes() for name in os.listdir(files)}
+    rows, result = run(created, 'image', 'verify', name_of(0))
+    assert rows[name_of(0)] == {
+        'image_id': name_of(0), 'size': 3 * MIB, 'result': 'recorded',
+        'hash_name': 'sha512', 'error': '',
+        'hash_value': hashlib.sha512(by_hand[name_of(0)]).hexdigest()}
+    assert 'Glance is not asked' in result.err
+    rows, _ = run(created, 'image', 'verify', '--all')
+    assert {name: row['result'] for name, row in rows.items()} == {
+        name_of(0): 'known', name_of(1): 'recorded', name_of(2): 'recorded'}
+    rows, _ = run(created, 'image', 'verify', '--all', '--algorithm', 'SHA256')
+    for name, row in rows.items():
+        assert row['result'] == 'recorded' and row['hash_name'] == 'sha256'
+        assert row['hash_value'] == hashlib.sha256(by_hand[name]).hexdigest()
+    # It is looked at anew when it is named.
+    rows, _ = run(created, 'image', 'verify', name_of(1))
+    assert rows[name_of(1)]['result'] == 'recorded'
+    repositories.need_clean(created.path)
+
+
+def test_verify_goes_on_behind_what_fails(created, files):
+    run(created, 'import', '--from-file-store', files)
+    with repositories.open_repository(created.path) as repo:
+        hashes.record(repo.path, repo.stat(name_of(0)),
+                      hashes.Hash('sha512', 'ab' * 64))
+    rows, result = run(created, 'image', 'verify', name_of(0), 'nobody',
+                       name_of(1))
+    assert result.status == 1
+    assert rows[name_of(1)]['result'] == 'recorded'
+    assert rows['nobody']['result'] == 'failed'
+    assert 'is recorded' in rows[name_of(0)]['error']
+    assert created('image', 'verify', name_of(0)).status == 1
+
+
+def test_verify_asks_glance(created, files, monkeypatch):
+    """Its hash is computed; one that differs is named, and opens nothing."""
+    run(created, 'import', '--from-file-store', files)
+    right = hashlib.sha256((files / name_of(0)).read_bytes()).hexdigest()
+
+    def image(number, value):
+        return glance_api.Image(name_of(number), 'active', '', 1, frozenset(),
+                                frozenset(), 'sha256', value, None)
+
+    monkeypatch.setenv('OS_CLOUD', 'a')
+    monkeypatch.setattr(adoption, '_connect', lambda cloud, url: None)
+    monkeypatch.setattr(adoption, '_known', lambda command, glance: {
+        name_of(0): image(0, right), name_of(1): image(1, 'ab' * 32)})
+    for result in ('recorded', 'known'):
+        rows, done = run(created, 'image', 'verify', '--all')
+        assert done.status == 1
+        assert rows[name_of(0)]['hash_value'] == right
+        assert rows[name_of(0)]['result'] == result
+        assert rows[name_of(1)]['result'] == 'failed'
+        assert 'is not the one that Glance means' in rows[name_of(1)]['error']
+        # Glance does not know it.
+        assert rows[name_of(2)]['hash_name'] == 'sha512'
+
+
+@pytest.mark.parametrize('arguments', [
+    (), ('--all', 'a'), ('--all', '--algorithm', 'none'),
+    ('--all', '--algorithm', 'shake_128')])
+def test_verify_what(created, arguments):
+    created('image', 'verify', *arguments).refused()
