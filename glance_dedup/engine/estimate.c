@@ -43,7 +43,8 @@ struct gd_estimate {
     gd_coder *coder;
     gd_effort effort; /* as an upload would make it */
     record *places;
-    size_t place_count; /* a power of two */
+    size_t place_count; /* a power of two, above 1 */
+    uint64_t secret; /* odd, random: see find */
     size_t most_places; /* 0: any number */
     size_t records;
     unsigned level;
@@ -123,7 +124,10 @@ gd_estimate_open(const gd_env *env, const gd_chunker *chunker,
     e->chunker = *chunker;
     e->params = *params;
     e->most_places = most_places(params->table_bytes);
-    s = open_buffers(e, err);
+    int rc = env->random(env, &e->secret, sizeof e->secret);
+    e->secret |= 1;
+    s = rc < 0 ? gd_fail_errno(err, -rc, "no random bytes")
+               : open_buffers(e, err);
     if (s != GD_OK) {
         gd_estimate_close(e);
         return s;
@@ -155,12 +159,14 @@ is_counted(const gd_estimate *e, uint64_t key)
     return (key & ((UINT64_C(1) << e->level) - 1)) == 0;
 }
 
-/* The place of the key, or the free one where it would be.  The last bits, which
- * the level looks at, do not choose it. */
+/* The place of the key, or the free one where it would be.  Images can be made whose
+ * blocks have any keys; so what place a key has nobody else knows. */
 static record *
-find(record *places, size_t count, uint64_t key)
+find(const gd_estimate *e, record *places, size_t count, uint64_t key)
 {
-    size_t at = (key >> 32) & (count - 1);
+    uint64_t product = key * e->secret; /* twice: what is in a row is scattered */
+    size_t at = (product ^ product >> 32) * e->secret >>
+                (__builtin_clzll(count) + 1);
     while (places[at].key != 0 && places[at].key != key) {
         at = (at + 1) & (count - 1);
     }
@@ -179,7 +185,7 @@ move_records(gd_estimate *e, size_t count, gd_error *err)
     for (size_t i = 0; i < e->place_count; i++) {
         const record *r = &e->places[i];
         if (r->key != 0 && is_counted(e, r->key)) {
-            *find(places, count, r->key) = *r;
+            *find(e, places, count, r->key) = *r;
             e->records++;
         }
     }
@@ -257,7 +263,7 @@ static void
 share_out(gd_estimate *e, size_t stored)
 {
     for (size_t i = 0; i < e->key_count; i++) {
-        record *r = find(e->places, e->place_count, e->keys[i]);
+        record *r = find(e, e->places, e->place_count, e->keys[i]);
         if (r->key != 0) { /* else it is not counted any more */
             size_t part =
                 ((r->length_less_1 + 1) * stored + e->filled / 2) / e->filled;
@@ -344,7 +350,7 @@ take_block(gd_estimate *e, const uint8_t *data, size_t length, gd_error *err)
     key = key == 0 ? UINT64_C(1) << 63 : key;
     gd_status s = GD_OK;
     if (is_counted(e, key)) {
-        record *r = find(e->places, e->place_count, key);
+        record *r = find(e, e->places, e->place_count, key);
         e->last_is_new = r->key == 0;
         if (e->last_is_new) {
             *r = (record){.key = key,

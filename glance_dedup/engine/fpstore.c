@@ -105,6 +105,7 @@ gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
         return GD_NOMEM;
     }
     store->mask = places - 1;
+    int rc = env->random(env, store->key, sizeof store->key);
     store->fingerprints =
         gd_alloc(env, slots * sizeof *store->fingerprints, err);
     store->live = gd_calloc(env, places / 64, sizeof *store->live, err);
@@ -113,6 +114,10 @@ gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
         store->index == NULL) {
         gd_fpstore_free(env, store);
         return GD_NOMEM;
+    }
+    if (rc < 0) {
+        gd_fpstore_free(env, store);
+        return gd_fail_errno(err, -rc, "no random bytes");
     }
     *out = store;
     return GD_OK;
@@ -128,15 +133,28 @@ gd_fpstore_clear(gd_fpstore *store, uint32_t group)
     store->count = 0;
 }
 
+/* Whether this place of the index, which is not free, has this fingerprint. */
+static bool
+is_at(const gd_fpstore *store, uint32_t place, uint32_t bits,
+      const gd_fingerprint *fp)
+{
+    return (place & PLACE_BITS) == (bits & PLACE_BITS) &&
+           gd_fingerprint_equal(
+               &store->fingerprints[(place & PLACE_SLOT) - 1], fp);
+}
+
 void
 gd_fpstore_add(gd_fpstore *store, uint32_t slot, const gd_fingerprint *fp)
 {
-    uint32_t bits = gd_fingerprint_bits(fp);
-    uint32_t at = bits & store->mask;
-    while (store->index[at] != 0) {
+    uint32_t bits = gd_fpstore_bits(store, fp);
+    uint32_t at = bits & store->mask, namesakes = 0;
+    while (store->index[at] != 0 && namesakes < GD_NAMESAKES) {
+        namesakes += is_at(store, store->index[at], bits, fp);
         at = (at + 1) & store->mask;
     }
-    store->index[at] = (bits & PLACE_BITS) | (slot + 1);
+    if (namesakes < GD_NAMESAKES) {
+        store->index[at] = (bits & PLACE_BITS) | (slot + 1);
+    }
     store->live[slot / 64] |= UINT64_C(1) << slot % 64;
     store->fingerprints[slot] = *fp;
     if (slot >= store->count) {
@@ -180,17 +198,15 @@ bool
 gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
                 uint32_t *probe, uint32_t *slot)
 {
-    uint32_t bits = gd_fingerprint_bits(fp);
+    uint32_t bits = gd_fpstore_bits(store, fp);
     for (;;) {
         uint32_t place = store->index[(bits + *probe) & store->mask];
         if (place == 0) {
             return false;
         }
         ++*probe;
-        uint32_t found = (place & PLACE_SLOT) - 1;
-        if ((place & PLACE_BITS) == (bits & PLACE_BITS) &&
-            gd_fingerprint_equal(&store->fingerprints[found], fp)) {
-            *slot = found;
+        if (is_at(store, place, bits, fp)) {
+            *slot = (place & PLACE_SLOT) - 1;
             return true;
         }
     }

@@ -24,6 +24,10 @@ enum {
     GD_ENTRY_SIZE = 56,
     GD_ENTRIES_PER_SECTOR = 9,
     GD_STORE_START = 4096, /* of the store, in the group's file */
+    /* Slots of one fingerprint that an index has: those of the first slots.  Nobody
+     * compares a block with more; and blocks can be made that share a fingerprint
+     * which is not cryptographic. */
+    GD_NAMESAKES = 8,
 };
 
 typedef enum gd_entry_state {
@@ -91,7 +95,11 @@ void gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE],
  *
  * A place of the index is 0, or has the slot plus one in its lower half and
  * fingerprint bits in its upper one: so a fingerprint that is not in the store
- * hardly ever leads out of the index, which is memory that caches hold. */
+ * hardly ever leads out of the index, which is memory that caches hold.
+ *
+ * Whoever uploads can choose what fingerprints begin with.  So where they go in the
+ * index depends on a random key of each store: else all could be given one place,
+ * and each look-up would go past all of them. */
 typedef struct gd_fpstore {
     uint32_t group;
     uint32_t count;
@@ -101,6 +109,7 @@ typedef struct gd_fpstore {
     uint64_t *live;               /* a bit for each slot */
     uint32_t *index;
     uint32_t mask;                /* places in the index, less one */
+    uint64_t key[6];              /* gd_fpstore_bits */
     unsigned users;               /* guarded by the cache's mutex */
     uint64_t used_at;             /* likewise: for the LRU order */
 } gd_fpstore;
@@ -115,7 +124,8 @@ gd_status gd_fpstore_build(const gd_env *env, const uint8_t *raw,
 gd_status gd_fpstore_new(const gd_env *env, uint32_t slots,
                          gd_fpstore **store, gd_error *err);
 void gd_fpstore_clear(gd_fpstore *store, uint32_t group);
-/* REQUIRES: slot < slots, not added before. */
+/* The GD_NAMESAKES first with one fingerprint are found, the others only matched.
+ * REQUIRES: slot < slots, not added before. */
 void gd_fpstore_add(gd_fpstore *store, uint32_t slot,
                     const gd_fingerprint *fp);
 void gd_fpstore_free(const gd_env *env, gd_fpstore *store);
@@ -125,22 +135,28 @@ void gd_fpstore_free(const gd_env *env, gd_fpstore *store);
 bool gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
                      uint32_t *probe, uint32_t *slot);
 
-/* 32 bits that place a fingerprint in a hash table.  Not only its first bytes,
- * so that a digest of 8 bits does not differ from a good one in kind. */
+/* 32 bits that place a fingerprint in the index: of its first 16 bytes, which a
+ * short digest has, too.  Two that differ there are as likely to share a place as
+ * two random numbers, whoever chose them without the key: the sum is universal
+ * (multiply-shift: Dietzfelbinger, STACS 1996).  The second product scatters what
+ * the sum leaves in a row. */
 static inline uint32_t
-gd_fingerprint_bits(const gd_fingerprint *fp)
+gd_fpstore_bits(const gd_fpstore *store, const gd_fingerprint *fp)
 {
-    uint64_t a, b;
-    __builtin_memcpy(&a, fp->bytes, 8);
-    __builtin_memcpy(&b, fp->bytes + 8, 8);
-    return (uint32_t)(((a ^ b) * UINT64_C(0x9e3779b97f4a7c15)) >> 32);
+    uint32_t words[4];
+    uint64_t sum = store->key[4];
+    __builtin_memcpy(words, fp->bytes, sizeof words);
+    for (int i = 0; i < 4; i++) {
+        sum += store->key[i] * words[i];
+    }
+    return (uint32_t)((sum ^ sum >> 32) * (store->key[5] | 1) >> 32);
 }
 
 /* Has the memory fetched that a find begins with. */
 static inline void
 gd_fpstore_prefetch(const gd_fpstore *store, const gd_fingerprint *fp)
 {
-    __builtin_prefetch(&store->index[gd_fingerprint_bits(fp) & store->mask]);
+    __builtin_prefetch(&store->index[gd_fpstore_bits(store, fp) & store->mask]);
 }
 
 static inline bool

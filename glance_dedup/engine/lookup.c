@@ -9,7 +9,6 @@
 #include "hints.h"
 
 enum {
-    COMPARES = 8, /* of one block against its namesakes in one store */
     AHEAD = 8,    /* blocks whose memory is fetched while others are looked at */
     CHOSEN_AT_ONCE = 16,     /* stores read in one go over the disk */
     CONFIRMED_AT_ONCE = 256, /* entries read together */
@@ -132,11 +131,8 @@ static bool
 probe_store(gd_lookup *lookup, int index, gd_block *block)
 {
     uint32_t probe = 0, slot;
-    for (int tries = 0;
-         tries < COMPARES && gd_fpstore_find(lookup->stores[index],
-                                             &block->fingerprint, &probe,
-                                             &slot);
-         tries++) {
+    while (gd_fpstore_find(lookup->stores[index], &block->fingerprint, &probe,
+                           &slot)) {
         if (take_hit(lookup, index, slot, block)) {
             return true;
         }

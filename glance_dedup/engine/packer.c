@@ -22,7 +22,6 @@
 enum {
     SYNC_BYTES = 256 << 20,
     LOT_BYTES = 4 << 20, /* plain */
-    COMPARES = 8,        /* of one block against its namesakes */
     TIMED_BYTES = 64 << 10, /* one segment in as many is timed */
 };
 
@@ -592,9 +591,7 @@ gd_packer_find(gd_packer *packer, const uint8_t *data, uint32_t length,
     if (packer->appender == NULL) {
         return (gd_address){0, 0};
     }
-    for (int tries = 0; tries < COMPARES &&
-                        gd_fpstore_find(packer->own, fp, &probe, &slot);
-         tries++) {
+    while (gd_fpstore_find(packer->own, fp, &probe, &slot)) {
         if (packer->compare == NULL ||
             equals_own(packer, slot, fp, data, length)) {
             return (gd_address){packer->own->group, slot};
@@ -607,16 +604,12 @@ bool
 gd_packer_added(gd_packer *packer, gd_address address,
                 const gd_fingerprint *fp, uint32_t length)
 {
-    uint32_t probe = 0, slot;
+    uint32_t slot = address.slot;
     gd_entry entry;
-    if (packer->appender == NULL || address.group != packer->own->group) {
+    if (packer->appender == NULL || address.group != packer->own->group ||
+        !gd_fpstore_matches(packer->own, slot, fp)) {
         return false;
     }
-    do {
-        if (!gd_fpstore_find(packer->own, fp, &probe, &slot)) {
-            return false;
-        }
-    } while (slot != address.slot);
     const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
     if (unsynced != NULL) {
         return unsynced->plain_length == length;

@@ -356,6 +356,76 @@ test_add(void)
     fault_env_destroy(&f);
 }
 
+/* The longest way that a look-up, or an addition, may go in the index. */
+static uint32_t
+longest_probe(const gd_fpstore *store)
+{
+    uint32_t longest = 0, run = 0;
+    for (uint32_t i = 0; i <= 2 * store->mask; i++) { /* runs wrap around */
+        run = store->index[i & store->mask] != 0 ? run + 1 : 0;
+        longest = run > longest ? run : longest;
+    }
+    return longest;
+}
+
+/* Fingerprints that somebody chose so that they would all have one place, if
+ * places were known: kind 0, the exclusive or of their halves is the same; 1 and
+ * 2, they differ in a few bits, low or high; 3, they are all the same. */
+static gd_fingerprint
+crafted(int kind, uint32_t number)
+{
+    gd_fingerprint fp = {{0}};
+    uint64_t a = number * UINT64_C(0x2545f4914f6cdd1d), b = 0;
+    switch (kind) {
+    case 0:
+        b = a ^ 12345;
+        break;
+    case 1:
+        a = number;
+        break;
+    case 2:
+        a = (uint64_t)number << 32;
+        b = (uint64_t)number << 48;
+        break;
+    default:
+        a = b = 7;
+    }
+    memcpy(fp.bytes, &a, 8);
+    memcpy(fp.bytes + 8, &b, 8);
+    return fp;
+}
+
+static void
+test_crafted_fingerprints(void)
+{
+    enum { SLOTS = 32768, FAR = 1000 };
+    fault_env f;
+    gd_fpstore *store;
+    fault_env_init(&f);
+    for (int kind = 0; kind < 4; kind++) {
+        REQUIRE(gd_fpstore_new(&f.env, SLOTS, &store, NULL) == GD_OK);
+        gd_fpstore_clear(store, 1);
+        for (uint32_t slot = 0; slot < SLOTS; slot++) {
+            gd_fingerprint fp = crafted(kind, slot);
+            gd_fpstore_add(store, slot, &fp);
+            /* One such store would take seconds for each upload. */
+            REQUIRE(slot % 1024 != 0 || longest_probe(store) < FAR);
+        }
+        CHECK(longest_probe(store) < FAR);
+        for (uint32_t slot = 0; slot < SLOTS; slot++) {
+            gd_fingerprint fp = crafted(kind, slot);
+            uint32_t last = SLOTS;
+            CHECK(gd_fpstore_matches(store, slot, &fp));
+            CHECK_INT(count_found(store, &fp, &last),
+                      kind < 3 ? 1 : GD_NAMESAKES);
+            CHECK(kind < 3 ? last == slot : last < SLOTS);
+        }
+        gd_fpstore_free(&f.env, store);
+    }
+    CHECK_INT(fault_env_leaks(&f), 0);
+    fault_env_destroy(&f);
+}
+
 static void
 test_out_of_memory(void)
 {
@@ -388,6 +458,7 @@ main(int argc, char **argv)
     RUN(test_hostile_entries);
     RUN(test_build);
     RUN(test_add);
+    RUN(test_crafted_fingerprints);
     RUN(test_out_of_memory);
     return REPORT();
 }

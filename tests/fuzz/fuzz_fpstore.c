@@ -46,11 +46,13 @@ count_found(const gd_fpstore *store, const gd_fingerprint *fp, uint32_t wanted,
     uint32_t probe = 0, slot;
     size_t found = 0, steps = 0;
     while (gd_fpstore_find(store, fp, &probe, &slot)) {
-        MUST(slot < count && ++steps <= count);
-        MUST(gd_fingerprint_equal(&store->fingerprints[slot], fp));
+        MUST(slot < count && ++steps <= GD_NAMESAKES);
+        MUST(gd_fpstore_matches(store, slot, fp));
         found += slot == wanted;
     }
-    return found;
+    /* The first ones are found. */
+    return steps < GD_NAMESAKES ? found
+                                : gd_fpstore_matches(store, wanted, fp);
 }
 
 static void
