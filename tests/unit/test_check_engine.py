@@ -242,7 +242,7 @@ def test_while_other_processes_store_and_delete(make, tmp_path):
 
 @pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
 def test_every_byte_of_a_segment_header(make, tmp_path, monkeypatch, codec):
-    """As users run it: what is found at the first look is found at the last."""
+    """As users run it: what the first look finds the last one finds, too."""
     monkeypatch.setattr(check, 'PAUSE', 0)
     with make(codec, block_size=512, group_slots=64,
               segment_size=2048) as repo:
