@@ -31,17 +31,17 @@ in it; what comes in long reads is passed on as it is.  So a sink must copy
 what it keeps.
 
 Glance inspects the bytes as they are read, to see which format they have and
-whether they are safe.  Its inspector, of oslo.utils, follows one reference with
-each read.  The region table of a VHDX image, which ends at 256 KiB, says where
-the metadata begin, and these say where the virtual size is.  So the read after
-the one with the region table's end must not begin behind the virtual size:
-otherwise the inspector never sees it, and Glance refuses the image.  The format
-puts it at least 64 KiB behind a multiple of 1 MiB other than 0.  Therefore no
-read crosses ``HEAD``, which is 1 MiB, and those behind it may be of any length.
-The first one is not shorter for another reason: of a VMDK's descriptor without
-a header, the inspector judges only what the first read has returned, up to 1 MiB
-less a byte.  All other formats are recognised and judged by bytes at fixed
-places, or by the last 1536, however the image is read.
+whether they are safe.  Its inspector, of oslo.utils, follows one reference
+with each read.  The region table of a VHDX image, which ends at 256 KiB, says
+where the metadata begin, and these say where the virtual size is.  So the read
+after the one with the region table's end must not begin behind the virtual
+size: otherwise the inspector never sees it, and Glance refuses the image.  The
+format puts it at least 64 KiB behind a multiple of 1 MiB other than 0.
+Therefore no read crosses ``HEAD``, which is 1 MiB, and those behind it may be
+of any length.  The first one is not shorter for another reason: of a VMDK's
+descriptor without a header, the inspector judges only what the first read has
+returned, up to 1 MiB less a byte.  All other formats are recognised and judged
+by bytes at fixed places, or by the last 1536, however the image is read.
 
 Whatever goes wrong, in the source, in a strand or in the caller's thread,
 nothing of the image is left when :func:`store` raises, with one exception: if
