@@ -10,7 +10,7 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""The version: that of the installed package, for everything that tells one."""
+"""The version of the installed package, for everything that tells one."""
 
 import functools
 import importlib.metadata

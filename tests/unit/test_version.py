@@ -44,7 +44,8 @@ def test_daemon(tmp_path):
 
 def test_nothing_else_names_one():
     """Documents and files of packages take it from there, or leave it out."""
-    found = re.compile(r'(glance.dedup\S*[-=]|version = ")[0-9]+\.[0-9]+\.[0-9]')
+    found = re.compile(r'(glance.dedup\S*[-=]|version = ")'
+                       r'[0-9]+\.[0-9]+\.[0-9]')
     for file in (*TOP.glob('doc/source/**/*.rst'), TOP / 'README.rst',
                  TOP / 'tests' / 'tempest' / 'pyproject.toml'):
         assert not found.search(file.read_text()), file
