@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The system packages of bindep.txt: enough to install what is required."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests import documents
+
+#: What pip compiles plyvel with, for a Python for which it has no wheel.
+PLYVEL = """
+#include <leveldb/db.h>
+int main() { return leveldb::kMajorVersion < 1; }
+"""
+
+
+def packages(profile, platform):
+    """What bindep.txt names for a profile on a platform."""
+    found = set()
+    for line in (documents.TOP / 'bindep.txt').read_text().splitlines():
+        name, _, profiles = line.partition(' [')
+        if {profile, f'platform:{platform}'} <= set(
+                profiles.rstrip(']').split()):
+            found.add(name)
+    return found
+
+
+def test_plyvel_can_be_compiled(tmp_path):
+    assert {'g++', 'libleveldb-dev'} <= packages('compile', 'dpkg')
+    assert {'gcc-c++', 'leveldb-devel'} <= packages('compile', 'rpm')
+    if not shutil.which('dpkg-query'):
+        pytest.skip('not Debian: nobody has installed them')
+    program = tmp_path / 'program'
+    result = subprocess.run(
+        ['g++', '-x', 'c++', '-std=c++11', '-', '-lleveldb', '-o', program],
+        input=PLYVEL, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    subprocess.run([program], check=True, timeout=60)
