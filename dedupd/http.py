@@ -567,7 +567,8 @@ class Bodies:
     def _grant(self) -> None:
         while self._waiting:
             future, size = self._waiting[0]
-            if self._held and self._held + size > self._limits.bodies_mib << 20:
+            room = (self._limits.bodies_mib << 20) - self._held
+            if self._held and size > room:
                 break
             self._waiting.popleft()
             if not future.done():
@@ -798,8 +799,8 @@ class Server:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for task, connection in list(self._tasks.items()):
-                if connection.idle and isinstance(connection, _Connection) and (
-                        connection.outdated()):
+                if (isinstance(connection, _Connection) and connection.idle
+                        and connection.outdated()):
                     task.cancel()
 
     def _begin(self, listener: Listener, sock: socket.socket,

@@ -54,8 +54,8 @@ from dedupd import merger
 from dedupd import task
 from glance_dedup import _engine
 from glance_dedup import exceptions
-from glance_dedup import repository as repository_module
 from glance_dedup import maintainer as maintainer_module
+from glance_dedup import repository as repository_module
 
 LOG = logging.getLogger(__name__)
 

@@ -530,8 +530,10 @@ class TestRevocation:
 
     @contextlib.contextmanager
     def connected(self, remote, certificate):
-        """Gives what asks for the image on one connection; its status, or
-        None if the connection is over."""
+        """Gives what asks for the image on one connection.
+
+        That returns the status, or None if the connection is over.
+        """
         context = ssl.create_default_context(cafile=remote.authority.path)
         context.load_cert_chain(certificate)
         with socket.create_connection(('127.0.0.1', remote.port), 20) as sock:

@@ -88,7 +88,8 @@ def daemon(tmp_path_factory, glance):
     with caching.CacheDaemon(
             path, {'peer': 'https://127.0.0.1:9'}, status_listen=status,
             listen=tls, tls_cert=authority.issue('server'),
-            tls_client_ca=authority.path, glance_url=glance) as it:
+            tls_client_ca=authority.path, glance_url=glance,
+            header_timeout=LIMIT) as it:
         it.authority = authority
         it.write_config(nbd_socket=it.directory / 'nbd')
         yield it.start().wait_for_catalog()
@@ -137,9 +138,10 @@ class Records:
     def __init__(self, daemon):
         self._socket = tcp(daemon, 'listen')
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = ssl.create_default_context(
-            cafile=daemon.authority.path).wrap_bio(
-                self._in, self._out, server_hostname='localhost')
+        context = ssl.create_default_context(cafile=daemon.authority.path)
+        context.load_cert_chain(daemon.authority.issue('operator'))
+        self._tls = context.wrap_bio(self._in, self._out,
+                                     server_hostname='localhost')
         while True:
             try:
                 self._tls.do_handshake()
@@ -197,8 +199,10 @@ def flushes(daemon, listener):
 
 @contextlib.contextmanager
 def flooding(sock, data):
-    """Send all, and take all that comes, in threads; gives what is true
-    as long as that goes on."""
+    """Send all, and take all that comes, in threads.
+
+    Gives what is true as long as that goes on.
+    """
     def send():
         with contextlib.suppress(OSError):
             sock.sendall(data)

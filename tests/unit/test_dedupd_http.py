@@ -29,7 +29,8 @@ from tests import daemons
 
 def limits(**changed):
     return types.SimpleNamespace(**{
-        'max_connections': 1000, 'max_peer_connections': 1000, 'bodies_mib': 8, 'header_timeout': 10, 'idle_timeout': 10,
+        'max_connections': 1000, 'max_peer_connections': 1000,
+        'bodies_mib': 8, 'header_timeout': 10, 'idle_timeout': 10,
         'write_timeout': 10, **changed})
 
 
