@@ -248,7 +248,7 @@ class _Arrival:
             recipe.close()
             return
         self._description = description_module.Description(
-            str(self), header.block_size, header.size)
+            str(self), header)
         self._holding.callback(self._description.close)
         self._arriving = arriving.Arriving(
             self._repository, self._transaction, header, self._description,

@@ -32,6 +32,7 @@ import re
 import select
 import socket
 import ssl
+import tempfile
 import threading
 import time
 from typing import Any
@@ -49,7 +50,7 @@ LONGEST_ERROR = 64 << 10
 MOST_RANGES = 16384
 #: What recipes and frames that are sent are called.
 BINARY = 'application/octet-stream'
-#: Bytes a second: who takes what is sent slower is given up.
+#: Bytes a second: who takes what is sent, or sends, slower is given up.
 SLOWEST = 16 << 10
 #: How long one long poll asks the daemon to wait.
 POLL = 10.0
@@ -172,6 +173,7 @@ class Answer:
         self._client = client
         self._channel = channel
         self._before = channel.received
+        self._waited = 0.0              # for its body
         self._good = True
         self._response = http.client.HTTPResponse(
             channel, method=method)     # type: ignore[arg-type]
@@ -202,11 +204,19 @@ class Answer:
     def read(self, length: int, timeout: float) -> bytes:
         """So many bytes, in so many seconds; fewer only at the end.
 
+        All of the body must come at a rate of SLOWEST, too, as far as it was
+        waited for.
+
         :raises DaemonUnavailable: they did not come
         """
-        self._channel.deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        came = self._channel.received - self._before
+        self._channel.deadline = began + min(
+            timeout, timeout + came / SLOWEST - self._waited)
         try:
-            return self._file.read(length)
+            data = self._file.read(length)
+            self._waited += time.monotonic() - began
+            return data
         except (OSError, http.client.HTTPException, ValueError) as e:
             self._channel.hang_up()
             raise self._client._unavailable(e) from e
@@ -277,6 +287,21 @@ class ImageStream:
         self.close()
 
 
+def need_room(where: str, header: wire.RecipeHeader) -> None:
+    """See that what a peer is about to describe can be kept meanwhile.
+
+    :raises BadAnswer: it would take more than half of what is free
+    """
+    directory = tempfile.gettempdir()
+    disk = os.statvfs(directory)
+    free = disk.f_bavail * disk.f_frsize
+    if header.most_bytes > free // 2:
+        raise BadAnswer(
+            f'{where}: the description of {header.size} bytes in '
+            f'{header.extents} extents may take {header.most_bytes} bytes, '
+            f'and {directory} has {free} free, of which half may be used')
+
+
 class Recipe:
     """What an image consists of, as it comes.
 
@@ -299,10 +324,14 @@ class Recipe:
 
     def __iter__(self) -> Iterator[wire.RecipeExtent]:
         header = self.header
-        end = 0
+        end = blocks = 0
         for _ in range(header.extents):
             extent = wire.read_extent(self._answer, header, end, self._timeout)
             end += extent.length
+            blocks += extent.blocks
+            if blocks > header.most_blocks:
+                raise self._bad('the recipe has more blocks than an image of '
+                                f'{header.size} bytes')
             yield extent
         if end != header.size:
             raise self._bad(f'the recipe ends at {end} of {header.size}')

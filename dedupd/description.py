@@ -33,25 +33,22 @@ from glance_dedup import assembly
 #: A lot has at most so many bytes: small, because who waits for the first byte
 #: waits for the first lot.
 LOT_BYTES = 2 << 20
-#: What a description may have beyond the bytes of its image. A longer one is
-#: of no use, and the disk's end is not for a peer to reach.
-_SPARE_BYTES = 1 << 20
 
 
 class Description:
     """The lots of an image, in order. Thread-safe; one thread fills it.
 
     :param where: the image and the peer, for errors
-    :param block_size: the greatest length of a block
-    :param size: of the image
+    :param header: that of the recipe
+    :raises BadAnswer: there is no room for it
     """
 
-    def __init__(self, where: str, block_size: int, size: int) -> None:
+    def __init__(self, where: str, header: wire.RecipeHeader) -> None:
+        client_module.need_room(where, header)
         self._where = where
-        self._block_size = block_size
+        self._block_size = header.block_size
         self._most = max(1, min(assembly.LOT_BLOCKS,
-                                LOT_BYTES // block_size))
-        self._limit = size + _SPARE_BYTES
+                                LOT_BYTES // header.block_size))
         self._file = tempfile.TemporaryFile()
         self._changed = threading.Condition()
         # By the lot's number: its offset in the image; where its record is,
@@ -116,9 +113,6 @@ class Description:
         record = b''.join(self._parts)
         blocks = self._most - self._room
         end = self._end + len(record) + 8 * blocks
-        if end > self._limit:
-            raise client_module.BadAnswer(
-                f'{self._where}: its description is longer than the image')
         try:
             os.pwrite(self._file.fileno(), record, self._end)
             os.truncate(self._file.fileno(), end)

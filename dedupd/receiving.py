@@ -206,6 +206,7 @@ class Replica:
         self._lots: collections.OrderedDict[
             int, tuple[assembly_module.Lot, bytes]] = collections.OrderedDict()
         self._end = self.stored = 0
+        self._described = self._offered = 0     # blocks; lots
         self._unsynced = 0
         self.whole = assembly_module.why_whole(repository.parameters, header)
         self.exists = False
@@ -294,6 +295,15 @@ class Replica:
             raise body.bad(f'it has {blocks} blocks of {length} bytes, and '
                            f'{zeros} zeros, which is more than a lot may '
                            'have')
+        # Of blocks too short, and of lots that are nearly nothing, there
+        # would be no end.
+        self._described += blocks
+        self._offered += 1
+        most = self.header.most_blocks
+        if self._described > most or self._offered > (
+                most + self.header.extents + self.header.size // LOT_ZEROS):
+            raise Conflict('more blocks, or lots, are described than an '
+                           f'image of {self.header.size} bytes may have')
         return assembly_module.Lot(parts, end)
 
     def take(self, offset: int, frames: bytes) -> None:

@@ -44,6 +44,8 @@ _RECIPE_VERSION = 2
 #: Blocks of an extent, which lies in one group.
 _MOST_BLOCKS = 32768
 _BLOCK = 36                     # fingerprint, length
+# That an image may have beyond those that its size explains.
+_SPARE_BLOCKS = 1024
 _NONE, _LZ4, _ZSTD = range(3)
 _LAST = _FRAME.pack(_FRAME_MAGIC, _NONE, 0, 0, 0, 0, 0)[:16]
 #: The frame that says that all came.
@@ -107,6 +109,23 @@ class RecipeHeader:
                    stat.extents, parameters.fingerprint,
                    bytes.fromhex(stat.scope), parameters.cutting)
 
+    @property
+    def most_blocks(self) -> int:
+        """More blocks are in no image of such a repository.
+
+        Shorter than cutting makes them are the last before zeros, and some
+        where blocks are found at another phase.
+        """
+        shortest = ([int(n) for n in self.cutting.split()[1:]]
+                    or [self.block_size])[0]
+        return (2 * (self.size - self.zero_bytes) // shortest + self.extents
+                + _SPARE_BLOCKS)
+
+    @property
+    def most_bytes(self) -> int:
+        """So long may the extents be that follow it."""
+        return self.extents * _EXTENT.size + self.most_blocks * _BLOCK
+
     def pack(self) -> bytes:
         cuts = [int(n) for n in self.cutting.split()[1:]] or [0, 0]
         return _RECIPE.pack(
@@ -130,7 +149,9 @@ class RecipeHeader:
         if (minimum or average) and not 64 <= minimum < average < block_size:
             raise bad(f'the recipe has blocks of {minimum} to '
                       f'{block_size} bytes, on an average {average}')
-        if size >= 1 << 62 or zero_bytes > size or extents > size:
+        # No run of zeros follows another.
+        if size >= 1 << 62 or zero_bytes > size or (
+                extents > min(size, 2 * (size - zero_bytes) + 1)):
             raise bad(f'the recipe is of {size} bytes, {zero_bytes} '
                       f'zeros and {extents} extents')
         return cls(block_size, size, zero_bytes, extents,
@@ -265,6 +286,8 @@ class Frames:
         self._starts = [offset for offset, _ in ranges]
         self._ends = [offset + length for offset, length in ranges]
         self._left = sum(length for _, length in ranges)
+        # A frame may have a place for few of its bytes, but not each.
+        self._plain_left = 2 * self._left + LONGEST_FRAME
 
     def __iter__(self) -> Iterator[Frame]:
         while (frame := self._next()) is not None:
@@ -289,6 +312,9 @@ class Frames:
         if last:
             return None
         found = [self._place(body, number, plain) for number in range(places)]
+        self._plain_left -= plain
+        if self._plain_left < 0:
+            raise self._bad('more plain bytes came than the ranges explain')
         try:
             data = _unpack_stored(codec, body[places * _PLACE.size:], plain)
         except ValueError as e:

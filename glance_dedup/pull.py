@@ -180,6 +180,9 @@ class _Puller:
 
         The peer would not wait for as long as the blocks may take.
         """
+        client_module.need_room(
+            f'{self._client.address}: image {self._image_id}',
+            self._recipe.header)
         for extent in self._recipe:
             file.write(assembly.EXTENT.pack(extent.offset, extent.length,
                                             extent.blocks))

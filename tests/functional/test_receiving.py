@@ -327,6 +327,21 @@ def test_lots_that_are_too_large(peer):
                      offset=0).status == 200
 
 
+def test_lots_without_end(tmp_path):
+    """Each is well formed, and the image would never be whole."""
+    header = wire.RecipeHeader(
+        BLOCK, 1 << 20, 0, 1, 'sha256', bytes(16), 'fixed')
+    path = repositories.create(tmp_path / 'here')
+    with repositories.open_repository(path) as repository, (
+            contextlib.closing(receiving.Replica(
+                repository, 'one', header, ''))) as replica:
+        with pytest.raises(receiving.Conflict, match='may have'):
+            for offset in range(1 << 20):
+                replica.offer(offset, extent(offset, 1, 0))
+    assert offset < 4000
+    repositories.need_clean(path)
+
+
 # -- blocks -------------------------------------------------------------------
 
 def test_blocks_that_nobody_asked_for(peer):

@@ -595,12 +595,20 @@ def test_a_newer_peer(hosts):
 
 
 def test_a_description_longer_than_the_image(hosts, monkeypatch):
-    monkeypatch.setattr(description_module, '_SPARE_BYTES', -MIB)
+    monkeypatch.setattr(wire.RecipeHeader, 'most_blocks', 10)
     hosts.put(noise(MIB + 1000))
     reading = hosts.arrivals.open('one', None, None)
-    with pytest.raises(arrivals_module.ArrivalFailed, match='longer than'):
+    with pytest.raises(arrivals_module.ArrivalFailed, match='more blocks'):
         read_at(reading, 0, 1)
     reading.close()
+    hosts.need_nothing_of('one')
+
+
+def test_a_description_that_finds_no_room(hosts, monkeypatch):
+    monkeypatch.setattr(wire.RecipeHeader, 'most_bytes', 1 << 60)
+    hosts.put(noise(MIB))
+    with pytest.raises(client_module.BadAnswer, match='of which half'):
+        hosts.arrivals.open('one', None, None)
     hosts.need_nothing_of('one')
 
 

@@ -547,6 +547,16 @@ def test_a_zstd_bomb_is_not_unpacked(path, monkeypatch):
             list(client_of(path).blocks('one', UPLOAD, RANGES))
 
 
+def test_frames_without_end(path):
+    """Each has a byte that was asked for, and a mebibyte that was not."""
+    long = bytes(1 << 20)
+    body = b''.join(frame(long, [(4096 + number, 0, 1)], LZ4)
+                    for number in range(100))
+    with daemons.scripted(path, sends(chunked(body))):
+        with pytest.raises(client_module.BadAnswer, match='explain'):
+            list(client_of(path).blocks('one', UPLOAD, RANGES))
+
+
 def test_a_zstd_frame_that_does_not_say_its_length(path):
     packer = zstandard.ZstdCompressor(write_content_size=False)
     long = packer.compress(bytes(64 << 20))

@@ -12,11 +12,15 @@
 
 """Pulling images between two repositories, from a real daemon."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
+import threading
+import time
 
 import pytest
 
@@ -289,6 +293,89 @@ def test_a_peer_that_lies(there, here, client, monkeypatch, change):
     pull.pull(here.repo, 'one', client)
     assert here.read('one') == data
     repositories.need_clean(here.path)
+
+
+class Hostile:
+    """Answers each request for a recipe with a head and endless bytes.
+
+    :ivar sent: bytes behind the header
+    """
+
+    def __init__(self, path, header, extents, pause=0.0):
+        self.sent = 0
+        self._body = header.pack(), extents, pause
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.address = f'unix:{path}'
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        header, extents, pause = self._body
+        with contextlib.suppress(OSError):
+            while True:
+                sock = self._listener.accept()[0]
+                with sock, contextlib.suppress(OSError):
+                    sock.recv(65536)
+                    sock.sendall(
+                        b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n'
+                        b'ETag: "' + b'0' * 32 + b'"\r\n\r\n')
+                    for number, piece in enumerate(
+                            itertools.chain([header], extents())):
+                        sock.sendall(b'%x\r\n%s\r\n' % (len(piece), piece))
+                        self.sent += len(piece) if number else 0
+                        time.sleep(pause)
+
+    def close(self):
+        self._listener.close()
+
+
+def announced(size, zero_bytes, extents):
+    return wire.RecipeHeader(4096, size, zero_bytes, extents, 'sha256',
+                             bytes(16), 'fixed')
+
+
+def zeros_without_end():
+    for offset in itertools.count():
+        yield wire.RecipeExtent(offset, 1, 0, b'').pack()
+
+
+def crumbs():
+    """Blocks of one byte, of which the image has very many."""
+    table = (bytes(32) + (1).to_bytes(4, 'little')) * 1024
+    for number in itertools.count():
+        yield wire.RecipeExtent(1024 * number, 1024, 1024, table).pack()
+
+
+@pytest.mark.parametrize('header,extents,word', [
+    # Each run of zeros would lie behind another.
+    (announced(1 << 61, 1 << 61, 1 << 61), zeros_without_end, 'is of'),
+    (announced(1 << 61, 1 << 60, 1 << 60), zeros_without_end, 'half'),
+    (announced(1 << 61, 0, 1), crumbs, 'of which half'),
+    (announced(1 << 40, 0, 1 << 40), crumbs, 'of which half'),
+    (announced(1 << 30, 0, 1 << 18), crumbs, 'more blocks')],
+    ids=['zeros', 'half', 'size', 'extents', 'crumbs'])
+def test_an_endless_recipe(here, tmp_path, header, extents, word):
+    """It is given up before it has filled the disk."""
+    peer = Hostile(tmp_path / 'hostile', header, extents)
+    with contextlib.closing(peer), contextlib.closing(
+            client_module.Client(peer.address)) as client:
+        with pytest.raises(client_module.BadAnswer, match=word):
+            pull.pull(here.repo, 'one', client)
+        assert peer.sent < 64 << 20
+    here.need_nothing_of('one')
+
+
+def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
+    """Each piece comes in time, and all of it never would."""
+    monkeypatch.setattr(client_module, 'SLOWEST', 1 << 30)
+    peer = Hostile(tmp_path / 'hostile', announced(1 << 20, 1 << 19, 1 << 12),
+                   zeros_without_end, pause=0.1)
+    with contextlib.closing(peer), contextlib.closing(
+            client_module.Client(peer.address, timeout=2.0)) as client:
+        with pytest.raises(client_module.DaemonUnavailable, match='time'):
+            pull.pull(here.repo, 'one', client)
+    here.need_nothing_of('one')
 
 
 @pytest.mark.usefixtures('small_lots')
