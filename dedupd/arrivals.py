@@ -334,6 +334,9 @@ class _Arrival:
         if self._cut:
             raise ArrivalFailed('the daemon is stopping')
         if future is not None:
+            # What was stored before is kept though nothing comes any more.
+            while not futures.wait([future], arriving.SYNC_SECONDS).done:
+                self._arriving.keep_in_time()
             future.result()
             self._threads.remove(future)
         self._arriving.store(number, lot)

@@ -35,6 +35,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
+import time
 from typing import Any
 
 from dedupd import description as description_module
@@ -46,6 +47,8 @@ from glance_dedup import repository as repository_module
 
 #: Received bytes after which a sync point is made.
 SYNC_BYTES = 32 << 20
+#: Seconds after which one is made if fewer came: a kill costs no more.
+SYNC_SECONDS = 3.0
 #: Bytes that are kept of what was fetched apart from the order.
 AHEAD_BYTES = 8 << 20
 #: Who fetches something so gets what follows it, too, up to so many bytes.
@@ -149,6 +152,7 @@ class Arriving:
         # Blocks by fingerprint: since the last sync point; fetched ahead.
         self._recent: dict[bytes, bytes] = {}
         self._recent_bytes = 0
+        self._synced = time.monotonic()
         self._ahead: collections.OrderedDict[bytes, bytes] = (
             collections.OrderedDict())
         self._ahead_bytes = 0
@@ -211,10 +215,21 @@ class Arriving:
             del self._under_way[number]
             self.stored, self.stored_lots = end, number + 1
             self._changed.notify_all()
-        if self._recent_bytes >= SYNC_BYTES:
-            with self._turns:
-                self._transaction.keep()
-            self.forget_recent()
+        self.keep_in_time()
+
+    def keep_in_time(self) -> None:
+        """Make a sync point if enough was stored, or some long ago.
+
+        :raises RepositoryError: only abort is left
+        """
+        if self._recent_bytes < SYNC_BYTES and (
+                not self._recent_bytes
+                or time.monotonic() - self._synced < SYNC_SECONDS):
+            return
+        with self._turns:
+            self._transaction.keep()
+        self._synced = time.monotonic()
+        self.forget_recent()
 
     def _remember(self, lot: assembly.Lot) -> None:
         """Have what is about to be written be found in memory.

@@ -30,6 +30,7 @@ import time
 
 import pytest
 
+from glance_dedup import _engine
 from tests import caching
 from tests import daemons
 from tests.functional import glance_server
@@ -45,8 +46,9 @@ _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 # Seconds for which a peer that was away is not asked, here.
 _AWAY = 2
 # A daemon that takes an image for failed sooner, too.
-_PROGRAM = ['-c', 'import sys; from dedupd import arrivals, main, proxy, '
-            'reads; reads.STALLED = proxy.OPEN_SECONDS = 4; '
+_PROGRAM = ['-c', 'import sys; from dedupd import arrivals, arriving, main, '
+            'proxy, reads; reads.STALLED = proxy.OPEN_SECONDS = 4; '
+            'arriving.SYNC_SECONDS = 0.5; '
             f'arrivals.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
 
 
@@ -656,6 +658,32 @@ def test_a_killed_cache(alice, near, cache, link):
     cache.start().wait_for_catalog()
     assert digest(near.download(image_id)) == digest(data)
     assert received(cache) < 60 * MIB
+
+
+def knows(repository, block):
+    """Whether whoever begins now finds a block."""
+    with repositories.open_repository(repository) as repo:
+        repo.rebuild_filter()
+        with repo.begin('probe') as transaction:
+            return any(transaction.find(
+                _engine.fingerprint('sha256', block, bytes(16)),
+                len(block).to_bytes(4, 'little')))
+
+
+def test_a_cache_killed_early(place, alice, near, cache, link):
+    """Also of a small image, of which the rest does not come, it is kept."""
+    data = noise(20 * MIB, 57)
+    image_id = store(alice, data)
+    with begun(near, image_id, link, 16 * MIB) as (response, first):
+        repositories.eventually(lambda: knows(
+            place / 'cache', data[4 * MIB:4 * MIB + 4096]))
+        cache.process.send_signal(signal.SIGKILL)
+        cache.process.wait(daemons.LIMIT)
+        link.hold_after(None)
+        assert not rest_of(response, first)[1]
+    cache.start().wait_for_catalog()
+    assert digest(near.download(image_id)) == digest(data)
+    assert received(cache) < 17 * MIB
 
 
 # -- what it says, and reads --------------------------------------------------
