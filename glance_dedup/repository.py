@@ -47,6 +47,7 @@ from glance_dedup import _engine
 from glance_dedup import access
 from glance_dedup import exceptions
 from glance_dedup import files
+from glance_dedup import filters
 from glance_dedup import hashes
 from glance_dedup import parameters as parameters_module
 from glance_dedup import scopes
@@ -599,6 +600,7 @@ class Repository:
                 # Last: no other thread may store before it is there.
                 self._filter_attached = True
             self.filter_error = None
+            self._tidy_filters(path)
         except (OSError, exceptions.RepositoryError) as e:
             self._filter_again = time.monotonic() + _FILTER_AGAIN
             error = str(e)
@@ -617,6 +619,16 @@ class Repository:
             return None
         return (f'{place} has no room for the {self._filter_bytes >> 20} MiB '
                 'of the filter')
+
+    def _tidy_filters(self, path: str) -> None:
+        """Note that the filter is used; see to those that are not."""
+        with contextlib.suppress(OSError):
+            if filters.note_use(path, self.path):
+                # Others' repositories may be on a disk that does not answer.
+                threading.Thread(
+                    target=filters.remove_dead,
+                    args=(os.path.dirname(path),), daemon=True,
+                    name='glance-dedup-filters').start()
 
     def _must_make_large_filter(self) -> bool:
         if (self._filter_attached or self._filter_bytes <= _MADE_AT_ONCE

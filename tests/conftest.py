@@ -40,6 +40,14 @@ def pytest_collection_modifyitems(config, items):
                 LONG_TIMEOUT if is_long else TIMEOUT))
 
 
+@pytest.fixture(scope='session', autouse=True)
+def no_filters_left(tmp_path_factory):
+    """Commands that the tests run make them in /dev/shm, as users' do."""
+    yield
+    from tests import repositories
+    repositories.remove_filters(tmp_path_factory.getbasetemp())
+
+
 @pytest.fixture(autouse=True)
 def log_level():
     """The commands quieten the log of their whole process."""

@@ -106,6 +106,15 @@ def open_repository(path, **options):
     return repository.Repository(path, **options)
 
 
+def remove_filters(top, directory=f'/dev/shm/glance-dedup-{os.geteuid()}'):
+    """Remove the filters of repositories below `top`: they are memory."""
+    top = os.fsencode(os.path.realpath(top)) + b'/'
+    for path in pathlib.Path(directory).glob('*.filter'):
+        with contextlib.suppress(OSError), open(path, 'rb') as f:
+            if f.read(4096)[1024:].startswith(top):
+                path.unlink()
+
+
 def read_all(repo, image_id):
     with repo.open_image(image_id) as image:
         return image.read()

@@ -18,8 +18,9 @@
  * sharedfile.h demands: of this user, of the size that they name, without
  * holes.  So the processes of a host share one filter even if their budgets
  * differ: the budget counts for who makes the file.
- * The rest of the page are counters that change, each on cache lines of its
- * own, in the byte order of the machine (struct shared): they follow.
+ * Counters follow, which change, each on cache lines of its own, in the byte
+ * order of the machine (struct shared).  From byte 1024 on the page has the
+ * repository's path, which filters.py alone writes and reads.
  *
  * Nothing read from the mapping is trusted.  A level is capped, a group is
  * checked for 0, a slot has too few bits to be out of bounds, and the counts
@@ -35,6 +36,7 @@
 #include "filter.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -55,6 +57,11 @@ enum {
     ADDRESS_BITS = GROUP_BITS + SLOT_BITS,
     ZEROS_SHIFT = ADDRESS_BITS + TAG_BITS,
     REBUILD_LOCK = 0, /* the byte of the file that carries it */
+    /* Byte 1 is sharedfile.c's.  This one is held shared by whoever uses the
+     * file: who can lock it exclusively may unlink the file (filters.py). */
+    USERS_LOCK = 2,
+    OPEN_TRIES = 100,
+    OPEN_WAIT_MS = 10,
     INSERT_TRIES = 4,
 };
 
@@ -75,7 +82,7 @@ typedef struct shared {
     alignas(64) _Atomic int64_t kept[LEVELS];
 } shared;
 
-static_assert(sizeof(shared) <= HEADER_SIZE, "one page of header");
+static_assert(sizeof(shared) <= 1024, "the path follows at 1024");
 static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && sizeof(atomic_word) == 8,
               "processes share the words");
 static_assert(ZEROS_SHIFT + 4 == 64, "a hint is one word");
@@ -469,6 +476,31 @@ existing_size(const gd_env *env, const char *path,
     return sane ? size : 0;
 }
 
+/* Opens the file, or makes it, and sees to it that it stays.  Where locks
+ * fail, or one is in the way for long, the file may be unlinked under us: then
+ * others make another one, and duplicates are missed. */
+static gd_status
+open_to_use(gd_filter *filter, const char *path,
+            const uint8_t fixed[FIXED_SIZE], gd_error *err)
+{
+    const gd_env *env = filter->env;
+    for (unsigned i = 1;; i++) {
+        gd_status s = gd_sharedfile_open(env, path, fixed, FIXED_SIZE,
+                                         filter->size, &filter->fd, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        int rc = env->lock(env, filter->fd, USERS_LOCK, F_RDLCK);
+        bool stays = rc != -EAGAIN && rc != -EACCES &&
+                     gd_same_file(env, filter->fd, AT_FDCWD, path);
+        if (stays || i == OPEN_TRIES) {
+            return GD_OK;
+        }
+        env->close(env, filter->fd);
+        env->sleep_ms(env, OPEN_WAIT_MS);
+    }
+}
+
 /* Opens and maps the file; what filter has is left to the caller on
  * failure. */
 static gd_status
@@ -476,8 +508,7 @@ open_and_map(gd_filter *filter, const char *path,
              const uint8_t fixed[FIXED_SIZE], gd_error *err)
 {
     const gd_env *env = filter->env;
-    gd_status s = gd_sharedfile_open(env, path, fixed, FIXED_SIZE,
-                                     filter->size, &filter->fd, err);
+    gd_status s = open_to_use(filter, path, fixed, err);
     if (s != GD_OK) {
         return s;
     }

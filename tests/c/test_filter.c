@@ -630,6 +630,47 @@ test_rebuild_lock(void)
     teardown(&x);
 }
 
+/* ---- the users' lock ---- */
+
+/* Who tidies up has it exclusively; -1 if somebody uses the file. */
+static int
+take_for_dead(const char *path)
+{
+    const gd_env *env = gd_env_posix();
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0);
+    if (env->lock(env, fd, 2, F_WRLCK) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static void
+test_users_lock(void)
+{
+    fixture x;
+    gd_filter *second;
+    setup(&x, SMALL);
+    CHECK_INT(gd_filter_open(x.env, x.path, REPOSITORY, SMALL, &second,
+                             &x.err),
+              GD_OK);
+    CHECK_INT(take_for_dead(x.path), -1);
+    gd_filter_close(x.env, second);
+    CHECK_INT(take_for_dead(x.path), -1);
+    gd_filter_close(x.env, x.filter);
+    int fd = take_for_dead(x.path);
+    CHECK(fd >= 0);
+    /* It is waited for, though not for ever. */
+    CHECK_INT(open_filter(&x, SMALL), GD_OK);
+    gd_filter_close(x.env, x.filter);
+    close(fd);
+    /* Without locks there is a filter all the same. */
+    fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
+    CHECK_INT(open_filter(&x, SMALL), GD_OK);
+    teardown(&x);
+}
+
 static void
 wait_for(pid_t child)
 {
@@ -862,6 +903,7 @@ main(int argc, char **argv)
     RUN(test_group_0_is_no_candidate);
     RUN(test_faults);
     RUN(test_rebuild_lock);
+    RUN(test_users_lock);
     RUN(test_rebuild_lock_dies_with_the_process);
     RUN(test_several_processes);
     RUN(test_several_threads);

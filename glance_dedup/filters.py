@@ -1,0 +1,135 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Removing the fingerprint filters of repositories that nobody uses.
+
+A filter is a file on the host's tmpfs, so it is memory until it is removed.
+Whoever uses one holds a shared lock on byte 2 of it (``engine/filter.c``); so
+one that can be locked exclusively is used by nobody. It is removed if its
+repository is gone, or if nobody has opened it for :data:`UNUSED` seconds. A
+wrong guess costs little: a missing filter is made anew from the groups.
+
+Which repository a filter is of stands in its header page, behind what the
+engine keeps there: the path, ended by a zero byte. When it was last opened is
+the file's time of writing.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat as stat_module
+import struct
+import time
+
+#: Seconds after which a filter that nobody opens goes, whatever it is of.
+UNUSED = 30 * 86400
+#: A use is noted anew after so many seconds.
+NOTED = 86400
+
+_NAME = re.compile(r'([0-9a-f]{32})\.filter(\.new)?')
+_CREATION_LOCK, _USERS_LOCK = 1, 2
+_PAGE = 4096
+_PATH_AT = 1024
+_FLOCK = struct.Struct('@hhqqi4x')
+_MAX_JSON = 1 << 16
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+                   | os.O_CLOEXEC)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return (stat_module.S_ISREG(status.st_mode) and status.st_nlink == 1
+            and status.st_uid == os.geteuid())
+
+
+def _repository_of(fd: int) -> bytes:
+    """The path that was noted; b'' if none was."""
+    return os.pread(fd, _PAGE - _PATH_AT, _PATH_AT).split(b'\0')[0]
+
+
+def note_use(path: str, repository: str) -> bool:
+    """Note in a filter which repository it is of, and that it is used.
+
+    :returns: whether that was worth noting: it is new, or was not used lately
+    :raises OSError: as its name says
+    """
+    wanted = os.fsencode(os.path.realpath(repository))
+    if len(wanted) >= _PAGE - _PATH_AT:
+        wanted = b''
+    fd = _open(path)
+    try:
+        status = os.fstat(fd)
+        if not _is_ours(status) or status.st_size < _PAGE or (
+                _repository_of(fd) == wanted
+                and abs(time.time() - status.st_mtime) < NOTED):
+            return False
+        os.pwrite(fd, wanted.ljust(_PAGE - _PATH_AT, b'\0'), _PATH_AT)
+        os.utime(fd)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is_gone(repository: bytes, repository_id: str) -> bool:
+    """Whether there is certainly no such repository at this path."""
+    if not repository:
+        return False
+    try:
+        fd = os.open(os.path.join(repository, b'repository.json'),
+                     os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        return e.errno in (errno.ENOENT, errno.ENOTDIR)
+    try:
+        found = json.loads(os.read(fd, _MAX_JSON))['repository_id']
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+    finally:
+        os.close(fd)
+    return found != repository_id
+
+
+def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
+    fd = _open(path)
+    try:
+        # As who opens or makes one does: first the lock, then the look.
+        byte = _CREATION_LOCK if unfinished else _USERS_LOCK
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(
+            fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        status = os.fstat(fd)
+        if not _is_ours(status) or not os.path.samestat(
+                status, os.lstat(path)):
+            return
+        if (unfinished or abs(time.time() - status.st_mtime) > UNUSED
+                or _is_gone(_repository_of(fd), repository_id)):
+            os.unlink(path)
+    finally:
+        os.close(fd)
+
+
+def remove_dead(directory: str) -> None:
+    """Remove the filters in a directory that nobody needs.
+
+    It may take long: repositories may be on file systems that do not answer.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            found = _NAME.fullmatch(name)
+            if found is not None:
+                with contextlib.suppress(OSError):
+                    _remove_if_dead(os.path.join(directory, name), found[1],
+                                    found[2] is not None)
