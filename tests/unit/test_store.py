@@ -251,11 +251,33 @@ class Verifier:
         self.seen.append(bytes(data))
 
 
-def test_the_verifier_sees_every_byte(store):
-    data = noise(11 * MIB)
-    verifier = Verifier()
-    add(Dribble(data, 2 * MIB), verifier=verifier)
-    assert b''.join(verifier.seen) == data
+class Mixed(Dribble):
+    """Long reads among short ones."""
+
+    def read(self, length):
+        return self.data.read(min(length, self.random.choice(
+            (1, 511, 70000, self.most, length))))
+
+
+@pytest.mark.parametrize('source', [
+    lambda data: io.BytesIO(data), lambda data: Dribble(data, 700),
+    lambda data: Dribble(data, 2 * MIB), lambda data: Mixed(data, 3 * MIB)],
+    ids=['long', 'short', 'middling', 'mixed'])
+def test_the_verifier_sees_every_byte(store, source):
+    """In order, once, and never two pieces at a time."""
+    data = noise(5 * MIB + 3)
+    under_way = threading.Lock()
+    seen = []
+
+    def update(piece):
+        assert under_way.acquire(blocking=False)
+        time.sleep(0.001)   # the pieces behind are there meanwhile
+        seen.append(bytes(piece))
+        under_way.release()
+    url, size, *_more = add(
+        source(data), verifier=types.SimpleNamespace(update=update))
+    assert sum(map(len, seen)) == size == len(data)
+    assert b''.join(seen) == data == get(url)
 
 
 def test_a_verifier_may_keep_what_it_sees(store):
