@@ -32,9 +32,9 @@ entry of it:
 
 A recipe that names more than one batch has room for takes several steps, each
 of which is a batch and a fence. The catalog knows how far each one got. So a
-run may end between any two, however it ends: whoever judges the entry next goes
-on if the recipe is live, and goes back if it is not. Until then the entry stays
-where it is, and pins all that the recipe names (N6.3).
+run may end between any two, however it ends: whoever judges the entry next
+goes on if the recipe is live, and goes back if it is not. Until then the entry
+stays where it is, and pins all that the recipe names (N6.3).
 """
 
 import array

@@ -684,8 +684,7 @@ class _Run:
 
     def _add_needed(self, recipe: _engine.Recipe, addresses: bytes,
                     groups: list[int], needed: set[int]) -> bool:
-        """Whether it names any of the addresses; adds what it does of groups.
-        """
+        """Whether it names any; adds what it names of the groups."""
         found = False
         for runs in maintainer_module.pieces(recipe):
             self._cost += len(runs)

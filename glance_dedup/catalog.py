@@ -646,10 +646,10 @@ class Catalog:
 
     def uncount(self, batch: Batch, txid: bytes, recipe: Extents,
                 most: int = sys.maxsize) -> bool:
-        """Take a recipe's blocks off the counts, from its end. REQUIRES: its
-        key, or that it is begun.
+        """Take a recipe's blocks off the counts, from its end.
 
-        Groups in which a count goes to zero become dirty.
+        Groups in which a count goes to zero become dirty. REQUIRES: its key,
+        or that it is begun.
 
         :param most: as for count
         :returns: whether nothing of it is counted any more; else as count
@@ -666,8 +666,6 @@ class Catalog:
         part = parts - 1
         image_id = None
         if facts is not None:
-            batch.delete(b'l' + txid)
-            batch._keys ^= int.from_bytes(txid, 'big')
             part, page = facts.get('parts', 0), recipe.pages
             image_id = facts['image_id']
         self._need_page(txid, page, recipe)
@@ -681,6 +679,9 @@ class Catalog:
                     part -= 1
                     begin = self._begin(txid, part, page, batch)
         finally:
+            if facts is not None:
+                batch.delete(b'l' + txid)
+                batch._keys ^= int.from_bytes(txid, 'big')
             self._set_part(batch, txid, part, page or None)
             self._set_begun(batch, txid, image_id, part + 1 if page else 0)
         return not page

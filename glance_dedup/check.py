@@ -141,7 +141,7 @@ class _Owner:
     header: form.RecipeHeader | None = None
     scope: bytes = form.GLOBAL_SCOPE
     blocks: int | None = None   # None: not all of it could be read
-    counted: bool = False       # by the catalog
+    counted: int = 0            # extents, by the catalog
 
 
 class _KeptExtent(typing.NamedTuple):
@@ -536,8 +536,8 @@ class _Checker:
             return
         unannounced = []
         for owner in self.owners:
-            if owner.image_id is None or owner.counted or (
-                    owner.header is None
+            if owner.image_id is None or owner.header is None or (
+                    owner.counted >= max(1, owner.header.extents)
                     or owner.identity[:2] in self.announced):
                 continue
             status = self.status_of('images', owner.image_id)
@@ -660,8 +660,9 @@ class _Checker:
 
     def keep(self, owner, extents):
         if owner.header is not None and self.catalog is not None:
+            # None from a catalog that can be read no more.
             owner.counted = self.catalog.meet(
-                owner.header, owner.blocks, owner.file)
+                owner.header, owner.blocks, owner.file) or 0
             if owner.image_id is not None:
                 _, inode, _, modified = owner.identity
                 self.catalog.meet_file(owner.image_id, inode, modified,
@@ -917,7 +918,7 @@ class _Checker:
         for e in extents:
             end = min(e.slot + e.blocks, group.slots)
             named[e.slot:end] = b'\1' * max(0, end - e.slot)
-            if self.owners[e.owner].counted:
+            if e.number < self.owners[e.owner].counted:
                 for slot, change in ((e.slot, 1), (e.slot + e.blocks, -1)):
                     changes[slot] = changes.get(slot, 0) + change
         self.catalog.judge_group(group, changes, named)

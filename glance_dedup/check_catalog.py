@@ -33,6 +33,7 @@ and makes the catalog anew.
 import array
 import contextlib
 import functools
+import hashlib
 import itertools
 import json
 import operator
@@ -71,6 +72,8 @@ NUMBER = struct.Struct('>cI')
 LONG_NUMBER = struct.Struct('>cQ')
 PAIR = struct.Struct('<QQ')     # addresses of duplicates
 SEEN = struct.Struct('<QQ16s')  # inode, time of writing, transaction id
+PART = struct.Struct('>c16sI')  # of a recipe; the key
+PART_END = struct.Struct('<Q')  # the page behind it; the value
 IMAGE_KEY = re.compile(b'i[A-Za-z0-9_-]{1,128}')
 RECORD = 13                     # bytes, in the index
 COUNTER_MAX = (1 << 32) - 1
@@ -79,7 +82,8 @@ PIECE = 1 << 20
 
 META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
              'sequence': int, 'valid': bool, 'index_bits': int,
-             'ledger': str}
+             'ledger': str, 'parts': int}
+BEGUN_KEYS = {'image_id': str, 'parts': int}
 GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
                'rewritten': 0}
 GROUP_KEYS = {key: type(value) for key, value in GROUP_FACTS.items()}
@@ -296,12 +300,15 @@ class Catalog:
         found = self.get(b'meta')
         if found is None:
             raise Unusable('does not say what it is')
-        meta = _object(found, META_KEYS)
+        meta = _object(found, META_KEYS, {'parts': 0})
         if meta is None:
             raise form.Damage('says nonsense of what it is')
-        if meta['format'] != 1:
+        if meta['format'] not in (1, 2):
             raise form.Damage(f'has format {meta["format"]}; this program '
-                              'reads 1')
+                              'reads 1 and 2')
+        if (meta['format'] == 2) != (meta['parts'] > 0):
+            raise form.Damage(f'has format {meta["format"]} and '
+                              f'{meta["parts"]} parts of recipes')
         if repository_id is not None and (
                 meta['repository_id'] != repository_id.hex()):
             raise form.Damage('is of the repository '
@@ -311,7 +318,7 @@ class Catalog:
                 or not form.HEX_ID.match(meta['ledger'])):
             raise form.Damage('has impossible parameters')
         self.bits = meta['index_bits']
-        self.ledger = meta['ledger']
+        self.ledger, self.parts = meta['ledger'], meta['parts']
         if not meta['valid']:
             self.find(NOTE, f'was not finished: {ANEW}')
             return
@@ -335,7 +342,8 @@ class Catalog:
     @judging
     def check_keys(self):
         """Everything that is neither of a recipe nor of a group."""
-        lengths = {b'c': COUNTS.size, b'l': 17, b'g': NUMBER.size,
+        lengths = {b'c': COUNTS.size, b'l': 17, b'b': 17, b'e': PART.size,
+                   b'g': NUMBER.size,
                    b'f': NUMBER.size, b'd': LONG_NUMBER.size, b's': 1,
                    b'h': LONG_NUMBER.size, b'p': NUMBER.size}
         strange = 0
@@ -378,7 +386,14 @@ class Catalog:
             self.left = {key[1:] for key in keys if len(key) == 17}
         together = functools.reduce(
             operator.xor, (int.from_bytes(key) for key in self.left), 0)
-        if f'{together:032x}' != self.ledger:
+        parts = 0
+        for key, value in self.items(b'e'):
+            together ^= int.from_bytes(
+                hashlib.sha256(key + value).digest()[:16])
+            parts += 1
+        self.left.update(key[1:] for key, _ in self.items(b'b')
+                         if len(key) == 17)
+        if f'{together:032x}' != self.ledger or parts != self.parts:
             # A crash can leave LevelDB its newest log and an older manifest,
             # which knows nothing of what the log before was made into. What
             # is missing here is then not missing anywhere else: no image is
@@ -390,26 +405,65 @@ class Catalog:
 
     @judging
     def meet(self, header: form.RecipeHeader, blocks: int | None,
-             file: str) -> bool:
-        """Whether this recipe is counted; and whether by its own figures.
+             file: str) -> int:
+        """How many of its extents are counted; and whether by its own figures.
+
+        One without extents has one, when it is counted.
 
         :param blocks: that it names; None if not all of it could be read
         """
         value = self.valid and self.get(b'l' + header.transaction)
-        if not value:
-            return False
+        begun = self.valid and self.get(b'b' + header.transaction)
+        if not value and not begun:
+            return 0
         if header.transaction in self.met:
             self.find(DAMAGE, f'has the transaction id of '
                       f'{self.met[header.transaction]}', file, 48)
-            return False
+            return 0
         self.met[header.transaction] = file
         self.left.discard(header.transaction)
-        found = _json(value)
+        if begun:
+            # A maintainer was ended between two steps; the next goes on.
+            parts = (_object(begun, BEGUN_KEYS) or {}).get('parts', 0)
+            good = not value and parts > 0
+        else:
+            parts = self.judge_facts(_json(value), header, blocks, file)
+            good = True
+        ends = self.ends_of(header.transaction, parts)
+        pages = -(-header.extents // form.EXTENTS_PER_PAGE)
+        if not good or ends is None or ends[-1] + (not begun) > max(1, pages):
+            self.find(DAMAGE, f'has impossible parts for {file}')
+            return 0
+        if begun:
+            return min(ends[-1] * form.EXTENTS_PER_PAGE, header.extents)
+        return max(1, header.extents)
+
+    def ends_of(self, transaction: bytes, parts: int) -> list[int] | None:
+        """The ends of a recipe's parts, after a 0; None if they cannot be."""
+        ends = [0]
+        for part in range(parts):
+            value = self.get(PART.pack(b'e', transaction, part)) or b''
+            if len(value) != PART_END.size:
+                return None
+            ends += PART_END.unpack(value)
+            if ends[-1] <= ends[-2]:
+                return None
+        return ends
+
+    def judge_facts(self, found: typing.Any, header: form.RecipeHeader,
+                    blocks: int | None, file: str) -> int:
+        """Compare what the ledger keeps of a recipe.
+
+        :returns: in how many parts it was counted, but the last
+        """
+        parts = 0
+        if isinstance(found, dict) and type(found.get('parts')) is int:
+            parts = found.pop('parts')
         if blocks is None and isinstance(found, dict):
             blocks = found.get('blocks')
         if found != header.facts(blocks):
             self.find(DAMAGE, f'has other figures for {file} than its header')
-        return True
+        return parts
 
     @judging
     def meet_file(self, image_id: str, inode: int, modified: int,

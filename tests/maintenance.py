@@ -65,6 +65,12 @@ def twins(seed):
     return bytes(first), bytes(second)
 
 
+def scattered(*seeds, pages=4):
+    """As content, but whose recipe has so many pages of extents for each."""
+    return b''.join(noise(BLOCK, 1000 * seed + n) + bytes(BLOCK)
+                    for seed in seeds for n in range(51 * pages))
+
+
 def blocks_of(repo, image_id):
     """The addresses that an image names, each as often as it does."""
     with repo.open_image(image_id) as image:

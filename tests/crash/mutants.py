@@ -297,8 +297,9 @@ MUTANTS = (
     Mutant(
         'counted-twice', 'N1', (
             Edit(_ACCOUNTING,
-                 'if txid is None or counted == entry.live:',
-                 'if txid is None or (not counted and not entry.live):'),
+                 'if txid is None or (counted == entry.live and not begun):',
+                 'if txid is None or (not counted and not begun '
+                 'and not entry.live):'),
             Edit(_CATALOG,
                  '        if self.counted(txid, batch):\n'
                  '            raise CatalogError(f\'the recipe {txid.hex()} '
@@ -325,19 +326,42 @@ MUTANTS = (
     Mutant(
         'entry-removed-before-the-fence', 'N5.4', (
             Edit(_ACCOUNTING,
-                 '        self._maintainer.settle(batch)'
-                 '                          # N5.2, N5.3\n'
-                 '        for entry in settled:',
-                 '        for entry in settled:'),
+                 '        self._maintainer.settle(self._batch)'
+                 '                    # N5.2, N5.3\n'
+                 '        for entry in self._settled:',
+                 '        for entry in self._settled:'),
             Edit(_ACCOUNTING,
                  '                entry.recipe.unlink()'
                  '                           # N5.4\n'
                  '                self._removed += 1\n',
                  '                entry.recipe.unlink()\n'
                  '                self._removed += 1\n'
-                 '        self._maintainer.settle(batch)\n')),
+                 '        self._maintainer.settle(self._batch)\n')),
         workload='delete',
         tests=('tests/unit/test_accounting.py', '-k', 'n5_order')),
+    Mutant(
+        'counted-in-part-not-taken-back', 'N5.2', (
+            Edit(_ACCOUNTING,
+                 'if txid is None or (counted == entry.live and not begun):',
+                 'if txid is None or counted == entry.live:'),),
+        workload='accounting-in-steps',
+        tests=('tests/unit/test_accounting.py', '-k',
+               'deleted_in_the_middle')),
+    Mutant(
+        'counted-in-part-not-pinned', 'N6.3', (
+            Edit(_ACCOUNTING,
+                 '            if not self._maintainer.catalog.counted('
+                 'entry.txid):\n',
+                 '            if not (self._maintainer.catalog.counted('
+                 'entry.txid)\n'
+                 '                    or self._maintainer.catalog.begun('
+                 'entry.txid)):\n'),
+            Edit(_ACCOUNTING,
+                 'if txid not in pinned}',
+                 'if txid in pinned}')),
+        tests=('tests/unit/test_accounting.py', '-k', 'n6_3'),
+        why_not='it takes a reader of an image that was deleted before all of '
+        'it was counted'),
     Mutant(
         'fence-not-fsynced', 'N5.3', (
             Edit(_FENCE,
@@ -403,13 +427,13 @@ MUTANTS = (
     Mutant(
         'exchange-before-the-counts', 'N10.3', (
             Edit(_MERGER,
-                 '        maintainer.settle(batch)'
-                 '                                # N10.3\n'
+                 '        _count(maintainer, control, merge)'
+                 '                      # N10.3\n'
                  '        return Merged(merge.replaced, merge.exchange(),'
                  '         # N10.4 to 7\n'
                  '                      merge.collisions)\n',
                  '        done = merge.exchange()\n'
-                 '        maintainer.settle(batch)\n'
+                 '        _count(maintainer, control, merge)\n'
                  '        return Merged(merge.replaced, done, '
                  'merge.collisions)\n'),),
         tests=('tests/unit/test_merger.py::'

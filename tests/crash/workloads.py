@@ -443,6 +443,36 @@ def delete(stage):
 
 
 @workload
+def accounting_in_steps(stage):
+    """Recipes that take several steps: counted, un-counted, taken back."""
+    def scattered(*seeds):
+        # Two pages of extents, and a half.
+        return [(seed, 1) for n in range(128) for seed in (*seeds, 0)]
+    stage.create()
+    with stage.open() as repo, mock.patch.object(
+            maintainer_module, 'BATCH_BYTES', 0):
+        with maintaining(repo) as maintainer:
+            stage.put(repo, 'a', *scattered(1, 2))
+            stage.put(repo, 'b', *scattered(2, 3))
+            account(maintainer)
+            stage.delete(repo, 'a')
+            _account_some(maintainer, 1)
+            stage.put(repo, 'c', *scattered(1, 3))
+            _account_some(maintainer, 3)
+            stage.delete(repo, 'c')
+            _account_some(maintainer, 1)
+            stage.delete(repo, 'b')
+            collect(maintainer, live_share=0, evacuate_share=0)
+
+
+def _account_some(maintainer, steps):
+    control = task.Control()
+    control.step = _stopping_after(control, steps)
+    with contextlib.suppress(task.Stopped):
+        accounting.run_once(maintainer, control)
+
+
+@workload
 def deleter_killed(stage):
     """A deleter was killed before its last fsync; what it did is settled."""
     stage.create()

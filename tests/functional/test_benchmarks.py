@@ -30,6 +30,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 
 #: Arguments that make it small, and what its last table must have.
 SMALL = {
+    'accounts': (['--mib', '32'], 'evicting'),
     'ageing': (['--images', '3', '--mib', '2', '--rounds', '2', '--every', '1',
                 '--exchanged', '1', '--group-slots', '256', '--arrange',
                 'IMAGE'], 'those of one image alone'),

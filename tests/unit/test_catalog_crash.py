@@ -181,6 +181,8 @@ def record(path, directory, patch):
             recorder.delete(repo, 'image-0')
             put_at_once(repo, recorder, 'twin-1', 'twin-2',
                         data=content(30, 31, 32))
+            recorder.put(repo, 'large', maintenance.scattered(90, pages=3))
+        patch.setattr(maintainer_module, 'BATCH_BYTES', 0)
         with maintaining(repo) as maintainer:
             with recorder.step('accounting'):
                 maintenance.account(maintainer)
@@ -188,7 +190,7 @@ def record(path, directory, patch):
                 collector.run_once(maintainer, control)
             with recorder.step('merging'):
                 merger.run_once(maintainer, control)
-        for image_id in ('image-1', 'image-2', 'image-3', 'twin-1'):
+        for image_id in ('image-1', 'image-2', 'image-3', 'twin-1', 'large'):
             recorder.delete(repo, image_id)
         recorder.put(repo, 'later', content(1, 2, 60))
         # Started anew, LevelDB makes tables of its log.

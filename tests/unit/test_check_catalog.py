@@ -14,6 +14,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -905,3 +906,102 @@ def test_the_maintainer_and_the_checker_agree(tmp_path):
     report = check.check(path)
     assert report.ok
     assert report.figures['garbage_blocks'] == 0
+
+
+# -- recipes that are counted in parts ----------------------------------------
+
+#: Three pages of extents: 102, 102 and 96.
+SCATTERED = 300
+
+
+@pytest.fixture
+def scattered(repository, group):
+    pieces = [(group, n % 12, 1) for n in range(SCATTERED)]
+    repository.image('scattered', pieces)
+    return pieces
+
+
+def in_parts(repository, group, pieces, ends, extents):
+    """A catalog that has counted so many extents, in parts with these ends.
+
+    :param extents: None: all
+    """
+    catalog = writer.Catalog(repository)
+    catalog.index(group)
+    catalog.groups[1] = {'indexed': 12, 'judged': 12}
+    catalog.count('scattered', pieces)
+    (transaction, facts), = catalog.ledger.items()
+    together = int.from_bytes(transaction)
+    if extents is not None:
+        catalog.ledger.clear()
+        together = 0
+        catalog.more[b'b' + transaction] = json.dumps(
+            {'image_id': 'scattered', 'parts': len(ends)}).encode()
+        counts = [0] * 32768
+        for _, slot, _ in pieces[:extents]:
+            counts[slot] += 1
+        catalog.counts[1] = counts
+    else:
+        facts['parts'] = len(ends)
+    for part, end in enumerate(ends):
+        key = struct.pack('>c16sI', b'e', transaction, part)
+        value = struct.pack('<Q', end)
+        catalog.more[key] = value
+        together ^= int.from_bytes(
+            hashlib.sha256(key + value).digest()[:16])
+    catalog.meta = {'format': 2, 'parts': len(ends),
+                    'ledger': f'{together:032x}'}
+    # The operation that stored it is not settled yet.
+    upload = transaction.hex()
+    os.link(repository.path / 'images/scattered',
+            repository.path / f'spool/T-{upload}')
+    return catalog
+
+
+@pytest.mark.parametrize('ends, extents', [
+    ([1], 102), ([2], 204), ([1, 2], 204), ([1, 2, 3], 300), ([3], 300),
+    ([1], None), ([2], None), ([1, 2], None)])
+def test_parts(repository, group, scattered, ends, extents):
+    """What a crash between two steps leaves, and what is counted then."""
+    in_parts(repository, group, scattered, ends, extents).save()
+    no_findings(repository)
+
+
+@pytest.mark.parametrize('extents', [0, 101, 205, 300])
+def test_counts_of_parts(repository, group, scattered, extents):
+    """Two pages are counted, it says; and not so many are."""
+    catalog = in_parts(repository, group, scattered, [1, 2], extents)
+    catalog.save()
+    low = extents < 204
+    found, = findings(repository, DAMAGE if low else NOTE)
+    assert ('too low' if low else 'err high') in found.sentence
+
+
+@pytest.mark.parametrize('ends, extents', [
+    ([0], 0), ([2, 1], 102), ([1, 1], 102), ([4], 300), ([3], None),
+    ([1 << 63], 300)])
+def test_impossible_parts(repository, group, scattered, ends, extents):
+    in_parts(repository, group, scattered, ends, extents).save()
+    assert any('impossible parts' in f.sentence for f in findings(repository))
+
+
+@pytest.mark.parametrize(('meta', 'severity', 'words'), [
+    ({'format': 1}, DAMAGE, 'format'), ({'parts': 0}, DAMAGE, 'format'),
+    ({'format': 3}, DAMAGE, 'format'), ({'parts': 'x'}, DAMAGE, 'nonsense'),
+    ({'format': 1, 'parts': 0}, NOTE, 'ledger'),
+    ({'parts': 2}, NOTE, 'ledger'), ({'ledger': '0' * 32}, NOTE, 'ledger')])
+def test_what_it_says_of_parts(repository, group, scattered, meta, severity,
+                               words):
+    catalog = in_parts(repository, group, scattered, [1, 2, 3][:3], 300)
+    catalog.meta.update(meta)
+    catalog.save()
+    one(repository, severity, words)
+
+
+def test_counted_in_part_and_gone(repository, group, scattered):
+    catalog = in_parts(repository, group, scattered, [1], 102)
+    catalog.save()
+    os.unlink(repository.path / 'images/scattered')
+    os.unlink(*(repository.path / 'spool').iterdir())
+    assert any('recipes that are gone' in f.sentence
+               for f in findings(repository, NOTE))

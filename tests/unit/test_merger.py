@@ -35,6 +35,7 @@ from glance_dedup import _engine
 from glance_dedup import catalog as catalog_module
 from glance_dedup import exceptions
 from glance_dedup import maintainer as maintainer_module
+from tests import maintenance
 from tests.maintenance import account
 from tests import repositories
 
@@ -604,6 +605,45 @@ def test_counted_before_it_takes_the_name(repo, maintainer):
     assert (True, False) not in seen
     need_exact(maintainer, {'a': data, 'b': data})
     need_settled(maintainer)
+
+
+def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
+                                                 monkeypatch):
+    """N10.3 in steps: what was counted of it is taken back, exactly."""
+    pieces = [repositories.noise(BLOCK, n) + bytes(BLOCK) for n in range(200)]
+    data = b''.join(pieces)
+    put_at_once(repo, a=data, b=data)
+    account(maintainer)
+    expected = maintenance.counts(maintainer.catalog)
+    monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 0)
+    old = addresses(maintainer, 'b')
+    pairs = array.array('Q', [address for pair in sorted(
+        zip(old, addresses(maintainer, 'a'))) for address in pair])
+    control = task.Control()
+    settle, steps = maintainer.settle, []
+
+    def stop_at_the_second(batch):
+        settle(batch)
+        steps.append(batch.size)
+        if len(steps) == 2:
+            control.stop()
+    monkeypatch.setattr(maintainer, 'settle', stop_at_the_second)
+    with pytest.raises(task.Stopped):
+        merger.merge_image(maintainer, 'b', pairs.tobytes(), control)
+    (txid, image_id), = maintainer.catalog.all_begun()
+    assert image_id == 'b' and maintainer.catalog.begun(txid) == 2
+    assert addresses(maintainer, 'b') == old
+    assert maintenance.counts(maintainer.catalog) != expected
+    account(maintainer)
+    assert maintenance.counts(maintainer.catalog) == expected
+    assert list(maintainer.catalog.all_begun()) == []
+    # Not stopped, it takes as many steps, all before the exchange.
+    merged = merger.merge_image(maintainer, 'b', pairs.tobytes(),
+                                task.Control())
+    assert merged == merger.Merged(200, True, b'')
+    account(maintainer)
+    need_settled(maintainer)
+    assert repositories.read_all(repo, 'b') == data
 
 
 def merge_in_steps(maintainer, image_id, other, between):

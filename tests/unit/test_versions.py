@@ -31,6 +31,7 @@ from dedupd import task
 from glance_dedup import catalog as catalog_module
 from glance_dedup import check
 from glance_dedup import exceptions
+from glance_dedup import maintainer as maintainer_module
 from tests import daemons
 from tests import maintenance
 from tests.maintenance import maintaining
@@ -198,6 +199,27 @@ def test_newer_minor_versions_of_files(filled):
 
 
 # -- what can be made anew ----------------------------------------------------
+
+def test_catalog_with_parts_of_recipes(filled, monkeypatch):
+    """To a program that knows format 1 alone it is a newer one."""
+    with repositories.open_repository(filled) as repo:
+        repositories.put(repo, 'large', maintenance.scattered(700, pages=3))
+        monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 0)
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+        monkeypatch.setattr(catalog_module, 'FORMAT', 1)
+        monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 4 << 20)
+        with maintaining(repo) as maintainer:
+            words, = maintainer.warnings
+            assert 'has format 2; this program knows 1' in words
+            assert collector.run_once(
+                maintainer, task.Control()).refused is None
+            maintenance.need_counted(maintainer)
+        monkeypatch.undo()
+        with maintaining(repo) as maintainer:
+            assert maintainer.warnings == []
+    assert check.check(filled).ok
+
 
 def test_newer_catalog(filled):
     """It is derived: set aside, with words, and made anew."""

@@ -1,0 +1,249 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What keeping the accounts takes of the memory, by the size of an image.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/accounts.py [--mib 512 1024 2048] [--dir DIR]
+
+Accounts are kept by the block, and what they take goes by distinct blocks.  So
+the image is of blocks of 512 bytes, the least there are, each of which is
+different: 2 GiB have as many blocks as 16 GiB with blocks of 4 KiB.  For each
+size, in a process of its own that begins with an open catalog, the growth of
+the process's memory at its peak is shown by
+
+* counting the image, and one that is the same; and un-counting the latter;
+* making the catalog anew, with both;
+* merging the image to other copies of some of its blocks;
+* evacuating a block group of which it needs a few blocks;
+* planning to evict it, and evicting it.
+
+No figure passes or fails; but if memory is bounded, the columns are alike.
+"""
+
+import argparse
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+import common
+from common import MIB
+
+from dedupd import accounting
+from dedupd import collector
+from dedupd import evictor
+from dedupd import held as held_module
+from dedupd import merger
+from dedupd import task
+from glance_dedup import maintainer as maintainer_module
+from glance_dedup import repository
+
+#: Seconds for one step.
+PATIENCE = 3600
+
+BLOCK = 512
+SLOTS = 32768
+SMALL = 40000 * BLOCK       # an image that fills a group
+KEPT = 1000 * BLOCK         # what the large one has of it
+MERGED = 1000               # blocks
+
+STEPS = ('counting', 'un-counting', 'rebuilding', 'merging', 'evacuating',
+         'planning to evict', 'evicting')
+
+
+def noise(first: int, size: int) -> Iterator[bytes]:
+    """Blocks that are all different: so many bytes, then pieces of others."""
+    rng = random.Random(1)
+    yield rng.randbytes(first)
+    for _ in range(size // MIB):
+        yield rng.randbytes(MIB)
+
+
+def open_repository(directory: str) -> repository.Repository:
+    return repository.Repository(
+        os.path.join(directory, 'repository'), codec='none', filter_mib=1,
+        filter_dir=directory)
+
+
+class Bench:
+    """A repository with the images, and what is done with it."""
+
+    def __init__(self, directory: str, repo: repository.Repository) -> None:
+        self._repo = repo
+        self._control = task.Control()
+        self._held = held_module.Held(repo)
+        self._maintainer = maintainer_module.Maintainer(repo)
+
+    def close(self) -> None:
+        self._maintainer.close()
+        self._held.close()
+
+    def store(self, mib: str) -> None:
+        for name in ('small', 'large', 'same'):
+            pieces = noise(SMALL, int(mib) * MIB)
+            small = next(pieces)
+            self._put(name, [small] if name == 'small' else
+                      itertools.chain([small[:KEPT]], pieces))
+
+    def _put(self, image_id: str, pieces: Iterable[bytes]) -> None:
+        size = 0
+        with self._repo.begin(image_id) as transaction:
+            for piece in pieces:
+                transaction.write(piece)
+                size += len(piece)
+            transaction.commit()
+        self._held.note(image_id, size, None)
+
+    def counting(self) -> None:
+        self._account()
+
+    def uncounting(self) -> None:
+        self._held.drop('same')
+        self._account()
+
+    def rebuilding(self) -> None:
+        self._maintainer.rebuild()
+
+    def merging(self) -> None:
+        with contextlib.closing(self._maintainer.engine.open_recipe(
+                'large')) as recipe:
+            group, slot, _ = [run for run in _runs(recipe.runs(0, 1))
+                              if run[2] >= MERGED][1]
+        with contextlib.closing(self._maintainer.relocation()) as relocation:
+            first = group << 15 | slot
+            relocation.add(b''.join(
+                (first + i).to_bytes(8, 'little') for i in range(MERGED)))
+            merged = merger.merge_image(self._maintainer, 'large',
+                                        relocation.finish(), self._control)
+        if merged.replaced != MERGED or not merged.exchanged:
+            raise SystemExit(f'it was not merged: {merged}')
+
+    def evacuating(self) -> None:
+        self._held.drop('small')
+        done = collector.run_once(self._maintainer, self._control)
+        if not done.evacuated:
+            raise SystemExit(f'nothing was evacuated: {done}')
+
+    def planning(self) -> None:
+        if evictor.plan(self._maintainer, self._control, self._held,
+                        self._limit()).images != ['large']:
+            raise SystemExit('it is not to be evicted')
+
+    def evicting(self) -> None:
+        done = evictor.run_once(self._maintainer, self._control, self._held,
+                                self._limit())
+        if done.evicted != ['large']:
+            raise SystemExit(f'it was not evicted: {done}')
+
+    def _limit(self) -> int:
+        return BLOCK * SLOTS + maintainer_module.RESERVE_BYTES
+
+    def _account(self) -> None:
+        done = accounting.run_once(self._maintainer, self._control)
+        if done.left or done.unreadable:
+            raise SystemExit(f'something was left: {done}')
+
+
+def _runs(runs: bytes) -> Iterator[tuple[int, ...]]:
+    for at in range(0, len(runs), 12):
+        yield tuple(int.from_bytes(runs[at + i:at + i + 4], 'little')
+                    for i in (0, 4, 8))
+
+
+class Peak:
+    """The most memory that a process has of its own, while this is open.
+
+    Looked at all the time.  Pages of files that are mapped, as LevelDB does
+    with its tables, are not among them: the system takes them back at will.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = self._now()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.002):
+            self.bytes = max(self.bytes, self._now())
+
+    @staticmethod
+    def _now() -> int:
+        with open('/proc/self/status') as f:
+            line = next(line for line in f if line.startswith('RssAnon:'))
+        return int(line.split()[1]) << 10
+
+
+def probe(directory: str, what: str, *arguments: str) -> None:
+    """Do one thing in this process; print its growth."""
+    with (open_repository(directory) as repo,
+          contextlib.closing(Bench(directory, repo)) as bench):
+        with contextlib.closing(Peak()) as peak:
+            before = peak.bytes
+            getattr(bench, what)(*arguments)
+        json.dump(peak.bytes - before, sys.stdout)
+
+
+def in_a_process(*arguments: Any) -> int:
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', os.path.abspath(__file__), '--probe',
+         *map(str, arguments)], check=True, stdout=subprocess.PIPE,
+        timeout=PATIENCE)
+    return json.loads(done.stdout)
+
+
+def growths(directory: str, mib: int) -> list[int]:
+    """Of all steps, for an image of this size."""
+    repository.Repository.create(
+        os.path.join(directory, 'repository'), block_size=BLOCK,
+        group_slots=SLOTS)
+    in_a_process(directory, 'store', mib)
+    return [in_a_process(directory, step.replace('-', '').split()[0])
+            for step in STEPS]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ['--probe']:
+        return probe(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=(
+        'What keeping the accounts takes of the memory.'))
+    parser.add_argument('--mib', type=int, nargs='+',
+                        default=[512, 1024, 2048],
+                        help='sizes of the image (default: %(default)s)')
+    common.add_directory(parser)
+    args = parser.parse_args()
+    columns = []
+    for mib in args.mib:
+        with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+            columns.append(growths(os.path.abspath(d), mib))
+    print(f'{"growth, MiB; blocks, thousands:":32}' + ''.join(
+        f'{mib * MIB // BLOCK // 1000:9}' for mib in args.mib))
+    for step, figures in zip(STEPS, zip(*columns)):
+        print(f'{step:32}' + ''.join(f'{n / MIB:9.1f}' for n in figures))
+
+
+if __name__ == '__main__':
+    main()
