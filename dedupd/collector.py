@@ -39,11 +39,12 @@ from glance_dedup import maintainer as maintainer_module
 LIVE_SHARE = 50
 EVACUATE_SHARE = 10
 
-# A group in use is collected later. Where uploads overlap it never comes free by
-# itself; so after a while (seconds) the intent to collect it is announced, for a
-# limited time, and then withdrawn for a time that is longer by this factor: while
-# it is announced, no new transaction finds duplicates in the group. The next
-# time it lasts twice as long; so it outlasts the longest upload at last.
+# A group in use is collected later. Where uploads overlap it never comes free
+# by itself; so after a while (seconds) the intent to collect it is announced,
+# for a limited time, and then withdrawn for a time that is longer by this
+# factor: while it is announced, no new transaction finds duplicates in the
+# group. The next time it lasts twice as long; so it outlasts the longest
+# upload at last.
 _PATIENCE = 600.0
 _HOLD = 60.0
 _REST = 9

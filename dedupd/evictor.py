@@ -125,8 +125,8 @@ def is_read(path: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError as e:
-        # What is no recipe at all nobody reads.  Who has a lease (Samba, knfsd)
-        # has it open: his is not waited for.
+        # What is no recipe at all nobody reads. A program that has a lease on
+        # it (Samba, knfsd) has it open, and is not waited for.
         return e.errno not in (errno.ELOOP, errno.ENXIO)
     try:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(

@@ -158,12 +158,13 @@ def make_directory(path: str, mode: int) -> None:
 def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
     """Open a file; returns the descriptor.
 
-    Nothing waits for the other end of a FIFO in the file's place: what was opened
-    is for the caller to look at. If another program has a lease on the file, as
-    Samba takes them, the kernel has asked for it back, and it is waited for.
+    Nothing waits for the other end of a FIFO in the file's place: what was
+    opened is for the caller to look at. If another program has a lease on the
+    file, as Samba takes them, the kernel has asked for it back, and it is
+    waited for.
 
-    :raises BlockingIOError: after a minute; Linux waits 45 seconds, as it is set,
-        before it takes a lease away
+    :raises BlockingIOError: after a minute; Linux waits 45 seconds, as it is
+        set, before it takes a lease away
     """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC
     deadline = time.monotonic() + _LEASE_SECONDS

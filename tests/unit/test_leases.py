@@ -10,10 +10,10 @@
 #    License for the specific language governing permissions and limitations
 #    under the License.
 
-"""Files on which another program has a lease, as Samba and knfsd take them.
+"""Files on which another program has a lease, as Samba and knfsd take.
 
-The kernel tells the holder that somebody opens the file, and has the opener wait
-until the lease is given back. Here another process does what such a program does.
+The kernel tells the holder that somebody opens the file, and has the opener
+wait until the lease is given back. Another process holds the leases here.
 """
 
 import contextlib
