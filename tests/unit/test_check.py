@@ -360,10 +360,16 @@ def flips(path):
             os.pwrite(f.fileno(), bytes([value]), offset)
 
 
-def damaged_offsets(repository, path, file, images):
-    """Flip each byte; return the offsets of those not called damage."""
+def damaged_offsets(repository, path, file, images, part=slice(None)):
+    """Flip each byte; return the offsets of those not called damage.
+
+    :param part: of all offsets, those to try
+    """
     ignored = set()
+    tried = range(path.stat().st_size)[part]
     for offset, _, _ in flips(path):
+        if offset not in tried:
+            continue
         report = check.check(repository.path)
         if report.ok:
             ignored.add(offset)
@@ -375,16 +381,20 @@ def damaged_offsets(repository, path, file, images):
     return ignored
 
 
-def test_every_byte_of_a_group(repository, group, image):
+@pytest.mark.parametrize('part', range(4))
+def test_every_byte_of_a_group(repository, group, image, part):
+    part = slice(part, None, 4)
     ignored = damaged_offsets(
-        repository, group.path, 'groups/00000001', {'one'})
+        repository, group.path, 'groups/00000001', {'one'}, part)
     # Entries never used, and what lies behind the last of them: a note.
     unused = set()
     for slot in range(12, 72):
         at = 4096 + 512 * (slot // 9) + 56 * (slot % 9)
         unused.update(range(at, at + 56))
     garbage = group.content().index(b'garbage')
-    assert ignored == unused | set(range(garbage, garbage + 7))
+    unused.update(range(garbage, garbage + 7))
+    assert ignored == unused.intersection(
+        range(group.path.stat().st_size)[part])
 
 
 @pytest.mark.parametrize('state', [
@@ -468,11 +478,12 @@ def test_every_byte_of_the_key(repository):
         assert not check.check(repository.path).ok
 
 
+@pytest.mark.parametrize('part', range(4))
 @pytest.mark.parametrize('which', ['group', 'image'])
-def test_every_truncation(repository, group, image, which):
+def test_every_truncation(repository, group, image, which, part):
     path = {'group': group.path, 'image': image}[which]
     content = path.read_bytes()
-    for size in range(len(content) - 1, -1, -1):
+    for size in range(len(content) - 1 - part, -1, -4):
         os.truncate(path, size)
         one_damage(repository, str(path.relative_to(repository.path)),
                    'one')
