@@ -117,7 +117,7 @@ class Disconnected(Exception):
 
 
 class CertificateRefused(Disconnected):
-    """The peer's certificate is no good; a word says why."""
+    """The peer's certificate is no good; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -451,7 +451,8 @@ class TLSStream:
                 with contextlib.suppress(Disconnected):
                     await self._flush(timeout)
                 if isinstance(e, ssl.SSLCertVerificationError):
-                    raise CertificateRefused(e.verify_message)
+                    raise CertificateRefused(
+                        f'{e.verify_message} ({e.reason})')
                 raise Disconnected(f'no TLS: {e.reason or e}')
 
     def has_certificate(self) -> bool:
