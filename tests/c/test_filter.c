@@ -5,6 +5,7 @@
 #include "filter.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include "check.h"
 #include "coding.h"
@@ -671,6 +672,41 @@ test_users_lock(void)
     teardown(&x);
 }
 
+/* Somebody takes it for dead between its opening and its lock. */
+static const char *victim;
+
+static int
+unlink_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    if (victim != NULL) {
+        CHECK_INT(unlink(victim), 0);
+        victim = NULL;
+    }
+    return gd_env_posix()->lock(env, fd, byte, type);
+}
+
+static void
+test_unlinked_while_it_is_opened(void)
+{
+    fixture x;
+    gd_filter *second;
+    struct stat before, after;
+    setup(&x, SMALL);
+    CHECK_INT(stat(x.path, &before), 0);
+    gd_env env = *gd_env_posix();
+    env.lock = unlink_and_lock;
+    victim = x.path;
+    CHECK_INT(gd_filter_open(&env, x.path, REPOSITORY, SMALL, &second,
+                             &x.err),
+              GD_OK);
+    /* The one that is used has the name. */
+    CHECK_INT(stat(x.path, &after), 0);
+    CHECK(before.st_ino != after.st_ino);
+    CHECK_INT(take_for_dead(x.path), -1);
+    gd_filter_close(&env, second);
+    teardown(&x);
+}
+
 static void
 wait_for(pid_t child)
 {
@@ -904,6 +940,7 @@ main(int argc, char **argv)
     RUN(test_faults);
     RUN(test_rebuild_lock);
     RUN(test_users_lock);
+    RUN(test_unlinked_while_it_is_opened);
     RUN(test_rebuild_lock_dies_with_the_process);
     RUN(test_several_processes);
     RUN(test_several_threads);
