@@ -12,11 +12,15 @@
 """Options, time limits and the log's level, which all tests share."""
 
 import logging
+import pathlib
 
 import pytest
 
+TESTS = pathlib.Path(__file__).resolve().parent
+
 # Seconds. A test that hangs must fail long before the whole run is given up.
-TIMEOUT = 120
+# Tests share the processors with those beside them.
+TIMEOUT = 300
 LONG_TIMEOUT = 1800
 
 # These are for tempest to run: see tests/cloud/test_tempest.py.
@@ -29,6 +33,8 @@ def pytest_addoption(parser):
         help='also run the tests marked long, which take minutes')
 
 
+# First: pytest-xdist looks at the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     skip = pytest.mark.skip(reason='takes minutes; run with --long')
     for item in items:
@@ -38,6 +44,16 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker('timeout') is None:
             item.add_marker(pytest.mark.timeout(
                 LONG_TIMEOUT if is_long else TIMEOUT))
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+
+
+def _group_of(item):
+    """Tests of one group run in one process, one after the other.
+
+    Those of a file share its fixtures, those of ``cloud/`` the cloud.
+    """
+    path = item.path.relative_to(TESTS)
+    return path.parts[0] if path.parts[0] == 'cloud' else str(path)
 
 
 @pytest.fixture(scope='session', autouse=True)

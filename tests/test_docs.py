@@ -55,7 +55,7 @@ def build(source, builder, target):
         [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q',
          '-b', builder, '-d', target.parent / 'doctrees', TOP / source,
          target],
-        cwd=TOP, capture_output=True, text=True, timeout=110)
+        cwd=TOP, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
@@ -100,11 +100,11 @@ def page_of(path):
     """A manual page as it is shown."""
     name = path.name.split('.')[0]
     result = subprocess.run(
-        ['lexgrog', path], capture_output=True, text=True, timeout=60)
+        ['lexgrog', path], capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stdout + result.stderr
     assert f'{name} - ' in result.stdout
     result = subprocess.run(
-        ['man', '--local-file', '--warnings=w', path], timeout=60,
+        ['man', '--local-file', '--warnings=w', path], timeout=200,
         capture_output=True, text=True,
         env={**os.environ, 'MANWIDTH': '80', 'LC_ALL': 'C.UTF-8'})
     assert result.returncode == 0 and not result.stderr, result.stderr
@@ -172,7 +172,7 @@ def check_glance_dedup(words, whole):
 def help_of_dedupd():
     return subprocess.run(
         [sys.executable, '-m', 'dedupd.main', '--help'], cwd=TOP, check=True,
-        capture_output=True, text=True, timeout=60).stdout
+        capture_output=True, text=True, timeout=200).stdout
 
 
 def check_dedupd(words):
@@ -467,6 +467,6 @@ def test_help_of_tools(tool):
     assert '--help' in path.read_text()
     result = subprocess.run(
         [path, '--help'], cwd='/', stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=60)
+        capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
     assert f'tools/{tool}' in result.stdout
