@@ -265,7 +265,8 @@ def test_creating_follows_no_link(tmp_path, name):
 
 # -- the daemon's socket ------------------------------------------------------
 
-@pytest.mark.parametrize('where', ['socket', f'socket.{os.getpid()}'])
+@pytest.mark.parametrize('where', ['socket', f'socket.{os.getpid()}'],
+                         ids=['socket', 'new'])
 @pytest.mark.parametrize('kind', ['file', 'link', 'fifo'])
 def test_a_socket_takes_no_others_place(tmp_path, kind, where):
     victim = tmp_path / 'victim'
