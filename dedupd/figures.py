@@ -32,6 +32,9 @@ from glance_dedup import repository as repository_module
 
 #: Images between which sharing is computed, at most.
 SHARING_IMAGES = 24
+#: Pages of extents that these have together, at most; more would take more
+#: memory, some 600 bytes each.
+SHARING_PAGES = 65536
 
 # Seconds for which figures of the directories are good enough.
 _FRESH = 5.0
@@ -199,7 +202,10 @@ class Figures:
         return found
 
     def sharing(self) -> Fields:
-        """How many blocks each two of the largest images both name."""
+        """How many blocks each two of the largest images both name.
+
+        Images whose extents would take too much memory are left out.
+        """
         largest = sorted(
             (i for i in self.images() if i['size'] and not i['damaged']),
             key=lambda i: (-i['size'], i['image_id']))[:SHARING_IMAGES]
@@ -211,11 +217,14 @@ class Figures:
 
     def _compare(self, image_ids: list[str]) -> Fields:
         runs = {}
+        left = SHARING_PAGES
         for image_id in image_ids:
             with contextlib.suppress(exceptions.RepositoryError):
                 with contextlib.closing(
                         self._engine.open_recipe(image_id)) as recipe:
-                    runs[image_id] = recipe.runs()
+                    if recipe.pages <= left:
+                        runs[image_id] = recipe.runs()
+                        left -= recipe.pages
         shared = [[0] * len(runs) for _ in runs]
         for i, a in enumerate(runs.values()):
             for j, b in enumerate(runs.values()):

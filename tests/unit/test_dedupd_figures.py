@@ -64,6 +64,23 @@ def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
             assert found.damage() == (1, {'a'})
 
 
+def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
+    """However scattered they are: all of a recipe's runs are in memory."""
+    path = maintenance.create(tmp_path)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'scattered', maintenance.scattered(1, 2))
+        repositories.put(repo, 'a', maintenance.content(3))
+        repositories.put(repo, 'b', maintenance.content(3, 4))
+        found = figures.Figures(repo, lambda: None)
+        with contextlib.closing(found):
+            assert set(found.sharing()['images']) == {'scattered', 'a', 'b'}
+        monkeypatch.setattr(figures, 'SHARING_PAGES', 2)
+        found = figures.Figures(repo, lambda: None)
+        with contextlib.closing(found):
+            assert found.sharing() == {'images': ['b', 'a'],
+                                       'shared': [[20, 10], [10, 10]]}
+
+
 def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
     """Figures from before the end of a task are not given after it."""
     path = maintenance.create(tmp_path)
