@@ -24,6 +24,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any, NamedTuple
 
@@ -263,7 +264,9 @@ def daemon(directory: str, path: str, **options) -> Iterator[tuple[str, int]]:
     :param path: the repository
     """
     conf = os.path.join(directory, 'dedupd.conf')
-    socket = os.path.join(directory, 'dedupd.sock')
+    # A socket's path has to be short.
+    place = tempfile.mkdtemp()
+    socket = os.path.join(place, 'dedupd.sock')
     settings = {'datadir': path, 'socket': socket, 'filter_dir': directory,
                 'collect_interval': 0, 'merge_interval': 0,
                 'scrub_interval': 0, **options}
@@ -288,3 +291,6 @@ def daemon(directory: str, path: str, **options) -> Iterator[tuple[str, int]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(OSError):
+            os.unlink(socket)
+        os.rmdir(place)

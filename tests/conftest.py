@@ -33,8 +33,6 @@ def pytest_addoption(parser):
         help='also run the tests marked long, which take minutes')
 
 
-# First: pytest-xdist looks at the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     skip = pytest.mark.skip(reason='takes minutes; run with --long')
     for item in items:
@@ -44,16 +42,16 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker('timeout') is None:
             item.add_marker(pytest.mark.timeout(
                 LONG_TIMEOUT if is_long else TIMEOUT))
-        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
 
 
-def _group_of(item):
+def pytest_itemcollected(item):
     """Tests of one group run in one process, one after the other.
 
     Those of a file share its fixtures, those of ``cloud/`` the cloud.
     """
     path = item.path.relative_to(TESTS)
-    return path.parts[0] if path.parts[0] == 'cloud' else str(path)
+    item.add_marker(pytest.mark.xdist_group(
+        path.parts[0] if path.parts[0] == 'cloud' else str(path)))
 
 
 @pytest.fixture(scope='session', autouse=True)

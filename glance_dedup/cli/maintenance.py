@@ -350,8 +350,8 @@ class Merge(TaskCommand):
 class Scrub(TaskCommand):
     """Read and verify every block; heal those of which there is a copy.
 
-    It begins where the last one was interrupted. The exit status is 1 if
-    there is damage, whenever it was found.
+    It begins where the last one was interrupted. The exit status is 1 if it
+    finds damage, or if damage that was known before is not healed.
     """
 
     task = 'scrub'
@@ -368,8 +368,9 @@ class Scrub(TaskCommand):
         return self.run_task(full=parsed_args.full)
 
     def judged(self, result):
-        if any(result.get(name) for name in (
-                'damaged', 'images', 'unreadable')):
+        if result.get('damaged', 0) > result.get('healed', 0) or any(
+                result.get(name) for name in ('found', 'images',
+                                              'unreadable')):
             self.app.status = 1
         return super().judged(result)
 

@@ -30,10 +30,10 @@ import lz4.block
 import pytest
 import xxhash
 
-from tests import caching
 from tests import daemons
 from tests.daemons import raw
 from tests.daemons import read_response
+from tests import ports
 from tests import repositories
 
 BLOCK = 4096
@@ -493,7 +493,7 @@ def test_too_many_connections(repository, content):
 
 def test_one_peer_leaves_connections_to_others(repository):
     """However many it opens, and whatever it does on them."""
-    port = caching.free_port()
+    port = ports.free_port()
 
     @contextlib.contextmanager
     def connected(host):

@@ -13,6 +13,7 @@
 """The daemon's process: start, end, signals, two of one repository, TLS."""
 
 import contextlib
+import hashlib
 import http.server
 import json
 import os
@@ -44,7 +45,10 @@ def content():
 def repository(tmp_path, content):
     path = repositories.create(tmp_path / 'repository', group_slots=8192)
     with repositories.open_repository(path, codec='none') as opened:
-        repositories.put(opened, 'image', content)
+        with opened.begin('image') as transaction:
+            transaction.write(content)
+            transaction.set_hash('sha512', hashlib.sha512(content).digest())
+            transaction.commit()
     return path
 
 
@@ -360,23 +364,29 @@ def test_the_unit_is_valid():
 class Glance:
     """What of Glance the daemon asks, on a real port."""
 
-    def __init__(self):
+    def __init__(self, content):
         self.asked = []
         self.status = {}
+        self.record = {'os_hash_algo': 'sha512',
+                       'os_hash_value': hashlib.sha512(content).hexdigest()}
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 token = self.headers['X-Auth-Token']
                 outer.asked.append((token, self.path, self.headers['Range']))
-                status = outer.status.get((token, self.path.split('/')[-2]),
+                status = outer.status.get((token, self.path.split('/')[3]),
                                           401)
                 if status is None:
                     time.sleep(30)
+                body = b'x'
+                if not self.path.endswith('/file'):
+                    status = 200 if status == 206 else status
+                    body = json.dumps(outer.record).encode()
                 self.send_response(status)
-                self.send_header('Content-Length', '1')
+                self.send_header('Content-Length', str(len(body)))
                 self.end_headers()
-                self.wfile.write(b'x')
+                self.wfile.write(body)
 
             def log_message(self, *args):
                 pass
@@ -392,8 +402,8 @@ class Glance:
 
 
 @pytest.fixture
-def glance():
-    with contextlib.closing(Glance()) as server:
+def glance(content):
+    with contextlib.closing(Glance(content)) as server:
         yield server
 
 

@@ -35,6 +35,7 @@ from tests import daemons
 from tests.daemons import raw
 from tests.daemons import read_response
 from tests import nbd
+from tests import ports
 from tests import repositories
 
 #: Answers that others must get while a flood goes on. Where a flood holds
@@ -84,7 +85,7 @@ def daemon(tmp_path_factory, glance):
         repositories.put(opened, 'image', repositories.noise(100_000))
     (path / 'cache.json').touch()
     authority = certificates.Authority(place)
-    status, tls = (f'127.0.0.1:{caching.free_port()}' for _ in range(2))
+    status, tls = (f'127.0.0.1:{ports.free_port()}' for _ in range(2))
     with caching.CacheDaemon(
             path, {'peer': 'https://127.0.0.1:9'}, status_listen=status,
             listen=tls, tls_cert=authority.issue('server'),
