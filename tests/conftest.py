@@ -12,11 +12,8 @@
 """Options, time limits and the log's level, which all tests share."""
 
 import logging
-import pathlib
 
 import pytest
-
-TESTS = pathlib.Path(__file__).resolve().parent
 
 # Seconds. A test that hangs must fail long before the whole run is given up.
 # Tests share the processors with those beside them.
@@ -44,14 +41,20 @@ def pytest_collection_modifyitems(config, items):
                 LONG_TIMEOUT if is_long else TIMEOUT))
 
 
-def pytest_itemcollected(item):
-    """Tests of one group run in one process, one after the other.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where tests run side by side, which stay in one process, in order.
 
     Those of a file share its fixtures, those of ``cloud/`` the cloud.
     """
-    path = item.path.relative_to(TESTS)
-    item.add_marker(pytest.mark.xdist_group(
-        path.parts[0] if path.parts[0] == 'cloud' else str(path)))
+    from xdist import scheduler
+
+    class ByFile(scheduler.LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.partition('::')[0]
+            return 'cloud' if '/cloud/' in path else path
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope='session', autouse=True)
