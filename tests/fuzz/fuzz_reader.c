@@ -266,10 +266,16 @@ count_names(session *x, gd_judged *judged)
     size_t count;
     bool live;
     must_have_words(x, gd_judged_live(judged, &live, &x->r.err));
-    gd_status s = gd_judged_runs(judged, &runs, &count, &x->r.err);
-    must_have_words(x, s);
-    if (s == GD_OK) {
-        x->r.env->release(x->r.env, runs);
+    if (judged->complete) {
+        uint64_t pages = gd_recipe_pages(judged->recipe.header.extents);
+        uint64_t blocks;
+        must_have_words(x, gd_judged_measure(judged, &blocks, &x->r.err));
+        gd_status s = gd_judged_runs(judged, 0, pages, &runs, &count,
+                                     &x->r.err);
+        must_have_words(x, s);
+        if (s == GD_OK) {
+            x->r.env->release(x->r.env, runs);
+        }
     }
     gd_judged_close(judged);
 }

@@ -106,13 +106,22 @@ count_runs(const gd_judged *judged)
     gd_run *runs;
     size_t count;
     gd_error err;
-    gd_status s = gd_judged_runs(judged, &runs, &count, &err);
-    MUST(s == (judged->complete ? s : GD_INVALID));
-    MUST(s == GD_OK || s == GD_CORRUPT || s == GD_INVALID);
+    uint64_t blocks, named = 0;
+    uint64_t pages = gd_recipe_pages(judged->recipe.header.extents);
+    if (!judged->complete) {
+        return;
+    }
+    gd_status measured = gd_judged_measure(judged, &blocks, &err);
+    MUST(measured == GD_OK || measured == GD_CORRUPT);
+    MUST(gd_judged_runs(judged, pages, 1, &runs, &count, &err) == GD_INVALID);
+    gd_status s = gd_judged_runs(judged, 0, pages, &runs, &count, &err);
+    MUST(s == GD_OK || s == GD_CORRUPT);
     if (s == GD_OK) {
         for (size_t i = 0; i < count; i++) {
             MUST(runs[i].slot + runs[i].blocks <= GD_MAX_SLOTS);
+            named += runs[i].blocks;
         }
+        MUST(measured != GD_OK || named == blocks);
         judged->env->release(judged->env, runs);
     }
 }

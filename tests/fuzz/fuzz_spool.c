@@ -108,8 +108,13 @@ look_at_runs(repository *r, const gd_judged *judged)
 {
     gd_run *runs;
     size_t count;
-    gd_status s = gd_judged_runs(judged, &runs, &count, &r->err);
-    MUST(s == GD_OK || s == GD_CORRUPT || s == GD_INVALID);
+    if (!judged->complete) {
+        return;
+    }
+    gd_status s = gd_judged_runs(
+        judged, 0, gd_recipe_pages(judged->recipe.header.extents), &runs,
+        &count, &r->err);
+    MUST(s == GD_OK || s == GD_CORRUPT);
     if (s == GD_OK) {
         r->env->release(r->env, runs);
     }

@@ -171,8 +171,10 @@ def test_a_collection_ends_the_intent_in_time(repository, conf, done,
         scheduler.request('collect')
         wait_for(lambda: scheduler.task('collect')['runs'] >= 3)
         wait_for(lambda: scheduler.task('collect')['state'] == 'idle')
-        due = scheduler.task('collect')['next']
-        assert due is None if not interval else due > time.time() + 1000
+        # That is decided after the run has ended.
+        wait_for(lambda: (scheduler.task('collect')['next'] or float('inf'))
+                 > time.time() + 1000)
+        assert (scheduler.task('collect')['next'] is None) == (not interval)
         time.sleep(0.3)
         assert scheduler.task('collect')['runs'] == 3
 

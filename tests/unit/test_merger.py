@@ -553,7 +553,13 @@ def test_damaged_block_is_healed_by_a_later_upload(repo, maintainer):
         repositories.read_all(repo, 'a')
     repositories.put(repo, 'b', data)
     merge(maintainer)
-    need_exact(maintainer, {'a': data, 'b': data})
+    if repo.parameters.is_cryptographic:
+        need_exact(maintainer, {'a': data, 'b': data})
+        return
+    # Another block can have the fingerprint of the lost one (I5).
+    with pytest.raises(exceptions.DamagedError):
+        repositories.read_all(repo, 'a')
+    assert repositories.read_all(repo, 'b') == data
 
 
 def test_what_later_steps_build_on_is_synced(repo, maintainer, monkeypatch):

@@ -25,6 +25,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import warnings
@@ -69,13 +70,12 @@ def large(tmp_path):
 
 
 @pytest.fixture
-def public_tmp(tmp_path):
+def public_tmp():
     """A directory that another user can reach."""
     if os.geteuid() != 0:
         pytest.skip('changing the user needs root')
     # pytest's own directories are closed to others.
-    path = tmp_path.parent.parent.parent / f'public-{os.getpid()}'
-    path.mkdir(mode=0o755)
+    path = pathlib.Path(tempfile.mkdtemp(prefix='public-'))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)

@@ -258,13 +258,12 @@ def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
 
 def test_healing_passes_over_other_scopes(tmp_path):
     """From the spare copy, and not from another scope's like."""
-    path = maintenance.create(tmp_path, fingerprint='weak-8', compare='value')
+    path = maintenance.create(tmp_path)
     data = content(99, blocks=1)
-    with repositories.open_repository(path, codec='none',
-                                      _allow_weak=True) as repo:
+    with repositories.open_repository(path, codec='none') as repo:
         for image_id in 'abc':
             put(repo, image_id, data, **P)
-        put(repo, 'd', noise(600 * BLOCK), **Q)
+        put(repo, 'd', data, **Q)
         with maintenance.maintaining(repo) as maintainer:
             maintenance.account(maintainer)
             assert scrub(maintainer, spare_threshold=3).spares == 1
