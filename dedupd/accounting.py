@@ -37,12 +37,10 @@ goes on if the recipe is live, and goes back if it is not. Until then the entry
 stays where it is, and pins all that the recipe names (N6.3).
 """
 
-import array
 import collections
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import sys
 
 from dedupd import task
 from glance_dedup import _engine
@@ -230,7 +228,7 @@ class _Named:
         self._end = recipe.pages if end is None else end
         self.txid: bytes = recipe.header()['transaction_id']
         self.groups = {group for runs in self._pieces(recipe)
-                       for group in _words(runs)[::3]}
+                       for group in maintainer_module.unpack(runs)[::3]}
 
     def _pieces(self, recipe: _engine.Recipe) -> Iterator[bytes]:
         most = maintainer_module.PAGES
@@ -251,7 +249,7 @@ class _Named:
         with contextlib.closing(recipe):
             if recipe.inode == self._inode:
                 for runs in self._pieces(recipe):
-                    if group in _words(runs)[::3]:
+                    if group in maintainer_module.unpack(runs)[::3]:
                         yield runs
 
 
@@ -295,8 +293,8 @@ class Foreseen:
         """As the catalog's."""
         facts = self._catalog.group(group)
         if any(group in named.groups for named, _ in self._changes):
-            before = _words(self._catalog.counts(group))
-            after = _words(self.counts(group))
+            before = maintainer_module.unpack(self._catalog.counts(group))
+            after = maintainer_module.unpack(self.counts(group))
             facts['used'] += before.count(0) - after.count(0)
             facts['dirty'] = facts['dirty'] or any(
                 b and not a for b, a in zip(before, after))
@@ -307,7 +305,7 @@ class Foreseen:
 
         Always of the same one.
         """
-        for group in set(_words(runs)[::3]) - self._preset:
+        for group in set(maintainer_module.unpack(runs)[::3]) - self._preset:
             self._preset.add(group)
             if any(group in named.groups for named, _ in self._changes):
                 self._catalog.preset(batch, group, self.counts(group))
@@ -323,13 +321,6 @@ def _add(counts: bytearray, group: int, runs: bytes, delta: int) -> None:
             except ValueError as e:
                 raise catalog_module.CatalogError(
                     f'the catalog counts too few recipes: {e}') from e
-
-
-def _words(data: bytes) -> array.array:
-    words = array.array('I', data)
-    if sys.byteorder == 'big':
-        words.byteswap()
-    return words
 
 
 class Accountant:

@@ -165,13 +165,6 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
 
 # -- what both look at --------------------------------------------------------
 
-def _words(data: bytes) -> array.array:
-    words = array.array('I', data)
-    if sys.byteorder == 'big':
-        words.byteswap()
-    return words
-
-
 def _refuse_if_unreadable(unreadable: dict[str, str]) -> None:
     if unreadable:
         name, error = min(unreadable.items())
@@ -205,7 +198,7 @@ def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
     """Whether a failed sync has left blocks, to which no writer will come."""
     return (facts['flags'] & _POISONED != 0
             and facts['published'] < facts['slots']
-            and any(_words(maintainer.engine.entries(
+            and any(maintainer_module.unpack(maintainer.engine.entries(
                 number, facts['published'],
                 facts['slots'] - facts['published']))[11::_ENTRY_WORDS]))
 
@@ -220,10 +213,10 @@ class _Look:
 
     def __init__(self, entries: bytes, counts: bytes, published: int,
                  pins: Iterable[bytes], number: int) -> None:
-        words = _words(entries)
+        words = maintainer_module.unpack(entries)
         lengths = words[9::_ENTRY_WORDS]
         states = words[11::_ENTRY_WORDS]
-        used = _words(counts)
+        used = maintainer_module.unpack(counts)
         #: A slot that is counted and has no block, or None.
         self.lost = next((slot for slot, (state, count) in enumerate(
             zip(states, used)) if count and state not in _USED), None)
@@ -264,7 +257,7 @@ def _pinned(pins: Iterable[bytes], number: int) -> set[int]:
     """The slots of a group that these runs name."""
     slots: set[int] = set()
     for runs in pins:
-        words = _words(runs)
+        words = maintainer_module.unpack(runs)
         for group, slot, blocks in zip(words[::3], words[1::3], words[2::3]):
             if group == number:
                 slots.update(range(slot, slot + blocks))
@@ -607,7 +600,8 @@ class _Run:
         groups: list[int] = []
         blocks = 0
         for number in sorted(self._sparse):
-            counts = _words(self._maintainer.catalog.counts(number))
+            counts = maintainer_module.unpack(
+                self._maintainer.catalog.counts(number))
             blocks += len(counts) - counts.count(0)
             if groups and blocks > _MOST_EVACUATED:
                 break
@@ -638,7 +632,8 @@ class _Run:
         maintainer = self._maintainer
         counted = [number << _SLOT_BITS | slot for number in sorted(groups)
                    for slot, count in enumerate(
-                       _words(maintainer.catalog.counts(number))) if count]
+                       maintainer_module.unpack(
+                           maintainer.catalog.counts(number))) if count]
         images, needed = self._images_with(_addresses(counted), groups)
         if not needed:
             return

@@ -212,13 +212,6 @@ def _pack(numbers: Iterable[int], code: str = 'Q') -> bytes:
     return packed.tobytes()
 
 
-def _unpack(data: bytes, code: str = 'I') -> array.array:
-    numbers = array.array(code, data)
-    if sys.byteorder == 'big':
-        numbers.byteswap()
-    return numbers
-
-
 def _listed(items: Sequence[Any]) -> str:
     """Some of them, in words."""
     words = ', '.join(map(str, items[:LISTED]))
@@ -360,7 +353,7 @@ class _Run:
 
     def _names_damage(self, runs: bytes) -> bool:
         """Whether an entry, or a group, cannot be read as it was written."""
-        words = _unpack(runs, 'I')
+        words = maintainer_module.unpack(runs, 'I')
         for number, slot, blocks in zip(words[::3], words[1::3], words[2::3]):
             try:
                 entries = self._maintainer.engine.entries(number, slot, blocks)
@@ -455,7 +448,8 @@ class _Run:
         self._cost, damaged, invalid, worn = _engine.verify_slots(
             self._maintainer.handle, number, first, count)
         bad = [number << _SLOT_BITS | slot
-               for slot in (*_unpack(damaged), *_unpack(invalid))]
+               for slot in (*maintainer_module.unpack(damaged),
+                            *maintainer_module.unpack(invalid))]
         # Of an invalid entry there is nothing to mark.
         bad = [address for address in bad if address not in self._known]
         waiting = set(state['waiting'])
@@ -490,7 +484,7 @@ class _Run:
     def _count(self, address: int) -> int:
         counts = self._maintainer.catalog.counts(
             address >> _SLOT_BITS, (address & _SLOTS - 1) + 1)
-        return _unpack(counts[-4:])[0]
+        return maintainer_module.unpack(counts[-4:])[0]
 
     def _entry(self, address: int) -> tuple:
         return next(_ENTRY.iter_unpack(self._maintainer.engine.entries(
@@ -533,8 +527,8 @@ class _Run:
                 # Since it was found, it may have been freed.
                 _, damaged, lost, _ = _engine.verify_slots(
                     self._maintainer.handle, number, slot, 1)
-                bad += _unpack(damaged)
-                invalid += _unpack(lost)
+                bad += maintainer_module.unpack(damaged)
+                invalid += maintainer_module.unpack(lost)
             names = group.mark_damaged(_pack(bad, 'I')) if bad else []
         self._quarantined += names
         # A file has the bytes of one segment: group-offset-digits.
@@ -624,7 +618,7 @@ class _Run:
             # From spare copies; or what hindered the reading has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
                 relocation.add(_pack(left))
-                pairs = _unpack(relocation.finish(), 'Q')
+                pairs = maintainer_module.unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
         lost = len(set(left) - mapping.keys())
         if lost and not self._tells_apart:
@@ -761,7 +755,8 @@ class _Run:
         found = heapq.nlargest(most, (
             (count, -(number << _SLOT_BITS | slot))
             for number, facts in catalog.groups() if facts['used']
-            for slot, count in enumerate(_unpack(catalog.counts(number)))
+            for slot, count in enumerate(
+                maintainer_module.unpack(catalog.counts(number)))
             if count >= self._spare_threshold))
         return sorted(-address for _, address in found)
 
@@ -770,7 +765,7 @@ def _named(runs: bytes, addresses: list[int]) -> set[int]:
     """Which of the sorted addresses the runs name."""
     wanted = set(addresses)
     named = set()
-    words = iter(_unpack(runs))
+    words = iter(maintainer_module.unpack(runs))
     for group, slot, blocks in zip(words, words, words):
         start = group << _SLOT_BITS | slot
         named.update(wanted.intersection(range(start, start + blocks)))

@@ -16,6 +16,7 @@ One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
 :class:`Maintainer`. Rules N1 to N6 are those of the design document.
 """
 
+import array
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
@@ -28,6 +29,7 @@ import secrets
 import shutil
 import stat
 import struct
+import sys
 import time
 from typing import Any
 from typing import TypeVar
@@ -105,6 +107,14 @@ def _measure(recipe: _engine.Recipe) -> int:
         return recipe.measure()
     except UNREADABLE as e:
         raise RecipeError(str(e)) from e
+
+
+def unpack(data: bytes, code: str = 'I') -> array.array:
+    """The numbers that the engine packed, of a type of the module array."""
+    numbers = array.array(code, data)
+    if sys.byteorder == 'big':
+        numbers.byteswap()
+    return numbers
 
 
 def pieces(recipe: _engine.Recipe) -> Iterator[bytes]:
