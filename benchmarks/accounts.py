@@ -48,14 +48,14 @@ from typing import Any
 import common
 from common import MIB
 
-from dedupd import accounting
-from dedupd import collector
-from dedupd import evictor
-from dedupd import held as held_module
-from dedupd import merger
-from dedupd import task
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository
+from dedupd.cache import index as index_module
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import evictor
+from dedupd.tasks import merger
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 
 #: Seconds for one step.
 PATIENCE = 3600
@@ -90,7 +90,7 @@ class Bench:
     def __init__(self, directory: str, repo: repository.Repository) -> None:
         self._repo = repo
         self._control = task.Control()
-        self._held = held_module.Held(repo)
+        self._held = index_module.Held(repo)
         self._maintainer = maintainer_module.Maintainer(repo)
 
     def close(self) -> None:

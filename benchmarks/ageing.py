@@ -56,10 +56,10 @@ from common import MIB
 import disk
 import plot
 
-from dedupd import task
-from dedupd import tasks
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository
+from dedupd.tasks import registry
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 
 BLOCK = disk.BLOCK
 ZEROS = bytes(BLOCK)
@@ -161,7 +161,7 @@ class Aged:
         self.path = os.path.join(directory, name)
         self._directory = directory
         self._args = args
-        self._options = tasks.load_options().dedupd
+        self._options = registry.load_options().dedupd
         self.seconds = dict.fromkeys(name.split(','), 0.0)
         repository.Repository.create(self.path, group_slots=args.group_slots)
 
@@ -191,8 +191,8 @@ class Aged:
                 repo) as maintainer:
             for name in self.name.split(','):
                 before = time.process_time()
-                done = tasks.run(name, maintainer, task.Control(),
-                                 self._options)
+                done = registry.run(name, maintainer, task.Control(),
+                                    self._options)
                 self.seconds[name] += time.process_time() - before
                 print(f'{name}: {done}', file=sys.stderr)
 

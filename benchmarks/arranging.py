@@ -39,9 +39,9 @@ from typing import NamedTuple
 
 from common import MIB
 
-from glance_dedup import exceptions
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository
+from glance_dedup.base import exceptions
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 
 # As in ahead.c.
 SPAN_MIN, SPAN_MAX, SPAN_FAR = 4 * MIB, 32 * MIB, 128 * MIB

@@ -44,10 +44,10 @@ import common
 import disk
 import engine
 
-from dedupd import merger
-from dedupd import task
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository
+from dedupd.tasks import merger
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 
 BLOCK = 4096
 #: KiB. The least that the engine takes is 64.

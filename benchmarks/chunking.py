@@ -55,7 +55,7 @@ from common import PIECE
 import plot
 import synthetic
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 CUTTINGS = ('4096,8192,1024/2048/8192,1024/4096/16384,2048/4096/16384,'
             '2048/8192/32768,4096/8192/32768')

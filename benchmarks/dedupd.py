@@ -49,15 +49,15 @@ from common import MIB
 from common import PIECE
 from common import timed
 
-from dedupd import accounting
-from dedupd import client
-from dedupd import collector
-from dedupd import merger
-from dedupd import scrubber
-from dedupd import task
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import pull
-from glance_dedup import repository
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import scrubber
+from glance_dedup.base import task
+from glance_dedup.client import daemon
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+from glance_dedup.transfer import pull
 
 READERS = 8
 
@@ -105,7 +105,7 @@ def read_directly(repo, image_id):
 
 
 def read_through(address, image_id):
-    with client.Client(address) as far, far.open_image(image_id) as stream:
+    with daemon.Client(address) as far, far.open_image(image_id) as stream:
         while stream.read(PIECE):
             pass
 
@@ -260,7 +260,7 @@ def pulling(table, directory, address, plain):
     path = os.path.join(directory, 'puller')
     repository.Repository.create(path)
     with repository.Repository(path, filter_dir=directory) as repo:
-        far = client.Client(address)
+        far = daemon.Client(address)
         pull.pull(repo, 'image-0', far)
         spent = timed(pull.pull, repo, 'image-1', far)
         size = os.path.getsize(plain[1])

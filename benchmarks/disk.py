@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 import common
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 BLOCK = 4096
 RANGE = 64 * 1024
@@ -53,7 +53,7 @@ RANGE = 64 * 1024
 #: Stores, or reads, an image in a process of its own.
 CHILD = '''
 import json, sys, time
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 path, filter_dir, codec, what, image_id, source, ranges = sys.argv[1:]
 repo = repository.Repository(path, codec=codec, filter_dir=filter_dir)

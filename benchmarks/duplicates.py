@@ -39,7 +39,7 @@ import tempfile
 import common
 import synthetic
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 BLOCK = 4096
 LIMIT = 300  # seconds
@@ -48,7 +48,7 @@ STORE = '''
 import json
 import sys
 import common
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 path, filter_dir, source, *image_ids = sys.argv[1:]
 with open(source, 'rb') as f:

@@ -53,7 +53,7 @@ from common import MIB
 from common import PIECE
 from common import timed
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 
 def hash_all_cores(data):
@@ -144,7 +144,7 @@ def one_round(table, directory, data, source):
 PROBE = '''
 import json, sys
 import common
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 def peak():
     return common.memory().peak

@@ -76,7 +76,7 @@ import plot
 import start
 import synthetic
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 from tests.functional import glance_server
 
 EXPERIMENTS = {

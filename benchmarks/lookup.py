@@ -51,7 +51,7 @@ import time
 import common
 import synthetic
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 
 ALL = 0  # the budget that has room for all
 FILL = 7 / 8  # of the filter, when its level rises

@@ -44,8 +44,8 @@ from common import MIB
 from glance_store import location
 import upload
 
-from dedupd import client
-from glance_dedup import store as dedup_store
+from glance_dedup.client import daemon
+from glance_dedup.driver import store as dedup_store
 
 #: Seconds for a task of the daemon.
 PATIENCE = 600
@@ -122,7 +122,7 @@ def daemon_at_work(directory: str, images: list[str]) -> None:
             show_growth(f'download through dedupd, {len(urls)} at once',
                         growth)
         show_memory('dedupd, after these', pid)
-        with client.Client(address) as far:
+        with daemon.Client(address) as far:
             for task in ('merge', 'collect', 'scrub'):
                 far.wait(task, far.start(task))
                 show_memory(f'dedupd, after {task}', pid)

@@ -55,9 +55,9 @@ import common
 from common import MIB
 from common import PIECE
 
-from glance_dedup import repository
-from glance_dedup import upload
-from glance_dedup import workers
+from glance_dedup.base import workers
+from glance_dedup.driver import upload
+from glance_dedup.repository import repository
 
 BLOCK = 4096
 SECTOR = 512

@@ -52,8 +52,8 @@ from common import PIECE
 from common import timed
 import disk
 
-from dedupd import client
-from glance_dedup import repository
+from glance_dedup.client import daemon
+from glance_dedup.repository import repository
 
 CODECS = ('none', 'lz4', 'zstd')
 
@@ -92,7 +92,7 @@ def restore(repo: repository.Repository, image_id: str) -> None:
 
 
 def from_daemon(address: str, image_id: str) -> None:
-    with client.Client(address) as far, far.open_image(image_id) as stream:
+    with daemon.Client(address) as far, far.open_image(image_id) as stream:
         while stream.read(PIECE):
             pass
 

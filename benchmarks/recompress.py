@@ -43,11 +43,11 @@ import tempfile
 import common
 from common import PIECE
 
-from dedupd import recompressor
-from dedupd import task
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository
-from glance_dedup import space
+from dedupd.tasks import recompressor
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+from glance_dedup.repository import space
 
 READS = 1000
 

@@ -39,9 +39,9 @@ import tempfile
 
 import common
 
-from dedupd import client as client_module
-from glance_dedup import replication
-from glance_dedup import repository
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.repository import repository
+from glance_dedup.transfer import send
 
 BLOCK = 4096
 
@@ -69,7 +69,7 @@ def unique_bytes(path: str, seen: set[bytes]) -> int:
     return found
 
 
-def send_all(repo: repository.Repository, client: client_module.Client,
+def send_all(repo: repository.Repository, client: daemon_module.Client,
              images: list[str]) -> None:
     print(f'{"":34}{"MiB":>9}{"nonzero":>9}{"unique":>9}{"stored":>9}'
           f'{"sent":>9}{"":>9}{"seconds":>8}')
@@ -77,7 +77,7 @@ def send_all(repo: repository.Repository, client: client_module.Client,
     seen: set[bytes] = set()
     for number, path in enumerate(images):
         stat = repo.stat(f'image-{number}')
-        spent = common.timed(replication.send, repo, stat.image_id, client)
+        spent = common.timed(send.send, repo, stat.image_id, client)
         figures = (stat.size, stat.size - stat.zero_bytes,
                    unique_bytes(path, seen), stat.stored_bytes,
                    spent.result.sent_bytes, spent.wall)
@@ -110,10 +110,10 @@ def main() -> None:
                 print(f'storing {path}', file=sys.stderr)
                 repo.put(f'image-{number}', path)
             with common.daemon(directory, away) as (address, _), \
-                    client_module.Client(address) as client:
+                    daemon_module.Client(address) as client:
                 send_all(repo, client, args.images)
                 again = sum(
-                    replication.send(repo, image_id, client).sent_bytes
+                    send.send(repo, image_id, client).sent_bytes
                     for image_id in repo.images())
                 print(f'all once more: {again / common.MIB:.1f} MiB sent')
         compare(away, directory, args.images)

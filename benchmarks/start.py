@@ -61,10 +61,10 @@ import time
 import common
 import synthetic
 
-from dedupd import client
-from glance_dedup import check_format
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository
+from glance_dedup.check import format
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 
 GROUP = 32768
 TAIL = 100 * common.MIB
@@ -77,7 +77,7 @@ LIBRARY = '''
 import json, os, sys, time
 path, filter_dir, filter_mib, what, image_id = sys.argv[1:]
 start = time.perf_counter()
-from glance_dedup import repository
+from glance_dedup.repository import repository
 imported = time.perf_counter()
 data = os.urandom(4 << 20)
 opened = time.perf_counter()
@@ -106,7 +106,7 @@ warnings.simplefilter('ignore')
 start = time.perf_counter()
 import glance_store
 from oslo_config import cfg
-from glance_dedup import store
+from glance_dedup.driver import store
 imported = time.perf_counter()
 conf = cfg.CONF
 conf.register_opt(cfg.DictOpt('enabled_backends'))
@@ -131,7 +131,7 @@ os._exit(0)
 # Commits an image, then stores another until it is stopped.
 WRITER = '''
 import os, sys, time
-from glance_dedup import repository
+from glance_dedup.repository import repository
 path, filter_dir, filter_mib, first, second, size = sys.argv[1:]
 repo = repository.Repository(path, filter_dir=filter_dir, codec='none',
                              filter_mib=int(filter_mib))
@@ -271,7 +271,7 @@ class Subject:
             raw = f.read(4096 + 512 * -(-GROUP // 9))
         seed = struct.unpack_from('<Q', raw, 504)[0]
         records = [struct.unpack_from('<QQI', raw, at) for at in (512, 1024)
-                   if check_format.xxh3(raw[at:at + 504], seed)
+                   if format.xxh3(raw[at:at + 504], seed)
                    == struct.unpack_from('<Q', raw, at + 504)[0]]
         published = max(records)[2] if records else 0
         used = sum(any(raw[at:at + 56]) for at in (
@@ -324,7 +324,7 @@ class Subject:
                 cwd=common.TOP, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
             try:
-                address = client.Client(f'unix:{socket}')
+                address = daemon_module.Client(f'unix:{socket}')
                 status = wait_for(address.status)
                 answers = time.perf_counter() - start
                 while status['catalog']['state'] != 'ready':
@@ -343,7 +343,7 @@ def wait_for(answer):
     while True:
         try:
             return answer()
-        except client.DaemonUnavailable:
+        except daemon_module.DaemonUnavailable:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.002)

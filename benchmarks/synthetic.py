@@ -35,7 +35,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from glance_dedup import repository  # noqa: E402
+from glance_dedup.repository import repository  # noqa: E402
 
 ENGINE = HERE.parent / 'glance_dedup' / 'engine'
 LIBRARIES = ('-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread')

@@ -25,14 +25,14 @@ import os
 from typing import Any
 
 from dedupd import control as control_module
-from dedupd import http
+from dedupd.http import server as http
 from dedupd import metrics
 from dedupd import page
-from dedupd import reads as reads_module
-from dedupd import receiving as receiving_module
-from dedupd import wire
-from glance_dedup import exceptions
-from glance_dedup import workers as workers_module
+from dedupd.serve import incoming_replicas as incoming_replicas_module
+from dedupd.serve import reads as reads_module
+from glance_dedup.base import exceptions
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import wire
 
 _BODY_LIMIT = 64 * 1024
 _READY_SECONDS = 5.0
@@ -52,7 +52,7 @@ class API:
 
     def __init__(self, control: control_module.Control,
                  reads: reads_module.Reads,
-                 receiving: receiving_module.Receiving, path: str,
+                 receiving: incoming_replicas_module.Receiving, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event) -> None:
         self._control = control
@@ -85,15 +85,15 @@ class API:
                    reads_module.RANGES_BYTES, reads.admit)
 
     def _add_receiving(self, router: http.Router,
-                       receiving: receiving_module.Receiving) -> None:
+                       receiving: incoming_replicas_module.Receiving) -> None:
         image = '/v1/replicas/{image_id}'
         router.add('POST', image, _translated(receiving.begin),
                    wire.RECIPE_HEADER_BYTES, receiving.admit_begin)
         for method, path, handler, limit in (
                 ('POST', '/lots', receiving.offer,
-                 receiving_module.EXTENTS_BYTES),
+                 incoming_replicas_module.EXTENTS_BYTES),
                 ('POST', '/blocks', receiving.blocks,
-                 receiving_module.FRAMES_BYTES),
+                 incoming_replicas_module.FRAMES_BYTES),
                 ('POST', '/commit', receiving.commit, 0),
                 ('DELETE', '', receiving.give_up, 0)):
             router.add(method, image + path, _translated(handler), limit,

@@ -28,9 +28,9 @@ from oslo_log import log
 from dedupd import figures as figures_module
 from dedupd import scheduler as scheduler_module
 from glance_dedup import _engine
-from glance_dedup import exceptions
-from glance_dedup import repository as repository_module
-from glance_dedup import version
+from glance_dedup.base import exceptions
+from glance_dedup.base import version
+from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -230,7 +230,7 @@ class Control:
         outcome: list[Any] = []
 
         def run(maintainer: Any) -> None:
-            from dedupd import scrubber
+            from dedupd.tasks import scrubber
             try:
                 outcome.append(scrubber.mark_lost(maintainer, image_id))
             except Exception as e:

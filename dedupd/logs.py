@@ -18,7 +18,7 @@ import logging
 from oslo_config import cfg
 from oslo_log import log
 
-from glance_dedup import printable
+from glance_dedup.base import printable
 
 
 class Formatter(logging.Formatter):

@@ -44,24 +44,24 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import api
-from dedupd import arrivals
-from dedupd import cache as cache_module
-from dedupd import certificates
+from dedupd.cache import pulls
+from dedupd.cache import service as service_module
 from dedupd import control as control_module
 from dedupd import figures as figures_module
-from dedupd import http
+from dedupd.http import certificates
+from dedupd.http import server as http
+from dedupd.http import tokens as tokens_module
 from dedupd import logs
-from dedupd import nbd
 from dedupd import opts
-from dedupd import reads as reads_module
-from dedupd import receiving as receiving_module
 from dedupd import scheduler as scheduler_module
-from dedupd import tasks
-from dedupd import tokens as tokens_module
-from glance_dedup import exceptions
-from glance_dedup import repository as repository_module
-from glance_dedup import version
-from glance_dedup import workers as workers_module
+from dedupd.serve import incoming_replicas as incoming_replicas_module
+from dedupd.serve import nbd
+from dedupd.serve import reads as reads_module
+from dedupd.tasks import registry
+from glance_dedup.base import exceptions
+from glance_dedup.base import version
+from glance_dedup.base import workers as workers_module
+from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger('dedupd.main')
 
@@ -95,8 +95,8 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]
-    tasks.check_options(conf.dedupd)
-    cache_module.check_options(conf)
+    registry.check_options(conf.dedupd)
+    service_module.check_options(conf)
     check_replication(conf.replication)
     return conf
 
@@ -194,13 +194,13 @@ class Daemon:
         self._control = control_module.Control(
             self._repository, self._scheduler, self._figures)
         self._scheduler.sample = self._control.sample
-        self._receiving = receiving_module.Receiving(
+        self._receiving = incoming_replicas_module.Receiving(
             self._repository, options.receive)
         self._control.receiving = self._receiving.status
         self._cache = None
         if conf.mode == 'cache':
-            self._cache = cache_module.Cache(conf, self._repository,
-                                             self._scheduler)
+            self._cache = service_module.Cache(conf, self._repository,
+                                               self._scheduler)
         if conf.replication.to:
             # Not even imported where it is not wanted.
             from dedupd import replicator
@@ -210,7 +210,7 @@ class Daemon:
                 self._scheduler.past)
         self._messaging = None
         if conf.transport_url:
-            from dedupd import messaging
+            from dedupd.rpc import messaging
             self._messaging = messaging.Messaging(
                 conf, self._control, self._scheduler)
         self._readers = workers_module.Workers(
@@ -289,12 +289,12 @@ class Daemon:
             allowed=lambda uid: uid in self._users['nbd_socket'],
             other=exports.connection))
 
-    def _open_reading(self, image_id: str) -> arrivals.Reading:
+    def _open_reading(self, image_id: str) -> pulls.Reading:
         """What is read of an image over NBD. Blocks."""
         if self._cache is not None:
             # A guest looks at a disk's end before anything else.
             return self._cache.arrive(image_id, held_back=False)
-        return arrivals.Present(self._repository.open_image(image_id))
+        return pulls.Present(self._repository.open_image(image_id))
 
     def _listen_unix(self, option: str) -> socket.socket:
         """Listen on the Unix socket that an option names."""

@@ -35,13 +35,13 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import client as client_module
-from dedupd import past as past_module
-from dedupd import task as task_module
-from glance_dedup import exceptions
-from glance_dedup import glance_api
-from glance_dedup import repository as repository_module
-from glance_dedup import sites
+from dedupd import history as history_module
+from glance_dedup.base import exceptions
+from glance_dedup.base import task as task_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import site_replication
 
 LOG = log.getLogger(__name__)
 
@@ -156,9 +156,10 @@ class Memory:
 
 
 def run_once(repository: repository_module.Repository,
-             replication: sites.Replication, home: glance_api.Glance,
-             away: glance_api.Glance, policy: Policy, memory: Memory,
-             control: sites.Control) -> Result:
+             replication: site_replication.Replication,
+             home: glance_api.Glance, away: glance_api.Glance,
+             policy: Policy, memory: Memory,
+             control: site_replication.Control) -> Result:
     """Take what is new to the other site.
 
     :raises task.Stopped: the next run goes on
@@ -190,11 +191,12 @@ def run_once(repository: repository_module.Repository,
     return result
 
 
-def _note(outcome: sites.Outcome, memory: Memory, result: Result) -> None:
+def _note(outcome: site_replication.Outcome, memory: Memory, result: Result
+          ) -> None:
     image_id = outcome.image_id
     for note in outcome.notes:
         LOG.warning('Image %s: %s', image_id, note)
-    if outcome.result == sites.FAILED:
+    if outcome.result == site_replication.FAILED:
         error = str(outcome.error) or repr(outcome.error)
         wait = memory.fail(image_id, error)
         result.failed[image_id] = error
@@ -204,7 +206,7 @@ def _note(outcome: sites.Outcome, memory: Memory, result: Result) -> None:
     memory.settle(image_id)
     name = outcome.result.replace(' ', '_')
     setattr(result, name, getattr(result, name) + 1)
-    if outcome.result != sites.PRESENT:
+    if outcome.result != site_replication.PRESENT:
         LOG.info('Image %s: %s', image_id, outcome.error or
                  f'{outcome.result}, {outcome.sent_bytes} bytes sent')
 
@@ -223,7 +225,7 @@ class Replicator:
                  conf: cfg.ConfigOpts, is_maintainer: Callable[[], bool],
                  errors: 'collections.deque[Fields]',
                  watchers: list[Callable[[], None]],
-                 past: past_module.Past) -> None:
+                 past: history_module.Past) -> None:
         self._repository = repository
         self._conf = conf
         self._is_maintainer = is_maintainer
@@ -235,7 +237,7 @@ class Replicator:
         self._stopping = False
         self._due = time.monotonic()
         self._numbers = 0
-        self._control: sites.Control | None = None
+        self._control: site_replication.Control | None = None
         self._began: float | None = None
         self._facts: Fields = {'finished': 0, 'last_success': None, 'runs': 0,
                                'failures': 0, 'last': None}
@@ -346,7 +348,7 @@ class Replicator:
                 number = self._numbers
                 self._due = self._next()
                 self._began = time.time()
-                self._control = sites.Control(rate=self._rate())
+                self._control = site_replication.Control(rate=self._rate())
             self._tell()
             self._perform(number)
             self._tell()
@@ -386,22 +388,23 @@ class Replicator:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
                     else logging.DEBUG, 'replicate: %s', result)
 
-    def _replicate(self, control: sites.Control) -> Result:
+    def _replicate(self, control: site_replication.Control) -> Result:
         options = self._conf.replication
         home, away = map(glance_api.Glance,
                          (options.from_cloud, options.to_cloud))
-        with contextlib.closing(client_module.Client(
+        with contextlib.closing(daemon_module.Client(
                 options.to, cert=options.cert, key=options.key,
                 ca_file=options.ca_file)) as client:
             return run_once(
                 self._repository,
-                sites.Replication(self._repository, client, home, away),
+                site_replication.Replication(self._repository, client, home,
+                                             away),
                 home, away, Policy.of(options), self._memory, control)
 
     def _failed(self, error: Exception) -> None:
         known = isinstance(error, (
             exceptions.RepositoryError, glance_api.GlanceError,
-            client_module.ClientError, OSError, ValueError))
+            daemon_module.ClientError, OSError, ValueError))
         LOG.error('replicate failed: %s', error, exc_info=(
             None if known else error))
         self._errors.append({'time': time.time(), 'task': 'replicate',
@@ -412,7 +415,7 @@ class Replicator:
             watcher()
 
 
-def _seconds_left(control: sites.Control | None, done: int,
+def _seconds_left(control: site_replication.Control | None, done: int,
                   whole: int) -> float | None:
     """A guess, by the pace so far."""
     if control is None or not 0 < done <= whole:

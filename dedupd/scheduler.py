@@ -39,14 +39,14 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from dedupd import held as held_module
-from dedupd import past as past_module
-from dedupd import task as task_module
-from dedupd import tasks as tasks_module
-from glance_dedup import catalog as catalog_module
-from glance_dedup import exceptions
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import repository as repository_module
+from dedupd.cache import index as index_module
+from dedupd import history as history_module
+from dedupd.tasks import registry as registry_module
+from glance_dedup.base import exceptions
+from glance_dedup.base import task as task_module
+from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class Scheduler:
         self._sampled = 0.0
         self._maintainer: maintainer_module.Maintainer | None = None
         self._logged = 0
-        self.past = past_module.Past(repository.path)
+        self.past = history_module.Past(repository.path)
         """How the tasks did before this daemon was started."""
         self._thread = threading.Thread(
             target=self._run, name='dedupd-maintainer', daemon=True)
@@ -166,7 +166,7 @@ class Scheduler:
         """Called when a task has ended, before anybody is told."""
         self.sample: Callable[[], Fields] | None = None
         """Gives what the history is to keep of now."""
-        self.held: held_module.Held | None = None
+        self.held: index_module.Held | None = None
         """What the cache holds; None: this daemon serves no cache."""
         self.coming: Callable[[], int] = lambda: 0
         """Gives the bytes that the cache is about to store."""
@@ -649,8 +649,8 @@ class Scheduler:
         if job.name == 'evict':
             arguments = {'held': self.held, 'coming': self.coming(),
                          **arguments}
-        return tasks_module.run(job.name, maintainer, control,
-                                self._conf.dedupd, **arguments)
+        return registry_module.run(job.name, maintainer, control,
+                                   self._conf.dedupd, **arguments)
 
     def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:
         """Each task makes it anew if it is no good."""

@@ -29,7 +29,7 @@
 #include "engine/repo.h"
 
 typedef struct module_state {
-    PyObject *exceptions; /* the module glance_dedup.exceptions */
+    PyObject *exceptions; /* the module glance_dedup.base.exceptions */
     PyTypeObject *repository_type;
     PyTypeObject *transaction_type;
     PyTypeObject *image_type;

@@ -12,7 +12,7 @@
 
 """What the engine offers to Python.
 
-Every call raises the classes of :mod:`glance_dedup.exceptions`. All but the
+Every call raises the classes of :mod:`glance_dedup.base.exceptions`. All but the
 functions at the end release the GIL. Repository, Transaction and Image are
 documented in ``repository.py``, which alone uses them; the maintainer's types
 are used by ``maintainer.py`` and by the tasks in ``dedupd/``.

@@ -13,7 +13,7 @@
 
 /* ---- errors ---- */
 
-/* The one table from status to exception; names in glance_dedup.exceptions. */
+/* The one table from status to exception; names in glance_dedup.base.exceptions. */
 static const struct {
     gd_status status;
     const char *name;

@@ -63,7 +63,7 @@ static int
 module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
-    state->exceptions = PyImport_ImportModule("glance_dedup.exceptions");
+    state->exceptions = PyImport_ImportModule("glance_dedup.base.exceptions");
     if (state->exceptions == NULL || add_types(module, state) < 0) {
         return -1;
     }

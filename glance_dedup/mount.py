@@ -34,10 +34,10 @@ from typing import Protocol
 import pyfuse3
 import trio
 
-from dedupd import client as client_module
-from dedupd import nbd_client
-from glance_dedup import exceptions
-from glance_dedup import repository as repository_module
+from glance_dedup.base import exceptions
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import nbd_client
+from glance_dedup.repository import repository as repository_module
 
 #: Calls that may block at once.
 THREADS = 8
@@ -122,7 +122,7 @@ class FromDaemon:
     :param socket: on which it serves NBD
     """
 
-    def __init__(self, client: client_module.Client, socket: str) -> None:
+    def __init__(self, client: daemon_module.Client, socket: str) -> None:
         self.name = f'the daemon on {client.address}'
         self._client = client
         self._socket = socket
@@ -158,7 +158,7 @@ class FromDaemon:
     def _call(function: Callable, *args: Any) -> Any:
         try:
             return function(*args)
-        except client_module.Refused as e:
+        except daemon_module.Refused as e:
             if e.code == 404:
                 raise LookupError(str(e)) from e
             raise

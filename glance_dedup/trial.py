@@ -39,9 +39,9 @@ import sys
 import time
 from typing import Any
 
-from glance_dedup import access
-from glance_dedup import exceptions
-from glance_dedup import sharing
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import filesystem
 
 _PLACE = os.path.join('locks', 'trial')
 _POLL = 0.05        # seconds
@@ -475,7 +475,7 @@ class Trial:
 
     def _granted(self, fd: int, kind: int) -> bool:
         try:
-            return sharing.lock(fd, kind, 5)
+            return filesystem.lock(fd, kind, 5)
         except OSError as e:
             self._find('locks', False, None, f'F_OFD_SETLK: {e.strerror}')
             return False

@@ -61,7 +61,7 @@ def pytest_xdist_make_scheduler(config, log):
 def no_filters_left(tmp_path_factory):
     """Commands that the tests run make them in /dev/shm, as users' do."""
     yield
-    from tests import repositories
+    from tests.support import repositories
     repositories.remove_filters(tmp_path_factory.getbasetemp())
 
 

@@ -16,7 +16,7 @@ import subprocess
 
 import pytest
 
-from tests import documents
+from tests.support import documents
 
 #: What pip compiles plyvel with, for a Python for which it has no wheel.
 PLYVEL = """

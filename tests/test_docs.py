@@ -35,8 +35,8 @@ from glance_dedup.cli import common
 from glance_dedup.cli import main as cli
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import mount
-from glance_dedup import opts
-from tests import documents
+from glance_dedup.driver import opts
+from tests.support import documents
 
 TOP = documents.TOP
 MANUAL = {'glance-dedup.1', 'dedupd.8'}

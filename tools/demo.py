@@ -28,9 +28,9 @@ import time
 TOP = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOP))
 
-from dedupd import client as daemon_client  # noqa: E402
-from glance_dedup import exceptions  # noqa: E402
-from glance_dedup import repository  # noqa: E402
+from glance_dedup.base import exceptions  # noqa: E402
+from glance_dedup.client import daemon as daemon_client  # noqa: E402
+from glance_dedup.repository import repository  # noqa: E402
 from tests.functional import glance_server  # noqa: E402
 
 PIECE = 4 << 20

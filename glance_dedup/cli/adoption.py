@@ -19,10 +19,10 @@ import time
 
 from cliff import lister
 
+from glance_dedup.base import exceptions
 from glance_dedup.cli import common
 from glance_dedup.cli import image as image_module
 from glance_dedup.cli import progress as progress_module
-from glance_dedup import exceptions
 
 _UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
@@ -35,7 +35,7 @@ def _add_cloud(parser, **options):
 
 
 def _connect(cloud=None, url=None):
-    from glance_dedup import glance_api
+    from glance_dedup.client import glance_api
 
     if cloud is None and not glance_api.is_configured():
         raise common.UsageError(
@@ -87,7 +87,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import estimate
+        from glance_dedup.adoption import estimate
 
         options = estimate.Options(
             parsed_args.block_size, parsed_args.cutting, parsed_args.codec,
@@ -196,7 +196,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                  for o in outcomes])
 
     def glance(self, parsed_args):
-        from glance_dedup import glance_api
+        from glance_dedup.client import glance_api
 
         wanted = parsed_args.os_cloud or glance_api.is_configured()
         if wanted and not parsed_args.no_glance:
@@ -230,7 +230,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                 'migration says')
 
     def entries(self, parsed_args):
-        from glance_dedup import filestore
+        from glance_dedup.adoption import filestore
 
         wanted = set(parsed_args.images or ())
         found = {}
@@ -253,7 +253,7 @@ class Import(common.RepositoryCommand, lister.Lister):
         return [found[image_id] for image_id in sorted(found)]
 
     def work(self, parsed_args, repo, glance, known, entries):
-        from glance_dedup import importing
+        from glance_dedup.adoption import importing
 
         importer = importing.Importer(
             repo, known=known, glance=glance,
@@ -375,7 +375,7 @@ def _remove_leftovers(directory, image_id):
 
 
 def _compare(path, image):
-    from glance_dedup import filestore
+    from glance_dedup.adoption import filestore
 
     differs = exceptions.DamagedError(
         f'{path} is there, but is not the image; it was left alone')
@@ -421,7 +421,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import orphans
+        from glance_dedup.adoption import orphans
 
         with self.open() as repo:
             # In this order: what is stored from now on is not looked at.
@@ -500,7 +500,7 @@ class Missing(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import orphans
+        from glance_dedup.adoption import orphans
 
         with self.open() as repo:
             glance = _connect(parsed_args.os_cloud)
@@ -547,7 +547,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import hashes
+        from glance_dedup.base import hashes
 
         if bool(parsed_args.ids) == parsed_args.all:
             raise common.UsageError('name images to verify, or give --all')
@@ -574,7 +574,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
 
     def known(self, parsed_args):
         """What Glance says of all images; None: it is not asked."""
-        from glance_dedup import glance_api
+        from glance_dedup.client import glance_api
 
         if parsed_args.no_glance or not (
                 parsed_args.os_cloud or glance_api.is_configured()):
@@ -598,7 +598,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
 
     def one(self, repo, parsed_args, stat, known, progress):
         """A row."""
-        from glance_dedup import hashes
+        from glance_dedup.base import hashes
 
         record = (known or {}).get(stat.image_id)
         theirs = record and hashes.said(record.hash_name, record.hash_value)

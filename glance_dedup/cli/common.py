@@ -16,10 +16,10 @@ import datetime
 
 from cliff import columns
 
+from glance_dedup.base import exceptions
+from glance_dedup.base import printable
+from glance_dedup.base import scopes
 from glance_dedup.cli import progress as progress_module
-from glance_dedup import exceptions
-from glance_dedup import printable
-from glance_dedup import scopes
 
 
 class UsageError(Exception):
@@ -194,7 +194,7 @@ class RepositoryCommand:
 
     def open(self, **options):
         # Help and usage errors need no engine.
-        from glance_dedup import repository
+        from glance_dedup.repository import repository
 
         return repository.Repository(
             self.path, filter_dir=self.app.options.filter_dir or None,

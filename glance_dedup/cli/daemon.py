@@ -15,9 +15,9 @@
 import contextlib
 import os
 
-from dedupd import client as client_module
+from glance_dedup.base import exceptions
 from glance_dedup.cli import common
-from glance_dedup import exceptions
+from glance_dedup.client import daemon as daemon_module
 
 # A daemon that does not answer at once is as good as none.
 _CONNECT_SECONDS = 2.0
@@ -32,7 +32,7 @@ class DaemonCommand(common.RepositoryCommand):
 
     status: dict | None = None
 
-    def daemon(self) -> client_module.Client | None:
+    def daemon(self) -> daemon_module.Client | None:
         """The daemon behind --socket, if it is the right one.
 
         That is one that serves the repository of --repository, if that is
@@ -42,22 +42,22 @@ class DaemonCommand(common.RepositoryCommand):
         if not path:
             return None
         try:
-            client = client_module.Client(
+            client = daemon_module.Client(
                 f'unix:{path}', connect_timeout=_CONNECT_SECONDS,
                 timeout=_ANSWER_SECONDS)
         except ValueError as e:
             raise common.UsageError(f'--socket: {e}') from e
         try:
             status = client.status()
-            found = client_module.repository_of(status)
-        except client_module.DaemonUnavailable:
+            found = daemon_module.repository_of(status)
+        except daemon_module.DaemonUnavailable:
             return None
         if self.app.options.repository and found != self.repository_id():
             return None
         self.status = status
         return client
 
-    def need_daemon_or_repository(self) -> client_module.Client | None:
+    def need_daemon_or_repository(self) -> daemon_module.Client | None:
         """As `daemon`; None only if there is a repository given."""
         client = self.daemon()
         if client is None and not self.app.options.repository:
@@ -76,7 +76,7 @@ class DaemonCommand(common.RepositoryCommand):
 def catalog_of(repo):
     """The catalog, to be read, if no maintainer is at work; else None."""
     from glance_dedup import _engine
-    from glance_dedup import catalog as catalog_module
+    from glance_dedup.maintenance import catalog as catalog_module
 
     path = os.path.join(repo.path, 'catalog')
     with contextlib.ExitStack() as stack:
@@ -110,6 +110,6 @@ def damaged_images(repo, status: dict | None) -> set[str] | None:
     with catalog_of(repo) as catalog:
         if catalog is None:
             return None
-        from dedupd import scrubber
+        from dedupd.tasks import scrubber
 
         return scrubber.damaged_images(catalog)

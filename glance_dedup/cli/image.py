@@ -22,9 +22,9 @@ import sys
 from cliff import lister
 from cliff import show
 
+from glance_dedup.base import exceptions
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon
-from glance_dedup import exceptions
 
 PIECE = 4 << 20
 # Zeros of an image that are so long become a hole in the file.
@@ -257,7 +257,7 @@ class Known(daemon.DaemonCommand):
     """For commands that tell which images are known to be damaged."""
 
     def damaged_images(self, repo) -> set[str] | None:
-        from dedupd import client
+        from glance_dedup.client import daemon as client
 
         # A daemon that is in a bad way keeps nobody from listing images.
         with contextlib.suppress(client.ClientError):
@@ -333,7 +333,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import pull
+        from glance_dedup.transfer import pull
 
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(self.client(parsed_args))
@@ -354,7 +354,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         return common.shown(fields)
 
     def client(self, parsed_args):
-        from dedupd import client
+        from glance_dedup.client import daemon as client
 
         if parsed_args.key is not None and parsed_args.cert is None:
             raise common.UsageError('--key needs --cert')

@@ -30,9 +30,9 @@ from cliff import commandmanager
 from cliff import display
 from cliff import lister
 
+from glance_dedup.base import printable
+from glance_dedup.base import version
 from glance_dedup.cli import common
-from glance_dedup import printable
-from glance_dedup import version
 
 NAMESPACE = 'glance_dedup.cli'
 # The same as in setup.cfg, for a tree that was not installed.

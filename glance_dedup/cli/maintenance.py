@@ -26,9 +26,9 @@ from cliff import columns
 from cliff import show
 from oslo_config import cfg
 
+from glance_dedup.base import printable
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
-from glance_dedup import printable
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
 
@@ -235,9 +235,9 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         return result if isinstance(result, dict) else {}
 
     def run_here(self, update, arguments) -> dict:
-        from dedupd import task as task_module
-        from dedupd import tasks
-        from glance_dedup import maintainer as maintainer_module
+        from dedupd.tasks import registry
+        from glance_dedup.base import task as task_module
+        from glance_dedup.maintenance import maintainer as maintainer_module
 
         control = task_module.Control(update)
         with self.open() as repo, Interrupt(control):
@@ -248,27 +248,27 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
                     for warning in maintainer.warnings:
                         self.app.tell(warning)
                     if self.counts_first:
-                        tasks.run('account', maintainer, control, options)
-                    result = tasks.run(self.task, maintainer, control,
-                                       options, **arguments)
+                        registry.run('account', maintainer, control, options)
+                    result = registry.run(self.task, maintainer, control,
+                                          options, **arguments)
             except task_module.Stopped as e:
                 raise KeyboardInterrupt() from e
         return {} if result is None else dataclasses.asdict(result)
 
     def options_of(self, path):
         """The daemon's options, as far as the task asks for any."""
-        from dedupd import tasks
+        from dedupd.tasks import registry
 
         given = self.config_file
         if given is None and os.path.exists(CONFIG_FILE):
             given = CONFIG_FILE
         try:
-            options = tasks.load_options(given).dedupd
+            options = registry.load_options(given).dedupd
             # Each is parsed when it is read.
             ours = os.path.realpath(options.datadir) == os.path.realpath(path)
             for name in options:
                 options[name]
-            tasks.check_options(options)
+            registry.check_options(options)
         except (cfg.Error, ValueError) as e:
             raise common.UsageError(f'{given}: {e}') from e
         if ours or given is None:
@@ -276,7 +276,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         if self.config_file is not None:
             raise common.UsageError(
                 f'{given} is for the repository {options.datadir}')
-        return tasks.load_options().dedupd
+        return registry.load_options().dedupd
 
     def judged(self, result: dict):
         """The result's columns; damage makes the status 1."""
@@ -484,8 +484,8 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
         return common.shown({'image_id': parsed_args.id, 'lost': True})
 
     def mark_here(self, image_id):
-        from dedupd import scrubber
-        from glance_dedup import maintainer as maintainer_module
+        from dedupd.tasks import scrubber
+        from glance_dedup.maintenance import maintainer as maintainer_module
 
         with self.open() as repo, maintainer_module.Maintainer(
                 repo) as maintainer:

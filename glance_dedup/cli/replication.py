@@ -16,11 +16,11 @@ import contextlib
 
 from cliff import lister
 
-from dedupd import task as task_module
+from glance_dedup.base import exceptions
+from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress as progress_module
-from glance_dedup import exceptions
 
 _MIB = 1 << 20
 
@@ -59,7 +59,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import sites
+        from glance_dedup.transfer import site_replication
 
         if bool(parsed_args.ids) == parsed_args.all:
             raise common.UsageError('name images to replicate, or give --all')
@@ -67,7 +67,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             raise common.UsageError('--rate: it must be more than 0')
         home, away = self.glances(parsed_args)
         with self.client(parsed_args) as client, self.open() as repo:
-            replication = sites.Replication(
+            replication = site_replication.Replication(
                 repo, client, home, away, parsed_args.dry_run)
             replication.need()
             if home is not None and parsed_args.all:
@@ -84,7 +84,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
                  for o in outcomes])
 
     def client(self, parsed_args):
-        from dedupd import client
+        from glance_dedup.client import daemon as client
 
         if parsed_args.key is not None and parsed_args.cert is None:
             raise common.UsageError('--key needs --cert')
@@ -101,7 +101,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             raise common.UsageError(str(e)) from e
 
     def glances(self, parsed_args):
-        from glance_dedup import glance_api
+        from glance_dedup.client import glance_api
 
         names = parsed_args.from_cloud, parsed_args.to_cloud
         if None not in names:
@@ -145,7 +145,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
 
     @staticmethod
     def control(parsed_args, progress, number):
-        from glance_dedup import sites
+        from glance_dedup.transfer import site_replication
 
         def show(done, total, what):
             sent = progress_module.format_size(control.sent)
@@ -153,7 +153,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
                              f'{sent} sent')
             progress.update(control.before + done)
 
-        control = sites.Control(
+        control = site_replication.Control(
             show, parsed_args.rate and parsed_args.rate * _MIB)
         return control
 
@@ -180,11 +180,11 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             return found
 
     def judge(self, outcome):
-        from glance_dedup import sites
+        from glance_dedup.transfer import site_replication
 
         for note in outcome.notes:
             self.app.tell(f'{outcome.image_id}: {note}')
-        if outcome.result == sites.FAILED:
+        if outcome.result == site_replication.FAILED:
             self.app.tell(f'{outcome.image_id}: '
                           f'{common.sentence_of(outcome.error)}')
             self.app.note(outcome.error)

@@ -17,10 +17,10 @@ import os
 from cliff import lister
 from cliff import show
 
-from glance_dedup import check
+from glance_dedup.base import exceptions
+from glance_dedup.check import checker
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
-from glance_dedup import exceptions
 
 
 class Create(common.RepositoryCommand, show.ShowOne):
@@ -63,8 +63,8 @@ class Create(common.RepositoryCommand, show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import parameters
-        from glance_dedup import repository
+        from glance_dedup.base import parameters
+        from glance_dedup.repository import repository
 
         repository.Repository.create(
             self.path, block_size=parsed_args.block_size,
@@ -154,7 +154,7 @@ class Space(common.RepositoryCommand, lister.Lister):
     """
 
     def take_action(self, parsed_args):
-        from glance_dedup import space
+        from glance_dedup.repository import space
 
         def tell(error):
             self.app.tell(error)
@@ -186,7 +186,7 @@ class Check(common.RepositoryCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         with self.progress('checking') as progress:
-            report = check.check(self.path, progress.update)
+            report = checker.check(self.path, progress.update)
         figures = report.figures
         fields = {'result': 'fine' if report.ok else 'damaged'}
         for name, value in figures.items():
@@ -241,7 +241,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import upgrade
+        from glance_dedup.repository import upgrade
 
         with self.open() as repo:
             before = upgrade.version_of(repo)
@@ -259,7 +259,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
                 else 'nothing to do'})
 
     def upgrade(self, repo):
-        from glance_dedup import upgrade
+        from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:
             def update(done, total, what):

@@ -213,7 +213,7 @@ test_zeros(void)
     CHECK(c.next(&c, data, sizeof data, 0, false) != MINIMUM - 1);
 }
 
-/* A repository is cut like this for ever.  (tests/cutting.py, which was written
+/* A repository is cut like this for ever.  (tests/support/gear_reference.py, which was written
  * from the format alone, has the same.) */
 static void
 test_golden(void)

@@ -35,8 +35,8 @@ import time
 
 import yaml
 
-from glance_dedup import exceptions
-from glance_dedup import repository
+from glance_dedup.base import exceptions
+from glance_dedup.repository import repository
 from tests.cloud import broker
 from tests.cloud import dedupd
 from tests.cloud import glance

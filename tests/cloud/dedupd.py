@@ -16,10 +16,10 @@ on compute hosts as their cache.
 import shutil
 import sys
 
-from dedupd import client as client_module
-from glance_dedup import repository
-from tests import certificates
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.repository import repository
 from tests.cloud import service
+from tests.support import certificates
 
 #: Where a cache listens, on each host's own loopback.
 CACHE_PORT = 9292
@@ -29,7 +29,7 @@ class _Dedupd(service.Service):
     """What those of both modes have."""
 
     def client(self):
-        return client_module.Client(f'unix:{self.socket}')
+        return daemon_module.Client(f'unix:{self.socket}')
 
     def _launch(self, sections):
         path = self.write('dedupd.conf', sections)

@@ -22,7 +22,7 @@ import secrets
 import threading
 
 from tests.cloud import process as process_module
-from tests import ports
+from tests.support import ports
 
 
 class State:

@@ -20,8 +20,8 @@ import uuid
 
 import pytest
 
-from glance_dedup import exceptions
-from glance_dedup import repository
+from glance_dedup.base import exceptions
+from glance_dedup.repository import repository
 from tests.cloud import boot
 from tests.cloud import disk
 from tests.cloud import nova

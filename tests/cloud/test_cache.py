@@ -29,7 +29,7 @@ import uuid
 from openstack import exceptions as sdk
 import pytest
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
 from tests.cloud import conftest

@@ -28,7 +28,7 @@ import time
 import pytest
 
 from tests.functional import glance_server
-from tests import repositories
+from tests.support import repositories
 
 MIB = 1 << 20
 SIZE = 24 * MIB

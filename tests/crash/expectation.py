@@ -20,7 +20,7 @@ import functools
 import hashlib
 import json
 
-from tests import repositories
+from tests.support import repositories
 
 BLOCK = 512
 #: From this seed on content can be compressed to half.

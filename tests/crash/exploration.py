@@ -37,7 +37,7 @@ from tests.crash import record
 from tests.crash import states
 from tests.crash import verify
 from tests.crash import workloads
-from tests import repositories
+from tests.support import repositories
 
 JOBS = 2
 TIMEOUT = 120       # seconds, for one state or one recording

@@ -91,11 +91,11 @@ _COLLECT = 'glance_dedup/engine/collect.c'
 _REWRITE = 'glance_dedup/engine/rewrite.c'
 _MERGE = 'glance_dedup/engine/merge.c'
 _FENCE = 'glance_dedup/engine/fence.c'
-_ACCOUNTING = 'dedupd/accounting.py'
-_MERGER = 'dedupd/merger.py'
-_CATALOG = 'glance_dedup/catalog.py'
-_MAINTAINER = 'glance_dedup/maintainer.py'
-_CHECK = 'glance_dedup/check_format.py'
+_ACCOUNTING = 'dedupd/tasks/accounting.py'
+_MERGER = 'dedupd/tasks/merger.py'
+_CATALOG = 'glance_dedup/maintenance/catalog.py'
+_MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
+_CHECK = 'glance_dedup/check/format.py'
 
 
 # One checksum over the whole fingerprint store, beside those of the entries.
@@ -313,7 +313,7 @@ MUTANTS = (
                  '    entry.live = _is_live(maintainer, entry)'
                  '                    # N4.3\n',
                  '    entry.writer_gone = True\n'),),
-        tests=('tests/unit/test_accounting.py', '-k', 'n4_3'),
+        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k', 'n4_3'),
         why_not='it takes a commit between look and lock'),
     Mutant(
         'no-fsync-after-the-look', 'N5.1', (
@@ -322,7 +322,7 @@ MUTANTS = (
                  '                        # N5.1\n',
                  ''),),
         workload='deleter-killed',
-        tests=('tests/unit/test_accounting.py', '-k', 'n5_1')),
+        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k', 'n5_1')),
     Mutant(
         'entry-removed-before-the-fence', 'N5.4', (
             Edit(_ACCOUNTING,
@@ -338,14 +338,15 @@ MUTANTS = (
                  '                self._removed += 1\n'
                  '        self._maintainer.settle(self._batch)\n')),
         workload='delete',
-        tests=('tests/unit/test_accounting.py', '-k', 'n5_order')),
+        tests=('tests/unit/dedupd/tasks/test_accounting.py',
+               '-k', 'n5_order')),
     Mutant(
         'counted-in-part-not-taken-back', 'N5.2', (
             Edit(_ACCOUNTING,
                  'if txid is None or (counted == entry.live and not begun):',
                  'if txid is None or counted == entry.live:'),),
         workload='accounting-in-steps',
-        tests=('tests/unit/test_accounting.py', '-k',
+        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k',
                'deleted_in_the_middle')),
     Mutant(
         'counted-in-part-not-pinned', 'N6.3', (
@@ -359,7 +360,7 @@ MUTANTS = (
             Edit(_ACCOUNTING,
                  'if txid not in pinned}',
                  'if txid in pinned}')),
-        tests=('tests/unit/test_accounting.py', '-k', 'n6_3'),
+        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k', 'n6_3'),
         why_not='it takes a reader of an image that was deleted before all of '
         'it was counted'),
     Mutant(
@@ -436,7 +437,7 @@ MUTANTS = (
                  '        _count(maintainer, control, merge)\n'
                  '        return Merged(merge.replaced, done, '
                  'merge.collisions)\n'),),
-        tests=('tests/unit/test_merger.py::'
+        tests=('tests/unit/dedupd/tasks/test_merger.py::'
                'test_counted_before_it_takes_the_name',),
         why_not='after a crash M is still in the spool, and is counted '
         'before anything is freed'),
@@ -457,7 +458,7 @@ MUTANTS = (
     # -- the list of a cache ----------------------------------------------
     Mutant(
         'list-not-fsynced', 'I8', (
-            Edit('glance_dedup/files.py',
+            Edit('glance_dedup/base/files.py',
                  '        f.flush()\n'
                  '        os.fsync(f.fileno())\n',
                  '        f.flush()\n'),),

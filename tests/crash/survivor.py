@@ -24,7 +24,7 @@ import os
 from tests.crash.expectation import make
 from tests.crash import filesystem
 from tests.crash import record
-from tests import repositories
+from tests.support import repositories
 
 Kind = record.Kind
 BLOCK = 512

@@ -32,7 +32,7 @@ from tests.crash import record
 from tests.crash import states
 from tests.crash import workloads
 from tests.functional import witness
-from tests import repositories
+from tests.support import repositories
 
 SEED = os.environ.get('GLANCE_DEDUP_CRASH_SEED', '1')
 STATES = os.environ.get('GLANCE_DEDUP_CRASH_STATES', '10')

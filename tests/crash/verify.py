@@ -20,16 +20,16 @@ import os
 import shutil
 import traceback
 
-from glance_dedup import check
-from glance_dedup import exceptions
+from glance_dedup.base import exceptions
+from glance_dedup.check import checker
 from tests.crash.expectation import make
 from tests.crash import survivor
 from tests.crash import workloads
-from tests import maintenance
-from tests import repositories
+from tests.support import maintenance
+from tests.support import repositories
 
 # Nobody else is at work, so nothing need be waited for.
-check.PAUSE = 0
+checker.PAUSE = 0
 
 _ERRORS = (exceptions.DamagedError, exceptions.StorageError)
 
@@ -185,16 +185,16 @@ class _Verifier:
     def check_unmade(self):
         """What a creation left that did not end."""
         try:
-            report = check.check(self.path)
+            report = checker.check(self.path)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter):
             return      # nothing of a repository
         if not report.ok:
             raise Wrong(f'before it is made: {report.findings[0]}')
 
     def check_first(self):
-        report = check.check(self.path)
+        report = checker.check(self.path)
         for finding in report.findings:
-            if finding.severity != check.DAMAGE and not any(
+            if finding.severity != checker.DAMAGE and not any(
                     note in finding.sentence for note in _TOO_LATE):
                 continue
             if self.is_on_purpose(finding, report):
@@ -206,15 +206,15 @@ class _Verifier:
         return self.expected.harmed and lost <= self.expected.damaged
 
     def check_last(self):
-        report = check.check(self.path)
+        report = checker.check(self.path)
         for finding in report.findings:
             if self.is_on_purpose(finding, report) and finding.severity == (
-                    check.DAMAGE):
+                    checker.DAMAGE):
                 continue
             if finding.file.endswith('.new'):
                 continue    # of a creation, or an upgrade, that did not end
             notes = _HARMED if self.expected.harmed else _NOTES
-            if finding.severity == check.DAMAGE or not _is_among(
+            if finding.severity == checker.DAMAGE or not _is_among(
                     finding, notes):
                 raise Wrong(f'at the end: {finding}')
 

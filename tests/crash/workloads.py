@@ -26,26 +26,26 @@ import shutil
 import struct
 from unittest import mock
 
-from dedupd import accounting
-from dedupd import arrivals as arrivals_module
-from dedupd import arriving
-from dedupd import collector
-from dedupd import description
-from dedupd import evictor
-from dedupd import held as held_module
-from dedupd import merger
-from dedupd import receiving
-from dedupd import recompressor
-from dedupd import scrubber
-from dedupd import task
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import space
-from glance_dedup import upgrade
+from dedupd.cache import description
+from dedupd.cache import index as index_module
+from dedupd.cache import partial_image as arriving
+from dedupd.cache import pulls as pulls_module
+from dedupd.serve import incoming_replicas
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import evictor
+from dedupd.tasks import merger
+from dedupd.tasks import recompressor
+from dedupd.tasks import scrubber
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import space
+from glance_dedup.repository import upgrade
 from tests.crash.expectation import make
-from tests import maintenance
-from tests import near
-from tests import replicas
-from tests import repositories
+from tests.support import fake_peer
+from tests.support import maintenance
+from tests.support import replicas
+from tests.support import repositories
 
 WORKLOADS = {}
 
@@ -114,8 +114,8 @@ class Stage:
 
     def arrive(self, repo, home, image, *spec, most=None):
         """What comes from another repository, read while it comes."""
-        client = near.Client(home, most)
-        arrivals = arrivals_module.Arrivals(repo, lambda token: client)
+        client = fake_peer.Client(home, most)
+        arrivals = pulls_module.Arrivals(repo, lambda token: client)
         data = make(spec)
         self.mark(op='put', phase='begin', image=image, spec=spec)
         with contextlib.closing(arrivals.open(
@@ -191,7 +191,7 @@ def collect(maintainer, live_share=50, evacuate_share=10):
                               evacuate_share=evacuate_share)
 
 
-class Held(held_module.Held):
+class Held(index_module.Held):
     """Tells the journal which images it deletes."""
 
     def __init__(self, repo, stage):
@@ -291,7 +291,7 @@ def receive(stage):
     stage.create()
     side = os.path.dirname(stage.filters)
     with _sites(side, 512, 1024) as (home, other), stage.open() as repo, \
-            mock.patch.object(receiving, 'SYNC_BYTES', 20 * 512):
+            mock.patch.object(incoming_replicas, 'SYNC_BYTES', 20 * 512):
         for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
                             ('b', [(1, 40), (3, 30), (4, 10)])):
             repositories.put(home, image, make(spec))
@@ -548,7 +548,7 @@ def evicting(stage):
     stage.create()
     # By nothing but what is said here.
     with (stage.open() as repo, stage.open() as other,
-          mock.patch.object(held_module, 'SAVE_INTERVAL', 1e6)):
+          mock.patch.object(index_module, 'SAVE_INTERVAL', 1e6)):
         held = Held(repo, stage)
         for number in range(6):
             stage.put(repo, f'image-{number}', (number + 1, 40), (50, 20))

@@ -24,21 +24,21 @@ import random
 from unittest import mock
 import warnings
 
-from dedupd import client as client_module
-from dedupd import evictor
-from dedupd import held as held_module
-from dedupd import task
-from glance_dedup import check
+from dedupd.cache import index as index_module
+from dedupd.tasks import evictor
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.check import checker
 from glance_dedup.cli import main
-from glance_dedup import exceptions
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import pull
-from glance_dedup import space
-from tests import daemons
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import space
+from glance_dedup.transfer import pull
 from tests.damage import damages
 from tests.damage import template
-from tests import replicas
-from tests import repositories
+from tests.support import daemons
+from tests.support import replicas
+from tests.support import repositories
 
 ERRORS = (exceptions.DamagedError, exceptions.VersionError,
           exceptions.ImageNotFound, exceptions.StorageError)
@@ -103,7 +103,7 @@ def read(world):
 
 def need_check(world):
     """The second implementation ends, and says what it thinks."""
-    check.check(world.path)
+    checker.check(world.path)
 
 
 def command(world, *words):
@@ -148,7 +148,7 @@ def pull_all(world):
             for image_id, data in world.images.items():
                 try:
                     pull.pull(here, image_id, client)
-                except (client_module.ClientError, *ERRORS) as e:
+                except (daemon_module.ClientError, *ERRORS) as e:
                     assert str(e), image_id
                     assert image_id not in here.images()
                 else:
@@ -268,7 +268,7 @@ def maintain(*names):
     return run
 
 
-class Held(held_module.Held):
+class Held(index_module.Held):
     """What it deletes is not missed."""
 
     def __init__(self, repo, world):
@@ -313,7 +313,7 @@ def recover(world):
 
 def mark_lost(world):
     """What it takes to make collection possible again."""
-    from dedupd import scrubber
+    from dedupd.tasks import scrubber
     with world.open() as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             for name in list(maintainer.unreadable()):

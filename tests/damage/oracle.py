@@ -15,8 +15,8 @@
 import os
 import pathlib
 
-from tests import maintenance
-from tests import repositories
+from tests.support import maintenance
+from tests.support import repositories
 
 PAGE = repositories.PAGE
 END = 1 << 40

@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 
-from tests import repositories
+from tests.support import repositories
 
 TIMEOUT = 60
 
@@ -77,8 +77,8 @@ def _build(job):
 
 def _run(job, scratch):
     """One case: damage, operation, look; undo, look; maintain, look."""
-    from glance_dedup import exceptions
-    from glance_dedup import maintainer as maintainer_module
+    from glance_dedup.base import exceptions
+    from glance_dedup.maintenance import maintainer as maintainer_module
     from tests.damage import damages
     from tests.damage import operations
     from tests.damage import template
@@ -167,8 +167,8 @@ def _answer(job, scratch):
 def _serve(scratch):
     import logging
 
-    from dedupd import merger
-    from dedupd import scrubber
+    from dedupd.tasks import merger
+    from dedupd.tasks import scrubber
     from tests.damage import operations
     assert merger and scrubber and operations   # imported once for all
     logging.disable(logging.CRITICAL)

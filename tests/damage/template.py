@@ -32,16 +32,16 @@ import shutil
 import types
 from unittest import mock
 
-from dedupd import held as held_module
-from dedupd import recompressor
-from dedupd import task
-from dedupd import tasks
-from glance_dedup import maintainer as maintainer_module
-from tests import maintenance
-from tests import repositories
-from tests.repositories import mixture
-from tests.repositories import noise
-from tests.repositories import put
+from dedupd.cache import index as index_module
+from dedupd.tasks import recompressor
+from dedupd.tasks import registry
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import maintenance
+from tests.support import repositories
+from tests.support.repositories import mixture
+from tests.support.repositories import noise
+from tests.support.repositories import put
 
 BLOCK = maintenance.BLOCK
 PAGE = repositories.PAGE
@@ -109,8 +109,8 @@ def run(maintainer, name, **arguments):
         recompress_codec='zstd', recompress_level=1, spare_threshold=2)
     # Files are exchanged though nothing is gained.
     with mock.patch.object(recompressor, '_WORTH', -1):
-        return tasks.run(name, maintainer, task.Control(), options,
-                         **arguments)
+        return registry.run(name, maintainer, task.Control(), options,
+                            **arguments)
 
 
 def copy(source, target):
@@ -163,7 +163,7 @@ def build(top, codec='none'):
 
 def _note(repo):
     """Have it be a cache, too, which knows most of its images."""
-    with contextlib.closing(held_module.Held(repo)) as held:
+    with contextlib.closing(index_module.Held(repo)) as held:
         for image_id in repo.images()[1:]:
             held.note(image_id, repo.stat(image_id).size, None)
 
@@ -206,7 +206,7 @@ def _age(repo):
 
 def _merge_unsettled(maintainer):
     """Merge 'twin' to 'merged', and leave M, O and X behind."""
-    from dedupd import merger
+    from dedupd.tasks import merger
     index = merger._Index(maintainer, task.Control())
     index.catch_up()
     chosen, = merger._Run(maintainer, task.Control(), None)._rounds()

@@ -17,12 +17,12 @@ import random
 
 import pytest
 
-from tests import daemons
 from tests.damage import damages
 from tests.damage import oracle
 from tests.damage import server
 from tests.damage import template
-from tests import repositories
+from tests.support import daemons
+from tests.support import repositories
 
 
 @pytest.fixture(scope='module')

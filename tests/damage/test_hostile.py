@@ -26,15 +26,15 @@ import sys
 import pytest
 import xxhash
 
-from glance_dedup import exceptions
-from tests import repositories
-from tests.repositories import create
-from tests.repositories import Group
-from tests.repositories import mixture
-from tests.repositories import noise
-from tests.repositories import open_repository
-from tests.repositories import put
-from tests.repositories import read_all
+from glance_dedup.base import exceptions
+from tests.support import repositories
+from tests.support.repositories import create
+from tests.support.repositories import Group
+from tests.support.repositories import mixture
+from tests.support.repositories import noise
+from tests.support.repositories import open_repository
+from tests.support.repositories import put
+from tests.support.repositories import read_all
 
 BLOCK = 512
 PAGE = 4096

@@ -14,8 +14,8 @@
 
 import contextlib
 
-from tests import daemons
-from tests import ports
+from tests.support import daemons
+from tests.support import ports
 
 
 class Daemon(daemons.Daemon):

@@ -130,14 +130,14 @@ THERE = ('a', 'b', 'twin', 'sparse', 'new')
 
 
 def data_of(image_id):
-    from tests import maintenance
+    from tests.support import maintenance
     return maintenance.content(*CONTENTS[image_id])
 
 
 def fill(path):
     """A repository in which every task has something to do."""
-    from tests import maintenance
-    from tests import repositories
+    from tests.support import maintenance
+    from tests.support import repositories
     path = maintenance.create(path)
     with repositories.open_repository(path, codec='none') as repo:
         for image_id in ('a', 'gone', 'b', 'sparse'):
@@ -157,7 +157,7 @@ def fill(path):
 @contextlib.contextmanager
 def _without_hints(repo):
     """The groups' locks are held: what is in them cannot be named."""
-    from tests import repositories
+    from tests.support import repositories
     with contextlib.ExitStack() as stack:
         locks = os.path.join(repo.path, 'locks', 'groups')
         for group in range(1, 10):
@@ -169,8 +169,8 @@ def _without_hints(repo):
 # -- the tasks ----------------------------------------------------------------
 
 def _maintain(path, work, **options):
-    from glance_dedup import maintainer as maintainer_module
-    from tests import repositories
+    from glance_dedup.maintenance import maintainer as maintainer_module
+    from tests.support import repositories
     with repositories.open_repository(path, codec='none', **options) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             return work(maintainer)
@@ -185,35 +185,35 @@ def _rebuild(path, state):
 
 
 def _account(path, state):
-    from tests import maintenance
+    from tests.support import maintenance
     _maintain(path, maintenance.account)
 
 
 def _collect(path, state):
-    from dedupd import collector
-    from dedupd import task
+    from dedupd.tasks import collector
+    from glance_dedup.base import task
     _maintain(path, lambda maintainer: collector.run_once(
         maintainer, task.Control(), live_share=100, evacuate_share=60))
 
 
 def _merge(path, state):
-    from dedupd import merger
-    from dedupd import task
+    from dedupd.tasks import merger
+    from glance_dedup.base import task
     _maintain(path,
               lambda maintainer: merger.run_once(maintainer, task.Control()))
 
 
 def _scrub(path, state):
-    from dedupd import scrubber
-    from dedupd import task
+    from dedupd.tasks import scrubber
+    from glance_dedup.base import task
     _maintain(path, lambda maintainer: scrubber.run_once(
         maintainer, task.Control(), full=True, spare_threshold=2))
 
 
 def _recompress(path, state, worth=-1):
     """The file is exchanged, whatever it gains."""
-    from dedupd import recompressor
-    from dedupd import task
+    from dedupd.tasks import recompressor
+    from glance_dedup.base import task
     with mock.patch.object(recompressor, '_WORTH', worth):
         _maintain(path, lambda maintainer: recompressor.run_once(
             maintainer, task.Control(), 'zstd', 1))
@@ -226,11 +226,11 @@ def _recompress_in_vain(path, state):
 
 def _make_cache(path, state):
     """The repository is one, of which 'a' was used last."""
-    from dedupd import held as held_module
-    from tests import repositories
-    (path / held_module.NAME).touch()
+    from dedupd.cache import index as index_module
+    from tests.support import repositories
+    (path / index_module.NAME).touch()
     with repositories.open_repository(path, codec='none') as repo:
-        held = held_module.Held(repo)
+        held = index_module.Held(repo)
         for image_id in ('b', 'sparse', 'new', 'a'):
             held.note(image_id, len(data_of(image_id)), None)
         held.close()
@@ -238,15 +238,15 @@ def _make_cache(path, state):
 
 def _evict(path, state):
     """All but one, which is read; or until little is left."""
-    from dedupd import evictor
-    from dedupd import held as held_module
-    from dedupd import task
-    from glance_dedup import maintainer as maintainer_module
+    from dedupd.cache import index as index_module
+    from dedupd.tasks import evictor
+    from glance_dedup.base import task
+    from glance_dedup.maintenance import maintainer as maintainer_module
 
     def evict(maintainer):
         repo = maintainer.repository
         with repo.open_image('twin'), contextlib.closing(
-                held_module.Held(repo)) as held:
+                index_module.Held(repo)) as held:
             group = maintainer_module.RESERVE_BYTES + (1 << 16)
             return evictor.run_once(maintainer, task.Control(), held, group)
     for image_id in ('a', 'b', 'sparse', 'new'):
@@ -258,15 +258,15 @@ def _evict(path, state):
 
 
 def _mark_lost(path, state):
-    from dedupd import scrubber
-    from glance_dedup import exceptions
+    from dedupd.tasks import scrubber
+    from glance_dedup.base import exceptions
     with contextlib.suppress(exceptions.ImageNotFound):
         _maintain(path, lambda m: scrubber.mark_lost(m, 'b'))
 
 
 def _put(path, state):
-    from glance_dedup import exceptions
-    from tests import repositories
+    from glance_dedup.base import exceptions
+    from tests.support import repositories
     state.setdefault('late', 'maybe')
     with repositories.open_repository(path, codec='none') as repo:
         with contextlib.suppress(exceptions.ImageExists):
@@ -276,7 +276,7 @@ def _put(path, state):
 
 def _away(path, state):
     """Another repository, which has the image that is received."""
-    from tests import repositories
+    from tests.support import repositories
     home = repositories.create(path.parent / 'home')
     with repositories.open_repository(home, codec='none') as repo:
         repositories.put(repo, 'late', data_of('late'))
@@ -284,13 +284,13 @@ def _away(path, state):
 
 
 def _receive(path, state):
-    from dedupd import receiving
-    from tests import replicas
-    from tests import repositories
+    from dedupd.serve import incoming_replicas
+    from tests.support import replicas
+    from tests.support import repositories
     state.setdefault('late', 'maybe')
     with repositories.open_repository(state['home']) as home, \
             repositories.open_repository(path, codec='none') as repo, \
-            mock.patch.object(receiving, 'SYNC_BYTES', 1):
+            mock.patch.object(incoming_replicas, 'SYNC_BYTES', 1):
         replicas.receive(repo, home, 'late')
         state['late'] = 'there'
 
@@ -301,8 +301,8 @@ class _Told(Exception):
 
 def _near(path, state):
     """Another repository with blocks of the same size."""
-    from tests import maintenance
-    from tests import repositories
+    from tests.support import maintenance
+    from tests.support import repositories
     state['home'] = maintenance.create(path.parent / 'home')
     with repositories.open_repository(state['home'], codec='none') as repo:
         repositories.put(repo, 'late', data_of('late'))
@@ -310,16 +310,16 @@ def _near(path, state):
 
 def _arrive(path, state):
     """Reading what is on its way."""
-    from dedupd import arrivals as arrivals_module
-    from dedupd import arriving
-    from tests import near
-    from tests import repositories
+    from dedupd.cache import partial_image
+    from dedupd.cache import pulls as pulls_module
+    from tests.support import fake_peer
+    from tests.support import repositories
     state.setdefault('late', 'maybe')
     with repositories.open_repository(state['home']) as home, \
             repositories.open_repository(path, codec='none') as repo, \
-            mock.patch.object(arriving, 'SYNC_BYTES', 1):
-        arrivals = arrivals_module.Arrivals(
-            repo, lambda token: near.Client(home))
+            mock.patch.object(partial_image, 'SYNC_BYTES', 1):
+        arrivals = pulls_module.Arrivals(
+            repo, lambda token: fake_peer.Client(home))
         try:
             with contextlib.closing(
                     arrivals.open('late', None, None)) as reading:
@@ -328,7 +328,7 @@ def _arrive(path, state):
             if plain != data_of('late'):
                 raise AssertionError('other bytes were read')
             state['late'] = 'there'
-        except arrivals_module.ArrivalFailed as e:
+        except pulls_module.ArrivalFailed as e:
             raise _Told(str(e)) from e
         finally:
             repositories.eventually(lambda: not arrivals._arrivals)
@@ -500,7 +500,7 @@ class _Child:
     def _judge(self, error, what):
         from glance_store import exceptions as glance_exceptions
 
-        from glance_dedup import exceptions
+        from glance_dedup.base import exceptions
         self.outcome = f'{type(error).__name__}: {error}'
         right = isinstance(error, (
             exceptions.RepositoryError, _Told,
@@ -534,8 +534,8 @@ class _Child:
                 for image_id in states if image_id in CONTENTS}
 
     def _check_images(self):
-        from glance_dedup import exceptions
-        from tests import repositories
+        from glance_dedup.base import exceptions
+        from tests.support import repositories
         with repositories.open_repository(self.path, codec='none') as repo:
             for image_id, (data, state) in self._model().items():
                 try:
@@ -554,14 +554,14 @@ class _Child:
                     self._problem(f'image {image_id} is not {state}')
 
     def _finish(self):
-        from dedupd import collector
-        from dedupd import merger
-        from dedupd import scrubber
-        from dedupd import task
-        from glance_dedup import check
-        from glance_dedup import exceptions
-        from tests import maintenance
-        from tests import repositories
+        from dedupd.tasks import collector
+        from dedupd.tasks import merger
+        from dedupd.tasks import scrubber
+        from glance_dedup.base import exceptions
+        from glance_dedup.base import task
+        from glance_dedup.check import checker
+        from tests.support import maintenance
+        from tests.support import repositories
         control = task.Control()
         with repositories.open_repository(self.path, codec='none') as repo:
             with maintenance.maintaining(repo) as maintainer:
@@ -573,7 +573,7 @@ class _Child:
                     collector.run_once(maintainer, control)
                 maintenance.need_collected(maintainer)
         self._check_images()
-        for found in check.check(self.path).findings:
+        for found in checker.check(self.path).findings:
             # A note is no fault, but that of a name that nobody knows.
             if found.severity != 'note' or 'name' in found.sentence:
                 self._problem(f'check: {found}')
@@ -590,14 +590,14 @@ def _descriptors(path):
 
 
 def _serve():
-    from dedupd import collector
-    from dedupd import merger
-    from dedupd import scrubber
-    from glance_dedup import check
+    from dedupd.tasks import collector
+    from dedupd.tasks import merger
+    from dedupd.tasks import scrubber
+    from glance_dedup.check import checker
     from glance_dedup.cli import main
-    from glance_dedup import store
-    from tests import maintenance
-    assert (collector and merger and scrubber and check and main and store
+    from glance_dedup.driver import store
+    from tests.support import maintenance
+    assert (collector and merger and scrubber and checker and main and store
             and maintenance)    # imported once for all
     for line in sys.stdin:
         with tempfile.TemporaryFile('w+') as result:

@@ -24,17 +24,17 @@ import os
 import pathlib
 import sys
 
-from dedupd import collector
-from dedupd import evictor
-from dedupd import held as held_module
-from dedupd import task
-from glance_dedup import check
-from glance_dedup import exceptions
-from glance_dedup import maintainer as maintainer_module
-from glance_dedup import space
-from tests import disks
-from tests import maintenance
-from tests import repositories
+from dedupd.cache import index as index_module
+from dedupd.tasks import collector
+from dedupd.tasks import evictor
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import space
+from tests.support import disks
+from tests.support import maintenance
+from tests.support import repositories
 
 MIB = 1 << 20
 
@@ -126,7 +126,7 @@ def cache(root, filter_directory, kind):
     model = {f'image-{n}': repositories.noise(2 * MIB, n) for n in range(6)}
     with repositories.open_repository(
             path, filter_dir=filter_directory) as repo:
-        held = held_module.Held(repo)
+        held = index_module.Held(repo)
         for image_id, data in model.items():
             repositories.put(repo, image_id, data)
             held.note(image_id, len(data), None)
@@ -137,7 +137,7 @@ def cache(root, filter_directory, kind):
         held.used('image-0')
         held.save()
         # Nobody could write this down; nor is what was before lost.
-        before = held_module.decode((path / 'cache.json').read_bytes())
+        before = index_module.decode((path / 'cache.json').read_bytes())
         assert list(before)[0] == 'image-0'
         with maintainer_module.Maintainer(repo) as maintainer:
             result = evictor.run_once(
@@ -157,7 +157,7 @@ def cache(root, filter_directory, kind):
         for file in filling:
             file.unlink()
         held.close()
-        held = held_module.Held(repo)
+        held = index_module.Held(repo)
         assert held.candidates() == [*sorted(left)[1:], 'image-0']
         held.close()
         maintain(repo)
@@ -166,7 +166,7 @@ def cache(root, filter_directory, kind):
 
 def found_by_check(path):
     """What ``repository check`` finds, in words; nothing if all is well."""
-    return [str(f) for f in check.check(path).findings]
+    return [str(f) for f in checker.check(path).findings]
 
 
 if __name__ == '__main__':

@@ -163,7 +163,7 @@ def main(driver, results, *names):
     with open(results, 'w') as output:
         result = Result(output)
         if driver == 'dedup':
-            from glance_dedup import store
+            from glance_dedup.driver import store
             use_dedup(functional, cfg.CONF, glance_store)
             result.watch(store.Store)
         else:

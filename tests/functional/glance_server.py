@@ -40,7 +40,7 @@ import sys
 import time
 import urllib.parse
 
-from tests import ports
+from tests.support import ports
 
 # Seconds
 DATABASE_TIMEOUT = 30

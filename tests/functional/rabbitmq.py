@@ -27,7 +27,7 @@ import time
 
 import amqp
 
-from tests import ports
+from tests.support import ports
 
 _PROGRAM = '/usr/lib/rabbitmq/bin/rabbitmq-server'
 _START_SECONDS = 60

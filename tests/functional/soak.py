@@ -36,17 +36,17 @@ import sys
 import threading
 import time
 
-from dedupd import accounting
-from dedupd import collector
-from dedupd import merger
-from dedupd import task
-from glance_dedup import check
-from tests import daemons
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from glance_dedup.base import task
+from glance_dedup.check import checker
 from tests.functional import glance_server
 from tests.functional import glance_storm
 from tests.functional import storm
-from tests import maintenance
-from tests import repositories
+from tests.support import daemons
+from tests.support import maintenance
+from tests.support import repositories
 
 #: Seconds that anything may take that ought to take none.
 LIMIT = 180
@@ -610,7 +610,7 @@ def need_exact(path, contents):
     assert statistics['unique_blocks'] == len(wanted)
     assert statistics['images'] == len(contents)
     assert statistics['logical_bytes'] == sum(map(len, contents.values()))
-    report = check.check(path)
+    report = checker.check(path)
     assert [str(f) for f in report.findings
             if not f.sentence.endswith(EXPECTED)] == []
     assert report.figures['garbage_blocks'] == 0

@@ -34,10 +34,10 @@ import sys
 import time
 import traceback
 
-from dedupd import client as client_module
-from glance_dedup import exceptions
-from tests.repositories import noise
-from tests.repositories import open_repository
+from glance_dedup.base import exceptions
+from glance_dedup.client import daemon as daemon_module
+from tests.support.repositories import noise
+from tests.support.repositories import open_repository
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = 512
@@ -102,7 +102,7 @@ class Worker:
         self.steps = steps
         self.ids = ids
         self.client = (None if socket is None
-                       else client_module.Client(f'unix:{socket}'))
+                       else daemon_module.Client(f'unix:{socket}'))
         self.rng = random.Random(name)
         self.repo = open_repository(
             path, codec=self.rng.choice(['none', 'lz4', 'zstd']),
@@ -183,9 +183,9 @@ class Worker:
                 data = stream.read(stream.size)
             assert len(data) == stream.size
             tag = need_right(image_id, data)
-        except client_module.DaemonUnavailable:
+        except daemon_module.DaemonUnavailable:
             return
-        except client_module.Refused as e:
+        except daemon_module.Refused as e:
             if e.code != 404:
                 raise
         self.tell(op='read', phase='end', number=number, tag=tag,

@@ -21,14 +21,14 @@ import uuid
 
 import pytest
 
+from glance_dedup.adoption import orphans
 from glance_dedup.cli import adoption
 from glance_dedup.cli import main
-from glance_dedup import glance_api
-from glance_dedup import orphans
+from glance_dedup.client import glance_api
 from tests.functional import glance_server
-from tests import repositories
-from tests.repositories import mixture
-from tests.repositories import noise
+from tests.support import repositories
+from tests.support.repositories import mixture
+from tests.support.repositories import noise
 
 MIB = 1 << 20
 LIMIT = 120     # seconds

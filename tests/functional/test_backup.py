@@ -30,11 +30,11 @@ import uuid
 from glance_store import exceptions
 import pytest
 
-from tests import daemons
-from tests import documents
 from tests.functional import glance_server
-from tests import repositories
-from tests.unit import test_store
+from tests.support import daemons
+from tests.support import documents
+from tests.support import repositories
+from tests.unit.driver import test_store
 
 configure = test_store.configure
 

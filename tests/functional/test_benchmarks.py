@@ -24,7 +24,7 @@ import sys
 
 import pytest
 
-from tests import disks
+from tests.support import disks
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 

@@ -29,10 +29,10 @@ import time
 
 import pytest
 
-from dedupd import held
-from tests import caching
-from tests import daemons
-from tests import repositories
+from dedupd.cache import index
+from tests.support import cache_harness
+from tests.support import daemons
+from tests.support import repositories
 
 MIB = 1 << 20
 LIMIT_MIB = 56
@@ -44,7 +44,8 @@ PROGRAM = ['-c', 'import sys; from dedupd import main, scheduler; '
 
 @pytest.fixture(scope='module')
 def storing(tmp_path_factory):
-    with caching.Storing(tmp_path_factory.mktemp('storing'), **SMALL) as host:
+    with cache_harness.Storing(tmp_path_factory.mktemp('storing'),
+                               **SMALL) as host:
         yield host
 
 
@@ -220,7 +221,7 @@ def test_a_store_is_no_cache(storing, model, tmp_path):
         daemon.start(wait=False)
         assert daemon.process.wait(daemons.LIMIT) == 1
         assert 'is no cache: it has no cache.json' in daemon.text()
-    assert not (storing.repository / held.NAME).exists()
+    assert not (storing.repository / index.NAME).exists()
     with repositories.open_repository(storing.repository) as repo:
         assert set(repo.images()) >= set(model)
 
@@ -230,7 +231,7 @@ def test_a_list_that_is_no_good(storing, cache, model):
     for image_id in (a, b):
         fetch(storing, cache, image_id)
     assert cache.stop() == 0
-    file = cache.path / held.NAME
+    file = cache.path / index.NAME
     file.write_bytes(file.read_bytes()[:-20])
     # An eviction might collect what is about to be found.
     cache.cache['limit_mib'] = 0
@@ -261,4 +262,4 @@ def test_killed_again_and_again(storing, cache, model):
         cache.counts()['held']['disk_bytes'] or 1 << 60)
         <= LIMIT_MIB * MIB, daemons.TASK_LIMIT)
     # Killed before it was written, it may know nothing; but it is good.
-    held.decode((cache.path / held.NAME).read_bytes())
+    index.decode((cache.path / index.NAME).read_bytes())

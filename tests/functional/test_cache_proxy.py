@@ -31,12 +31,12 @@ import time
 import pytest
 
 from glance_dedup import _engine
-from tests import caching
-from tests import daemons
 from tests.functional import glance_server
 from tests.functional import test_dedupd_openapi
-from tests import ports
-from tests import repositories
+from tests.support import cache_harness
+from tests.support import daemons
+from tests.support import ports
+from tests.support import repositories
 
 MIB = 1 << 20
 noise = repositories.noise
@@ -46,10 +46,12 @@ _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 # Seconds for which a peer that was away is not asked, here.
 _AWAY = 2
 # A daemon that takes an image for failed sooner, too.
-_PROGRAM = ['-c', 'import sys; from dedupd import arrivals, arriving, main, '
-            'proxy, reads; reads.STALLED = proxy.OPEN_SECONDS = 4; '
-            'arriving.SYNC_SECONDS = 0.5; '
-            f'arrivals.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
+_PROGRAM = ['-c', 'import sys; from dedupd import main; '
+            'from dedupd.cache import partial_image, proxy, pulls; '
+            'from dedupd.serve import reads; '
+            'reads.STALLED = proxy.OPEN_SECONDS = 4; '
+            'partial_image.SYNC_SECONDS = 0.5; '
+            f'pulls.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
 
 
 @pytest.fixture(scope='module')
@@ -59,14 +61,14 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def storing(place):
-    with caching.Storing(place) as host:
+    with cache_harness.Storing(place) as host:
         yield host
 
 
 @pytest.fixture(scope='module')
 def link(storing):
     """To the storing host's daemon."""
-    with contextlib.closing(caching.Link(storing.listen)) as found:
+    with contextlib.closing(cache_harness.Link(storing.listen)) as found:
         yield found
 
 
@@ -90,7 +92,7 @@ def mended(storing, link, cache):
     pid = storing.daemon.process.pid
     yield
     link.hold_after(None)
-    storing.glance.allow(**caching.TOKENS)
+    storing.glance.allow(**cache_harness.TOKENS)
     if storing.daemon.process.poll() is not None:
         storing.daemon.start().wait_for_catalog()
     if storing.daemon.process.pid != pid:
@@ -328,7 +330,8 @@ def test_nobody_without_the_right(storing, alice, near, cache):
     assert need_same(alice, near, 'GET', path)[0] == 403
     ops[0].request('POST', f'/v2/images/{image_id}/actions/reactivate')
     assert near.download(image_id) == data
-    storing.glance.allow(bob=caching.TOKENS['bob'], ops=caching.TOKENS['ops'])
+    storing.glance.allow(bob=cache_harness.TOKENS['bob'],
+                         ops=cache_harness.TOKENS['ops'])
     assert need_same(alice, near, 'GET', path)[0] == 401
 
 
@@ -584,7 +587,7 @@ def test_a_token_expires_in_the_middle(storing, alice, near, cache, link,
             second = stack.enter_context(carol.open(image_id))
             repositories.eventually(lambda: (
                 cache.counts()['arrivals']['images'][0]['readers'] == 2))
-        storing.glance.allow(carol=caching.TOKENS['carol'])
+        storing.glance.allow(carol=cache_harness.TOKENS['carol'])
         # The storing host remembers a yes, but not across its end.
         storing.daemon.kill()
         storing.daemon.start()

@@ -28,12 +28,12 @@ import time
 
 import pytest
 
-from tests import caching
-from tests import certificates
-from tests import daemons
-from tests.daemons import read_response
-from tests import ports
-from tests import repositories
+from tests.support import cache_harness
+from tests.support import certificates
+from tests.support import daemons
+from tests.support.daemons import read_response
+from tests.support import ports
+from tests.support import repositories
 
 LIMIT = daemons.LIMIT
 
@@ -111,12 +111,13 @@ def cache(tmp_path_factory):
     """A cache with short patience, and a Glance that the test plays."""
     place = tmp_path_factory.mktemp('relay')
     server = Server()
-    with caching.CacheDaemon(
+    with cache_harness.CacheDaemon(
             repositories.create(place / 'cache'),
             {'peer': 'https://127.0.0.1:9'}, glance_url=server.url + '/image',
             header_timeout=2, idle_timeout=2, write_timeout=3) as daemon:
         daemon.program = [
-            '-c', 'import sys; from dedupd import main, upstream; '
+            '-c', 'import sys; from dedupd import main; '
+            'from dedupd.http import upstream; '
             'upstream.PATIENCE = 3; upstream.CONTINUE_SECONDS = 0.5; '
             'sys.exit(main.main())']
         daemon.server = server
@@ -524,7 +525,7 @@ def test_what_is_no_answer(cache, server, answer, status):
 
 
 def test_nobody_is_there(tmp_path):
-    with caching.CacheDaemon(
+    with cache_harness.CacheDaemon(
             repositories.create(tmp_path / 'cache'),
             {'peer': 'https://127.0.0.1:9'},
             glance_url=f'http://127.0.0.1:{ports.free_port()}') as daemon:
@@ -545,7 +546,7 @@ def test_tls(tmp_path, known):
     context.load_cert_chain(authority.issue('server'))
     server = Server(context)
     found = receives(server)
-    with contextlib.closing(server.listener), caching.CacheDaemon(
+    with contextlib.closing(server.listener), cache_harness.CacheDaemon(
             repositories.create(tmp_path / 'cache'),
             {'peer': 'https://127.0.0.1:9'}, glance_url=server.url,
             glance_ca=(authority if known else other).path) as daemon:

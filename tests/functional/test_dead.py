@@ -35,17 +35,17 @@ import time
 
 import pytest
 
-from dedupd import accounting
-from dedupd import collector
-from dedupd import merger
-from dedupd import task
-from glance_dedup import exceptions
-from glance_dedup import maintainer as maintainer_module
-from tests import daemons
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.functional import soak
-from tests import maintenance
-from tests import repositories
-from tests.repositories import noise
+from tests.support import daemons
+from tests.support import maintenance
+from tests.support import repositories
+from tests.support.repositories import noise
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 180

@@ -30,11 +30,11 @@ import lz4.block
 import pytest
 import xxhash
 
-from tests import daemons
-from tests.daemons import raw
-from tests.daemons import read_response
-from tests import ports
-from tests import repositories
+from tests.support import daemons
+from tests.support.daemons import raw
+from tests.support.daemons import read_response
+from tests.support import ports
+from tests.support import repositories
 
 BLOCK = 4096
 IMAGE = '/v1/images/image'

@@ -22,9 +22,9 @@ import schemathesis
 from schemathesis import checks
 import yaml
 
-from dedupd import wire
-from tests import daemons
-from tests import repositories
+from glance_dedup.client import wire
+from tests.support import daemons
+from tests.support import repositories
 
 PATH = daemons.ROOT / 'doc/source/reference/openapi.yaml'
 DOCUMENT = yaml.safe_load(PATH.read_text())

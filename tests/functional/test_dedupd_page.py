@@ -34,7 +34,7 @@ from selenium.webdriver.common import keys
 
 from dedupd import page
 from tests.functional import dedupd_watched
-from tests import repositories
+from tests.support import repositories
 
 PATIENCE = 60
 CSS = by.By.CSS_SELECTOR

@@ -26,12 +26,12 @@ import time
 
 import pytest
 
-from tests import certificates
-from tests import daemons
-from tests.daemons import raw
-from tests.daemons import read_response
-from tests import ports
-from tests import repositories
+from tests.support import certificates
+from tests.support import daemons
+from tests.support.daemons import raw
+from tests.support.daemons import read_response
+from tests.support import ports
+from tests.support import repositories
 
 IMAGE = '/v1/images/image'
 

@@ -25,7 +25,7 @@ import pytest
 from dedupd import rpc
 from tests.functional import dedupd_watched
 from tests.functional import rabbitmq
-from tests import repositories
+from tests.support import repositories
 
 # Seconds within which what must happen has happened.
 PATIENCE = 60

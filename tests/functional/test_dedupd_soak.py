@@ -34,8 +34,8 @@ import pytest
 
 from tests.functional import soak as soak_module
 from tests.functional import witness as witness_module
-from tests import maintenance
-from tests import repositories
+from tests.support import maintenance
+from tests.support import repositories
 
 MINUTE = 30             # seconds of rounds; the rest is starting and judging
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 1500))

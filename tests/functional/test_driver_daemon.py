@@ -20,11 +20,11 @@ import time
 
 import pytest
 
-from glance_dedup import daemon as daemon_module
-from glance_dedup import store as dedup_store
-from tests import daemons
-from tests import repositories
-from tests.unit import test_store
+from glance_dedup.driver import daemon as daemon_module
+from glance_dedup.driver import store as dedup_store
+from tests.support import daemons
+from tests.support import repositories
+from tests.unit.driver import test_store
 
 configure = test_store.configure
 add = test_store.add

@@ -144,9 +144,9 @@ def test_calls_fail_for_ever(attempt, task):
 
 _LIMITED = '''
 import gc, os, pathlib, resource, sys
-from glance_dedup import exceptions
+from glance_dedup.base import exceptions
 from tests.functional import faults
-from tests import repositories
+from tests.support import repositories
 
 path, which, most = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 limit = getattr(resource, which)

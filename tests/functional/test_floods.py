@@ -29,14 +29,14 @@ import time
 
 import pytest
 
-from tests import caching
-from tests import certificates
-from tests import daemons
-from tests.daemons import raw
-from tests.daemons import read_response
-from tests import nbd
-from tests import ports
-from tests import repositories
+from tests.support import cache_harness
+from tests.support import certificates
+from tests.support import daemons
+from tests.support.daemons import raw
+from tests.support.daemons import read_response
+from tests.support import nbd
+from tests.support import ports
+from tests.support import repositories
 
 #: Answers that others must get while a flood goes on. Where a flood holds
 #: them up they get one or two.
@@ -86,7 +86,7 @@ def daemon(tmp_path_factory, glance):
     (path / 'cache.json').touch()
     authority = certificates.Authority(place)
     status, tls = (f'127.0.0.1:{ports.free_port()}' for _ in range(2))
-    with caching.CacheDaemon(
+    with cache_harness.CacheDaemon(
             path, {'peer': 'https://127.0.0.1:9'}, status_listen=status,
             listen=tls, tls_cert=authority.issue('server'),
             tls_client_ca=authority.path, glance_url=glance,

@@ -25,11 +25,11 @@ import sys
 
 import pytest
 
-from glance_dedup import exceptions
-from glance_dedup import repository
-from tests import daemons
-from tests import disks
-from tests import repositories
+from glance_dedup.base import exceptions
+from glance_dedup.repository import repository
+from tests.support import daemons
+from tests.support import disks
+from tests.support import repositories
 
 MIB = 1 << 20
 

@@ -33,7 +33,7 @@ import uuid
 
 import pytest
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 from tests.functional import glance_server
 
 MIB = 1 << 20

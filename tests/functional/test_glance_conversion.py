@@ -25,7 +25,7 @@ import time
 
 import pytest
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 from tests.functional import glance_server
 
 IMPORT_TIMEOUT = 120  # seconds

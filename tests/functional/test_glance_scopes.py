@@ -20,9 +20,9 @@ import json
 
 import pytest
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 from tests.functional import glance_server
-from tests import repositories
+from tests.support import repositories
 
 noise = repositories.noise
 MIB = 1 << 20

@@ -28,7 +28,7 @@ from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 import testtools
 
-from glance_dedup import opts
+from glance_dedup.driver import opts
 
 CONF = cfg.CONF
 

@@ -32,16 +32,16 @@ import time
 
 import pytest
 
-from dedupd import accounting
-from dedupd import collector
-from dedupd import task
-from glance_dedup import exceptions
-from tests import daemons
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
 from tests.functional import soak as soak_module
 from tests.functional import storm
-from tests import maintenance
-from tests import repositories
 from tests.sharedfs import hosts as hosts_module
+from tests.support import daemons
+from tests.support import maintenance
+from tests.support import repositories
 
 LIMIT = soak_module.LIMIT
 ROUND = 8               # seconds
@@ -233,8 +233,8 @@ def test_download_of_an_image_that_another_host_deletes(both):
 
 HOLDER = """
 import sys, time
-from tests import repositories
-from tests import maintenance
+from tests.support import maintenance
+from tests.support import repositories
 with repositories.open_repository(sys.argv[1], filter_dir=sys.argv[2]) as repo:
     repositories.put(repo, 'done', maintenance.content(1))
     with repo.begin('half') as transaction:

@@ -24,10 +24,10 @@ import sys
 
 import pytest
 
-from tests import daemons
-from tests import documents
 from tests.functional import glance_server
-from tests import repositories
+from tests.support import daemons
+from tests.support import documents
+from tests.support import repositories
 
 PAGE = documents.SOURCE / 'install' / 'index.rst'
 DIRECTORY = '/var/lib/glance'

@@ -31,8 +31,8 @@ import sys
 import pytest
 
 from tests.cloud import cloud as cloud_module
-from tests import ports
-from tests import repositories
+from tests.support import ports
+from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PAGE = TOP / 'doc' / 'source' / 'admin' / 'migration.rst'

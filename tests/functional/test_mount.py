@@ -24,9 +24,9 @@ import time
 import pytest
 
 from tests.cloud import disk
-from tests import daemons
-from tests import nbd
-from tests import repositories
+from tests.support import daemons
+from tests.support import nbd
+from tests.support import repositories
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -346,7 +346,7 @@ def test_a_daemon_that_is_started_anew(place, content):
 
 
 def test_a_daemon_that_does_not_come_back(place):
-    before = ('from dedupd import nbd_client\n'
+    before = ('from glance_dedup.client import nbd_client\n'
               'nbd_client.RETURN_SECONDS = 0.5')
     with place.mount('daemon', before=before) as mount:
         with open(mount / 'image', 'rb', buffering=0) as file:

@@ -27,9 +27,9 @@ import time
 import pytest
 
 from tests.cloud import disk
-from tests import daemons
-from tests import nbd
-from tests import repositories
+from tests.support import daemons
+from tests.support import nbd
+from tests.support import repositories
 
 BLOCK = 4096
 MIB = 1 << 20

@@ -22,7 +22,7 @@ import sys
 
 import pytest
 
-from tests import disks
+from tests.support import disks
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCK = 4096

@@ -37,12 +37,12 @@ import time
 
 import pytest
 
-from glance_dedup import check
-from tests import daemons
+from glance_dedup.check import checker
 from tests.functional import soak
 from tests.functional import storm
-from tests import maintenance
-from tests import repositories
+from tests.support import daemons
+from tests.support import maintenance
+from tests.support import repositories
 
 LIMIT = 180
 #: Images that are stored before anything else, and never touched.
@@ -208,8 +208,8 @@ class Power:
 
         LevelDB's log may then end with anything; the catalog is made anew.
         """
-        damage = [str(found) for found in check.check(self.path).findings
-                  if found.severity == check.DAMAGE
+        damage = [str(found) for found in checker.check(self.path).findings
+                  if found.severity == checker.DAMAGE
                   and not (found.file == 'catalog'
                            and self.disk.kind == 'ext4-writeback')]
         assert not damage, damage

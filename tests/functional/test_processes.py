@@ -26,10 +26,10 @@ import time
 
 import pytest
 
-from glance_dedup import exceptions
+from glance_dedup.base import exceptions
 from tests.functional import storm
-from tests import repositories
-from tests.repositories import open_repository
+from tests.support import repositories
+from tests.support.repositories import open_repository
 
 WORKERS = 4
 

@@ -29,16 +29,16 @@ import zlib
 import pytest
 import xxhash
 
-from glance_dedup import check
-from glance_dedup import exceptions
+from glance_dedup.base import exceptions
+from glance_dedup.check import checker
 from tests.functional import witness as witness_module
-from tests import repositories
-from tests.repositories import create
-from tests.repositories import Group
-from tests.repositories import noise
-from tests.repositories import open_repository
-from tests.repositories import put
-from tests.repositories import read_all
+from tests.support import repositories
+from tests.support.repositories import create
+from tests.support.repositories import Group
+from tests.support.repositories import noise
+from tests.support.repositories import open_repository
+from tests.support.repositories import put
+from tests.support.repositories import read_all
 
 BLOCK = 512
 LEASE = 1
@@ -407,9 +407,9 @@ def test_n7_3_torn_tail_is_not_used_nor_are_its_slots(
     if state == repositories.LIVE:
         # What an entry that is not valid named is not known: it stays, until
         # the counts say that nobody needs it (N6).
-        report = check.check(path)
+        report = checker.check(path)
         assert [f.file for f in report.findings
-                if f.severity == check.DAMAGE] == ['groups/00000001']
+                if f.severity == checker.DAMAGE] == ['groups/00000001']
     else:
         repositories.need_clean(path)
 

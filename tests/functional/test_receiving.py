@@ -21,14 +21,14 @@ import urllib.parse
 
 import pytest
 
-from dedupd import receiving
-from dedupd import wire
-from glance_dedup import replication
-from tests import daemons
-from tests import replicas
-from tests import repositories
-from tests.unit import test_pull
-from tests.unit import test_replication
+from dedupd.serve import incoming_replicas
+from glance_dedup.client import wire
+from glance_dedup.transfer import send
+from tests.support import daemons
+from tests.support import replicas
+from tests.support import repositories
+from tests.unit.transfer import test_pull
+from tests.unit.transfer import test_send
 
 BLOCK = 4096
 noise = repositories.noise
@@ -37,7 +37,7 @@ SENDER = 'cd' * 16
 
 
 #: Nobody is taken for silent, however slow all is.
-PATIENT = test_replication.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
+PATIENT = test_send.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
 
 
 @pytest.fixture(scope='module')
@@ -279,9 +279,10 @@ def test_another_lot_at_the_same_place(peer):
 
 def test_too_many_lots(peer):
     peer.begin()
-    for lot in peer.sending.lots[:receiving.LOTS]:
+    for lot in peer.sending.lots[:incoming_replicas.LOTS]:
         assert peer.offer(lot).status == 200
-    refused(peer.offer(peer.sending.lots[receiving.LOTS]), 409, 'under way')
+    refused(peer.offer(peer.sending.lots[incoming_replicas.LOTS]), 409,
+            'under way')
 
 
 def extent(offset, length, blocks, lengths=None):
@@ -321,8 +322,8 @@ def test_lots_that_are_too_large(peer):
             400, '2049 blocks')
     refused(peer.post('/lots', extent(0, (1 << 30) + 1, 0), offset=0), 400,
             'zeros')
-    refused(peer.post('/lots', bytes(receiving.EXTENTS_BYTES + 1), offset=0),
-            413)
+    refused(peer.post('/lots', bytes(incoming_replicas.EXTENTS_BYTES + 1),
+                      offset=0), 413)
     assert peer.post('/lots', extent(0, 1 << 30, 0),
                      offset=0).status == 200
 
@@ -333,9 +334,9 @@ def test_lots_without_end(tmp_path):
         BLOCK, 1 << 20, 0, 1, 'sha256', bytes(16), 'fixed')
     path = repositories.create(tmp_path / 'here')
     with repositories.open_repository(path) as repository, (
-            contextlib.closing(receiving.Replica(
+            contextlib.closing(incoming_replicas.Replica(
                 repository, 'one', header, ''))) as replica:
-        with pytest.raises(receiving.Conflict, match='may have'):
+        with pytest.raises(incoming_replicas.Conflict, match='may have'):
             for offset in range(1 << 20):
                 replica.offer(offset, extent(offset, 1, 0))
     assert offset < 4000
@@ -418,8 +419,8 @@ def test_bad_frames(peer):
              'not asked for')):
         refused(peer.post('/blocks', bad, offset=0), 400, word,
                 peer.image_id)
-    refused(peer.post('/blocks', bytes(receiving.FRAMES_BYTES + 1), offset=0),
-            413)
+    refused(peer.post('/blocks', bytes(incoming_replicas.FRAMES_BYTES + 1),
+                      offset=0), 413)
     # The blocks are right, and the end is wrong.
     for lot, change, word in zip(peer.sending.lots, (
             lambda body: body[:-24], lambda body: body[:-1],
@@ -458,7 +459,7 @@ def test_any_bytes_that_change(peer):
 
 
 def test_a_commit_before_all_came(peer):
-    for lots in range(receiving.LOTS):
+    for lots in range(incoming_replicas.LOTS):
         peer.begin()
         for lot in peer.sending.lots[:lots]:
             assert peer.offer(lot).status == 200
@@ -494,7 +495,7 @@ def test_what_is_silent_is_given_up(sites, tmp_path):
     away = test_pull.Site(tmp_path / 'away')
     with contextlib.closing(replicas.Sending(home.repo, 'silent')) as sending:
         daemon = daemons.Daemon(away.path)
-        daemon.program = test_replication.program(
+        daemon.program = test_send.program(
             IDLE_SECONDS=1, _SWEEP_SECONDS=0.2)
         with daemon:
             daemon.start()
@@ -514,7 +515,7 @@ def test_what_is_silent_is_given_up(sites, tmp_path):
                 lambda: not repositories.spool(away.path))
             refused(peer.post('/commit'), 404)
             with daemon.client() as client:
-                sent = replication.send(home.repo, 'silent', client)
+                sent = send.send(home.repo, 'silent', client)
             assert sent.found_blocks == 64
             status = daemon.status()['receiving']
             assert (status['images'], status['failures'],
@@ -543,7 +544,7 @@ def test_a_stop_keeps_what_came(sites, tmp_path):
         assert not repositories.spool(away.path)
         daemon.start()
         with daemon.client() as client:
-            sent = replication.send(home.repo, 'stopped', client)
+            sent = send.send(home.repo, 'stopped', client)
         assert sent.found_blocks == 16
     away.repo.close()
 
@@ -555,9 +556,9 @@ def test_killed_often(sites, tmp_path, monkeypatch):
     home.put('killed', data)
     away = test_pull.Site(tmp_path / 'away')
     kills = 2
-    test_replication.limit_lots(monkeypatch, 32)
+    test_send.limit_lots(monkeypatch, 32)
     with daemons.Daemon(away.path) as daemon:
-        daemon.program = test_replication.program(SYNC_BYTES=1 << 20)
+        daemon.program = test_send.program(SYNC_BYTES=1 << 20)
         daemon.start()
         left = [len(data) * n // (kills + 1) for n in range(1, kills + 1)]
 
@@ -569,8 +570,8 @@ def test_killed_often(sites, tmp_path, monkeypatch):
                     daemon.start()
 
         with daemon.client() as client:
-            sent = replication.send(home.repo, 'killed', client,
-                                    control=Control())
+            sent = send.send(home.repo, 'killed', client,
+                             control=Control())
         assert not left
         assert away.read('killed') == data
         # A sync point is behind, and some lots are under way.
@@ -591,7 +592,7 @@ def test_memory(sites, tmp_path):
         daemon.start()
         before = daemon.memory()
         peers = []
-        for number in range(receiving.MOST + 2):
+        for number in range(incoming_replicas.MOST + 2):
             image_id = f'memory-{number}'
             home.put(image_id, noise(24 << 20, image_id))
             sending = stack.enter_context(contextlib.closing(
@@ -599,7 +600,7 @@ def test_memory(sites, tmp_path):
                                  type(replicas.LOTS)(**big))))
             peer = Peer(daemon, sending, image_id)
             found = peer.begin()
-            if number >= receiving.MOST:
+            if number >= incoming_replicas.MOST:
                 refused(found, 503, 'most at once')
                 continue
             peers.append(peer)
@@ -612,7 +613,8 @@ def test_memory(sites, tmp_path):
                                      offset=lot.offset).status == 200
         held = daemon.memory('VmHWM') - before
         # Blocks, what goes with each, and bodies.
-        assert 96 << 20 < held < receiving.MOST * (3 * 12 + 16) << 20, held
+        most = incoming_replicas.MOST * (3 * 12 + 16) << 20
+        assert 96 << 20 < held < most, held
         # Their turn comes when these are silent, or done.
         for peer in peers:
             lot = peer.sending.lots[0]
@@ -622,7 +624,7 @@ def test_memory(sites, tmp_path):
                                  offset=lot.offset).status == 200
             assert peer.post('/commit').status == 200
         assert daemon.stop() == 0
-    for number in range(receiving.MOST):
+    for number in range(incoming_replicas.MOST):
         assert away.read(f'memory-{number}') == noise(
             24 << 20, f'memory-{number}')
     away.repo.close()
@@ -632,7 +634,7 @@ def test_too_many_requests_of_one(peer):
     """Bodies that drip: so many, and no more, are waited for."""
     peer.begin()
     with contextlib.ExitStack() as stack:
-        for _ in range(receiving.REQUESTS):
+        for _ in range(incoming_replicas.REQUESTS):
             sock = stack.enter_context(peer.daemon.connect())
             sock.sendall(daemons.raw(
                 'POST', f'{peer.path}/lots?replica={peer.token}&offset=0',

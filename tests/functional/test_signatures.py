@@ -44,7 +44,7 @@ from cryptography import x509
 from oslo_config import cfg
 import pytest
 
-from glance_dedup import repository
+from glance_dedup.repository import repository
 from tests.functional import glance_server
 
 MIB = 1 << 20

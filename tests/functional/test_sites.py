@@ -26,15 +26,15 @@ import uuid
 import pytest
 
 from glance_dedup.cli import main
-from glance_dedup import glance_api
-from glance_dedup import replication
-from glance_dedup import sites as sites_module
-from glance_dedup import underway
-from tests import daemons
+from glance_dedup.client import glance_api
+from glance_dedup.transfer import journal
+from glance_dedup.transfer import send
+from glance_dedup.transfer import site_replication as site_replication_module
 from tests.functional import two_sites
-from tests import repositories
-from tests.repositories import mixture
-from tests.repositories import noise
+from tests.support import daemons
+from tests.support import repositories
+from tests.support.repositories import mixture
+from tests.support.repositories import noise
 
 LIMIT = two_sites.LIMIT
 MIB = two_sites.MIB
@@ -98,10 +98,10 @@ def same(sites, image_id):
 
 def noted(sites):
     """What is noted as being under way."""
-    path = pathlib.Path(sites.home.path) / underway.NAME
+    path = pathlib.Path(sites.home.path) / journal.NAME
     if not path.exists():
         return set()
-    return {entry.image_id for entry in underway.decode(path.read_bytes())}
+    return {entry.image_id for entry in journal.decode(path.read_bytes())}
 
 
 # -- what is there ------------------------------------------------------------
@@ -301,8 +301,8 @@ def at(monkeypatch, place, name, act):
 
 
 DELETING = {
-    'recorded': (underway.Underway, 'recorded'),
-    'sent': (replication._Sender, '_send_lots'),
+    'recorded': (journal.Underway, 'recorded'),
+    'sent': (send._Sender, '_send_lots'),
     'located': (glance_api.Glance, 'add_data')}
 
 
@@ -362,12 +362,12 @@ def test_two_ways(sites, run):
 
 #: What changes something, at home or there, each possibly the last.
 STEPS = [
-    (underway.Underway, 'begin'), (glance_api.Glance, 'create'),
-    (underway.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
-    (replication._Sender, '_begin'), (replication._Sender, '_send_lots'),
-    (replication._Sender, 'run'), (glance_api.Glance, 'add_data'),
-    (sites_module.Replication, '_await'), (glance_api.Glance, 'set'),
-    (underway.Underway, 'end')]
+    (journal.Underway, 'begin'), (glance_api.Glance, 'create'),
+    (journal.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
+    (send._Sender, '_begin'), (send._Sender, '_send_lots'),
+    (send._Sender, 'run'), (glance_api.Glance, 'add_data'),
+    (site_replication_module.Replication, '_await'),
+    (glance_api.Glance, 'set'), (journal.Underway, 'end')]
 
 
 def child(arguments, environment, step, log):

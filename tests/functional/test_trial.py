@@ -24,11 +24,11 @@ import sys
 
 import pytest
 
-from glance_dedup import exceptions
+from glance_dedup.base import exceptions
 from glance_dedup import trial
-from tests import daemons
-from tests import repositories
 from tests.sharedfs import hosts as hosts_module
+from tests.support import daemons
+from tests.support import repositories
 
 LIMIT = 100     # seconds
 

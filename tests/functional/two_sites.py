@@ -29,11 +29,11 @@ import yaml
 
 from tests.cloud import cloud as cloud_module
 from tests.cloud import glance as glance_module
-from tests import daemons
-from tests import documents
 from tests.functional import glance_server
-from tests import ports
-from tests import repositories
+from tests.support import daemons
+from tests.support import documents
+from tests.support import ports
+from tests.support import repositories
 
 REGION = 'RegionTwo'
 LIMIT = 120     # seconds

@@ -233,7 +233,7 @@ class _Process:
 
 class _Worker:
     def __init__(self, job):
-        from tests import repositories
+        from tests.support import repositories
         self.path = job['path']
         self.tools = repositories
         options = {'codec': 'none', 'threads': 0, **job['options']}
@@ -277,11 +277,11 @@ class _Worker:
         return self.repo.statistics()
 
     def maintain(self, live_share, evacuate_share):
-        from dedupd import accounting
-        from dedupd import collector
-        from dedupd import merger
-        from dedupd import task
-        from glance_dedup import maintainer as maintainer_module
+        from dedupd.tasks import accounting
+        from dedupd.tasks import collector
+        from dedupd.tasks import merger
+        from glance_dedup.base import task
+        from glance_dedup.maintenance import maintainer as maintainer_module
         control = task.Control()
         with maintainer_module.Maintainer(self.repo) as maintainer:
             return {name: dataclasses.asdict(result) for name, result in (
@@ -315,9 +315,9 @@ def _work(job, outcomes):
 
 
 def _serve():
-    from dedupd import collector
-    from dedupd import merger
-    from tests import repositories
+    from dedupd.tasks import collector
+    from dedupd.tasks import merger
+    from tests.support import repositories
     assert repositories and collector and merger    # imported once for all
     for line in sys.stdin:
         job = json.loads(line)

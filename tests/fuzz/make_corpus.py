@@ -23,8 +23,8 @@ import struct
 import sys
 import tempfile
 
-from glance_dedup import repository
-from tests import repositories
+from glance_dedup.repository import repository
+from tests.support import repositories
 
 HEADER, PAGE, SECTOR, STORE = 512, 4096, 512, 4096
 ENTRY, PER_SECTOR, EXTENT, EXTENTS = 56, 9, 40, 102

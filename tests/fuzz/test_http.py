@@ -28,8 +28,8 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
-from tests import daemons
-from tests import repositories
+from tests.support import daemons
+from tests.support import repositories
 
 EXAMPLES = 250
 LONG_EXAMPLES = 10_000

@@ -14,8 +14,8 @@
 
 It gives the right thing, or the error that the caller is told to expect:
 ``repository.json`` and ``key``; the answers of another host's daemon; payloads
-of RPC; arguments of the commands. Locations are in tests/unit/test_store.py.
-Hypothesis prints the example that failed, and how to run it again.
+of RPC; arguments of the commands. tests/unit/driver/test_store.py has
+locations. Hypothesis prints the example that failed, and how to run it again.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ from hypothesis import strategies
 import pytest
 import xxhash
 
-from dedupd import client as client_module
-from dedupd import receiving
 from dedupd import rpc
-from dedupd import wire
+from dedupd.serve import incoming_replicas
+from glance_dedup.base import exceptions
+from glance_dedup.base import parameters
 from glance_dedup.cli import main as cli_main
-from glance_dedup import exceptions
-from glance_dedup import parameters
-from glance_dedup import repository
-from tests import daemons
-from tests import replicas
-from tests import repositories
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
+from glance_dedup.repository import repository
+from tests.support import daemons
+from tests.support import replicas
+from tests.support import repositories
 
 EXAMPLES = 150
 LONG_EXAMPLES = 5_000
@@ -202,7 +202,7 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
     response = recipe if what == 'recipe' else blocks
     sent = []
     path = tmp_path / 'socket'
-    client = client_module.Client(f'unix:{path}', timeout=5)
+    client = daemon_module.Client(f'unix:{path}', timeout=5)
 
     @at_length
     @hypothesis.given(CHANGES, strategies.booleans(), strategies.booleans())
@@ -221,7 +221,7 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
                     size += length
             else:
                 assert take_blocks(client, content, upload) == content
-        except client_module.ClientError as e:
+        except daemon_module.ClientError as e:
             assert str(e)
         client.close()
 
@@ -259,7 +259,8 @@ def test_any_body_that_is_sent(at_length, sites, what):
             header = changed(header, changes)
             if len(header) != wire.RECIPE_HEADER_BYTES:
                 return
-        sending.header = wire.RecipeHeader.unpack(header, receiving.Bad)
+        sending.header = wire.RecipeHeader.unpack(
+            header, incoming_replicas.Bad)
         with sending.replica(away) as replica:
             for lot in sending.lots:
                 extents = (changed(lot.extents, changes) if what == 'lot'
@@ -281,7 +282,8 @@ def test_any_body_that_is_sent(at_length, sites, what):
         with contextlib.closing(replicas.Sending(home, 'image')) as sending:
             try:
                 send(sending, changes)
-            except (receiving.Bad, receiving.Conflict, receiving.Outdated,
+            except (incoming_replicas.Bad, incoming_replicas.Conflict,
+                    incoming_replicas.Outdated,
                     exceptions.InvalidParameter) as e:
                 assert str(e)
         assert not away.images()

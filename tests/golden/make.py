@@ -36,18 +36,18 @@ import sys
 import tarfile
 import tempfile
 
-from dedupd import collector
-from dedupd import merger
-from dedupd import recompressor
-from dedupd import scrubber
-from dedupd import task
-from glance_dedup import check
-from glance_dedup import upgrade
-from tests import maintenance
-from tests.maintenance import maintaining
-from tests import repositories
-from tests.repositories import noise
-from tests.repositories import put
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import recompressor
+from dedupd.tasks import scrubber
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.repository import upgrade
+from tests.support import maintenance
+from tests.support.maintenance import maintaining
+from tests.support import repositories
+from tests.support.repositories import noise
+from tests.support.repositories import put
 
 HERE = pathlib.Path(__file__).resolve().parent
 BLOCK = 512
@@ -228,11 +228,11 @@ def need_everything(path):
 
 def report_of(path):
     """What the check says, as far as a later check must say it, too."""
-    report = check.check(path)
+    report = checker.check(path)
     return {'ok': report.ok, 'damaged_images': list(report.damaged_images),
             'damage': sorted(f'{f.file}: {f.sentence}'
                              for f in report.findings
-                             if f.severity == check.DAMAGE)}
+                             if f.severity == checker.DAMAGE)}
 
 
 def pack(path, file):

@@ -20,17 +20,17 @@ import tarfile
 
 import pytest
 
-from dedupd import collector
-from dedupd import merger
-from dedupd import scrubber
-from dedupd import task
-from glance_dedup import exceptions
-from glance_dedup import scopes
-from glance_dedup import upgrade
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import scrubber
+from glance_dedup.base import exceptions
+from glance_dedup.base import scopes
+from glance_dedup.base import task
+from glance_dedup.repository import upgrade
 from tests.golden import make
-from tests import maintenance
-from tests.maintenance import maintaining
-from tests import repositories
+from tests.support import maintenance
+from tests.support.maintenance import maintaining
+from tests.support import repositories
 
 NAMES = sorted(path.stem for path in make.HERE.glob('*.json'))
 

@@ -103,6 +103,6 @@ def test_extension_under_sanitizers(tmp_path):
         UBSAN_OPTIONS='print_stacktrace=1:halt_on_error=1')
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-         'tests/unit/test_repository.py'], cwd=top, env=environment,
+         'tests/unit/repository/test_repository.py'], cwd=top, env=environment,
         capture_output=True, text=True, errors='replace', timeout=LONG)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

@@ -25,7 +25,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('glance_dedup', 'dedupd')
 NAME = re.compile(r'^[A-Za-z0-9_.-]+')
 # Whose modules are only imported where an extra was installed.
-EXTRAS = {'glance': {'glance_dedup/glance_api.py'},
+EXTRAS = {'glance': {'glance_dedup/client/glance_api.py'},
           'mount': {'glance_dedup/mount.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.
 NOT_NEEDED = {'oslo-service'}

@@ -21,14 +21,14 @@ import uuid
 
 import pytest
 
+from glance_dedup.adoption import filestore
+from glance_dedup.base import hashes
 from glance_dedup.cli import adoption
-from glance_dedup import filestore
-from glance_dedup import glance_api
-from glance_dedup import hashes
-from tests import disks
-from tests import repositories
-from tests.repositories import mixture
-from tests.repositories import noise
+from glance_dedup.client import glance_api
+from tests.support import disks
+from tests.support import repositories
+from tests.support.repositories import mixture
+from tests.support.repositories import noise
 
 MIB = 1 << 20
 KILLS = 4
@@ -136,7 +136,7 @@ def test_estimate_says_what_to_do(cli, files, monkeypatch):
     assert 'image.gz: it is compressed by gzip: unpack it' in result.err
     assert 'link: left out' in result.err
     assert 'of memory' in result.err
-    from glance_dedup import estimate
+    from glance_dedup.adoption import estimate
     monkeypatch.setattr(estimate, 'TABLE', 1)
     (files / 'large').write_bytes(noise(16 * MIB))
     assert 'one block in 2 was counted' in cli('estimate', files).err

@@ -20,10 +20,10 @@ import traceback
 
 import pytest
 
+from glance_dedup.base import exceptions
 from glance_dedup.cli import common
 from glance_dedup.cli import main
 from glance_dedup.cli import repository as repository_commands
-from glance_dedup import exceptions
 from tests.unit.cli import conftest
 
 
@@ -121,7 +121,7 @@ def test_newer_format(created):
     fields = json.loads(path.read_text())
     fields['major'] = 2
     del fields['checksum']
-    from tests.unit import format_writer
+    from tests.unit.repository import format_writer
     text = json.dumps(fields, sort_keys=True, separators=(',', ':'))
     fields['checksum'] = f'{format_writer.xxh3(text.encode()):016x}'
     path.write_text(json.dumps(fields))

@@ -20,14 +20,14 @@ import subprocess
 
 import pytest
 
-from dedupd import collector
-from dedupd import merger
-from dedupd import task
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from glance_dedup.base import task
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress
-from glance_dedup import maintainer as maintainer_module
-from tests import daemons
-from tests import repositories
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import daemons
+from tests.support import repositories
 from tests.unit.cli import conftest
 
 # Of each content.
@@ -424,7 +424,7 @@ def test_an_interrupt_stops_between_steps(filled, number):
     """What was done stands, and the next run goes on."""
     code = """if True:
         import os, signal, sys
-        from dedupd import scrubber
+        from dedupd.tasks import scrubber
         from glance_dedup.cli import main
         def run_once(maintainer, control, **options):
             control.step(1, 3, 'the first')
@@ -466,7 +466,7 @@ def test_progress(filled, daemon, monkeypatch):
          'finished': 0, 'last': None},
         {'state': 'idle', 'finished': 1, 'last': {
             'result': {'freed_blocks': 7}, 'error': None}}])
-    monkeypatch.setattr('dedupd.client.Client.task',
+    monkeypatch.setattr('glance_dedup.client.daemon.Client.task',
                         lambda *args: next(statuses))
     result = filled('collect', '-f', 'json')
     assert result.json() == {'freed_blocks': 7}

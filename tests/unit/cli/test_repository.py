@@ -16,8 +16,8 @@ import shutil
 
 import pytest
 
-from glance_dedup import parameters
-from glance_dedup import repository
+from glance_dedup.base import parameters
+from glance_dedup.repository import repository
 from tests.unit.cli import conftest
 
 

@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What an image on its way consists of, kept as it comes.
+
+A description grows with the image, to megabytes, and lots of it are wanted in
+order by the pull and in any order by readers. So it is cut into lots when it
+comes, each of which is one record of a temporary file: its extents as
+``assembler.py`` keeps them, and behind them room for the addresses of its
+blocks, once these are stored. In memory is only where each lot begins.
+"""
+
+import array
+import bisect
+import io
+import os
+import tempfile
+import threading
+
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
+from glance_dedup.transfer import assembler
+
+#: A lot has at most so many bytes: small, because who waits for the first byte
+#: waits for the first lot.
+LOT_BYTES = 2 << 20
+
+
+class Description:
+    """The lots of an image, in order. Thread-safe; one thread fills it.
+
+    :param where: the image and the peer, for errors
+    :param header: that of the recipe
+    :raises BadAnswer: there is no room for it
+    """
+
+    def __init__(self, where: str, header: wire.RecipeHeader) -> None:
+        daemon_module.need_room(where, header)
+        self._where = where
+        self._block_size = header.block_size
+        self._most = max(1, min(assembler.LOT_BLOCKS,
+                                LOT_BYTES // header.block_size))
+        self._file = tempfile.TemporaryFile()
+        self._changed = threading.Condition()
+        # By the lot's number: its offset in the image; where its record is,
+        # the length of that without addresses, and how many these are.
+        self._starts = array.array('Q')
+        self._places = array.array('Q')
+        self._lengths = array.array('Q')
+        self._counts = array.array('Q')
+        self._end = 0
+        self._ended = False
+        self._error: Exception | None = None
+        # Of the lot that is being filled.
+        self._parts: list[bytes] = []
+        self._start = self._room = 0
+
+    # -- filling ----------------------------------------------------------
+
+    def fill(self, recipe: daemon_module.Recipe) -> None:
+        """Read a recipe to its end; what goes wrong is told to who asks."""
+        try:
+            with recipe:
+                for extent in recipe:
+                    self._add(extent)
+                self._end_lot()
+        except Exception as e:
+            self._error = e
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _add(self, extent: wire.RecipeExtent) -> None:
+        offset, table, blocks = extent.offset, extent.table, extent.blocks
+        if not blocks:
+            self._add_part(offset, extent.length, 0, b'')
+        while blocks:
+            self._need_room(offset)
+            take = min(blocks, self._room)
+            part = table[:take * assembler.RECORD]
+            length = sum(assembler.columns(part)[1])
+            self._add_part(offset, length, take, part)
+            table = table[len(part):]
+            offset += length
+            blocks -= take
+
+    def _need_room(self, offset: int) -> None:
+        if not self._room or len(self._parts) >= self._most:
+            self._end_lot()
+        if not self._parts:
+            self._start, self._room = offset, self._most
+
+    def _add_part(self, offset: int, length: int, blocks: int,
+                  table: bytes) -> None:
+        self._need_room(offset)
+        self._parts.append(
+            assembler.EXTENT.pack(offset, length, blocks) + table)
+        self._room -= blocks
+
+    def _end_lot(self) -> None:
+        if not self._parts:
+            return
+        record = b''.join(self._parts)
+        blocks = self._most - self._room
+        end = self._end + len(record) + 8 * blocks
+        try:
+            os.pwrite(self._file.fileno(), record, self._end)
+            os.truncate(self._file.fileno(), end)
+        except OSError as e:
+            raise OSError(e.errno, f'{self._where}: its description cannot '
+                          f'be kept in {tempfile.gettempdir()}: '
+                          f'{e.strerror}') from e
+        self._parts = []
+        with self._changed:
+            self._starts.append(self._start)
+            self._places.append(self._end)
+            self._lengths.append(len(record))
+            self._counts.append(blocks)
+            self._end = end
+            self._changed.notify_all()
+
+    # -- asking -----------------------------------------------------------
+
+    def lot(self, number: int) -> assembler.Lot | None:
+        """A lot, waited for; None behind the last.
+
+        It is made anew at each call. Its blocks have addresses if they were
+        kept.
+
+        :raises Exception: the description did not come
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: number < len(self._starts) or self._ended)
+            if number >= len(self._starts):
+                self._need_good()
+                return None
+            place, length, count = (self._places[number],
+                                    self._lengths[number],
+                                    self._counts[number])
+        data = os.pread(self._file.fileno(), length + 8 * count, place)
+        lot = next(assembler.lots(io.BytesIO(data[:length]), self._block_size))
+        addresses = array.array('Q', data[length:])
+        for part in lot.parts:
+            if isinstance(part, assembler.Blocks):
+                part.addresses = addresses[:len(part.names)]
+                addresses = addresses[len(part.names):]
+        return lot
+
+    def _need_good(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def start(self, number: int) -> int:
+        """The offset in the image at which a lot that has come begins."""
+        return self._starts[number]
+
+    def number_at(self, offset: int) -> int:
+        """The number of the lot with this byte of the image; waits for it.
+
+        :raises Exception: the description did not come
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended
+                or self._starts and self._starts[-1] > offset)
+            number = bisect.bisect_right(self._starts, offset) - 1
+            if number == len(self._starts) - 1:
+                # It may be the last only because no more came.
+                self._need_good()
+            return number
+
+    def keep_addresses(self, number: int, lot: assembler.Lot) -> None:
+        """Note where a lot's blocks are stored."""
+        addresses = array.array('Q')
+        for part in lot.parts:
+            if isinstance(part, assembler.Blocks):
+                addresses.extend(part.addresses)
+        os.pwrite(self._file.fileno(), addresses.tobytes(),
+                  self._places[number] + self._lengths[number])
+
+    def give_up(self, error: Exception) -> None:
+        """No more of it will come; who waits for it learns why."""
+        with self._changed:
+            if not self._ended:
+                self._error, self._ended = error, True
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """REQUIRES: it is not filled or asked any more."""
+        self._file.close()

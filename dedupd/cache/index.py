@@ -1,0 +1,375 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the cache of a compute host holds: ``cache.json``.
+
+For each image its size and MD5, as Glance named them when it came, and when it
+was last used; the file's order is that of use, the first the longest ago, so
+that no clock decides. All of it is a hint: an image that the file does not
+know is pulled anew when it is wanted, which moves few blocks, and is the first
+to be evicted. A file that is no good is set aside in ``quarantine/``, and the
+cache begins an empty one.
+
+It also remembers of which images the storing host has another than Glance:
+these are not asked for again until Glance means another, too.
+
+The file says one thing more: that this repository is a cache, whose images may
+be evicted. Of one that holds images, and has no such file, nothing is taken.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import os
+import re
+import threading
+import time
+from typing import Any
+
+from oslo_log import log
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import imagelist
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+NAME = 'cache.json'
+#: A file that was no good; only the last one is kept.
+SET_ASIDE = f'quarantine/{NAME}'
+#: Images of which is known more than that they are here.
+MOST = 20_000
+#: Images that are remembered as wrong.
+MOST_WRONG = 1000
+#: Bytes of the file at most, which is more than these take.
+LARGEST = 8 << 20
+#: Between two writings, seconds.
+SAVE_INTERVAL = 5.0
+
+_KIND = 'glance-dedup cache'
+_MD5 = re.compile('[0-9a-f]{32}')
+_MARK = re.compile('[0-9a-f]{64}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What is known of an image."""
+
+    size: int
+    md5: str | None
+    """None: Glance named none."""
+    used: int
+    """Seconds since 1970; for people, the order tells who goes first."""
+    wrong: str | None = None
+    """It is not here: the storing host's is not the one that Glance means,
+    which this stands for (`arrivals.Expected.mark`). None: it is here."""
+
+    def __post_init__(self) -> None:
+        # It may be from a file that anybody may have written.
+        for number in (self.size, self.used):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise ValueError(f'{number!r} is not a size or a time')
+        if self.md5 is not None and not _MD5.fullmatch(self.md5):
+            raise ValueError(f'{self.md5!r} is not an MD5')
+        if self.wrong is not None and not _MARK.fullmatch(self.wrong):
+            raise ValueError(f'{self.wrong!r} is not a mark')
+
+
+def encode(images: dict[str, Entry]) -> bytes:
+    """The file's content."""
+    return imagelist.encode(_KIND, (
+        {'id': image_id, **{name: value for name, value
+                            in dataclasses.asdict(entry).items()
+                            # A program from before these knows no `wrong`.
+                            if name != 'wrong' or value is not None}}
+        for image_id, entry in images.items()))
+
+
+def decode(content: bytes) -> dict[str, Entry]:
+    """The images of a file.
+
+    :raises ValueError: says what is wrong with it
+    """
+    def named(id: str, **fields: Any) -> tuple[str, Entry]:
+        if not repository_module.IMAGE_ID.fullmatch(id):
+            raise ValueError(f'{id!r} is not an image id')
+        return id, Entry(**fields)
+
+    return dict(imagelist.decode(content, _KIND, LARGEST, named))
+
+
+def check_limit(repository: repository_module.Repository,
+                limit: int) -> None:
+    """Refuse a limit under which nothing could be held.
+
+    :param limit: bytes; 0: there is none
+    :raises InvalidParameter: says how much is needed
+    """
+    chosen = repository.parameters
+    group = chosen.group_slots * chosen.average_block
+    kept = maintainer_module.RESERVE_BYTES
+    if limit and limit < group + kept:
+        raise exceptions.InvalidParameter(
+            f'limit_mib: {limit >> 20} is too small for {repository.path}: a '
+            f'block group takes up to {-(-group >> 20)} MiB, and {kept >> 20} '
+            'are kept for the catalog. Choose at least '
+            f'{-(-(group + kept) >> 20)}, or 0 for no limit')
+
+
+class Held:
+    """The images of a cache, and when each was last used. Thread-safe.
+
+    :param limit: gives the bytes of disk that the cache may take; 0: all
+    :raises InvalidParameter: the repository holds images, and is no cache; or
+        the limit is too small to hold anything
+
+    :ivar evictions: images evicted since the start
+    :ivar taken: bytes of disk that the repository took when that was last
+        looked at; None before
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 limit: Callable[[], int] = lambda: 0) -> None:
+        self._repository = repository
+        self._limit = limit
+        self._path = os.path.join(repository.path, NAME)
+        self._changed = threading.Condition()
+        self._saving = threading.Lock()
+        self._images: dict[str, Entry] = {}     # the last used is the last
+        self._wrong: dict[str, Entry] = {}      # those that are not here
+        self._dirty = False
+        self._closed = False
+        self._told = False      # that it cannot be written
+        self._thread: threading.Thread | None = None
+        self.evictions = 0
+        self.taken: int | None = None
+        check_limit(repository, self.limit)
+        self._load()
+
+    @property
+    def limit(self) -> int:
+        """Bytes of disk that all of it may take; 0: as many as there are."""
+        return self._limit()
+
+    # -- what is here ------------------------------------------------------
+
+    def fits(self, image_id: str, size: int, md5: str | None) -> bool:
+        """Whether what is held under this id is what Glance means.
+
+        :param md5: None: Glance names none
+        """
+        with self._changed:
+            entry = self._images.get(image_id)
+        return (entry is not None and entry.size == size
+                and (md5 is None or entry.md5 == md5))
+
+    def worth(self, size: int) -> bool:
+        """Whether an image of so many bytes may be held at all."""
+        return not self.limit or size <= self.limit
+
+    def note(self, image_id: str, size: int, md5: str | None) -> None:
+        """An image is here, whole and committed.
+
+        :param md5: as Glance named it; what is none counts as none
+        """
+        if md5 is not None and not _MD5.fullmatch(md5):
+            md5 = None
+        with self._changed:
+            self._images.pop(image_id, None)
+            self._wrong.pop(image_id, None)
+            self._images[image_id] = Entry(size, md5, int(time.time()))
+            if len(self._images) > MOST:
+                del self._images[next(iter(self._images))]
+            self._touch()
+
+    def note_wrong(self, image_id: str, size: int, mark: str,
+                   why: str) -> None:
+        """The storing host's image is not the one that Glance means.
+
+        Waits for the disk: it is known after a kill, too.
+
+        :param mark: what Glance means
+        """
+        with self._changed:
+            self._images.pop(image_id, None)
+            before = self._wrong.pop(image_id, None)
+            self._wrong[image_id] = Entry(size, None, int(time.time()), mark)
+            if len(self._wrong) > MOST_WRONG:
+                del self._wrong[next(iter(self._wrong))]
+            self._touch()
+        if before is None or before.wrong != mark:
+            LOG.error('Image %s of the storing host is not the one that '
+                      'Glance means, and comes from Glance from now on: %s',
+                      image_id, why)
+        self.save()
+
+    def is_wrong(self, image_id: str, mark: str) -> bool:
+        """Whether the storing host's image is known to be another.
+
+        :param mark: what Glance means now
+        """
+        with self._changed:
+            entry = self._wrong.get(image_id)
+            if entry is not None and entry.wrong != mark:
+                del self._wrong[image_id]
+                self._touch()
+                return False
+        return entry is not None
+
+    def used(self, image_id: str) -> None:
+        """An image is used now."""
+        with self._changed:
+            entry = self._images.pop(image_id, None)
+            if entry is not None:
+                self._images[image_id] = dataclasses.replace(
+                    entry, used=int(time.time()))
+                self._touch()
+
+    def drop(self, image_id: str) -> None:
+        """Delete an image, if it is here. Waits for the disk.
+
+        Whoever reads it reads on.
+
+        :raises BusyError: another process is deleting it
+        :raises StorageError, NoSpaceError: as their names say
+        """
+        with contextlib.suppress(exceptions.ImageNotFound):
+            self._repository.delete(image_id)
+        with self._changed:
+            gone = [known.pop(image_id, None)
+                    for known in (self._images, self._wrong)]
+            if gone != [None, None]:
+                self._touch()
+
+    def candidates(self) -> list[str]:
+        """All images, the one that was last used the longest ago first.
+
+        Before these go those of which that is not known.
+        """
+        with self._changed:
+            # Listed here, or what comes meanwhile would be forgotten.
+            here = self._repository.images()
+            for image_id in self._images.keys() - set(here):
+                del self._images[image_id]
+                self._touch()
+            known = list(self._images)
+        return [*sorted(set(here).difference(known)), *known]
+
+    def last_used(self, image_id: str) -> int | None:
+        """Seconds since 1970; None: that is not known."""
+        with self._changed:
+            entry = self._images.get(image_id)
+        return None if entry is None else entry.used
+
+    def status(self) -> dict[str, Any]:
+        """For operators."""
+        with self._changed:
+            images, wrong = len(self._images), len(self._wrong)
+        return {'limit_bytes': self.limit, 'disk_bytes': self.taken,
+                'images': images, 'wrong_images': wrong,
+                'evictions': self.evictions}
+
+    # -- the file ----------------------------------------------------------
+
+    def _load(self) -> None:
+        root = self._repository.path
+        here = set(self._repository.images())
+        try:
+            images = decode(files.read_file(self._path, LARGEST + 1))
+        except FileNotFoundError:
+            if here and not os.path.lexists(os.path.join(root, SET_ASIDE)):
+                raise exceptions.InvalidParameter(
+                    f'{root} holds images and is no cache: it has no {NAME}. '
+                    'A cache deletes what it holds, so give it a repository '
+                    'of its own, made by "glance-dedup repository create". '
+                    'If this was one, and has lost the file, put an empty '
+                    'one in its place')
+            self._dirty = True
+        except (OSError, ValueError, exceptions.DamagedError) as e:
+            self._set_aside(e)
+            self._dirty = True
+        else:
+            self._images = {
+                image_id: entry for image_id, entry in images.items()
+                if image_id in here and entry.wrong is None}
+            self._wrong = dict([
+                (image_id, entry) for image_id, entry in images.items()
+                if entry.wrong is not None][-MOST_WRONG:])
+        # At once: what arrives from now on is that of a cache.
+        self.save()
+
+    def _set_aside(self, error: Exception) -> None:
+        aside = os.path.join(self._repository.path, SET_ASIDE)
+        LOG.warning('%s is no good, and set aside as %s: %s. Which image was '
+                    'last used is forgotten, and each is looked at anew when '
+                    'it is asked for.', self._path, aside, str(error)[:200])
+        try:
+            if os.path.lexists(aside):
+                maintainer_module._remove(aside)
+            os.rename(self._path, aside)
+        except OSError as e:
+            LOG.warning('%s cannot be set aside: %s', self._path, e.strerror)
+
+    def _touch(self) -> None:
+        """REQUIRES the lock."""
+        self._dirty = True
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(
+                target=self._save_in_turn, name='dedupd-held', daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _save_in_turn(self) -> None:
+        """Write what has changed, but not for each use."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty or self._closed)
+                self._changed.wait_for(lambda: self._closed, SAVE_INTERVAL)
+                if self._closed:
+                    return
+            self.save()
+
+    def save(self) -> None:
+        """Write what has changed; what cannot be written is told once."""
+        with self._saving:
+            with self._changed:
+                if not self._dirty:
+                    return
+                self._dirty = False
+                images = {**self._wrong, **self._images}
+            try:
+                files.replace_file(
+                    self._path, encode(images),
+                    access.file_mode(self._repository.path))
+            except OSError as e:
+                with self._changed:
+                    self._dirty = True
+                if not self._told:
+                    LOG.warning(
+                        '%s cannot be written: %s. It is tried again; what '
+                        'is used until then is forgotten if the daemon '
+                        'ends.', self._path, e.strerror)
+                self._told = True
+            else:
+                self._told = False
+
+    def close(self) -> None:
+        """Write it for the last time. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self.save()

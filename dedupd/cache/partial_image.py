@@ -1,0 +1,405 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What has come of an image, and how it is read before it is whole.
+
+One thread looks lots up and stores them in order; others receive their blocks;
+and any number read. Of what is read,
+
+* what lies before the transaction's last sync point comes from the repository,
+  by address, verified by checksum and fingerprint (I7), under the shared group
+  locks of the transaction (I6);
+* what was stored since then, or fetched ahead, comes from memory, since a
+  block can be read by its address only when it is synced (I1);
+* what has not come is waited for, if its lot is under way, or else fetched
+  apart from the order.
+
+No block is handed out before it was fingerprinted. In memory are SYNC_BYTES of
+what was received, AHEAD_BYTES of what was fetched ahead, and the lots that are
+under way.
+"""
+
+import array
+import collections
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import itertools
+import threading
+import time
+from typing import Any
+
+from dedupd.cache import description as description_module
+from dedupd.cache import source_client as source_client_module
+from glance_dedup.base import exceptions
+from glance_dedup.client import wire
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import assembler
+
+#: Received bytes after which a sync point is made.
+SYNC_BYTES = 32 << 20
+#: Seconds after which one is made if fewer came: a kill costs no more.
+SYNC_SECONDS = 3.0
+#: Bytes that are kept of what was fetched apart from the order.
+AHEAD_BYTES = 8 << 20
+#: Who fetches something so gets what follows it, too, up to so many bytes.
+NEAR_BYTES = 128 << 10
+
+_READERS = 3
+_WAIT = 10.0
+_ZEROS = bytes(1 << 20)
+
+
+class NoMore(Exception):
+    """What is to be read has not come, and will not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A block of an image, or zeros, if it has no name."""
+
+    offset: int
+    length: int
+    name: bytes = b''
+    address: int = 0
+
+
+def _pieces(lot: assembler.Lot, start: int, offset: int, end: int
+            ) -> Iterator[_Piece]:
+    """Those of a lot, which begins at `start`, that have bytes of a range."""
+    for part in lot.parts:
+        if isinstance(part, int):
+            if start < end and start + part > offset:
+                yield _Piece(start, part)
+            start += part
+            continue
+        for name, length, address in zip(part.names, part.lengths,
+                                         part.addresses):
+            if start < end and start + length > offset:
+                yield _Piece(start, length, name, address)
+            start += length
+
+
+def _fill(view: memoryview, offset: int, pieces: list[_Piece],
+          plain: list[Any]) -> None:
+    """Put what pieces consist of into a buffer that begins at `offset`."""
+    end = offset + len(view)
+    for piece, data in zip(pieces, plain):
+        first = max(piece.offset, offset)
+        last = min(piece.offset + piece.length, end)
+        if first < last:
+            view[first - offset:last - offset] = (
+                data[first - piece.offset:last - piece.offset] if piece.name
+                else bytes(last - first))
+
+
+class _Turns:
+    """A lock that who waits for it gets before who has it gets it again.
+
+    The pull is at its transaction nearly always, and who reads ahead would
+    wait for as long as it takes.
+    """
+
+    def __init__(self) -> None:
+        self._next = threading.Lock()
+        self._used = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._used.acquire()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._used.release()
+
+
+class Arriving:
+    """The blocks of an image on its way. Thread-safe, but as said.
+
+    What a lock is needed for, `_changed` is for; nobody asks the peer, or uses
+    the transaction, with it.
+
+    :ivar stored: the offset before which all is stored
+    :ivar stored_lots: their number
+    :ivar found_bytes: of blocks that were here
+    :ivar wanted_bytes: of those that were not
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 transaction: repository_module.Transaction,
+                 header: wire.RecipeHeader,
+                 description: description_module.Description,
+                 peer: source_client_module.Peer) -> None:
+        self._transaction = transaction
+        self._assembly = assembler.Assembly(
+            transaction, header.fingerprint, header.scope)
+        self._description = description
+        self._peer = peer
+        self._changed = threading.Condition()
+        self._turns = _Turns()          # for the transaction
+        self._ended = False
+        self.stored = self.stored_lots = 0
+        self.found_bytes = self.wanted_bytes = 0
+        self._under_way: dict[int, assembler.Lot] = {}
+        # Blocks by fingerprint: since the last sync point; fetched ahead.
+        self._recent: dict[bytes, bytes] = {}
+        self._recent_bytes = 0
+        self._synced = time.monotonic()
+        self._ahead: collections.OrderedDict[bytes, bytes] = (
+            collections.OrderedDict())
+        self._ahead_bytes = 0
+        self._turn = itertools.count()
+        with contextlib.ExitStack() as stack:
+            self._readers = [
+                stack.enter_context(contextlib.closing(
+                    repository.block_reader())) for _ in range(_READERS)]
+            self._holding = stack.pop_all()
+
+    # -- the pull: one thread; but for fetch ------------------------------
+
+    def look_up(self, number: int, lot: assembler.Lot) -> None:
+        """Begin with the next lot: what of it is `wanted` is to be fetched."""
+        with self._turns:
+            self._assembly.look_up(lot)
+        wanted = sum(length for _, length in lot.wanted.values())
+        blocks = sum(sum(part.lengths) for part in lot.parts
+                     if isinstance(part, assembler.Blocks))
+        with self._changed:
+            self.wanted_bytes += wanted
+            self.found_bytes += blocks - wanted
+            self._take_ahead(lot)
+            self._under_way[number] = lot
+
+    def _take_ahead(self, lot: assembler.Lot) -> None:
+        """What was fetched ahead need not come again."""
+        for offset, (name, length) in list(lot.wanted.items()):
+            block = self._ahead.pop(name, None)
+            if block is not None:
+                self._ahead_bytes -= length
+                lot.received[name] = block
+                del lot.wanted[offset]
+
+    def fetch(self, lot: assembler.Lot) -> None:
+        """Receive the blocks that a lot wants.
+
+        :raises ClientError, BadBlock: they do not come
+        """
+        for frame in self._peer.blocks(assembler.ranges(lot.wanted)):
+            view = memoryview(frame.plain)
+            for offset, start, length in frame.places:
+                self._assembly.take(lot, offset, view[start:start + length])
+            with self._changed:
+                self._changed.notify_all()
+        if lot.wanted:
+            raise assembler.BadBlock(
+                min(lot.wanted), f'{len(lot.wanted)} blocks did not come')
+
+    def store(self, number: int, lot: assembler.Lot) -> None:
+        """Store the first lot of those looked up, of which all has come.
+
+        :raises RepositoryError: only abort is left
+        """
+        self._remember(lot)
+        with self._turns:
+            end = self._assembly.store(lot)
+        self._description.keep_addresses(number, lot)
+        with self._changed:
+            del self._under_way[number]
+            self.stored, self.stored_lots = end, number + 1
+            self._changed.notify_all()
+        self.keep_in_time()
+
+    def keep_in_time(self) -> None:
+        """Make a sync point if enough was stored, or some long ago.
+
+        :raises RepositoryError: only abort is left
+        """
+        if self._recent_bytes < SYNC_BYTES and (
+                not self._recent_bytes
+                or time.monotonic() - self._synced < SYNC_SECONDS):
+            return
+        with self._turns:
+            self._transaction.keep()
+        self._synced = time.monotonic()
+        self.forget_recent()
+
+    def _remember(self, lot: assembler.Lot) -> None:
+        """Have what is about to be written be found in memory.
+
+        Before it has an address, by which it could not be read yet.
+        """
+        written = {
+            name: lot.block(name)
+            for part in lot.parts if isinstance(part, assembler.Blocks)
+            for name, address in zip(part.names, part.addresses)
+            if not address}
+        with self._changed:
+            self._recent_bytes += sum(
+                len(block) for name, block in written.items()
+                if name not in self._recent)
+            self._recent.update(written)
+
+    def forget_recent(self) -> None:
+        """REQUIRES: all that was written is synced."""
+        with self._changed:
+            self._recent, self._recent_bytes = {}, 0
+
+    def content(self, number: int) -> Iterator[Any]:
+        """The bytes of a lot that is stored."""
+        lot = self._description.lot(number)
+        pieces = list(_pieces(lot, self._description.start(number), 0,
+                              lot.end))
+        for piece, data in zip(pieces, self._gather(pieces)):
+            if piece.name:
+                yield data
+            else:
+                for at in range(0, piece.length, len(_ZEROS)):
+                    yield _ZEROS[:min(len(_ZEROS), piece.length - at)]
+
+    # -- the end ----------------------------------------------------------
+
+    def end(self) -> None:
+        """Nothing more will come; who waits for it learns that."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """REQUIRES: nobody reads."""
+        self._holding.close()
+
+    # -- reading ----------------------------------------------------------
+
+    def read(self, view: memoryview, offset: int) -> int:
+        """Fill the first part of a buffer; 0 if something has changed.
+
+        :raises NoMore: it did not come before the end
+        :raises ClientError, BadBlock, RepositoryError: it cannot be had
+        """
+        with self._changed:
+            if offset >= self.stored and self._ended:
+                raise NoMore()
+            is_stored = offset < self.stored
+        number = self._description.number_at(offset)
+        start = self._description.start(number)
+        with self._changed:
+            lot = self._under_way.get(number)
+        if lot is not None:
+            return self._read_coming(lot, start, view[:lot.end - offset],
+                                     offset)
+        lot = self._description.lot(number)
+        view = view[:lot.end - offset]
+        if not is_stored:
+            return self._read_ahead(lot, start, view, offset)
+        pieces = list(_pieces(lot, start, offset, offset + len(view)))
+        _fill(view, offset, pieces, self._gather(pieces))
+        return len(view)
+
+    def _gather(self, pieces: list[_Piece]) -> list[Any]:
+        """The bytes of blocks that are stored, or in memory."""
+        with self._changed:
+            plain: list[Any] = [self._recent.get(piece.name)
+                                for piece in pieces]
+        missing = [number for number, piece in enumerate(pieces)
+                   if piece.address and plain[number] is None]
+        if missing:
+            blocks = [pieces[number] for number in missing]
+            lengths = array.array('I', [piece.length for piece in blocks])
+            reader = self._readers[next(self._turn) % _READERS]
+            data = memoryview(reader.read(
+                b''.join([piece.name for piece in blocks]), lengths.tobytes(),
+                array.array('Q', [piece.address
+                                  for piece in blocks]).tobytes()))
+            for number, length in zip(missing, lengths):
+                plain[number], data = data[:length], data[length:]
+        for number, piece in enumerate(pieces):
+            if piece.name and plain[number] is None:
+                # Stored, but nowhere: it is all zeros.
+                plain[number] = bytes(piece.length)
+        return plain
+
+    def _read_coming(self, lot: assembler.Lot, start: int, view: memoryview,
+                     offset: int) -> int:
+        """Read of a lot that is under way, or wait for more of it."""
+        pieces = list(_pieces(lot, start, offset, offset + len(view)))
+        with self._changed:
+            plain = [self._recent.get(piece.name) or lot.block(piece.name)
+                     for piece in pieces]
+            if any(piece.name and not piece.address and block is None
+                   for piece, block in zip(pieces, plain)):
+                if not self._ended:
+                    self._changed.wait(_WAIT)
+                return 0
+        stored = iter(self._gather([
+            piece for piece, block in zip(pieces, plain) if block is None]))
+        _fill(view, offset, pieces, [
+            next(stored) if block is None else block for block in plain])
+        return len(view)
+
+    def _read_ahead(self, lot: assembler.Lot, start: int, view: memoryview,
+                    offset: int) -> int:
+        """Read what the pull has not come to yet."""
+        end = min(lot.end, offset + max(len(view), NEAR_BYTES))
+        pieces = list(_pieces(lot, start, offset, end))
+        try:
+            pieces = self._find(pieces)
+        except exceptions.ClosedError:
+            # The transaction has just ended: well, or not.
+            with self._changed:
+                if not self._ended:
+                    self._changed.wait(_WAIT)
+            return 0
+        known = self._known({piece.name for piece in pieces
+                             if piece.name and not piece.address})
+        asked = assembler.Lot([], end)
+        for piece in pieces:
+            if piece.name and not piece.address and (
+                    piece.name not in known and piece.name not in asked.names):
+                asked.names.add(piece.name)
+                asked.wanted[piece.offset] = piece.name, piece.length
+        if asked.wanted:
+            self.fetch(asked)
+            self._keep_ahead(asked.received)
+            known.update(asked.received)
+        stored = iter(self._gather([piece for piece in pieces
+                                    if piece.name not in known]))
+        _fill(view, offset, pieces, [
+            known[piece.name] if piece.name in known else next(stored)
+            for piece in pieces])
+        return len(view)
+
+    def _find(self, pieces: list[_Piece]) -> list[_Piece]:
+        """The same, with the addresses of those that are here."""
+        named = [piece for piece in pieces if piece.name]
+        with self._turns:
+            addresses = self._transaction.find(
+                b''.join([piece.name for piece in named]),
+                array.array('I', [piece.length for piece in named]).tobytes())
+        found = iter(array.array('Q', addresses))
+        return [dataclasses.replace(piece, address=next(found))
+                if piece.name else piece for piece in pieces]
+
+    def _known(self, names: set[bytes]) -> dict[bytes, bytes]:
+        """Those that are in memory."""
+        with self._changed:
+            return {name: block for name in names
+                    if (block := self._recent.get(name)
+                        or self._ahead.get(name)) is not None}
+
+    def _keep_ahead(self, blocks: dict[bytes, bytes]) -> None:
+        with self._changed:
+            for name, block in blocks.items():
+                if name not in self._ahead:
+                    self._ahead[name] = block
+                    self._ahead_bytes += len(block)
+            while self._ahead_bytes > AHEAD_BYTES:
+                _, block = self._ahead.popitem(last=False)
+                self._ahead_bytes -= len(block)

@@ -1,0 +1,479 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What stands between a compute host and Glance, in the mode ``cache``.
+
+Everything is passed on, both ways, as it is; but the bytes of an image come
+from here, once Glance has given its first byte to this very request. What goes
+wrong before the first byte is sent ends in the plain request, and what goes
+wrong later in a plain request for the rest; but a response of which it turns
+out that it was not Glance's image ends there, before its announced length.
+
+To the caller this is Glance, and to Glance it is a gateway: it sends the Host
+that Glance is called by, and is named in Via. Trailers and other interim
+answers than 100 are not passed on.
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncGenerator
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import time
+from typing import Any
+
+from oslo_log import log
+
+from dedupd.cache import index as index_module
+from dedupd.cache import pulls as pulls_module
+from dedupd.http import server as http
+from dedupd.http import upstream as upstream_module
+from dedupd.http.upstream import find
+from dedupd.http.upstream import Header
+from dedupd.http.upstream import without
+from dedupd.serve import reads as reads_module
+from glance_dedup.base import exceptions
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+#: Seconds in which an image has to begin to arrive.
+OPEN_SECONDS = 30.0
+#: Threads that open images.
+_THREADS = 16
+#: Bytes of an image's record at most.
+_LONGEST_RECORD = 1 << 20
+
+_IMAGE = re.compile('/v2/images/([A-Za-z0-9_-]{1,128})(/file)?')
+_RANGE = re.compile('bytes=([0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})')
+_FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
+_MD5 = re.compile('[0-9a-f]{32}')
+# With one of these a request is another than what is answered here.
+_PLAIN = frozenset({
+    b'content-range', b'if-match', b'if-none-match', b'if-modified-since',
+    b'if-unmodified-since', b'if-range'})
+
+_FAILURES = (pulls_module.ArrivalFailed, daemon_module.ClientError,
+             exceptions.RepositoryError, OSError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A request for the bytes of an image."""
+
+    image_id: str
+    target: str
+    headers: list[Header]
+    """But for the range's."""
+    range: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Allowed:
+    """What Glance said of an image when it gave its first byte."""
+
+    size: int
+    md5: str | None
+    headers: list[Header]
+    """But for those that say what part it is."""
+
+
+class _NotFromHere(Exception):
+    """The request is to be passed on as it came; a word says why."""
+
+
+class Proxy:
+    """Answers for Glance. Used in the event loop's thread.
+
+    :param reads: reads what is here, or arrives
+    :param peer: where what is missing comes from, for people
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 upstream: upstream_module.Upstream,
+                 arrivals: pulls_module.Arrivals,
+                 held: index_module.Held, reads: reads_module.Reads,
+                 peer: str) -> None:
+        self._repository = repository
+        self._upstream = upstream
+        self._arrivals = arrivals
+        self._held = held
+        self._reads = reads
+        self._peer = peer
+        self._workers = workers_module.Workers('dedupd-open', _THREADS)
+        self._name = f'dedupd-{repository.repository_id}'.encode()
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._plain: collections.Counter[str] = collections.Counter()
+        self._last_failure: dict[str, Any] | None = None
+
+    async def serve(self, message: http.Message) -> http.Response:
+        """Any request."""
+        headers = upstream_module.end_to_end(message.headers)
+        self._counts['requests'] += 1
+        if any(self._name in value for name, value in headers
+               if name.lower() == b'via'):
+            raise http.HTTPError(508, 'glance_url of this cache leads to '
+                                      'itself.')
+        headers.append((b'Via', b'1.1 ' + self._name))
+        asked = _asked(message, headers)
+        if asked is not None:
+            try:
+                return await self._from_here(asked)
+            except _NotFromHere as e:
+                self._plain[str(e)] += 1
+        self._counts['relayed'] += 1
+        return await self._relay(message, headers)
+
+    def status(self) -> dict[str, Any]:
+        """For operators. Any thread."""
+        arrivals = self._arrivals.status()
+        return {
+            'glance': self._upstream.url, 'peer': self._peer,
+            **{name: self._counts[name] for name in (
+                'requests', 'relayed', 'here', 'arriving', 'fallbacks',
+                'bytes_here', 'bytes_glance')},
+            'plain': dict(self._plain), 'last_failure': self._last_failure,
+            'under_way': len(arrivals['images']), 'arrivals': arrivals,
+            'held': self._held.status()}
+
+    # -- what is passed on ---------------------------------------------------
+
+    async def _relay(self, message: http.Message, headers: list[Header]
+                     ) -> http.Response:
+        try:
+            answer = await self._upstream.ask(message.method, message.target,
+                                              headers, message.body)
+        except upstream_module.UpstreamError as e:
+            LOG.warning('%s %s: %s', message.method,
+                        message.target.partition('?')[0], e)
+            # What a client of Glance's would try again without us.
+            raise http.HTTPError(502 if e.malformed else 503,
+                                 f'The Image service did not answer: {e}')
+        if message.method == 'DELETE' and answer.status == 204:
+            self._deleted(message.target)
+        response = http.Response(answer.status, relayed=answer.headers,
+                                 reason=answer.reason)
+        if message.method == 'HEAD' or answer.status in (204, 304):
+            with contextlib.suppress(upstream_module.UpstreamError):
+                await answer.read()     # the end, which is all there is
+            answer.close()
+        else:
+            response.body = _Relayed(answer)
+        return response
+
+    def _deleted(self, target: str) -> None:
+        """Glance has deleted something; if it was an image, so do we."""
+        match = _IMAGE.fullmatch(target)
+        if match is None or match[2]:
+            return
+
+        def drop() -> None:
+            try:
+                self._held.drop(match[1])
+            except _FAILURES as e:
+                LOG.warning('Image %s, which was deleted in Glance, stays '
+                            'until it is evicted: %s', match[1], e)
+
+        self._workers.submit(drop)
+
+    # -- what comes from here ------------------------------------------------
+
+    async def _from_here(self, asked: _Asked) -> http.Response:
+        """:raises _NotFromHere: the plain request is to be made"""
+        allowed = await self._ask_first_byte(asked)
+        begin, end = 0, allowed.size
+        if asked.range is not None:
+            try:
+                begin, end = reads_module.parse_range(asked.range, end)
+            except http.HTTPError:
+                raise _NotFromHere('range')     # Glance says what it is not
+        reading = await self._open(asked, allowed)
+        if not isinstance(reading, pulls_module.Present) and (
+                end <= allowed.size - pulls_module.LAST_BYTES):
+            # It would end before it is known whether this is the image.
+            self._workers.submit(reading.close)
+            raise _NotFromHere('range')
+        body = self._bytes(asked, allowed,
+                           reads_module.Course(reading, begin, end))
+        headers = [*allowed.headers,
+                   (b'Content-Length', b'%d' % (end - begin))]
+        response = http.Response(200, relayed=headers, length=end - begin,
+                                 body=await reads_module.primed(body))
+        if asked.range is not None:
+            response.status = 206
+            headers.append((b'Content-Range', b'bytes %d-%d/%d' % (
+                begin, end - 1, allowed.size)))
+        self._counts['here' if isinstance(reading, pulls_module.Present)
+                     else 'arriving'] += 1
+        self._held.used(asked.image_id)
+        return response
+
+    async def _ask_first_byte(self, asked: _Asked) -> _Allowed:
+        """Have Glance judge the request.
+
+        :raises _NotFromHere: it gave no byte, or not alone
+        """
+        try:
+            answer = await self._upstream.ask(
+                'GET', asked.target, [*asked.headers,
+                                      (b'Range', b'bytes=0-0')])
+        except upstream_module.UpstreamError:
+            raise _NotFromHere('unavailable')   # as it will say
+        with contextlib.closing(answer):
+            match = _FIRST.fullmatch(_text(answer.headers, b'content-range'))
+            if answer.status != 206 or match is None or (
+                    find(answer.headers, b'content-encoding') is not None):
+                raise _NotFromHere('refused')
+            try:
+                first = await answer.read()
+                if len(first) != 1 or await answer.read():
+                    raise _NotFromHere('refused')
+            except upstream_module.UpstreamError:
+                raise _NotFromHere('unavailable')
+        md5 = _text(answer.headers, b'content-md5')
+        return _Allowed(
+            int(match[1]), md5 if _MD5.fullmatch(md5) else None,
+            without(answer.headers, b'content-range', b'content-length'))
+
+    async def _open(self, asked: _Asked, allowed: _Allowed
+                    ) -> pulls_module.Reading:
+        """The image that is here, or comes.
+
+        :raises _NotFromHere: it does neither
+        """
+        if not self._held.worth(allowed.size):
+            raise _NotFromHere('too large')
+        try:
+            reading = await self._run(self._open_present, asked.image_id,
+                                      allowed)
+            if reading is not None:
+                return reading
+            expected = await self._expected(asked, allowed)
+            if expected is None:
+                raise _NotFromHere('no hash')
+            if self._held.is_wrong(asked.image_id, expected.mark):
+                raise _NotFromHere('wrong')
+            token = _text(asked.headers, b'x-auth-token') or None
+            return await self._run(self._open_arriving, asked.image_id,
+                                   expected, token)
+        except pulls_module.WrongImage:
+            raise _NotFromHere('wrong')
+        except _FAILURES as e:
+            self._failed(asked.image_id, 0, e)
+            raise _NotFromHere('failed')
+
+    def _open_present(self, image_id: str, allowed: _Allowed
+                      ) -> pulls_module.Reading | None:
+        if self._held.fits(image_id, allowed.size, allowed.md5):
+            with contextlib.suppress(exceptions.ImageNotFound):
+                return pulls_module.Present(
+                    self._repository.open_image(image_id))
+        return None
+
+    def _open_arriving(self, image_id: str,
+                       expected: pulls_module.Expected, token: str | None
+                       ) -> pulls_module.Reading:
+        if not self._held.fits(image_id, expected.size, expected.md5):
+            # What is here by this name is another, or may be.
+            self._held.drop(image_id)
+        reading = self._arrivals.open(image_id, expected, token)
+        if isinstance(reading, pulls_module.Present) and (
+                not self._held.fits(image_id, expected.size, expected.md5)):
+            reading.close()
+            raise pulls_module.ArrivalFailed(
+                'it has just been stored by somebody else, who did not '
+                'compare it')
+        return reading
+
+    async def _run(self, function: Any, *args: Any) -> Any:
+        """Call what opens an image in a thread; its time is limited."""
+        future = self._workers.submit(function, *args)
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            future.add_done_callback(_close_late)
+            raise pulls_module.ArrivalFailed(
+                f'it did not begin within {OPEN_SECONDS:g} seconds') from None
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_late)   # whoever waited is gone
+            raise
+
+    async def _expected(self, asked: _Asked, allowed: _Allowed
+                        ) -> pulls_module.Expected | None:
+        """What Glance says that the image is; None if it says too little."""
+        target = asked.target.removesuffix('/file')
+        try:
+            answer = await self._upstream.ask(
+                'GET', target, without(asked.headers, b'accept',
+                                       b'accept-encoding'))
+            with contextlib.closing(answer):
+                text = bytearray()
+                while len(text) <= _LONGEST_RECORD and (
+                        piece := await answer.read()):
+                    text += piece
+            record = json.loads(text) if answer.status == 200 else {}
+        except (upstream_module.UpstreamError, ValueError, RecursionError):
+            return None
+        return _expectation(record, asked.image_id, allowed)
+
+    # -- its bytes -----------------------------------------------------------
+
+    async def _bytes(self, asked: _Asked, allowed: _Allowed,
+                     course: reads_module.Course
+                     ) -> AsyncGenerator[Any, http.Pour | None]:
+        """A range of the image: from here as long as that goes."""
+        begin, end = course.handed, course.handed + course.left
+        try:
+            async with contextlib.aclosing(self._reads.pieces(course)) as here:
+                pour = None
+                with contextlib.suppress(StopAsyncIteration):
+                    while True:
+                        pour = yield await here.asend(pour)
+            return
+        except http.Disconnected:
+            raise
+        except pulls_module.WrongImage as e:
+            if course.handed == begin:
+                raise _NotFromHere('wrong')
+            self._last_failure = _failure(asked.image_id, course.handed, e)
+            raise       # nobody must take it for the image
+        except _FAILURES as e:
+            self._failed(asked.image_id, course.handed, e)
+            if course.handed == begin:
+                raise _NotFromHere('failed')
+        finally:
+            self._counts['bytes_here'] += course.handed - begin
+        self._counts['fallbacks'] += 1
+        async with contextlib.aclosing(self._rest(
+                asked, allowed, course.handed, end)) as rest:
+            async for piece in rest:
+                self._counts['bytes_glance'] += len(piece)
+                yield piece
+
+    async def _rest(self, asked: _Asked, allowed: _Allowed, offset: int,
+                    end: int) -> AsyncGenerator[bytes, None]:
+        """The rest of a range, from Glance.
+
+        :raises UpstreamError: Glance gives it no more, or fails
+        """
+        part = f'bytes={offset}-{end - 1}'
+        answer = await self._upstream.ask(
+            'GET', asked.target, [*asked.headers, (b'Range', part.encode())])
+        with contextlib.closing(answer):
+            skip = _skipped(answer, allowed, offset, end)
+            left = end - offset
+            while left:
+                piece = await answer.read()
+                if not piece:
+                    raise upstream_module.UpstreamError(
+                        f'Glance ended image {asked.image_id} at '
+                        f'{end - left}')
+                part = memoryview(piece)[skip:skip + left]
+                skip -= min(skip, len(piece))
+                left -= len(part)
+                if part:
+                    yield part
+
+    def _failed(self, image_id: str, offset: int, error: Exception) -> None:
+        self._last_failure = _failure(image_id, offset, error)
+        LOG.warning('Image %s comes from Glance from byte %d on: %s',
+                    image_id, offset, self._last_failure['text'])
+
+
+class _Relayed:
+    """The body of an answer that is passed on, as the server reads it."""
+
+    def __init__(self, answer: upstream_module.Answer) -> None:
+        self._answer = answer
+
+    async def asend(self, pour: http.Pour | None) -> bytes:
+        piece = await self._answer.read()
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        self._answer.close()
+
+
+def _failure(image_id: str, offset: int, error: Exception) -> dict[str, Any]:
+    return {'time': time.time(), 'image_id': image_id, 'offset': offset,
+            'text': str(error) or repr(error)}
+
+
+def _text(headers: list[Header], name: bytes) -> str:
+    """A header's value; '' if it is not there."""
+    return (find(headers, name) or b'').decode('latin-1')
+
+
+def _asked(message: http.Message, headers: list[Header]) -> _Asked | None:
+    """The bytes that a request is for; None if it is another."""
+    match = _IMAGE.fullmatch(message.target)
+    names = [name.lower() for name, _ in headers]
+    if (message.method != 'GET' or message.body is not None or match is None
+            or not match[2] or not _PLAIN.isdisjoint(names)
+            or names.count(b'range') > 1):
+        return None
+    part = None
+    if b'range' in names:
+        part = _text(headers, b'range')
+        if not _RANGE.fullmatch(part):
+            return None     # Glance knows what to make of it
+    return _Asked(match[1], message.target, without(headers, b'range'), part)
+
+
+def _expectation(record: Any, image_id: str, allowed: _Allowed
+                 ) -> pulls_module.Expected | None:
+    if not isinstance(record, dict) or record.get('id') != image_id or (
+            record.get('size') != allowed.size):
+        return None
+    name, value = record.get('os_hash_algo'), record.get('os_hash_value')
+    if not (isinstance(name, str) and isinstance(value, str)
+            and name in hashlib.algorithms_available):
+        # Of the time before Glance had these.
+        name, value = 'md5', allowed.md5
+    if value is None:
+        return None
+    return pulls_module.Expected(allowed.size, allowed.md5, name, value)
+
+
+def _skipped(answer: upstream_module.Answer, allowed: _Allowed, offset: int,
+             end: int) -> int:
+    """How many bytes of an answer come before the range's.
+
+    :raises UpstreamError: it is not of this range
+    """
+    md5 = _text(answer.headers, b'content-md5')
+    same = allowed.md5 is None or md5 in ('', allowed.md5)
+    if answer.status == 206 and same and (
+            _text(answer.headers, b'content-range')
+            == f'bytes {offset}-{end - 1}/{allowed.size}'):
+        return 0
+    if answer.status == 200 and same and (
+            _text(answer.headers, b'content-length') == str(allowed.size)):
+        return offset
+    raise upstream_module.UpstreamError(
+        f'Glance answers the request for the rest with {answer.status}')
+
+
+def _close_late(future: Any) -> None:
+    """An image was opened for somebody who did not wait."""
+    if not workers_module.failed(future):
+        reading = future.result()
+        if reading is not None:
+            reading.close()

@@ -1,0 +1,156 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a daemon has besides in the mode ``cache``: its parts, put together.
+
+The proxy (``proxy.py``) gives what arrives (``pulls.py``) or is held
+(``index.py``); what is too much the evictor (``evictor.py``) takes away, a
+task like others.
+"""
+
+import contextlib
+import ipaddress
+from typing import Any
+
+from oslo_config import cfg
+
+from dedupd.cache import index as index_module
+from dedupd.cache import proxy as proxy_module
+from dedupd.cache import pulls as pulls_module
+from dedupd.http import upstream as upstream_module
+from dedupd import scheduler as scheduler_module
+from dedupd.serve import reads as reads_module
+from glance_dedup.base import exceptions
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.repository import repository as repository_module
+
+
+def check_options(conf: cfg.ConfigOpts) -> None:
+    """Refuse options that do not go together.
+
+    :raises ValueError: says which, and what to do
+    """
+    if conf.mode != 'cache':
+        return
+    host = conf.cache.listen.rpartition(':')[0].strip('[]')
+    try:
+        loopback = host == 'localhost' or (
+            ipaddress.ip_address(host).is_loopback)
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError(
+            f'[cache] listen: {conf.cache.listen} is not an address of the '
+            'loopback interface. Tokens go over it in clear; use one such as '
+            '127.0.0.1:9292')
+    if not conf.dedupd.glance_url:
+        raise ValueError('mode = cache needs [dedupd] glance_url, the Image '
+                         'service that requests are passed on to')
+    if not conf.cache.peer:
+        raise ValueError("mode = cache needs [cache] peer, the storing host's "
+                         'daemon, such as https://controller:9393')
+    if conf.cache.peer_key and not conf.cache.peer_cert:
+        raise ValueError('[cache] peer_key needs peer_cert, whose key it is')
+    try:
+        _connect(conf).close()
+    except (OSError, ValueError) as e:
+        raise ValueError(f'[cache] peer, peer_ca, peer_cert: {e}') from e
+
+
+def _connect(conf: cfg.ConfigOpts, token: str | None = None
+             ) -> daemon_module.Client:
+    """A client of the storing host's daemon.
+
+    :param token: of whom it asks for, if this host is no operator
+    """
+    options = conf.cache
+    return daemon_module.Client(
+        options.peer, ca_file=options.peer_ca, cert=options.peer_cert,
+        key=options.peer_key,
+        token=None if options.peer_cert else token)
+
+
+class Cache:
+    """The parts of a cache, from the repository's opening on.
+
+    :raises InvalidParameter: the repository is not a cache's
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts,
+                 repository: repository_module.Repository,
+                 scheduler: scheduler_module.Scheduler) -> None:
+        self._conf = conf
+        self._repository = repository
+        self._held = index_module.Held(
+            repository, lambda: conf.cache.limit_mib << 20)
+        self._arrivals = pulls_module.Arrivals(
+            repository, lambda token: _connect(conf, token),
+            on_begin=self._begun, on_arrived=self._arrived,
+            on_wrong=self._is_wrong)
+        self._scheduler = scheduler
+        self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
+                                                  conf.dedupd.glance_ca)
+        scheduler.held = self._held
+        scheduler.coming = self._arrivals.coming
+
+    def proxy(self, reads: reads_module.Reads) -> proxy_module.Proxy:
+        """What answers for Glance."""
+        return proxy_module.Proxy(
+            self._repository, self._upstream, self._arrivals, self._held,
+            reads, self._conf.cache.peer)
+
+    def arrive(self, image_id: str, held_back: bool = True
+               ) -> pulls_module.Reading:
+        """An image that is here, or begins to come, for this host itself.
+
+        It is not known what Glance says of it, so only a host that the peer
+        takes for an operator gets any.
+
+        :param held_back: as `arrivals.Arrivals.open` has it
+        :raises ImageNotFound: the peer has none, or none for this host
+        :raises ArrivalFailed, ClientError: it does not come
+        """
+        try:
+            reading = self._arrivals.open(image_id, None, None,
+                                          held_back=held_back)
+        except daemon_module.Refused as e:
+            if e.code in (401, 403, 404):
+                raise exceptions.ImageNotFound(str(e)) from e
+            raise
+        self._held.used(image_id)
+        return reading
+
+    def _begun(self, image_id: str, size: int) -> None:
+        # Another process may be the maintainer; or it is one only in a while.
+        with contextlib.suppress(exceptions.BusyError):
+            self._scheduler.request('evict')
+
+    def _arrived(self, image_id: str, expected: Any) -> None:
+        if expected is not None:
+            self._held.note(image_id, expected.size, expected.md5)
+        else:
+            # Used, but to be compared before Glance's callers get it.
+            self._held.note(image_id, self._repository.stat(image_id).size,
+                            None)
+
+    def _is_wrong(self, image_id: str, expected: pulls_module.Expected,
+                  why: str) -> None:
+        self._held.note_wrong(image_id, expected.size, expected.mark, why)
+
+    def stop(self, seconds: float) -> None:
+        """End what arrives, keeping what came. Blocks."""
+        self._arrivals.stop(seconds)
+
+    def close(self) -> None:
+        """REQUIRES: the event loop runs, and no task does."""
+        self._upstream.close()
+        self._held.close()

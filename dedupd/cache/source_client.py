@@ -1,0 +1,102 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Asking the peer that an image comes from, for all who want the image.
+
+Each of them came with a token of his own, which the peer shows to Glance. One
+that is refused in the middle of the image, since it has expired, gives way to
+that of another.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import logging
+import threading
+
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
+
+LOG = logging.getLogger(__name__)
+
+#: Answers to a token that another token may change.
+_TOKEN_REFUSED = (401, 403, 404)
+
+
+class Peer:
+    """Asks for one image, with the tokens of all who want it. Thread-safe.
+
+    :param connect: gives a client for a token; None: without one
+    """
+
+    def __init__(self, connect: Callable[[str | None], daemon_module.Client],
+                 image_id: str, token: str | None) -> None:
+        self._connect = connect
+        self._image_id = image_id
+        self._lock = threading.Lock()
+        self._tokens: list[str | None] = [token]
+        self._clients = [connect(token)]
+        self.address = self._clients[0].address
+        self.upload_id = ''
+
+    def add_token(self, token: str | None) -> None:
+        with self._lock:
+            if token not in self._tokens:
+                self._tokens.append(token)
+
+    def recipe(self) -> daemon_module.Recipe:
+        recipe = self._clients[-1].recipe(self._image_id)
+        self.upload_id = recipe.upload_id
+        return recipe
+
+    def blocks(self, ranges: list[tuple[int, int]]
+               ) -> Iterator[wire.Frame]:
+        """As Client.blocks; a token that is refused gives way to another."""
+        while True:
+            client = self._clients[-1]
+            try:
+                # What was refused has given no frame.
+                yield from client.blocks(self._image_id, self.upload_id,
+                                         ranges)
+                return
+            except daemon_module.Refused as e:
+                if e.code not in _TOKEN_REFUSED:
+                    raise
+                self._need_other(client, e)
+
+    def _need_other(self, client: daemon_module.Client,
+                    refusal: daemon_module.Refused) -> None:
+        with self._lock:
+            if client is not self._clients[-1]:
+                return                  # another thread has seen to it
+            if len(self._tokens) == 1:
+                raise refusal
+            LOG.info('image %s: %s; another token is tried', self._image_id,
+                     refusal)
+            del self._tokens[0]
+            self._clients.append(self._connect(self._tokens[0]))
+
+    def stream(self) -> daemon_module.ImageStream:
+        """All bytes, as anybody reads them."""
+        return self._clients[-1].open_image(self._image_id,
+                                            upload_id=self.upload_id)
+
+    @property
+    def received(self) -> int:
+        return sum(client.received for client in self._clients)
+
+    def interrupt(self) -> None:
+        for client in self._clients:
+            client.interrupt()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()

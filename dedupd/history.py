@@ -1,0 +1,207 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How each task did last, also before the daemon was started: ``tasks.json``.
+
+The maintainer keeps it in the repository, for whoever maintains that next: of
+each task the last run, when it last ended well, and its last error. All of it
+is for people and their alarms; nothing depends on it. So a file that is no
+good is told and forgotten, and one that cannot be written is told once.
+"""
+
+from collections.abc import Iterable
+import json
+import math
+import os
+import threading
+import time
+from typing import Any
+
+from oslo_log import log
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import imagelist
+
+LOG = log.getLogger(__name__)
+
+NAME = 'tasks.json'
+#: Bytes of the file at most.
+LARGEST = 1 << 20
+#: Characters of an error, and bytes of a result, that are kept.
+LONGEST_ERROR = 1000
+LARGEST_RESULT = 8192
+
+_KIND = 'glance-dedup tasks'
+_LONGEST_NAME = 64
+_MOST = 64      # tasks
+_DEPTH = 8      # of a result
+
+Fields = dict[str, Any]
+
+
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether it consists of what every reader of JSON takes."""
+    if value is None or isinstance(value, (bool, str)):
+        return True
+    if isinstance(value, int):
+        return abs(value) < 1 << 63
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if depth and isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item, depth - 1)
+                   for key, item in value.items())
+    return bool(depth) and isinstance(value, list) and all(
+        _is_plain(item, depth - 1) for item in value)
+
+
+def _need(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f'its {what} cannot be')
+
+
+def _moment(value: Any, what: str) -> float:
+    """A time that was, or now: a clock may have been set back."""
+    _need(type(value) in (int, float) and 0 <= value < 1 << 53, what)
+    return min(value, time.time())
+
+
+def _error(value: Any) -> str | None:
+    _need(value is None or isinstance(value, str)
+          and len(value) <= LONGEST_ERROR, 'error')
+    return value
+
+
+def _run(name: Any, last: Any, last_success: Any, last_error: Any
+         ) -> tuple[str, Fields]:
+    """A task's entry in the file, which anybody may have written.
+
+    :raises KeyError, TypeError, ValueError: it is not like one
+    """
+    _need(isinstance(name, str) and len(name) <= _LONGEST_NAME, 'name')
+    arguments, result = last['arguments'], last['result']
+    _need(isinstance(arguments, dict) and _is_plain(arguments), 'arguments')
+    _need(result is None or isinstance(result, dict) and _is_plain(result),
+          'result')
+    return name, {
+        'last': {
+            # Requests are numbered from 1 in each process.
+            'number': 0, 'started': _moment(last['started'], 'start'),
+            'finished': _moment(last['finished'], 'end'),
+            'seconds': _moment(last['seconds'], 'duration'),
+            'arguments': arguments, 'result': result,
+            'error': _error(last['error'])},
+        'last_success': (None if last_success is None
+                         else _moment(last_success, 'last success')),
+        'last_error': None if last_error is None else {
+            'time': _moment(last_error['time'], 'time'),
+            'text': _error(last_error['text']) or ''}}
+
+
+def decode(content: bytes) -> dict[str, Fields]:
+    """The tasks of a file.
+
+    :raises ValueError: says what is wrong with it
+    """
+    return dict(imagelist.decode(
+        content, _KIND, LARGEST,
+        lambda **fields: _run(**fields), of='tasks')[:_MOST])
+
+
+def encode(runs: dict[str, Fields]) -> bytes:
+    """The file's content."""
+    return imagelist.encode(_KIND, (
+        {'name': name, **facts} for name, facts in runs.items()), of='tasks')
+
+
+class Past:
+    """Thread-safe.
+
+    :param path: the repository's
+    """
+
+    def __init__(self, path: str) -> None:
+        self._root = path
+        self._path = os.path.join(path, NAME)
+        self._mutex = threading.Lock()
+        self._runs: dict[str, Fields] = {}
+        self._dirty = False
+        self._told = False      # that it cannot be written
+
+    def load(self, names: Iterable[str]) -> list[Fields]:
+        """Read what other processes wrote about these tasks.
+
+        :returns: the last error of each, in their order
+        """
+        try:
+            found = decode(files.read_file(self._path, LARGEST + 1))
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, exceptions.DamagedError) as e:
+            LOG.warning('%s is no good: %s. How the tasks did before is not '
+                        'known; it will be written anew.', self._path,
+                        str(e)[:200])
+            return []
+        with self._mutex:
+            names = [name for name in names
+                     if name in found and name not in self._runs]
+            self._runs.update((name, found[name]) for name in names)
+        errors = ({'task': name, **found[name]['last_error']}
+                  for name in names if found[name]['last_error'])
+        return sorted(errors, key=lambda error: error['time'])
+
+    def facts(self, name: str) -> Fields:
+        """A task's ``last`` run and ``last_success``; None: not known."""
+        with self._mutex:
+            facts = self._runs.get(name, {})
+            return {key: facts.get(key) for key in ('last', 'last_success')}
+
+    def note(self, name: str, last: Fields,
+             last_success: float | None) -> None:
+        """A run has ended. It is written with the next `save`."""
+        last = dict(last)
+        if len(json.dumps(last['result'])) > LARGEST_RESULT:
+            last['result'] = None
+        with self._mutex:
+            before = self._runs.get(name, {})
+            last_error = before.get('last_error')
+            if last['error'] is not None:
+                last['error'] = last['error'][:LONGEST_ERROR]
+                last_error = {'time': last['finished'], 'text': last['error']}
+            self._runs[name] = {
+                'last': last, 'last_error': last_error,
+                'last_success': last_success or before.get('last_success')}
+            self._dirty = True
+
+    def save(self) -> None:
+        """Write what has changed.
+
+        REQUIRES the maintainer's lock: nobody else may be writing it.
+        """
+        with self._mutex:
+            if not self._dirty:
+                return
+            self._dirty = False
+            content = encode(self._runs)
+        try:
+            files.replace_file(self._path, content,
+                               access.file_mode(self._root))
+        except OSError as e:
+            self._dirty = True
+            if not self._told:
+                LOG.warning('%s cannot be written: %s. It is tried again; how '
+                            'the tasks did is forgotten if the daemon ends '
+                            'before.', self._path, e.strerror)
+            self._told = True
+        else:
+            self._told = False

@@ -1,0 +1,159 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whether a user's token opens an image: asked of Glance.
+
+Glance alone knows the policies, who owns an image and with whom it is shared.
+So it is asked for one byte of the image, with the user's token: whoever may
+read that may read the rest, from the daemon as well. A stolen compute host
+reads no more than the tokens on it may. It is asked for the image's hash, too:
+what Glance gives under this id may be another image than the one here
+(``glance_dedup/base/hashes.py``).
+"""
+
+import asyncio
+import collections
+import hashlib
+import http.client
+import json
+import ssl
+import time
+import urllib.parse
+
+from dedupd.http import server as http_server
+from glance_dedup.base import hashes
+from glance_dedup.base import workers
+
+#: Seconds for which a yes is remembered.
+REMEMBERED = 60.0
+#: How many are.
+MOST = 10000
+#: How many may wait for Glance's answer.
+MOST_ASKED = 1000
+
+_TIMEOUT = 10.0
+_THREADS = 4
+#: Bytes of an image's record at most.
+_LONGEST_RECORD = 1 << 20
+
+
+class Tokens:
+    """Asks Glance, and remembers for a while what it allowed.
+
+    Used in the event loop's thread.
+
+    :param url: of Glance, without the version
+    :param ca: file with the authorities that verify it; None: the system's
+    :raises OSError, ssl.SSLError: if that file is no good
+    """
+
+    def __init__(self, url: str, ca: str | None = None) -> None:
+        self._url = urllib.parse.urlsplit(url.rstrip('/'))
+        self._context = ssl.create_default_context(cafile=ca) if (
+            self._url.scheme == 'https') else None
+        self._workers = workers.Workers('dedupd-token', _THREADS)
+        self._allowed: collections.OrderedDict[
+            bytes, tuple[float, hashes.Hash | None]] = (
+                collections.OrderedDict())
+        self._asking: dict[bytes, asyncio.Future] = {}
+
+    async def check(self, token: str, image_id: str) -> hashes.Hash | None:
+        """Return if the token opens the image that Glance means.
+
+        :param image_id: well formed
+        :returns: the hash of that; None: Glance has none
+        :raises HTTPError: 401, 403 or 404 as Glance says; 503 if it says
+            anything else, or nothing
+        """
+        key = hashlib.sha256(token.encode('latin-1')).digest()
+        key += image_id.encode()
+        until, found = self._allowed.get(key, (0.0, None))
+        if until > time.monotonic():
+            return found
+        future = self._asking.get(key)
+        if future is None:
+            if len(self._asking) >= MOST_ASKED:
+                raise http_server.HTTPError(
+                    503, 'Too many tokens are being checked.')
+            began = time.monotonic()
+            future = asyncio.wrap_future(
+                self._workers.submit(self._ask, token, image_id))
+            self._asking[key] = future
+            future.add_done_callback(
+                lambda done: self._told(key, began, done))
+        try:
+            status, found = await asyncio.wait_for(asyncio.shield(future),
+                                                   2 * _TIMEOUT)
+        except (OSError, TimeoutError, ValueError,
+                http.client.HTTPException) as e:
+            raise http_server.HTTPError(
+                503, f'The token cannot be checked: {e or "no answer"}.')
+        if status in (401, 403, 404):
+            raise http_server.HTTPError(
+                status, 'Glance does not give this image to this token.')
+        if status not in (200, 206):
+            raise http_server.HTTPError(
+                503, f'The token cannot be checked: Glance said {status}.')
+        return found
+
+    def _told(self, key: bytes, began: float,
+              future: asyncio.Future) -> None:
+        del self._asking[key]
+        if future.cancelled() or future.exception() is not None:
+            return
+        status, found = future.result()
+        if status in (200, 206):
+            # From when it was asked on: the answer may be that old.
+            self._allowed[key] = began + REMEMBERED, found
+            self._allowed.move_to_end(key)
+            while len(self._allowed) > MOST:
+                self._allowed.popitem(last=False)
+
+    def _ask(self, token: str, image_id: str
+             ) -> tuple[int, hashes.Hash | None]:
+        """Glance's status, and the image's hash. Runs in a thread.
+
+        :raises ValueError: what Glance says is of no image
+        """
+        # The rest of an answer that ignores the range is not read.
+        status, _ = self._get(f'{image_id}/file', token, 0, Range='bytes=0-0')
+        if status not in (200, 206):
+            return status, None
+        status, body = self._get(image_id, token, _LONGEST_RECORD)
+        if status != 200:
+            return status, None
+        try:
+            record = json.loads(body)
+        except RecursionError:
+            record = None
+        if not isinstance(record, dict):
+            raise ValueError('Glance does not describe the image')
+        return status, hashes.of_record(record)
+
+    def _get(self, path: str, token: str, length: int, **headers: str
+             ) -> tuple[int, bytes]:
+        """Status, and the body's first bytes."""
+        kind = http.client.HTTPConnection
+        options = {}
+        if self._context is not None:
+            kind = http.client.HTTPSConnection
+            options['context'] = self._context
+        connection = kind(self._url.hostname, self._url.port,
+                          timeout=_TIMEOUT, **options)
+        try:
+            connection.request(
+                'GET', f'{self._url.path}/v2/images/{path}',
+                headers={'X-Auth-Token': token, **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read(length)
+        finally:
+            connection.close()

@@ -1,0 +1,381 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The server that requests are passed on to, as the event loop asks it.
+
+h11 frames here, too. A request's body is sent as it comes, and its answer read
+as it is taken, so that neither is ever in memory but for a few pieces. The
+answer is waited for while the body is being sent: a server that refuses an
+upload says so at its beginning, and closes. What it said is read although
+nothing can be sent any more; so these are sockets, as the server's are.
+
+A connection is kept for requests that change nothing. One that the server has
+closed meanwhile looks like a failure, and only these may be sent again; the
+others get a new one.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+import contextlib
+import socket
+import ssl
+from typing import Any
+import urllib.parse
+
+import h11
+
+from dedupd.http import server as http
+
+#: Name and value, as they are sent.
+Header = tuple[bytes, bytes]
+
+#: Seconds for a connection.
+CONNECT_SECONDS = 10.0
+#: Seconds without a byte: as patient as a client of Glance is.
+PATIENCE = 600.0
+#: Seconds that a server which was asked whether it wants the body may take.
+CONTINUE_SECONDS = 1.0
+#: So many connections without a request are kept, for so many seconds.
+MOST_KEPT = 8
+KEPT_SECONDS = 20.0
+
+_HEADER_LIMIT = 65536
+_SAFE = frozenset({'GET', 'HEAD', 'OPTIONS'})
+# RFC 9110, 7.6.1; and what the framing is told by, which h11 has a say in.
+_HOP_BY_HOP = frozenset({
+    b'connection', b'keep-alive', b'proxy-connection', b'te', b'trailer',
+    b'transfer-encoding', b'upgrade'})
+
+
+class UpstreamError(Exception):
+    """It was not reached, or its answer is none, or broke off.
+
+    :ivar malformed: it is what it sent that is wrong
+    """
+
+    def __init__(self, message: str, malformed: bool = False) -> None:
+        super().__init__(message)
+        self.malformed = malformed
+
+
+class _Stale(Exception):
+    """A connection that was kept has ended before a byte of the answer."""
+
+
+def end_to_end(headers: list[Header]) -> list[Header]:
+    """Those that are not only for the next one who reads them."""
+    named = {word.strip().lower() for name, value in headers
+             if name.lower() == b'connection' for word in value.split(b',')}
+    return [(name, value) for name, value in headers
+            if name.lower() not in _HOP_BY_HOP
+            and name.lower() not in named]
+
+
+def find(headers: list[Header], name: bytes) -> bytes | None:
+    """The value of a header; None if it is not there, or more than once."""
+    values = [value for known, value in headers if known.lower() == name]
+    return values[0] if len(values) == 1 else None
+
+
+def without(headers: list[Header], *names: bytes) -> list[Header]:
+    return [(name, value) for name, value in headers
+            if name.lower() not in names]
+
+
+class Answer:
+    """The answer to a request, whose body is not read yet. To be closed.
+
+    :ivar headers: from end to end
+    """
+
+    def __init__(self, connection: '_Connection',
+                 response: h11.Response) -> None:
+        self._connection = connection
+        self._over = self._ambiguous = False
+        self.status = response.status_code
+        self.reason = bytes(response.reason)
+        self.headers = end_to_end(response.headers.raw_items())
+        if any(name == b'transfer-encoding' for name, _ in response.headers):
+            # Which says more, where there are both: RFC 9112, 6.3.
+            unambiguous = without(self.headers, b'content-length')
+            self._ambiguous = unambiguous != self.headers
+            self.headers = unambiguous
+
+    async def read(self) -> bytes:
+        """The next piece; b'' at the end.
+
+        :raises UpstreamError: it broke off
+        """
+        while not self._over:
+            event = await self._connection.receive(PATIENCE)
+            if isinstance(event, h11.Data):
+                if event.data:
+                    return event.data
+            elif isinstance(event, h11.EndOfMessage):
+                self._over = True
+            else:
+                raise UpstreamError(f'{self._connection.url}: the answer was '
+                                    'cut off')
+        return b''
+
+    def close(self) -> None:
+        """Let go; the connection is kept if the answer is over."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release(self._over and not self._ambiguous)
+
+
+class Upstream:
+    """Where requests are passed on to.
+
+    :param url: of the server, perhaps with the first part of each path
+    :param ca: file with the authorities that verify it; None: the system's
+    :raises OSError, ssl.SSLError: if that file is no good
+    """
+
+    def __init__(self, url: str, ca: str | None = None) -> None:
+        parts = urllib.parse.urlsplit(url.rstrip('/'))
+        self.url = f'{parts.scheme}://{parts.netloc}'
+        self.host = parts.netloc.rpartition('@')[2].encode('ascii')
+        self._prefix = parts.path
+        self._tls = ssl.create_default_context(cafile=ca) if (
+            parts.scheme == 'https') else None
+        self._place = (parts.hostname,
+                       parts.port or (80 if self._tls is None else 443))
+        self._kept: list[_Connection] = []
+
+    async def ask(self, method: str, target: str, headers: list[Header],
+                  body: AsyncGenerator[bytes, None] | None = None) -> Answer:
+        """Pass a request on.
+
+        :param headers: from end to end; the one of the host is put right
+        :param body: its pieces; of what length, the headers say, if they do
+        :raises UpstreamError: there is no answer
+        :raises: whatever the body raises
+        """
+        expects = (find(headers, b'expect') or b'').lower() == b'100-continue'
+        headers = [(b'Host', self.host),
+                   *without(headers, b'host', b'transfer-encoding')]
+        if body is not None and find(headers, b'content-length') is None:
+            headers.append((b'Transfer-Encoding', b'chunked'))
+        try:
+            request = h11.Request(method=method, headers=headers,
+                                  target=self._prefix + target)
+        except h11.LocalProtocolError as e:
+            raise UpstreamError(f'The request cannot be passed on: {e}')
+        reuse = method in _SAFE and body is None
+        while True:
+            connection = self._take() if reuse else None
+            if connection is None:
+                connection = await self._connect()
+            try:
+                return await connection.ask(request, body, expects)
+            except _Stale:
+                connection.release(False)
+            except BaseException:
+                connection.release(False)
+                raise
+
+    def close(self) -> None:
+        """Close the connections without a request."""
+        while self._kept:
+            self._kept.pop().close()
+
+    # -- connections ---------------------------------------------------------
+
+    def _take(self) -> '_Connection | None':
+        """A connection that was kept, and still stands by its looks."""
+        while self._kept:
+            connection = self._kept.pop()
+            if connection.usable():
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> '_Connection':
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                found = await loop.getaddrinfo(*self._place,
+                                               type=socket.SOCK_STREAM)
+                for place in found[:-1]:
+                    with contextlib.suppress(OSError):
+                        return await self._connect_to(place)
+                return await self._connect_to(found[-1])
+        except TimeoutError:
+            raise UpstreamError(f'{self.url} did not answer in time.')
+        except OSError as e:
+            raise UpstreamError(f'{self.url} cannot be reached: '
+                                f'{e.strerror or e}.')
+        except http.Disconnected as e:
+            raise UpstreamError(f'{self.url} cannot be reached: {e}.')
+
+    async def _connect_to(self, place: Any) -> '_Connection':
+        family, kind, protocol, _, address = place
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream: http.SocketStream | http.TLSStream = (
+                http.SocketStream(sock))
+            if self._tls is not None:
+                stream = http.TLSStream(stream, self._tls, self._place[0])
+                await stream.handshake(CONNECT_SECONDS)
+        except BaseException:
+            sock.close()
+            raise
+        return _Connection(self, sock, stream)
+
+    def keep(self, connection: '_Connection') -> None:
+        """A connection has no request any more, and may get another."""
+        if len(self._kept) < MOST_KEPT:
+            self._kept.append(connection)
+        else:
+            connection.close()
+
+
+class _Connection:
+    """A connection, for one request at a time."""
+
+    def __init__(self, upstream: Upstream, sock: socket.socket,
+                 stream: http.SocketStream | http.TLSStream) -> None:
+        self._upstream = upstream
+        self._socket = sock
+        self._stream = stream
+        self._h11 = http.Parser(
+            h11.CLIENT, max_incomplete_event_size=_HEADER_LIMIT)
+        self._used = self._answered = False
+        self._idle_since = 0.0
+        self._wanted = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return self._upstream.url
+
+    def usable(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._h11.trailing_data[0] or (
+                now - self._idle_since > KEPT_SECONDS):
+            return False
+        try:
+            # Its end, or what nobody asked for.
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def release(self, whole: bool) -> None:
+        """A request is over; with its whole answer, or not."""
+        if whole and self._h11.our_state is h11.DONE and (
+                self._h11.their_state is h11.DONE):
+            self._h11.start_next_cycle()
+            self._used = True
+            self._wanted.clear()
+            self._idle_since = asyncio.get_running_loop().time()
+            self._upstream.keep(self)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    # -- one request ---------------------------------------------------------
+
+    async def ask(self, request: h11.Request,
+                  body: AsyncGenerator[bytes, None] | None,
+                  expects: bool) -> Answer:
+        self._answered = False
+        await self._send(request)
+        if body is None:
+            await self._send(h11.EndOfMessage())
+            return await self._head(PATIENCE)
+        pump = asyncio.create_task(self._pump(body, expects))
+        head = asyncio.create_task(self._head(None))
+        try:
+            await asyncio.wait({pump, head},
+                               return_when=asyncio.FIRST_COMPLETED)
+            if not head.done() and not isinstance(pump.exception(),
+                                                  UpstreamError):
+                pump.result()   # of the caller's, if it failed
+            async with asyncio.timeout(PATIENCE):
+                return await head
+        except TimeoutError:
+            raise UpstreamError(f'{self.url} did not answer in time.')
+        finally:
+            # An answer before the body's end: nobody wants the rest.
+            for task in (pump, head):
+                task.cancel()
+            await asyncio.gather(pump, head, return_exceptions=True)
+
+    async def _pump(self, body: AsyncGenerator[bytes, None],
+                    expects: bool) -> None:
+        """Send a request's body as it comes."""
+        if expects:
+            # The caller is told to send when this body is asked for.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CONTINUE_SECONDS):
+                    await self._wanted.wait()
+        async with contextlib.aclosing(body):
+            async for piece in body:
+                await self._send(h11.Data(data=piece))
+        await self._send(h11.EndOfMessage())
+
+    async def _head(self, seconds: float | None) -> Answer:
+        """The answer's, without those that only announce it."""
+        while True:
+            event = await self.receive(seconds)
+            if isinstance(event, h11.Response):
+                return Answer(self, event)
+            if not isinstance(event, h11.InformationalResponse):
+                raise self._ended('without an answer')
+            self._wanted.set()
+
+    async def _send(self, event: Any) -> None:
+        try:
+            data = self._h11.send(event)
+            if data:
+                await self._stream.send(data, PATIENCE)
+        except http.Disconnected as e:
+            raise self._ended(str(e)) from None
+        except h11.LocalProtocolError as e:
+            raise UpstreamError(f'The request cannot be passed on: {e}.')
+
+    async def receive(self, seconds: float | None) -> Any:
+        """The next event of the answer.
+
+        :raises UpstreamError: there is none
+        """
+        data = b'-'
+        try:
+            while (event := await self._h11.event()) is h11.NEED_DATA:
+                async with asyncio.timeout(seconds):
+                    data = await self._stream.receive()
+                self._answered = self._answered or bool(data)
+                self._h11.receive_data(data)
+            return event
+        except TimeoutError:
+            raise UpstreamError(f'{self.url} did not answer in time.')
+        except h11.RemoteProtocolError as e:
+            if not data:
+                raise self._ended('too early') from None
+            raise UpstreamError(f'{self.url} sent what is no answer: {e}.',
+                                malformed=True)
+        except http.Disconnected as e:
+            raise self._ended(str(e)) from None
+
+    def _ended(self, why: str) -> Exception:
+        if self._used and not self._answered:
+            return _Stale()
+        return UpstreamError(f'{self.url} ended the connection: {why}.')

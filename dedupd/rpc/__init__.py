@@ -1,0 +1,351 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Control over oslo.messaging: the server's side, and a client.
+
+The target is the topic ``dedupd``, version 1.0, the server's name its host's.
+Each method is one of :class:`dedupd.control.Control`. Its arguments are
+checked here, since whoever reaches the broker can send anything, and what goes
+wrong becomes one of the classes below, which the client raises again.
+"""
+
+import socket
+import threading
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+import oslo_messaging
+
+from dedupd import control as control_module
+from dedupd import scheduler as scheduler_module
+from glance_dedup.base import exceptions
+
+LOG = log.getLogger(__name__)
+
+TOPIC = 'dedupd'
+VERSION = '1.0'
+
+#: Seconds that a call of ``task`` waits at most.
+LONGEST_WAIT = 30.0
+
+# Calls that are worked on at once; and how many of them may wait for a task.
+_THREADS = 16
+_WAITING = 8
+
+Reply = dict[str, Any]
+
+
+class RPCError(Exception):
+    """What the daemon answers instead of a result.
+
+    :ivar message: a sentence. (``str`` of an error that a client caught has
+        the daemon's traceback, too.)
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidArguments(RPCError):
+    """An argument is missing, unknown, of the wrong type or out of bounds."""
+
+
+class NotFound(RPCError):
+    """There is no such image, or no such task."""
+
+
+class Busy(RPCError):
+    """Something else goes on; the same may work later."""
+
+
+class NotMaintainer(Busy):
+    """The daemon that was asked does not maintain its repository now."""
+
+
+class WrongRepository(RPCError):
+    """The daemon that was asked has another repository than was meant."""
+
+
+class Failed(RPCError):
+    """The repository could not do it; the message tells why."""
+
+
+def read_options(files: list[str] | None,
+                 directories: list[str] | None) -> cfg.ConfigOpts:
+    """The options of oslo.messaging, from the daemon's own files.
+
+    It needs to be the process' global object, in which oslo.messaging looks
+    some of them up, whatever it is given.
+    """
+    cfg.CONF([], project='dedupd', default_config_files=files or [],
+             default_config_dirs=directories or [])
+    return cfg.CONF
+
+
+class _Endpoint:
+    """The methods that can be called. Thread-safe."""
+
+    target = oslo_messaging.Target(version=VERSION)
+
+    def __init__(self, control: control_module.Control) -> None:
+        self._control = control
+        self._repository_id = control.status()['repository']['id']
+        self._host = socket.gethostname()
+        self._waiting = threading.Semaphore(_WAITING)
+
+    @oslo_messaging.expose
+    def status(self, context, /, **arguments):
+        return self._call(self._control.status, arguments)
+
+    @oslo_messaging.expose
+    def history(self, context, /, **arguments):
+        return self._call(self._control.history, arguments, since=_number)
+
+    @oslo_messaging.expose
+    def images(self, context, /, **arguments):
+        return self._call(self._control.images, arguments)
+
+    @oslo_messaging.expose
+    def groups(self, context, /, **arguments):
+        return self._call(self._control.groups, arguments)
+
+    @oslo_messaging.expose
+    def sharing(self, context, /, **arguments):
+        return self._call(self._control.sharing, arguments)
+
+    @oslo_messaging.expose
+    def start_task(self, context, /, **arguments):
+        return self._call(self._control.start_task, arguments, ('name',),
+                          name=_text, **_TASK_ARGUMENTS)
+
+    @oslo_messaging.expose
+    def task(self, context, /, **arguments):
+        return self._call(self._task, arguments, ('name',),
+                          name=_text, after=_number, wait=_wait)
+
+    @oslo_messaging.expose
+    def mark_lost(self, context, /, **arguments):
+        return self._call(self._mark_lost, arguments, ('image_id',),
+                          image_id=_text)
+
+    # -- those that may wait, and so leave threads to others
+
+    def _task(self, name, after=0, wait=0):
+        if wait and self._waiting.acquire(blocking=False):
+            try:
+                return self._control.task(name, after, wait)
+            finally:
+                self._waiting.release()
+        return self._control.task(name, after)
+
+    def _mark_lost(self, image_id):
+        if not self._waiting.acquire(blocking=False):
+            raise Busy(f'{_WAITING} calls wait already; try again later.')
+        try:
+            return self._control.mark_lost(image_id)
+        finally:
+            self._waiting.release()
+
+    # Expected: no error of the daemon's, so not for its log.
+    @oslo_messaging.expected_exceptions(RPCError)
+    def _call(self, method, arguments, required=(), **known):
+        repository_id = arguments.pop('repository_id', None)
+        if repository_id not in (None, self._repository_id):
+            raise WrongRepository(
+                f'The daemon on {self._host} has the repository '
+                f'{self._repository_id}.')
+        for name in required:
+            if name not in arguments:
+                raise InvalidArguments(f'{name!r} is missing.')
+        for name, value in arguments.items():
+            if name not in known:
+                raise InvalidArguments(f'There is no argument {name!r}.')
+            known[name](name, value)
+        try:
+            result = method(*[arguments.pop(name) for name in required],
+                            **arguments)
+        except exceptions.RepositoryError as e:
+            for kind, error in _ERRORS:
+                if isinstance(e, kind):
+                    raise error(str(e)) from None
+        return {'repository_id': self._repository_id, 'host': self._host,
+                **result}
+
+
+# The first that fits.
+_ERRORS = (
+    (exceptions.ImageNotFound, NotFound),
+    (exceptions.InvalidParameter, InvalidArguments),
+    (scheduler_module.NotMaintainer, NotMaintainer),
+    (exceptions.BusyError, Busy),
+    (exceptions.RepositoryError, Failed))
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value or len(value) > 255:
+        raise InvalidArguments(f'{name!r} is not a string of 1 to 255 '
+                               'characters.')
+
+
+def _number(name: str, value: Any) -> None:
+    if (isinstance(value, bool) or not isinstance(value, (int, float))
+            or not 0 <= value < 1 << 53):
+        raise InvalidArguments(f'{name!r} is not a number from 0 on.')
+
+
+def _wait(name: str, value: Any) -> None:
+    _number(name, value)
+    if value > LONGEST_WAIT:
+        raise InvalidArguments(
+            f'{name!r} is more than {LONGEST_WAIT:.0f} seconds.')
+
+
+def _truth(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArguments(f'{name!r} is neither true nor false.')
+
+
+_CHECKS = {bool: _truth, str: _text, int: _number}
+# Of all tasks together; which task has which, the control knows.
+_TASK_ARGUMENTS = {
+    name: _CHECKS[kind] for arguments in control_module.ARGUMENTS.values()
+    for name, kind in arguments.items()}
+
+
+class Server:
+    """Serves the methods.
+
+    :param conf: what :func:`read_options` gave
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts,
+                 control: control_module.Control) -> None:
+        transport = oslo_messaging.get_rpc_transport(conf)
+        target = oslo_messaging.Target(topic=TOPIC, version=VERSION,
+                                       server=socket.gethostname())
+        self._server = oslo_messaging.get_rpc_server(
+            transport, target, [_Endpoint(control)],
+            access_policy=oslo_messaging.ExplicitRPCAccessPolicy)
+
+    def start(self) -> None:
+        """Returns when the broker was reached, however long that takes."""
+        self._server.start(override_pool_size=_THREADS)
+        LOG.info('RPC is served.')
+
+    def stop(self) -> None:
+        """Take no more calls, and finish those that are under way."""
+        self._server.stop()
+        self._server.wait()
+
+
+class Client:
+    """Calls the daemon on another host, over the broker.
+
+    Every method returns what the method of the same name of
+    :class:`dedupd.control.Control` does, with ``repository_id`` and ``host``
+    of the daemon that answered. It raises the classes of this module, and
+    ``oslo_messaging.MessagingTimeout`` if there was no answer in time.
+
+    ::
+
+        from oslo_config import cfg
+        from dedupd import rpc
+
+        cfg.CONF([], default_config_files=['/etc/dedupd/dedupd.conf'])
+        client = rpc.Client.from_options(cfg.CONF, host='controller1')
+        print(client.status()['space'])
+        number = client.start_task('collect')['number']
+        print(client.task('collect', after=number, wait=30)['last'])
+
+    :param transport: an RPC transport that allows the exceptions of
+        ``rpc.EXCEPTIONS``; see :meth:`from_options`
+    :param host: the host whose daemon is meant; None: any that answers
+    :param repository_id: if given, a daemon with another repository refuses
+    :param timeout: seconds to wait for an answer
+    """
+
+    def __init__(self, transport: oslo_messaging.transport.RPCTransport,
+                 host: str | None = None, repository_id: str | None = None,
+                 timeout: float = 60.0) -> None:
+        target = oslo_messaging.Target(topic=TOPIC, version=VERSION)
+        self._client = oslo_messaging.get_rpc_client(transport, target)
+        self._host = host
+        self._repository_id = repository_id
+        self._timeout = timeout
+
+    @classmethod
+    def from_options(cls, conf: cfg.ConfigOpts, **options: Any) -> 'Client':
+        """A client for the broker of the option ``transport_url``.
+
+        :param conf: should be ``oslo_config.cfg.CONF``, since oslo.messaging
+            looks there anyway
+        """
+        return cls(oslo_messaging.get_rpc_transport(
+            conf, allowed_remote_exmods=list(EXCEPTIONS)), **options)
+
+    def status(self) -> Reply:
+        return self._call('status')
+
+    def history(self, since: float = 0) -> Reply:
+        """:param since: seconds since 1970"""
+        return self._call('history', since=since)
+
+    def images(self) -> Reply:
+        return self._call('images')
+
+    def groups(self) -> Reply:
+        return self._call('groups')
+
+    def sharing(self) -> Reply:
+        return self._call('sharing')
+
+    def start_task(self, name: str, **arguments: bool | str | int) -> Reply:
+        """Have a task run as soon as can be.
+
+        :param name: ``account``, ``collect``, ``merge``, ``scrub``,
+            ``recompress``, ``evict``, ``rebuild-catalog`` or ``replicate``
+        :param arguments: ``dry_run``, of collect, merge, recompress and
+            evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
+            ``limit_mib``, of evict
+        :returns: with ``number``, to wait for
+        """
+        return self._call('start_task', name=name, **arguments)
+
+    def task(self, name: str, after: int = 0, wait: float = 0) -> Reply:
+        """A task's status.
+
+        :param after: the number of a request
+        :param wait: seconds, at most 30, to wait for the end of that request
+        """
+        return self._call('task', name=name, after=after, wait=wait)
+
+    def mark_lost(self, image_id: str) -> Reply:
+        """Give up an image whose recipe cannot be read.
+
+        It waits for a task that runs, for up to a minute.
+        """
+        return self._call('mark_lost', image_id=image_id)
+
+    def _call(self, method: str, **arguments: Any) -> Reply:
+        if self._repository_id is not None:
+            arguments['repository_id'] = self._repository_id
+        context = self._client.prepare(
+            server=self._host,
+            timeout=self._timeout + arguments.get('wait', 0)
+            + (control_module.LONGEST_WAIT if method == 'mark_lost' else 0))
+        return context.call({}, method, **arguments)
+
+
+#: Modules whose exceptions a client's transport should allow.
+EXCEPTIONS = (__name__, 'oslo_messaging.rpc.dispatcher')

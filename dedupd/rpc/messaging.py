@@ -1,0 +1,126 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Everything that needs a message broker, beside the daemon proper.
+
+Without a ``transport_url`` none of it is imported. With one, oslo.messaging is
+imported, and waits for the broker, in threads of its own: a broker that is
+away delays nothing, and when it is back oslo.messaging connects anew.
+"""
+
+import contextlib
+import queue
+import threading
+
+from oslo_config import cfg
+from oslo_log import log
+
+from dedupd import control as control_module
+from dedupd import scheduler as scheduler_module
+
+LOG = log.getLogger(__name__)
+
+#: Notifications kept while the broker is away; those beyond are lost.
+MOST_EVENTS = 1000
+
+#: Tasks of which notifications tell. Accounting, each minute, is no news.
+TOLD_TASKS = frozenset(('collect', 'merge', 'scrub', 'recompress'))
+
+_Event = tuple[str, str, scheduler_module.Fields]
+
+
+class Messaging:
+    """RPC, notifications, and what Glance tells.
+
+    :param conf: the daemon's options; those of oslo.messaging are read from
+        the same files
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts,
+                 control: control_module.Control,
+                 scheduler: scheduler_module.Scheduler) -> None:
+        self._conf = conf
+        self._control = control
+        self._events: queue.Queue[_Event | None] = queue.Queue(MOST_EVENTS)
+        self._threads: list[threading.Thread] = []
+        self._closers = []
+        # Now, so that the first task's begin is told of.
+        scheduler.listeners.append(self._put)
+
+    def start(self) -> None:
+        """Returns at once."""
+        self._in_thread('dedupd-messaging', self._run)
+
+    def stop(self, timeout: float) -> None:
+        """Send what is to be sent, answer the calls that are under way.
+
+        With the broker away that would take until it is back, so it has only
+        `timeout` seconds.
+        """
+        self._put_or_lose(None)
+        closing = threading.Thread(target=self._close, daemon=True)
+        closing.start()
+        closing.join(timeout)
+
+    def _in_thread(self, name: str, function) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _put(self, event: str, task: str,
+             payload: scheduler_module.Fields) -> None:
+        """The scheduler's listener; never waits."""
+        if task in TOLD_TASKS:
+            self._put_or_lose((event, task, payload))
+
+    def _put_or_lose(self, event: _Event | None) -> None:
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            LOG.warning('A notification is lost: %d wait for the broker '
+                        'already.', MOST_EVENTS)
+
+    def _run(self) -> None:
+        try:
+            # Else, as long as it has it, oslo.service would load eventlet.
+            with contextlib.suppress(ImportError):
+                from oslo_service import backend
+                backend.init_backend(backend.BackendType.THREADING)
+            from dedupd import rpc
+            from dedupd.rpc import notifications
+            conf = rpc.read_options(self._conf.config_file,
+                                    self._conf.config_dir)
+            sender = notifications.Sender(
+                conf, self._control.status()['repository']['id'])
+            self._in_thread('dedupd-notify', lambda: self._send(sender))
+            server = rpc.Server(conf, self._control)
+            self._closers.append(server.stop)
+            server.start()
+            if self._conf.dedupd.glance_notifications:
+                listener = notifications.Listener(conf, self._control)
+                self._closers.append(listener.stop)
+                listener.start()
+        except Exception as e:
+            # What comes before an @ is the broker's password.
+            LOG.error('Messaging cannot be used; everything else works. %s: '
+                      '%s', type(e).__name__,
+                      'see transport_url' if '@' in str(e) else e)
+
+    def _send(self, sender) -> None:
+        while (event := self._events.get()) is not None:
+            sender.send(*event)
+
+    def _close(self) -> None:
+        for close in self._closers:
+            close()
+        for thread in self._threads:
+            thread.join()

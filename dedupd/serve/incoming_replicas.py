@@ -1,0 +1,697 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Receiving images that another site sends.
+
+The sender describes the image lot by lot, in order, and is answered which
+ranges are missing; what it sends of these is fingerprinted, block by block;
+the image is committed last (``design.rst``, "Replication"). Nothing is
+believed, and nothing has to be remembered: what came of a replica that ended
+in the middle is kept as blocks that no image names, and the next one finds it.
+
+There are at most ``MOST`` at once, of each of which ``LOTS`` lots, and
+``REQUESTS`` requests' bodies, are in memory. A replica to which nobody sends
+for ``IDLE_SECONDS`` is kept, and given up; that of a sender who is silent for
+``SILENT_SECONDS`` may be taken over by the next.
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import hashlib
+import re
+import secrets
+import time
+from typing import Any
+
+from oslo_log import log
+
+from dedupd.http import server as http
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import hashes
+from glance_dedup.base import locations
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import wire
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import assembler as assembler_module
+
+LOG = log.getLogger(__name__)
+
+#: So many images are received at once.
+MOST = 4
+#: So many lots of one are under way.
+LOTS = 3
+#: Bytes of zeros that a lot may have: that they are written is bounded, too.
+LOT_ZEROS = 1 << 30
+#: So many requests of a replica are served at once.
+REQUESTS = 4
+#: The longest description of a lot, and the longest frames of one request.
+EXTENTS_BYTES = 512 << 10
+FRAMES_BYTES = 4 << 20
+#: Received bytes after which what came is made durable, and findable.
+SYNC_BYTES = 32 << 20
+IDLE_SECONDS = 60.0
+SILENT_SECONDS = 10.0
+#: What whoever was refused for now is told to wait.
+RETRY_SECONDS = 5
+
+_HEX = re.compile('[0-9a-f]{32}')
+_OFFSET = re.compile('[0-9]{1,19}')
+_LONGEST_PROJECT = 255
+_ZEROS = memoryview(bytes(1 << 20))
+_SWEEP_SECONDS = 5.0
+
+
+class Bad(Exception):
+    """A sentence about what came: it is not what it has to be."""
+
+
+class Conflict(Exception):
+    """A sentence about what came: it does not fit what is here."""
+
+
+class Outdated(Exception):
+    """The sender goes on with something else; it is to begin again."""
+
+
+def _buffer(data: bytes, what: str) -> wire.Buffer:
+    return wire.Buffer(data, lambda why: Bad(f'{what}: {why}'))
+
+
+# -- how an image comes to be -------------------------------------------------
+
+class _Plain(assembler_module.Assembly):
+    """Stores all that comes as any other data: it is cut anew here.
+
+    Nothing is left out, and blocks are kept by their offsets: fingerprints
+    that are not cryptographic may be equal where blocks are not (I5).
+    """
+
+    def __init__(self, transaction: repository_module.Transaction,
+                 fingerprint: str, scope: bytes) -> None:
+        super().__init__(transaction, fingerprint, scope, find=False)
+        self._received: dict[int, bytes] = {}
+
+    def look_up(self, lot: assembler_module.Lot) -> None:
+        for part in lot.parts:
+            if isinstance(part, assembler_module.Blocks):
+                offset = part.offset
+                for name, length in zip(part.names, part.lengths):
+                    lot.wanted[offset] = name, length
+                    offset += length
+
+    def take(self, lot: assembler_module.Lot, offset: int, plain: Any) -> None:
+        for at, _, block in self._verified(lot, offset, plain):
+            self._received[at] = block
+
+    def store(self, lot: assembler_module.Lot) -> int:
+        offset = lot.end - _length(lot)
+        for part in lot.parts:
+            if isinstance(part, assembler_module.Blocks):
+                for length in part.lengths:
+                    self._transaction.write(self._received.pop(offset))
+                    offset += length
+            else:
+                for length in _steps(part):
+                    self._transaction.write(_ZEROS[:length])
+                offset += part
+        return lot.end
+
+
+class _Comparison:
+    """Compares an image that is here already with the one that is sent."""
+
+    def __init__(self, image: repository_module.Image, fingerprint: str,
+                 scope: bytes) -> None:
+        self._image = image
+        self._fingerprint = fingerprint
+        self._scope = scope
+
+    def look_up(self, lot: assembler_module.Lot) -> None:
+        offset = lot.end - _length(lot)
+        for part in lot.parts:
+            if isinstance(part, assembler_module.Blocks):
+                self._compare(part)
+                offset += sum(part.lengths)
+                continue
+            for length in _steps(part):
+                if self._image.read(length, offset) != _ZEROS[:length]:
+                    raise self._differs(offset)
+                offset += length
+
+    def _compare(self, part: assembler_module.Blocks) -> None:
+        plain = memoryview(self._image.read(sum(part.lengths), part.offset))
+        at = 0
+        for name, length in zip(part.names, part.lengths):
+            if name != _engine.fingerprint(
+                    self._fingerprint, plain[at:at + length], self._scope):
+                raise self._differs(part.offset + at)
+            at += length
+
+    def _differs(self, offset: int) -> Conflict:
+        return Conflict('there is another image of this id here, which '
+                        f'differs at offset {offset}')
+
+    def store(self, lot: assembler_module.Lot) -> int:
+        return lot.end
+
+
+def _steps(length: int) -> Iterator[int]:
+    """The lengths of pieces of so many zeros."""
+    for at in range(0, length, len(_ZEROS)):
+        yield min(len(_ZEROS), length - at)
+
+
+def _length(lot: assembler_module.Lot) -> int:
+    return sum(sum(part.lengths)
+               if isinstance(part, assembler_module.Blocks) else part
+               for part in lot.parts)
+
+
+class Replica:
+    """An image on its way here. It belongs to one thread at a time.
+
+    After any exception but `Bad` only `close` is left.
+
+    :param known: the hash of its bytes, by the sender's word; None: none is
+        known
+    :ivar stored: the offset behind the lots that need nothing any more
+    :ivar whole: why all blocks are asked for; None: only missing ones are
+    :ivar exists: the image is here, and what is offered is compared with it
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 image_id: str, header: wire.RecipeHeader,
+                 project: str, known: hashes.Hash | None = None) -> None:
+        self.image_id = image_id
+        self.header = header
+        self._hash = known
+        self._repository = repository
+        self._transaction: repository_module.Transaction | None = None
+        self._image: repository_module.Image | None = None
+        self._lots: collections.OrderedDict[
+            int, tuple[assembler_module.Lot, bytes]] = (
+                collections.OrderedDict())
+        self._end = self.stored = 0
+        self._described = self._offered = 0     # blocks; lots
+        self._unsynced = 0
+        self.whole = assembler_module.why_whole(repository.parameters, header)
+        self.exists = False
+        try:
+            self._assembly: Any = self._begin(project)
+        except exceptions.ImageExists:
+            self._assembly = self._compare()
+
+    def _begin(self, project: str) -> assembler_module.Assembly:
+        header = self.header
+        self._transaction = self._repository.begin(
+            self.image_id, project, header.scope)
+        if self.whole is not None:
+            return _Plain(self._transaction, header.fingerprint, header.scope)
+        return assembler_module.Assembly(
+            self._transaction, header.fingerprint, header.scope)
+
+    def _compare(self) -> _Comparison:
+        """The image may be the one, from before the sender was interrupted."""
+        image = self._repository.open_image(self.image_id)
+        if image.size != self.header.size:
+            image.close()
+            raise Conflict(
+                f'there is another image of this id here, of {image.size} '
+                f'bytes, and not {self.header.size}')
+        if not _engine.is_cryptographic(self.header.fingerprint):
+            image.close()
+            raise Conflict(
+                'there is an image of this id here, and by fingerprints of '
+                f'the kind {self.header.fingerprint} nobody can tell whether '
+                'it is the same')
+        self._image = image
+        self.exists = True
+        return _Comparison(image, self.header.fingerprint, self.header.scope)
+
+    # -- lots -------------------------------------------------------------
+
+    def offer(self, offset: int, extents: bytes
+              ) -> tuple[list[tuple[int, int]], int]:
+        """Look a lot up.
+
+        Returns the ranges of which blocks are missing, and their number.
+
+        The same lot may be offered again, as long as it is not stored.
+        """
+        digest = hashlib.sha256(extents).digest()
+        if offset in self._lots:
+            lot, before = self._lots[offset]
+            if digest != before:
+                raise Outdated(f'another lot was offered at offset {offset}')
+        else:
+            if offset != self._end:
+                raise Conflict(f'a lot is offered at offset {offset}; the '
+                               f'next one is at {self._end}')
+            if len(self._lots) >= LOTS:
+                raise Conflict(f'{LOTS} lots are under way; blocks of that '
+                               f'at offset {self.stored} are missing')
+            lot = self._parse(offset, extents)
+            self._assembly.look_up(lot)
+            self._lots[offset] = lot, digest
+            self._end = lot.end
+        found = assembler_module.ranges(lot.wanted), len(lot.wanted)
+        self._store()
+        return found
+
+    def _parse(self, offset: int, extents: bytes) -> assembler_module.Lot:
+        """The lot that was described."""
+        body = _buffer(extents, f'the lot at offset {offset}')
+        parts: list[assembler_module.Blocks | int] = []
+        end, blocks, length, zeros = offset, 0, 0, 0
+        while body:
+            extent = wire.read_extent(body, self.header, end, 0.0)
+            if extent.blocks:
+                parts.append(assembler_module.Blocks(
+                    end, *assembler_module.columns(extent.table)))
+                blocks += extent.blocks
+                length += extent.length
+            else:
+                parts.append(extent.length)
+                zeros += extent.length
+            end += extent.length
+        if not parts:
+            raise body.bad('it has no extents')
+        if (blocks > assembler_module.LOT_BLOCKS or zeros > LOT_ZEROS
+                or length > assembler_module.LOT_BYTES):
+            raise body.bad(f'it has {blocks} blocks of {length} bytes, and '
+                           f'{zeros} zeros, which is more than a lot may '
+                           'have')
+        # Of blocks too short, and of lots that are nearly nothing, there
+        # would be no end.
+        self._described += blocks
+        self._offered += 1
+        most = self.header.most_blocks
+        if self._described > most or self._offered > (
+                most + self.header.extents + self.header.size // LOT_ZEROS):
+            raise Conflict('more blocks, or lots, are described than an '
+                           f'image of {self.header.size} bytes may have')
+        return assembler_module.Lot(parts, end)
+
+    def take(self, offset: int, frames: bytes) -> None:
+        """Verify blocks that came for a lot, and store what is complete."""
+        if offset not in self._lots:
+            raise Conflict(f'no blocks of a lot at offset {offset} are '
+                           'missing')
+        lot, _ = self._lots[offset]
+        body = _buffer(frames, f'the frames for the lot at offset {offset}')
+        try:
+            for frame in wire.Frames(
+                    body, assembler_module.ranges(lot.wanted), 0.0):
+                view = memoryview(frame.plain)
+                for at, start, length in frame.places:
+                    self._assembly.take(lot, at, view[start:start + length])
+                    self._unsynced += length
+        except assembler_module.BadBlock as e:
+            raise Bad(str(e))
+        self._store()
+
+    def _store(self) -> None:
+        """Store the lots that need nothing any more."""
+        while self._lots:
+            offset, (lot, _) = next(iter(self._lots.items()))
+            if lot.wanted:
+                break
+            self.stored = self._assembly.store(lot)
+            del self._lots[offset]
+        if self._unsynced >= SYNC_BYTES:
+            self._unsynced = 0
+            self._transaction.keep()
+
+    # -- the end ----------------------------------------------------------
+
+    def commit(self) -> repository_module.ImageStat:
+        """Have the image exist.
+
+        :raises ImageExists: another was faster
+        """
+        if self.stored != self.header.size:
+            raise Conflict(f'the image ends at offset {self.header.size}, and '
+                           f'what came at {self.stored}')
+        if self._image is None:
+            if self._hash is not None:
+                self._transaction.set_hash(
+                    self._hash.name, bytes.fromhex(self._hash.value))
+            return self._transaction.commit()
+        stat = self._repository.stat(self.image_id)
+        if stat.upload_id != self._image.stat.upload_id:
+            raise Outdated('it was stored anew meanwhile')
+        return stat
+
+    def close(self) -> None:
+        """Let go; what came stays for the next one. Idempotent."""
+        if self._image is not None:
+            self._image.close()
+        if self._transaction is not None:
+            # Of one that failed, or that ended, nothing can be kept.
+            with contextlib.suppress(exceptions.RepositoryError):
+                self._transaction.keep()
+            self._transaction.abort()
+
+
+# -- the handlers -------------------------------------------------------------
+
+@dataclasses.dataclass(eq=False)
+class _Entry:
+    """A replica, and who sends it."""
+
+    image_id: str
+    upload_id: str
+    sender: str
+    strand: workers_module.Strand
+    used: float
+    since: float = dataclasses.field(default_factory=time.time)
+    token: str = ''
+    requests: int = 0
+    replica: Replica | None = None
+
+    def silent(self, seconds: float) -> bool:
+        return not self.requests and time.monotonic() - self.used >= seconds
+
+
+class Receiving:
+    """The handlers of requests that send images.
+
+    Made, and used, in the event loop's thread.
+
+    :param remote: take images over the network, from operators; not only on
+        the Unix socket
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 remote: bool) -> None:
+        self._repository = repository
+        self._remote = remote
+        self._workers = workers_module.Workers('dedupd-receive', MOST)
+        self._entries: dict[str, _Entry] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._dropping: set[asyncio.Task] = set()
+        # Images that came to be here, bytes of blocks that came for all, and
+        # replicas that ended otherwise than the sender wished.
+        self._images = self._bytes = self._failures = 0
+
+    def status(self) -> dict[str, Any]:
+        """How it goes, since the start."""
+        return {'images': self._images, 'bytes': self._bytes,
+                'failures': self._failures, 'under_way': len(self._entries),
+                'replicas': [
+                    {'image_id': entry.image_id, 'since': int(entry.since),
+                     'stored': entry.replica.stored,
+                     'size': entry.replica.header.size}
+                    # In any thread, while they come and go.
+                    for entry in list(self._entries.values())
+                    if entry.replica is not None]}
+
+    # -- who may ----------------------------------------------------------
+
+    def _need_sender(self, request: http.Request) -> None:
+        if request.peer.uid is not None:
+            return
+        if not request.peer.operator:
+            raise http.HTTPError(
+                403, 'Images are received only from who has a certificate of '
+                     'tls_client_ca.')
+        if not self._remote:
+            raise http.HTTPError(
+                403, 'This daemon takes no images of other sites; its option '
+                     'receive says so.')
+
+    @contextlib.asynccontextmanager
+    async def admit_begin(self, request: http.Request, image_id: str
+                          ) -> AsyncIterator[None]:
+        self._need_sender(request)
+        yield
+
+    @contextlib.asynccontextmanager
+    async def admit(self, request: http.Request, image_id: str
+                    ) -> AsyncIterator[None]:
+        """Before a body is received, which takes memory."""
+        self._need_sender(request)
+        entry = self._found(request, image_id)
+        if entry.requests >= REQUESTS:
+            raise _wait('Requests before this one are not answered yet.')
+        with self._using(entry):
+            yield
+
+    def _found(self, request: http.Request, image_id: str) -> _Entry:
+        """That which the request names, if it was not taken over."""
+        entry = self._entries.get(image_id)
+        token = request.query.get('replica', '')
+        if entry is None or not entry.token or not secrets.compare_digest(
+                token.encode(), entry.token.encode()):
+            raise http.HTTPError(
+                404, f'Image {image_id[:140]!r} is not being received, or not '
+                     'from this sender any more. Begin again.')
+        return entry
+
+    # -- handlers ---------------------------------------------------------
+
+    async def begin(self, request: http.Request, image_id: str
+                    ) -> http.Response:
+        """POST /v1/replicas/{image_id}"""
+        if not repository_module.IMAGE_ID.fullmatch(image_id):
+            raise http.HTTPError(400, 'An image id has 1 to 128 characters '
+                                      'of A-Z a-z 0-9 _ -.')
+        upload_id = _hex(request, 'upload')
+        sender = _hex(request, 'sender')
+        project = request.query.get('project', '')
+        if len(project) > _LONGEST_PROJECT or '\0' in project:
+            raise http.HTTPError(400, 'project: it is too long, or holds a '
+                                      'NUL.')
+        header = _header(request.body)
+        known = _hash(request)
+        entry = await self._entry(image_id, upload_id, header, sender)
+        with self._using(entry):
+            replica = await self._run(
+                entry, self._open, entry, header, project, known)
+            entry.token = secrets.token_hex(16)
+        LOG.info('Receiving image %s, from offset %d of %d%s.', image_id,
+                 replica.stored, header.size,
+                 f'; whole: {replica.whole}' if replica.whole else '')
+        return http.json_response({
+            'replica': entry.token, 'offset': replica.stored,
+            'exists': replica.exists, 'whole': replica.whole,
+            'lot_blocks': assembler_module.LOT_BLOCKS,
+            'lot_bytes': assembler_module.LOT_BYTES,
+            'lot_zeros': LOT_ZEROS, 'lots': LOTS}, 201)
+
+    async def offer(self, request: http.Request, image_id: str
+                    ) -> http.Response:
+        """POST /v1/replicas/{image_id}/lots"""
+        entry, offset = self._found(request, image_id), _offset(request)
+        ranges, blocks = await self._run(
+            entry, entry.replica.offer, offset, request.body)
+        return http.json_response({'ranges': ranges, 'blocks': blocks})
+
+    async def blocks(self, request: http.Request, image_id: str
+                     ) -> http.Response:
+        """POST /v1/replicas/{image_id}/blocks"""
+        entry, offset = self._found(request, image_id), _offset(request)
+        self._bytes += len(request.body)
+        await self._run(entry, entry.replica.take, offset, request.body)
+        return http.json_response({'stored': entry.replica.stored})
+
+    async def commit(self, request: http.Request, image_id: str
+                     ) -> http.Response:
+        """POST /v1/replicas/{image_id}/commit"""
+        entry = self._found(request, image_id)
+        stat = await self._run(entry, entry.replica.commit)
+        self._images += not entry.replica.exists
+        await self._drop(entry)
+        LOG.info('Image %s is received.', image_id)
+        return http.json_response({
+            'image_id': image_id, 'upload_id': stat.upload_id,
+            'size': stat.size, 'new_bytes': stat.new_bytes,
+            'exists': entry.replica.exists,
+            'location': locations.url(self._repository, image_id,
+                                      stat.upload_id)})
+
+    async def give_up(self, request: http.Request, image_id: str
+                      ) -> http.Response:
+        """DELETE /v1/replicas/{image_id}"""
+        entry = self._found(request, image_id)
+        await self._drop(entry)
+        return http.json_response({'stored': entry.replica.stored})
+
+    async def stop(self) -> None:
+        """Keep what came, of all."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await asyncio.gather(*map(self._drop, list(self._entries.values())),
+                             *self._dropping, return_exceptions=True)
+
+    # -- replicas ---------------------------------------------------------
+
+    async def _entry(self, image_id: str, upload_id: str,
+                     header: wire.RecipeHeader, sender: str) -> _Entry:
+        """That of a sender, who may have to be taken over from."""
+        while (entry := self._entries.get(image_id)) is not None:
+            if entry.sender != sender and not entry.silent(SILENT_SECONDS):
+                raise _wait(f'Image {image_id} is being received from another '
+                            'sender, since ' + time.strftime(
+                                '%Y-%m-%d %H:%M:%S UTC.',
+                                time.gmtime(entry.since)))
+            if entry.replica is not None and (
+                    entry.upload_id, entry.replica.header) == (
+                        upload_id, header):
+                entry.sender = sender
+                return entry
+            await self._drop(entry)
+        self._make_room()
+        entry = self._entries[image_id] = _Entry(
+            image_id, upload_id, sender,
+            workers_module.Strand(self._workers), time.monotonic())
+        if self._sweeping is None:
+            self._sweep()
+        return entry
+
+    def _make_room(self) -> None:
+        """For one more, in the place of one whose sender is silent."""
+        if len(self._entries) < MOST:
+            return
+        entry = min(self._entries.values(), key=lambda entry: entry.used)
+        if not entry.silent(SILENT_SECONDS):
+            raise _wait(f'{MOST} images are being received, which are the '
+                        'most at once.')
+        self._give_up(entry)
+
+    def _give_up(self, entry: _Entry) -> None:
+        self._failures += 1
+        LOG.warning('Receiving image %s: nothing came for %d seconds. What '
+                    'came before is kept.', entry.image_id,
+                    time.monotonic() - entry.used)
+        # Out of the way at once, and closed when its thread has the time.
+        del self._entries[entry.image_id]
+        task = asyncio.get_running_loop().create_task(self._drop(entry))
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
+
+    def _open(self, entry: _Entry, header: wire.RecipeHeader, project: str,
+              known: hashes.Hash | None) -> Replica:
+        """Its replica, at which the sender begins or goes on."""
+        if entry.replica is None:
+            entry.replica = Replica(
+                self._repository, entry.image_id, header, project, known)
+        return entry.replica
+
+    @contextlib.contextmanager
+    def _using(self, entry: _Entry) -> Iterator[None]:
+        entry.requests += 1
+        try:
+            yield
+        finally:
+            entry.requests -= 1
+            entry.used = time.monotonic()
+
+    async def _run(self, entry: _Entry, function: Callable, *args: Any) -> Any:
+        """Call a function in a thread, after those of the same replica."""
+        try:
+            return await asyncio.shield(asyncio.wrap_future(
+                entry.strand.submit(function, *args)))
+        except Bad as e:
+            raise _error(400, entry, e)
+        except Exception as e:
+            self._failures += 1
+            await self._drop(entry)
+            LOG.warning('Receiving image %s: %s', entry.image_id, e)
+            if isinstance(e, Conflict):
+                raise _error(409, entry, e)
+            if isinstance(e, Outdated):
+                raise _error(404, entry, e)
+            if isinstance(e, exceptions.NoSpaceError):
+                raise http.HTTPError(
+                    507, f'{e}. Make room at the receiving site, and send '
+                         'the image again.')
+            if isinstance(e, exceptions.ImageExists):
+                raise http.HTTPError(409, f'{e}.')
+            raise
+
+    async def _drop(self, entry: _Entry) -> None:
+        """Let go of a replica; what came of it is kept."""
+        if self._entries.get(entry.image_id) is entry:
+            del self._entries[entry.image_id]
+        entry.token = ''
+        # It may be about to begin.
+        await asyncio.shield(asyncio.wrap_future(
+            entry.strand.submit(self._close, entry)))
+
+    @staticmethod
+    def _close(entry: _Entry) -> None:
+        if entry.replica is not None:
+            entry.replica.close()
+
+    def _sweep(self) -> None:
+        """Give up those to which nobody sends."""
+        for entry in list(self._entries.values()):
+            if entry.silent(IDLE_SECONDS):
+                self._give_up(entry)
+        self._sweeping = asyncio.get_running_loop().call_later(
+            _SWEEP_SECONDS, self._sweep) if self._entries else None
+
+
+def _wait(sentence: str) -> http.HTTPError:
+    return http.HTTPError(503, sentence, {'Retry-After': str(RETRY_SECONDS)})
+
+
+def _error(status: int, entry: _Entry, error: Exception) -> http.HTTPError:
+    return http.HTTPError(status, f'Image {entry.image_id}: {error}.')
+
+
+def _hex(request: http.Request, name: str) -> str:
+    value = request.query.get(name, '')
+    if not _HEX.fullmatch(value):
+        raise http.HTTPError(400, f'{name}: 32 hexadecimal digits are '
+                                  'needed.')
+    return value
+
+
+def _hash(request: http.Request) -> hashes.Hash | None:
+    if 'hash' not in request.query:
+        return None
+    name, _, value = request.query['hash'].partition(':')
+    try:
+        return hashes.Hash(name, value)
+    except ValueError as e:
+        raise http.HTTPError(400, f'hash: {e}.')
+
+
+def _offset(request: http.Request) -> int:
+    value = request.query.get('offset', '')
+    if not _OFFSET.fullmatch(value) or int(value) >= 1 << 62:
+        raise http.HTTPError(400, f'offset: {value[:40]!r} is not a number '
+                                  'of bytes.')
+    return int(value)
+
+
+def _header(data: bytes) -> wire.RecipeHeader:
+    if len(data) != wire.RECIPE_HEADER_BYTES:
+        raise http.HTTPError(
+            400, f'The body has {len(data)} bytes; the header of a recipe has '
+                 f'{wire.RECIPE_HEADER_BYTES}.')
+    try:
+        header = wire.RecipeHeader.unpack(data, Bad)
+        _engine.fingerprint(header.fingerprint, b'', header.scope)
+    except (Bad, ValueError) as e:
+        raise http.HTTPError(
+            400, f'This daemon cannot receive the image: {e}. Update it if it '
+                 'is older than the sender.')
+    return header

@@ -1,0 +1,572 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Images as block devices, to be read: an NBD server on a Unix socket.
+
+A guest boots from an image as it lies here, or arrives, with what it writes in
+a file of its own host (``qemu-img create -b nbd+unix://...``). The images are
+the exports, by their ids. What of the protocol reads is spoken, in fixed
+newstyle: structured replies, the context ``base:allocation``, prefetching; no
+TLS, since peers are on this host and known by their credentials.
+
+Everything is bounded, whatever a peer sends or does not take: requests under
+way, the memory of their replies, the time in which a message has to arrive
+and in which something of a reply has to be taken. A guest that asks nothing
+for a year is none of that: between two requests there is no limit.
+
+Whoever breaks the protocol is disconnected, with a line in the log. A request
+that cannot be served is answered with an error, and the next one is served.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from collections.abc import Callable
+from collections.abc import Collection
+import contextlib
+import socket
+from typing import Any
+
+from oslo_log import log
+
+from dedupd.cache import pulls
+from dedupd.http import connections as connections_module
+from dedupd.http import server as http
+from glance_dedup.base import exceptions
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import nbd_protocol as protocol
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+#: Threads that read, of all connections.
+THREADS = 16
+#: Requests of a connection that are under way at once.
+REQUESTS = 64
+#: Bytes that are read, and sent, at once.
+PIECE = 256 * 1024
+#: Bytes of replies that a connection holds: a piece always, whatever others
+#: do; more, up to CONNECTION_BYTES, of SHARED_BYTES for all.
+CONNECTION_BYTES = 8 << 20
+SHARED_BYTES = 256 << 20
+
+_FLAGS = (protocol.Flag.HAS_FLAGS | protocol.Flag.READ_ONLY
+          | protocol.Flag.SEND_FLUSH | protocol.Flag.CAN_MULTI_CONN
+          | protocol.Flag.SEND_CACHE)
+_WRITES = (protocol.Command.WRITE, protocol.Command.TRIM,
+           protocol.Command.WRITE_ZEROES)
+#: Flags by commands.
+_ALLOWED = {protocol.Command.READ: protocol.RequestFlag.DF,
+            protocol.Command.CACHE: 0,
+            protocol.Command.BLOCK_STATUS: protocol.RequestFlag.REQ_ONE}
+_META_CONTEXT = (protocol.Option.LIST_META_CONTEXT,
+                 protocol.Option.SET_META_CONTEXT)
+_NO_DATA = (protocol.Option.LIST, protocol.Option.STRUCTURED_REPLY)
+#: What reading may end in; anything else is a mistake here.
+_EXPECTED = (exceptions.RepositoryError, pulls.ArrivalFailed, MemoryError)
+
+
+class Exports:
+    """What all connections share: images, threads, limits, counts.
+
+    :param path: of the socket, to be told
+    :param opener: gives what is read of an image; called in a thread
+    :param stopping: set when the daemon ends
+    :ivar served: exports that clients have now
+    :ivar requests: that were answered
+    :ivar sent: bytes of images
+    :ivar errors: requests that could not be served though they were valid
+    """
+
+    def __init__(self, path: str,
+                 repository: repository_module.Repository,
+                 opener: Callable[[str], pulls.Reading],
+                 limits: http.Limits, stopping: asyncio.Event) -> None:
+        self._path = path
+        self.repository = repository
+        self.opener = opener
+        self.limits = limits
+        self.stopping = stopping
+        self.memory = _Memory()
+        # Not those of HTTP, since these may wait for what is on its way.
+        self._workers = workers_module.Workers('dedupd-nbd', THREADS)
+        self.served = self.requests = self.sent = self.errors = 0
+
+    def connection(self, sock: socket.socket, place: connections_module.Place
+                   ) -> '_Connection':
+        """For `http.Listener.other`."""
+        return _Connection(self, sock, place)
+
+    def run(self, function: Callable, *args: Any) -> asyncio.Future:
+        """Call a function in a thread."""
+        return asyncio.wrap_future(self._workers.submit(function, *args))
+
+    def status(self) -> dict[str, Any]:
+        return {'socket': self._path, 'exports': self.served,
+                'requests': self.requests, 'bytes': self.sent,
+                'errors': self.errors}
+
+
+class _Memory:
+    """What the replies of all connections hold together."""
+
+    def __init__(self) -> None:
+        self._shared = 0
+        self._waiting: dict[asyncio.Future, tuple[_Share, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, share: '_Share', size: int) -> AsyncIterator[None]:
+        """Have so many bytes, as soon as there is room for them."""
+        # One for each connection looks for room; thousands would take as
+        # long as if they were served.
+        async with share.turn:
+            while not self._fits(share, size):
+                future = asyncio.get_running_loop().create_future()
+                self._waiting[future] = share, size
+                try:
+                    await future
+                finally:
+                    del self._waiting[future]
+            self._change(share, size)
+        try:
+            yield
+        finally:
+            self._change(share, -size)
+            for future, wanted in self._waiting.items():
+                if not future.done() and self._fits(*wanted):
+                    future.set_result(None)
+
+    def _fits(self, share: '_Share', size: int) -> bool:
+        after = share.held + size
+        if share.held and after > CONNECTION_BYTES:
+            return False    # alone it may be larger
+        more = _beyond(after) - _beyond(share.held)
+        return not more or self._shared + more <= SHARED_BYTES
+
+    def _change(self, share: '_Share', size: int) -> None:
+        self._shared -= _beyond(share.held)
+        share.held += size
+        self._shared += _beyond(share.held)
+
+
+def _beyond(held: int) -> int:
+    """What a connection holds of that which is for all."""
+    return max(0, held - PIECE)
+
+
+class _Share:
+    """What one connection holds."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.turn = asyncio.Lock()
+
+
+class _Input:
+    """What the client sends, in the lengths that it is made of."""
+
+    def __init__(self, stream: http.SocketStream) -> None:
+        self._stream = stream
+        self._data = bytearray()
+
+    async def any(self) -> bool:
+        """Wait until something comes; False if nothing does any more."""
+        if not self._data:
+            self._data += await self._stream.receive()
+        return bool(self._data)
+
+    async def take(self, length: int) -> bytes:
+        # What has come already may be thousands of messages: others go on
+        # before each.
+        await asyncio.sleep(0)
+        while len(self._data) < length:
+            await self._more()
+        data = bytes(self._data[:length])
+        del self._data[:length]
+        return data
+
+    async def skip(self, length: int) -> None:
+        while length > len(self._data):
+            length -= len(self._data)
+            self._data.clear()
+            await self._more()
+        del self._data[:length]
+
+    async def _more(self) -> None:
+        data = await self._stream.receive()
+        if not data:
+            raise http.Disconnected('it ended within a message')
+        self._data += data
+
+
+class _Connection:
+    """One client: it haggles, and then reads an image."""
+
+    def __init__(self, exports: Exports, sock: socket.socket,
+                 place: connections_module.Place) -> None:
+        self._exports = exports
+        self._place = place
+        self._stream = http.SocketStream(sock)
+        self._input = _Input(self._stream)
+        self._sending = asyncio.Lock()
+        self._share = _Share()
+        self._room = asyncio.Semaphore(REQUESTS)
+        self._under_way = 0
+        self._no_zeroes = False
+        self._structured = False
+        #: The export for which the metadata context was asked for last.
+        self._context: bytes | None = None
+        self._name = ''
+        self._complaint = ''
+
+    @property
+    def idle(self) -> bool:
+        return not self._under_way
+
+    async def run(self) -> None:
+        try:
+            reading = await self._haggle()
+            if reading is not None:
+                await self._serve(reading)
+        except protocol.Violation as e:
+            LOG.warning('An NBD client%s was disconnected: %s.',
+                        f' of image {self._name}' if self._name else '', e)
+        except (http.Disconnected, TimeoutError) as e:
+            LOG.debug('NBD connection: %s', e or 'it was too slow')
+        finally:
+            self._stream.close()
+
+    async def _send(self, data: Any) -> None:
+        await self._stream.send(data, self._exports.limits.write_timeout)
+
+    def _in_time(self) -> asyncio.Timeout:
+        """The time that a message has from its first byte on."""
+        return asyncio.timeout(self._exports.limits.header_timeout)
+
+    # -- haggling ----------------------------------------------------------
+
+    async def _haggle(self) -> pulls.Reading | None:
+        """Until there is something to be read; None if there will not be."""
+        async with self._in_time():
+            await self._send(protocol.GREETING)
+            flags, = protocol.CLIENT_FLAGS.unpack(await self._input.take(
+                protocol.CLIENT_FLAGS.size))
+        if flags & ~protocol.NO_ZEROES != protocol.FIXED_NEWSTYLE:
+            raise protocol.Violation(f'its flags are {flags:#x}')
+        self._no_zeroes = bool(flags & protocol.NO_ZEROES)
+        while True:
+            # Only until it has an export: what a guest reads from is never
+            # taken from it.
+            self._place.spare = True
+            async with self._in_time():
+                option, data = await self._receive_option()
+            self._place.spare = False
+            if option == protocol.Option.ABORT:
+                await self._send(protocol.option_reply(
+                    option, protocol.Reply.ACK))
+                return None
+            if option == protocol.Option.EXPORT_NAME:
+                return await self._open_old(data)
+            try:
+                reading = await self._answer_option(option, data)
+            except protocol.Invalid as e:
+                await self._refuse(option, protocol.Reply.ERR_INVALID,
+                                   str(e))
+                continue
+            if reading is not None:
+                return reading
+
+    async def _receive_option(self) -> tuple[int, bytes]:
+        magic, option, length = protocol.OPTION.unpack(
+            await self._input.take(protocol.OPTION.size))
+        if magic != protocol.OPTION_MAGIC:
+            raise protocol.Violation(f'an option begins with {magic!r}')
+        if length > protocol.LONGEST_OPTION:
+            raise protocol.Violation(
+                f'option {option} announces {length} bytes of data')
+        return option, await self._input.take(length)
+
+    async def _answer_option(self, option: int, data: bytes
+                             ) -> pulls.Reading | None:
+        """Answer; what was asked to be read, if it was.
+
+        :raises protocol.Invalid: the data are no good
+        """
+        if option in _NO_DATA and data:
+            raise protocol.Invalid('this option has no data')
+        if option in (protocol.Option.INFO, protocol.Option.GO):
+            return await self._open(option, data)
+        if option == protocol.Option.LIST:
+            names = await self._exports.run(self._exports.repository.images)
+            await self._send(b''.join(map(protocol.server_reply, names)))
+            await self._send(protocol.option_reply(
+                option, protocol.Reply.ACK))
+        elif option == protocol.Option.STRUCTURED_REPLY:
+            self._structured = True
+            await self._send(protocol.option_reply(
+                option, protocol.Reply.ACK))
+        elif option in _META_CONTEXT:
+            await self._answer_contexts(option, data)
+        else:
+            await self._refuse(option, protocol.Reply.ERR_UNSUP,
+                               f'option {option} is not known')
+        return None
+
+    async def _refuse(self, option: int, kind: protocol.Reply,
+                      why: str) -> None:
+        await self._send(protocol.option_error(option, kind, why))
+
+    async def _answer_contexts(self, option: int, data: bytes) -> None:
+        setting = option == protocol.Option.SET_META_CONTEXT
+        if setting:
+            self._context = None
+        if not self._structured:
+            raise protocol.Invalid('structured replies were not asked for')
+        name, queries = protocol.parse_contexts(data)
+        found = protocol.CONTEXT in queries
+        if not setting:
+            found = found or not queries or b'base:' in queries
+        if found:
+            await self._send(protocol.context_reply(option))
+            if setting:
+                self._context = name
+        await self._send(protocol.option_reply(option, protocol.Reply.ACK))
+
+    # -- exports -----------------------------------------------------------
+
+    async def _open(self, option: int, data: bytes
+                    ) -> pulls.Reading | None:
+        name, wanted = protocol.parse_go(data)
+        try:
+            reading = await self._reading(name)
+        except exceptions.ImageNotFound as e:
+            await self._refuse(option, protocol.Reply.ERR_UNKNOWN, str(e))
+            return None
+        except Exception as e:
+            LOG.warning('Image %s cannot be exported: %s', self._name, e)
+            await self._refuse(option, protocol.Reply.ERR_UNKNOWN, str(e))
+            return None
+        go = option == protocol.Option.GO
+        try:
+            await self._send(protocol.info_replies(
+                option, name, reading.size, self._flags(),
+                reading.upload_id,
+                self._exports.repository.parameters.block_size, wanted))
+        except BaseException:
+            go = False
+            raise
+        finally:
+            if not go:
+                await self._exports.run(reading.close)
+        self._keep_context(name)
+        return reading if go else None
+
+    async def _open_old(self, data: bytes) -> pulls.Reading:
+        """EXPORT_NAME: there is no way to refuse."""
+        try:
+            reading = await self._reading(data)
+        except Exception as e:
+            raise protocol.Violation(f'it cannot be told that {e}')
+        try:
+            await self._send(
+                protocol.export_data(reading.size, self._flags())
+                + (b'' if self._no_zeroes else bytes(124)))
+        except BaseException:
+            await self._exports.run(reading.close)
+            raise
+        self._keep_context(data)
+        return reading
+
+    async def _reading(self, name: bytes) -> pulls.Reading:
+        """:raises ImageNotFound: nothing is called that"""
+        image_id = name.decode(errors='replace')
+        if not repository_module.IMAGE_ID.fullmatch(image_id):
+            raise exceptions.ImageNotFound(
+                f'there is no image {image_id[:200]!r}')
+        self._name = image_id
+        return await self._exports.run(self._exports.opener, image_id)
+
+    def _flags(self) -> protocol.Flag:
+        return _FLAGS | (protocol.Flag.SEND_DF if self._structured
+                         else protocol.Flag(0))
+
+    def _keep_context(self, name: bytes) -> None:
+        if self._context != name:
+            self._context = None
+
+    # -- transmission ------------------------------------------------------
+
+    async def _serve(self, reading: pulls.Reading) -> None:
+        exports = self._exports
+        exports.served += 1
+        LOG.debug('Image %s is exported.', self._name)
+        try:
+            # An answer that fails ends the others.
+            async with asyncio.TaskGroup() as answers:
+                while (request := await self._next()) is not None:
+                    await self._room.acquire()
+                    self._under_way += 1
+                    answers.create_task(self._answer(reading, request))
+        except BaseExceptionGroup as group:
+            # That of the answer, or of the client's end, is what is told.
+            raise group.exceptions[0] from None
+        finally:
+            exports.served -= 1
+            await exports.run(reading.close)
+
+    async def _next(self) -> protocol.Request | None:
+        """The next request; None when the client takes its leave."""
+        if not await self._input.any():
+            return None
+        async with self._in_time():
+            request = protocol.parse_request(
+                await self._input.take(protocol.REQUEST.size))
+        if request.command == protocol.Command.DISC:
+            return None
+        if request.command == protocol.Command.WRITE:
+            if request.length > protocol.LONGEST_PAYLOAD:
+                raise protocol.Violation(
+                    f'a write has {request.length} bytes')
+            async with self._in_time():
+                await self._input.skip(request.length)
+        return request
+
+    async def _answer(self, reading: pulls.Reading,
+                      request: protocol.Request) -> None:
+        try:
+            try:
+                await self._perform(reading, request)
+            except _Refused as e:
+                await self._reply_error(request, e.error, str(e))
+            except (http.Disconnected, asyncio.CancelledError):
+                raise
+            except Exception as e:
+                await self._failed(request, e)
+            self._exports.requests += 1
+        finally:
+            self._under_way -= 1
+            self._room.release()
+        if not self._under_way and self._exports.stopping.is_set():
+            # Rather than an error, which the guest would get: a client may
+            # connect to the next daemon, and go on.
+            raise http.Disconnected('the daemon ends')
+
+    async def _perform(self, reading: pulls.Reading,
+                       request: protocol.Request) -> None:
+        """:raises _Refused: the request is not valid, or not allowed"""
+        command = request.command
+        if command in _WRITES:
+            raise _Refused(protocol.Error.EPERM, 'images are not changed')
+        if command == protocol.Command.FLUSH:
+            return await self._reply(protocol.simple_reply(request.cookie))
+        allowed = _ALLOWED.get(command)
+        if allowed is None or request.flags & ~allowed:
+            raise _Refused(protocol.Error.EINVAL,
+                           f'there is no command {command} with the flags '
+                           f'{request.flags:#x}')
+        if not request.length or request.end > reading.size:
+            raise _Refused(protocol.Error.EINVAL,
+                           f'there are no {request.length} bytes at '
+                           f'{request.offset} of {reading.size}')
+        if command == protocol.Command.CACHE:
+            await self._prefetch(reading, request)
+        elif command == protocol.Command.BLOCK_STATUS:
+            await self._tell_extents(reading, request)
+        else:
+            await self._read(reading, request)
+
+    async def _failed(self, request: protocol.Request,
+                      error: Exception) -> None:
+        """Tell the client and, once, the log."""
+        self._exports.errors += 1
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            LOG.error('Image %s cannot be read at %d: %s', self._name,
+                      request.offset, error,
+                      exc_info=not isinstance(error, _EXPECTED))
+        await self._reply_error(
+            request, protocol.Error.ENOMEM if isinstance(error, MemoryError)
+            else protocol.Error.EIO, str(error))
+
+    # -- replies -----------------------------------------------------------
+
+    async def _reply(self, data: Any) -> None:
+        async with self._sending:
+            await self._send(data)
+
+    async def _reply_error(self, request: protocol.Request,
+                           error: protocol.Error, why: str) -> None:
+        if self._structured:
+            await self._reply(protocol.error_chunk(request.cookie, error,
+                                                   why))
+        else:
+            await self._reply(protocol.simple_reply(request.cookie, error))
+
+    async def _read(self, reading: pulls.Reading,
+                    request: protocol.Request) -> None:
+        cookie, length = request.cookie, request.length
+        whole = not self._structured or bool(
+            request.flags & protocol.RequestFlag.DF)
+        if whole and length > protocol.LONGEST_PAYLOAD:
+            raise _Refused(protocol.Error.EINVAL,
+                           f'{length} bytes are too many at once')
+        room = protocol.DATA_HEAD if self._structured else (
+            protocol.SIMPLE_HEAD)
+        step = length if whole else PIECE
+        for offset in range(request.offset, request.end, step):
+            size = min(step, request.end - offset)
+            async with self._exports.memory.hold(self._share, size):
+                # What is sent together lies together.
+                reply = memoryview(bytearray(room + size))
+                await self._fill(reading, reply[room:], offset)
+                reply[:room] = (
+                    protocol.data_head(cookie, offset, size,
+                                       offset + size == request.end)
+                    if self._structured else protocol.simple_reply(cookie))
+                await self._reply(reply)
+            self._exports.sent += size
+
+    async def _fill(self, reading: pulls.Reading, view: memoryview,
+                    offset: int) -> None:
+        if await self._exports.run(reading.readinto, view,
+                                   offset) != len(view):
+            raise exceptions.DamagedError(
+                f'image {self._name} ended before its end')
+
+    async def _prefetch(self, reading: pulls.Reading,
+                        request: protocol.Request) -> None:
+        """Have it in the caches, or on its way here."""
+        size = min(PIECE, request.length)
+        async with self._exports.memory.hold(self._share, size):
+            view = memoryview(bytearray(size))
+            for offset in range(request.offset, request.end, size):
+                await self._fill(
+                    reading, view[:request.end - offset], offset)
+        await self._reply(protocol.simple_reply(request.cookie))
+
+    async def _tell_extents(self, reading: pulls.Reading,
+                            request: protocol.Request) -> None:
+        if self._context is None:
+            raise _Refused(protocol.Error.EINVAL,
+                           'no metadata context was selected')
+        extents: Collection[tuple[int, bool]] = await self._exports.run(
+            reading.extents, request.offset, request.length)
+        if request.flags & protocol.RequestFlag.REQ_ONE:
+            extents = list(extents)[:1]
+        await self._reply(protocol.status_chunk(request.cookie, extents))
+
+
+class _Refused(Exception):
+    """A request is answered with this error."""
+
+    def __init__(self, error: protocol.Error, message: str) -> None:
+        super().__init__(message)
+        self.error = error

@@ -1,0 +1,540 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Reading images over HTTP: bytes, recipes, and blocks as they are stored.
+
+The engine reads in a bounded set of threads, without the GIL, and has the disk
+read ahead meanwhile. A thread that has read a piece sends it, and goes on
+until the client takes nothing more at once. Over TLS the next pieces are read
+while one is sent. The pieces grow as long as the client takes them fast: one
+that takes nothing holds four of 64 KiB and no thread.
+
+Of an image that is on its way what has come is read the same, and no thread
+waits for what has not, unless it lies ahead of what is coming.
+"""
+
+import asyncio
+import collections
+from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
+from collections.abc import Callable
+from collections.abc import Collection
+import contextlib
+import re
+from typing import Any
+from typing import NamedTuple
+
+from oslo_log import log
+
+from dedupd.cache import pulls
+from dedupd.http import server as http
+from dedupd.http import tokens as tokens_module
+from glance_dedup.base import exceptions
+from glance_dedup.base import hashes
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+#: Bytes of a piece of a response.
+SMALLEST = 64 * 1024
+LARGEST = 512 * 1024
+#: So many pieces are read ahead: the threads need not wait for the loop
+#: between them. With the one that is being sent they are what a response
+#: holds: 2 MiB.
+DEPTH = 3
+#: So many bytes a thread sends before others get their turn.
+TURN = 8 * 1024 * 1024
+
+#: Seconds after which an image of which nothing comes any more has failed.
+STALLED = 30.0
+#: Threads that fetch what lies ahead of what is coming.
+_FETCHERS = 16
+
+#: Of ``POST /v1/images/{id}/blocks``.
+RANGES_BYTES = 1024 * 1024
+RANGES = 16384
+
+RECIPE_TYPE = 'application/vnd.glance-dedup.recipe'
+FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
+
+_UPLOAD_ID = re.compile('[0-9a-f]{32}')
+_RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
+
+# Images of which it is known that the log has why no token opens them.
+_MOST_REFUSED = 1000
+
+# Seconds that a client takes for a piece, below which pieces grow and above
+# which they shrink.
+_FAST = 0.1
+_SLOW = 1.0
+
+
+def http_error(error: exceptions.RepositoryError) -> http.HTTPError:
+    """What to answer for an error of the repository."""
+    if isinstance(error, exceptions.ImageNotFound):
+        return http.HTTPError(404, str(error))
+    if isinstance(error, exceptions.InvalidParameter):
+        return http.HTTPError(400, str(error))
+    if isinstance(error, (exceptions.BusyError, exceptions.ClosedError)):
+        return http.HTTPError(503, str(error))
+    return http.HTTPError(500, str(error))
+
+
+def parse_range(value: str, size: int) -> tuple[int, int] | None:
+    """(first, end) of a Range header; None if the whole is to be sent.
+
+    Of several ranges none is taken out: the whole is a valid answer.
+
+    :raises http.HTTPError: 416
+    """
+    unit, equals, given = value.partition('=')
+    if unit.strip().lower() != 'bytes' and equals:
+        return None
+    ranges = [_RANGE.fullmatch(r.strip()) for r in given.split(',')]
+    bad = http.HTTPError(416, f'The range {value!r} is not one of this image, '
+                              f'which has {size} bytes.',
+                         {'Content-Range': f'bytes */{size}'})
+    for match in ranges:
+        if match is None or match[0] == '-' or (
+                match[1] and match[2] and int(match[1]) > int(match[2])):
+            raise bad
+    if len(ranges) > 1:
+        return None
+    first, last = ranges[0].groups()
+    if not first:
+        begin, end = max(0, size - int(last)), size
+    else:
+        begin, end = int(first), min(size, int(last) + 1 if last else size)
+    if begin >= end:
+        raise bad
+    return begin, end
+
+
+def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
+    """The ranges of the body of ``POST .../blocks``.
+
+    Whether they lie at blocks, the engine knows.
+
+    :raises http.HTTPError: 400 or 416
+    """
+    ranges = body.get('ranges') if isinstance(body, dict) else None
+    if not isinstance(ranges, list) or not all(
+            isinstance(r, list) and len(r) == 2
+            and all(type(n) is int and 0 <= n < 1 << 63 for n in r)
+            for r in ranges):
+        raise http.HTTPError(
+            400, 'The body is not {"ranges": [[offset, length], ...]}.')
+    if len(ranges) > RANGES:
+        raise http.HTTPError(400, f'{RANGES} ranges are the most.')
+    before = 0
+    for offset, length in ranges:
+        if not length or offset < before:
+            raise http.HTTPError(
+                400, 'The ranges are not in order, or one is empty.')
+        before = offset + length
+        if before > size:
+            raise http.HTTPError(
+                416, f'The image has {size} bytes, and not the range '
+                     f'{[offset, length]}.')
+    return [(offset, length) for offset, length in ranges]
+
+
+def _needs_no_token(request: http.Request) -> bool:
+    """Those on the socket read all images, and so do operators over TCP."""
+    return request.peer.uid is not None or request.peer.operator
+
+
+class Reads:
+    """The handlers of requests that read images.
+
+    :param workers: the threads that the engine reads in
+    :param tokens: checks the tokens of users; None: there are none
+    :param arrive: opens, on the Unix socket, images that are not here; None:
+        there are no others
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 workers: workers_module.Workers,
+                 tokens: tokens_module.Tokens | None = None,
+                 arrive: Callable[[str], pulls.Reading] | None = None
+                 ) -> None:
+        self._repository = repository
+        self._workers = workers
+        self._fetchers = workers_module.Workers('dedupd-fetch', _FETCHERS)
+        self._tokens = tokens
+        # What was told in the log, by image.
+        self._refused: collections.OrderedDict[str, str] = (
+            collections.OrderedDict())
+        self._arrive = arrive
+
+    # -- handlers ----------------------------------------------------------
+
+    async def image(self, request: http.Request, image_id: str
+                    ) -> http.Response:
+        """GET and HEAD /v1/images/{image_id}"""
+        image = await self._open_reading(request, image_id)
+        try:
+            size = image.size
+            tag = f'"{image.upload_id}"'
+            response = http.Response(200, {
+                'Content-Type': 'application/octet-stream',
+                'Accept-Ranges': 'bytes', 'ETag': tag,
+                'Dedup-Repository': self._repository.repository_id},
+                length=size)
+            if request.method == 'HEAD':
+                await self._run(image.close)
+                return response
+            begin, end = 0, size
+            wanted = request.headers.get('range')
+            if wanted is not None and (
+                    request.headers.get('if-range', tag) == tag):
+                found = parse_range(wanted, size)
+                if found is not None:
+                    begin, end = found
+                    response.status = 206
+                    response.headers['Content-Range'] = (
+                        f'bytes {begin}-{end - 1}/{size}')
+                    response.length = end - begin
+        except BaseException:
+            await self._run(image.close)
+            raise
+        response.body = await primed(self.pieces(Course(image, begin, end)))
+        return response
+
+    async def recipe(self, request: http.Request, image_id: str
+                     ) -> http.Response:
+        """GET /v1/images/{image_id}/recipe"""
+        image = await self._open(request, image_id)
+        return http.Response(
+            200, {'Content-Type': RECIPE_TYPE,
+                  'ETag': f'"{image.stat.upload_id}"',
+                  'Dedup-Repository': self._repository.repository_id},
+            await primed(self._pages(image)))
+
+    async def blocks(self, request: http.Request, image_id: str
+                     ) -> http.Response:
+        """POST /v1/images/{image_id}/blocks"""
+        image = await self._open(request, image_id)
+        try:
+            ranges = parse_ranges(request.json(), image.size)
+        except BaseException:
+            await self._run(image.close)
+            raise
+        return http.Response(
+            200, {'Content-Type': FRAMES_TYPE,
+                  'ETag': f'"{image.stat.upload_id}"'},
+            await primed(self._frames(image, ranges)))
+
+    # -- opening -----------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def admit(self, request: http.Request, image_id: str
+                    ) -> AsyncIterator[None]:
+        """Before a body is received, which takes memory."""
+        await self._admit(request, image_id)
+        yield
+
+    async def _admit(self, request: http.Request, image_id: str
+                     ) -> tuple[str | None, hashes.Hash | None]:
+        """The upload that an allowed request means, and the image's hash.
+
+        None: any upload; an image of which Glance says no hash, or was not
+        asked.
+        """
+        upload_id = request.query.get('upload')
+        if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
+            raise http.HTTPError(
+                400, 'upload: an upload id has 32 hexadecimal digits.')
+        if not repository_module.IMAGE_ID.fullmatch(image_id):
+            # Nothing is called that.
+            raise http.HTTPError(404, 'There is no such image.')
+        said = None
+        if not _needs_no_token(request):
+            said = await self._ask_glance(request, image_id)
+        return upload_id, said
+
+    async def _open(self, request: http.Request, image_id: str
+                    ) -> repository_module.Image:
+        # Anew, where a body came in between: that takes its time.
+        upload_id, said = await self._admit(request, image_id)
+        if _needs_no_token(request):
+            return await self._run(self._repository.open_image, image_id,
+                                   upload_id)
+        image = await self._run(self._repository.open_image, image_id)
+        try:
+            # That which is opened, and not whatever has its name later.
+            await self._run(hashes.need_same, self._repository.path,
+                            image.stat, said)
+            if upload_id not in (None, image.stat.upload_id):
+                raise exceptions.ImageNotFound(
+                    f'image {image_id} is not of the upload {upload_id}')
+        except BaseException as e:
+            await self._run(image.close)
+            if isinstance(e, hashes.Other):
+                raise http.HTTPError(404, self._told(image_id, e))
+            if isinstance(e, hashes.Unproven):
+                raise http.HTTPError(403, self._told(image_id, e))
+            raise
+        return image
+
+    def _told(self, image_id: str, error: Exception) -> str:
+        """What is said of an image; once in the log, too."""
+        if self._refused.get(image_id) != str(error):
+            LOG.warning('No token opens image %s. %s', image_id, error)
+            self._refused[image_id] = str(error)
+            while len(self._refused) > _MOST_REFUSED:
+                self._refused.popitem(last=False)
+        return str(error)
+
+    async def _open_reading(self, request: http.Request, image_id: str
+                            ) -> pulls.Reading:
+        try:
+            return pulls.Present(await self._open(request, image_id))
+        except exceptions.ImageNotFound:
+            if self._arrive is None or request.peer.uid is None or (
+                    'upload' in request.query):
+                raise
+            try:
+                return await asyncio.wrap_future(
+                    self._fetchers.submit(self._arrive, image_id))
+            except (pulls.ArrivalFailed, daemon_module.ClientError) as e:
+                raise http.HTTPError(503, str(e))
+
+    async def _ask_glance(self, request: http.Request, image_id: str
+                          ) -> hashes.Hash | None:
+        """Whether a user may read, and what image Glance means."""
+        token = request.headers.get('x-auth-token')
+        if token is None or self._tokens is None:
+            raise http.HTTPError(
+                401, 'A certificate, or a token in X-Auth-Token, is needed.')
+        return await self._tokens.check(token, image_id)
+
+    # -- bodies ------------------------------------------------------------
+
+    def _run(self, function: Callable, *args: Any) -> asyncio.Future:
+        """Call a function of the engine in a thread."""
+        return asyncio.wrap_future(self._workers.submit(function, *args))
+
+    async def pieces(self, course: 'Course'
+                     ) -> AsyncGenerator[Any, http.Pour | None]:
+        """The bytes of a range; then closes what they are read from."""
+        loop = asyncio.get_running_loop()
+        more = _Bell(loop, course.image)
+        reading: collections.deque[asyncio.Future] = collections.deque()
+        pour = None
+        try:
+            while course.left or reading:
+                if not reading and not course.ready:
+                    if course.in_order:
+                        await more.wait(lambda: course.ready)
+                        continue
+                    reading.append(asyncio.wrap_future(self._fetchers.submit(
+                        course.read, course.next())))
+                # What is read is sent, before a thread sends any.
+                elif pour is not None and not reading:
+                    reading.append(self._run(course.pour, pour))
+                while pour is None and course.ready and len(reading) <= DEPTH:
+                    reading.append(self._run(course.read, course.next()))
+                # Not cancelled with this task: a thread has the socket.
+                await asyncio.wait([reading[0]])
+                view = reading.popleft().result()
+                if not view:
+                    continue
+                since = loop.time()
+                pour = yield view
+                course.taken(view, loop.time() - since)
+        finally:
+            await self._finish(course.image, reading)
+
+    async def _pages(self, image: repository_module.Image
+                     ) -> AsyncGenerator[Any, None]:
+        """A recipe's description."""
+        try:
+            yield wire.RecipeHeader.of(
+                image.stat, self._repository.parameters).pack()
+            page = 0
+            while data := await self._run(image.describe, page):
+                yield data
+                page += 1
+        finally:
+            await self._finish(image, ())
+
+    async def _frames(self, image: repository_module.Image,
+                      ranges: list[tuple[int, int]]
+                      ) -> AsyncGenerator[Any, None]:
+        """The frames of ranges, read one lot ahead; then that which ends."""
+        reading = None
+        try:
+            if ranges:
+                reading = self._run(image.frames, ranges)
+            while reading is not None:
+                frames, end = await reading
+                ranges = wire.rest_of(ranges, end)
+                reading = (self._run(image.frames, ranges) if ranges
+                           else None)
+                while frames:
+                    yield frames.pop(0)
+            yield wire.END_FRAME
+        finally:
+            await self._finish(image, [reading] if reading else ())
+
+    async def _finish(self, image: repository_module.Image | pulls.Reading,
+                      reading: Collection[asyncio.Future]) -> None:
+        """Close an image when no thread is in it any more."""
+        if reading:
+            await asyncio.wait(reading)
+            for future in reading:
+                if not future.cancelled():
+                    future.exception()
+        await self._run(image.close)
+
+
+class _Step(NamedTuple):
+    """A piece that is to be read."""
+
+    view: memoryview
+    offset: int
+
+
+class _Bell:
+    """Waits until more of an image has come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop,
+                 image: pulls.Reading) -> None:
+        self._loop = loop
+        self._rung = asyncio.Event()
+        image.on_more(self._ring)
+
+    def _ring(self) -> None:
+        """Called in any thread."""
+        with contextlib.suppress(RuntimeError):     # the loop has ended
+            self._loop.call_soon_threadsafe(self._rung.set)
+
+    async def wait(self, enough: Callable[[], Any]) -> None:
+        """Until there may be enough.
+
+        :raises ArrivalFailed: nothing came for long
+        """
+        self._rung.clear()
+        if enough():
+            return
+        try:
+            async with asyncio.timeout(STALLED):
+                await self._rung.wait()
+        except TimeoutError:
+            raise pulls.ArrivalFailed(
+                f'nothing of it came for {STALLED:g} seconds') from None
+
+
+class Course:
+    """Goes through a range of an image, in pieces that fit the client.
+
+    One thread at a time, but for `read`.
+
+    :ivar handed: the offset behind the last byte that was sent
+    :ivar in_order: whether what has not come yet is waited for, rather than
+        fetched: it does to who begins at the begin
+    """
+
+    def __init__(self, image: pulls.Reading, begin: int, end: int) -> None:
+        self.image = image
+        self.handed = begin
+        self.in_order = not begin
+        self._offset = begin
+        self._end = end
+        self._size, self._limit = SMALLEST, LARGEST
+        self._sent = 0
+        self._spare: list[bytearray] = []
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not to be read yet."""
+        return self._end - self._offset
+
+    @property
+    def ready(self) -> int:
+        """Bytes that can be read without waiting."""
+        return min(self.left, self.image.available(self._offset))
+
+    def next(self) -> _Step:
+        """The next piece: of what is ready, or else of what is left.
+
+        REQUIRES: something is left.
+        """
+        offset = self._offset
+        buffer = self._spare.pop() if self._spare else bytearray(self._size)
+        view = memoryview(buffer)[:min(self._size, self.ready or self.left)]
+        self._offset += len(view)
+        return _Step(view, offset)
+
+    def read(self, step: _Step) -> memoryview:
+        """Fill the buffer of a piece, and return it."""
+        self.image.readinto(step.view, step.offset)
+        return step.view
+
+    def pour(self, send: http.Pour) -> memoryview:
+        """Read and send pieces; returns what has to wait, or nothing."""
+        stop = self._sent + TURN
+        while self._sent < stop and self.ready:
+            view = self.read(self.next())
+            piece = view
+            while sent := send(view):
+                self.handed += sent
+                view = view[sent:]
+                if not view:
+                    break
+            if view:
+                return view
+            self._reuse(piece)
+        return memoryview(b'')
+
+    def taken(self, view: memoryview, seconds: float) -> None:
+        """A piece was sent, which took the client so long."""
+        if seconds < _FAST:
+            self._limit = min(LARGEST, 2 * self._limit)
+        elif seconds > _SLOW:
+            self._limit = max(SMALLEST, self._limit // 2)
+        self.handed += len(view)
+        self._reuse(view)
+
+    def _reuse(self, view: memoryview) -> None:
+        # The first bytes are in the kernel's buffers, and tell nothing of the
+        # client.
+        self._sent += len(view)
+        while 2 * self._size <= min(self._limit, self._sent // 8):
+            self._size *= 2
+        self._size = min(self._size, self._limit)
+        self._spare.append(view.obj)
+        self._spare = [b for b in self._spare if len(b) == self._size]
+
+
+async def primed(generator: AsyncGenerator[Any, http.Pour | None]
+                 ) -> AsyncGenerator[Any, http.Pour | None]:
+    """The same generator, of which the first piece is there already.
+
+    So that an error in it can still become the response's status.
+    """
+    first = await anext(generator, None)
+
+    async def all_of_it() -> AsyncGenerator[Any, http.Pour | None]:
+        piece = first
+        try:
+            with contextlib.suppress(StopAsyncIteration):
+                while piece is not None:
+                    piece = await generator.asend((yield piece))
+        finally:
+            await generator.aclose()
+
+    return all_of_it()

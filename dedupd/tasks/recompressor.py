@@ -1,0 +1,264 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Recompression: what was compressed quickly is made smaller in idle hours.
+
+Group by group, and only those that are sealed: to which no writer comes any
+more. Each is written anew, with the same blocks at the same addresses, while
+the old file is in use; then the files are exchanged. What was done is noted in
+the group itself, so there is no cursor to keep: a run goes on with the first
+group that is not done.
+
+A run that makes way in the middle of a group keeps what it has so far, with
+the group's lease, until it goes on or the maintainer ends.
+
+If the new file is hardly smaller, the old one stays, and counts as done: to
+find out once more would take as long again, and gain as little. So a group is
+compressed anew once for each codec and level that is asked for.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+
+# The new file has to be smaller by one part in so many.
+_WORTH = 32
+# For so long those who name blocks of a group have time to end before the
+# exchange; half seconds.
+_TRIES = 60
+_PAUSE = 0.5
+
+_POISONED = 1
+_SLOT_BITS = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPlan:
+    """What a run would do with a group."""
+
+    number: int
+    action: str
+    """'recompress' or 'skip'."""
+    reason: str
+    """Why it is skipped, in a few words."""
+    bytes: int
+    """Of the disk, that it takes now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run would do now."""
+
+    groups: list[GroupPlan]
+    """Those that are not done."""
+    bytes: int
+    """Of the disk, that those to be compressed anew take now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run did."""
+
+    groups: int
+    """That are smaller now."""
+    disk_bytes: int
+    """Given back to the file system."""
+    kept: int
+    """Groups that would hardly have become smaller, and are as they were."""
+    busy: int
+    """Groups in use, put off to the next run."""
+    skipped_for_space: int
+    """Groups for whose new file there was no room."""
+    failed: dict[int, str]
+    """Groups that are damaged, or whose disk failed, and how."""
+
+
+def plan(maintainer: maintainer_module.Maintainer, codec: str,
+         level: int = 0) -> Plan:
+    """What a run would do; changes nothing.
+
+    Whether a group is in use is not tried.
+
+    :raises InvalidParameter: for a level that the codec lacks
+    """
+    mark = _engine.codec_mark(codec, level)
+    groups = maintainer.guard(lambda: _plan(maintainer, mark))
+    return Plan(groups, sum(group.bytes for group in groups
+                            if group.action == 'recompress'))
+
+
+def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+             codec: str, level: int = 0) -> Result:
+    """Compress anew what is not done.
+
+    :raises task.Stopped: between two steps; the next run goes on from there
+    :raises InvalidParameter: for a level that the codec lacks
+    """
+    mark = _engine.codec_mark(codec, level)
+    return maintainer.guard(
+        lambda: _Run(maintainer, control, codec, level, mark).run(),
+        control.step)
+
+
+def give_up(maintainer: maintainer_module.Maintainer) -> None:
+    """Forget the group in which a run made way."""
+    if maintainer.rewriting is not None:
+        rewriting, _ = maintainer.rewriting
+        maintainer.rewriting = None
+        rewriting.close()
+
+
+def _plan(maintainer: maintainer_module.Maintainer,
+          mark: tuple[int, int]) -> list[GroupPlan]:
+    damaged = {address >> _SLOT_BITS
+               for address in maintainer.catalog.damaged()}
+    found = []
+    for number in maintainer.engine.groups():
+        try:
+            facts = maintainer.engine.group_facts(number)
+        except exceptions.ImageNotFound:
+            continue
+        except maintainer_module.UNREADABLE as e:
+            found.append(GroupPlan(number, 'skip', str(e), 0))
+            continue
+        if (facts['codec'], facts['level']) != mark:
+            reason = _reason(facts, number in damaged)
+            found.append(GroupPlan(
+                number, 'skip' if reason else 'recompress', reason,
+                facts['allocated']))
+    return found
+
+
+def _reason(facts: dict[str, Any], damaged: bool) -> str:
+    """Why a group cannot be compressed anew, in a few words; '': it can."""
+    if facts['flags'] & _POISONED:
+        return 'writing to it failed once'
+    if facts['published'] < facts['slots']:
+        return 'it is not full yet'
+    return 'a block of it is damaged' if damaged else ''
+
+
+class _Run:
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 control: task.Control, codec: str, level: int,
+                 mark: tuple[int, int]) -> None:
+        self._maintainer = maintainer
+        self._control = control
+        self._codec, self._level, self._mark = codec, level, mark
+        self._sums: dict[str, Any] = dict.fromkeys(
+            (field.name for field in dataclasses.fields(Result)), 0)
+        self._sums['failed'] = {}
+        self._done = 0          # groups
+        self._total = 0
+
+    def run(self) -> Result:
+        wanted = [group.number
+                  for group in _plan(self._maintainer, self._mark)
+                  if group.action == 'recompress']
+        self._total = len(wanted)
+        self._resume(wanted)
+        for number in wanted:
+            if self._sums['skipped_for_space']:
+                # The next one needs as much.
+                self._sums['skipped_for_space'] += 1
+                continue
+            self._control.wait_until_idle()
+            self._recompress(number)
+        return Result(**self._sums)
+
+    def _resume(self, wanted: list[int]) -> None:
+        """Go on with the group in which the last run made way."""
+        if self._maintainer.rewriting is None:
+            return
+        rewriting, mark = self._maintainer.rewriting
+        number = rewriting.number
+        if mark == self._mark and number in wanted:
+            wanted.remove(number)
+            self._finish(rewriting, number)
+        else:
+            give_up(self._maintainer)
+
+    def _recompress(self, number: int) -> None:
+        engine = self._maintainer.engine
+        try:
+            # Who has it in use now may have it for long: then its compression
+            # would be in vain.
+            engine.enter_group(number).close()
+            rewriting = engine.begin_rewriting(number, self._codec,
+                                               self._level)
+        except exceptions.ImageNotFound:
+            self._done += 1
+        except exceptions.BusyError:
+            self._sums['busy'] += 1
+            self._done += 1
+        except exceptions.NoSpaceError:
+            self._sums['skipped_for_space'] += 1
+        except maintainer_module.UNREADABLE as e:
+            self._fail(number, e)
+        else:
+            self._maintainer.rewriting = rewriting, self._mark
+            self._finish(rewriting, number)
+
+    def _finish(self, rewriting: _engine.Rewriting, number: int) -> None:
+        """Go through the rest of a group, to the exchange.
+
+        If the task is stopped the next run goes on with it.
+        """
+        try:
+            self._write(rewriting)
+            self._exchange(rewriting)
+        except exceptions.NoSpaceError:
+            self._sums['skipped_for_space'] += 1
+        except maintainer_module.UNREADABLE as e:
+            self._fail(number, e)
+        give_up(self._maintainer)
+        self._done += 1
+        self._control.step(self._done, self._total, 'compressing groups anew')
+
+    def _write(self, rewriting: _engine.Rewriting) -> None:
+        complete = False
+        while not complete:
+            complete, cost = rewriting.step()
+            self._control.step(
+                self._done, self._total,
+                f'compressing group {rewriting.number:08x} anew: '
+                f'{100 * rewriting.done // rewriting.slots} %', cost)
+
+    def _exchange(self, rewriting: _engine.Rewriting) -> None:
+        before, after = rewriting.sizes()
+        if after > before - before // _WORTH:
+            rewriting.keep_old()
+            self._sums['kept'] += 1
+            return
+        engine, number = self._maintainer.engine, rewriting.number
+        announced = engine.announce(number)
+        try:
+            for _ in range(_TRIES):
+                with contextlib.suppress(exceptions.BusyError):
+                    rewriting.exchange()
+                    self._sums['groups'] += 1
+                    self._sums['disk_bytes'] += before - after
+                    return
+                self._control.pause(_PAUSE)
+        finally:
+            if announced:
+                engine.withdraw(number)
+        self._sums['busy'] += 1
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """Leave a group alone; the others are not worse for it."""
+        self._sums['failed'][number] = str(error)

@@ -1,0 +1,772 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Scrubbing: what the disk has lost is found, set aside, told and healed.
+
+A *pass* reads every recipe and every block once, in the order of their names
+and slots. It may be stopped anywhere and goes on in the next run: its cursor
+and its figures are kept in the catalog.
+
+A block that does not verify on two readings is remembered as *waiting* in the
+same record as the cursor, so that it is not forgotten whatever happens. When
+the pass leaves its group, and the group is free, the stored bytes are copied
+to ``quarantine/`` and the entry is marked, so that no look-up returns it; then
+it is told which images need it. If the group is in use, it waits for a later
+run.
+
+A damaged block is *healed* if the same block is stored elsewhere too: in a
+spare copy, or because a later upload stored it anew. The images are then
+merged to that one. Where fingerprints are not cryptographic nothing tells
+whether another block is the same, and it stays damaged, unless it can be read
+after all. The mark in the catalog goes when no recipe names the block
+any more, and the slot with the next collection.
+
+At the end of a pass the spare copies are made to fit again what is used most.
+"""
+
+import array
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import heapq
+import itertools
+import logging
+import struct
+import sys
+import time
+from typing import Any
+
+from dedupd.tasks import accounting
+from dedupd.tasks import merger
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository as repository_module
+
+LOG = logging.getLogger(__name__)
+
+#: Slots that are verified in a step.
+STEP_SLOTS = 1024
+#: Blocks that are marked in one go.
+MARK_SLOTS = 1024
+#: Bytes of blocks, before compression, that have a spare copy at most.
+SPARE_MAX = 1 << 30
+
+#: Slots and images that a line of the log names.
+LISTED = 10
+
+_SLOT_BITS = 15
+_SLOTS = 1 << _SLOT_BITS
+_ENTRY = struct.Struct('<32sIII B3x')
+_LIVE, _DAMAGED, _INVALID = 1, 4, 7
+_RECORD = 13
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a pass found so far, and what this run did about it."""
+
+    blocks: int
+    """Verified in this pass."""
+    bytes: int
+    """Of the disk, read in this pass."""
+    damaged: int
+    """Damaged blocks that were known in this run, whenever they were found.
+    Those that it healed count, too."""
+    found: int
+    """Damaged blocks that this pass found, and nobody before."""
+    healed: int
+    """Of all damaged blocks, those that this run healed."""
+    images: list[str]
+    """That cannot be read as a whole now, whoever found it out."""
+    quarantined: list[str]
+    """Files with bytes that this run set aside."""
+    complete: bool
+    """The pass has ended."""
+    spares: int
+    """Blocks that have a spare copy."""
+    spare_bytes: int
+    """Of the files that these are in."""
+    busy: int
+    """Damaged blocks that are not marked yet, since their group is in use."""
+    worn: int
+    """Good blocks of which a neighbour's bytes have changed on the disk."""
+    unreadable: dict[str, str]
+    """Recipes and groups that cannot be read, and why, as far as is known.
+    What an earlier pass met stays, until this one looks there."""
+
+
+def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+             full: bool = False, budget_bytes: int | None = None,
+             spare_threshold: int = 0, spare_max: int = SPARE_MAX) -> Result:
+    """Heal what can be, and go on with the pass to its end.
+
+    :param full: begin a new pass, wherever the last one was
+    :param budget_bytes: of the disk to read at most, about; None: no limit
+    :param spare_threshold: blocks that recipes name so often, or more often,
+        get a spare copy when the pass ends; 0: none do, and those there are go
+    :raises task.Stopped: between two steps; the next run goes on from there
+    """
+    return maintainer.guard(
+        lambda: _Run(maintainer, control, full, budget_bytes,
+                     spare_threshold, spare_max).run(), control.step)
+
+
+def damaged_images(catalog: Any) -> set[str]:
+    """The images that cannot be read as a whole, as far as is known."""
+    images = {image_id for facts in catalog.damaged().values()
+              for image_id in facts['images']}
+    for hit in catalog.scrub_state().get('unreadable', {}).values():
+        images.update(hit['images'])
+    return images
+
+
+def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
+              progress: Callable[[int, int, str], None] | None = None) -> str:
+    """Give up an image whose recipe cannot be read.
+
+    As long as it is there nothing may be freed anywhere, since nobody knows
+    what it names. Its file is kept in ``quarantine/``; what only it named is
+    freed by the next collection.
+
+    :returns: the name of the file in ``quarantine/``
+    :raises ImageNotFound: there is no such image
+    :raises InvalidParameter: its recipe can be read; so it can be deleted. Or
+        this is no image's id
+    :raises BusyError: it is being deleted, or merged
+    """
+    repository_module.need_text('image id', image_id)
+    with contextlib.closing(
+            maintainer.engine.open_recipe(image_id)) as recipe:
+        if _error_of(recipe) is None:
+            raise exceptions.InvalidParameter(
+                f'the recipe of image {image_id} can be read: it can be '
+                'deleted like any other')
+        with maintainer.image_lock(image_id) as free:
+            if not free:
+                raise exceptions.BusyError(
+                    f'image {image_id} is being deleted, or merged')
+        aside = recipe.set_aside()
+        # It may have been counted, and cannot be un-counted. So the counts
+        # are given up before its names are: after a crash anywhere below, the
+        # catalog is made anew before anything is freed.
+        maintainer.write(maintainer.catalog.batch(), sync=True, valid=False)
+        try:
+            recipe.delete()                                     # N9
+            # Its entries would be judged in vain by each accounting to come.
+            # But while somebody writes or reads it, they keep its blocks from
+            # being freed (I12): then the accounting finds out when that is
+            # over.
+            if recipe.try_lock(0) and recipe.try_lock(1):
+                _unlink_entries(maintainer, recipe.inode)
+        except exceptions.RepositoryError:
+            maintainer.rebuild(progress)
+            raise
+    maintainer.rebuild(progress)
+    state = maintainer.catalog.scrub_state()
+    if state.get('unreadable', {}).pop(f'images/{image_id}', None):
+        maintainer.catalog.set_scrub_state(state)
+    LOG.warning('Image %s was given up; its recipe is in %s', image_id, aside)
+    return aside
+
+
+def _unlink_entries(maintainer: maintainer_module.Maintainer,
+                    inode: int) -> None:
+    for name in maintainer.engine.spool():
+        with contextlib.suppress(exceptions.ImageNotFound):
+            with contextlib.closing(
+                    maintainer.engine.open_entry(name)) as entry:
+                if entry.inode == inode:
+                    entry.unlink()
+
+
+def _error_of(recipe: _engine.Recipe) -> str | None:
+    """Why a recipe of ``images/`` cannot be read; None: it can."""
+    if not recipe.complete:
+        return recipe.error or f'{recipe.name} has no header'
+    try:
+        recipe.measure()
+    except maintainer_module.UNREADABLE as e:
+        return str(e)
+    return None
+
+
+def _pack(numbers: Iterable[int], code: str = 'Q') -> bytes:
+    packed = array.array(code, numbers)
+    if sys.byteorder == 'big':
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _listed(items: Sequence[Any]) -> str:
+    """Some of them, in words."""
+    words = ', '.join(map(str, items[:LISTED]))
+    if len(items) > LISTED:
+        words += f' and {len(items) - LISTED} more'
+    return words or 'none'
+
+
+def _by_group(addresses: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+    for number, some in itertools.groupby(
+            sorted(addresses), lambda address: address >> _SLOT_BITS):
+        yield number, [address & _SLOTS - 1 for address in some]
+
+
+class _Run:
+    """One run. What is to outlive it is in `_state`."""
+
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 control: task.Control, full: bool, budget: int | None,
+                 spare_threshold: int, spare_max: int) -> None:
+        self._maintainer = maintainer
+        self._control = control
+        self._budget = budget
+        self._spare_threshold = spare_threshold
+        self._spare_max = spare_max
+        self._tells_apart = (
+            maintainer.repository.parameters.is_cryptographic)  # I5
+        self._quarantined: list[str] = []
+        self._healed = 0
+        self._read = 0          # bytes, in this run
+        self._copies: dict[bytes, int] = {}     # of damaged blocks, as met
+        self._damaged: set[int] = set()     # all that was known in this run
+        state = maintainer.catalog.scrub_state()
+        begun = {
+            'started': time.time(), 'complete': False,
+            'image': '', 'group': 0, 'slot': 0,
+            'blocks': 0, 'bytes': 0, 'damaged': 0, 'worn': 0,
+            'waiting': state.get('waiting', []),
+            'unreadable': state.get('unreadable', {}),
+            'spares': state.get('spares', {})}
+        # One that lacks something would not end as it should.
+        if full or state.get('complete', True) or begun.keys() - state.keys():
+            state = begun
+        self._state = state
+
+    def run(self) -> Result:
+        self._wanted = self._fingerprints()
+        try:
+            self._mark(self._state['waiting'])
+            self._heal()
+            self._scrub_recipes()
+            complete = self._scrub_groups()
+        finally:
+            # What was found is made known, though the run be stopped.
+            self._mark(self._state['waiting'])
+            self._save()
+        self._heal()
+        if complete:
+            self._renew_spares()
+            self._state['complete'] = True
+        self._save()
+        return self._result()
+
+    def _result(self) -> Result:
+        state = self._state
+        spares = state['spares']
+        return Result(
+            state['blocks'], state['bytes'],
+            len(self._damaged.union(state['waiting'])), state['damaged'],
+            self._healed, sorted(damaged_images(self._maintainer.catalog)),
+            self._quarantined, state['complete'],
+            spares.get('blocks', 0), spares.get('bytes', 0),
+            len(state['waiting']), state['worn'],
+            {name: hit['error']
+             for name, hit in state['unreadable'].items()})
+
+    def _save(self) -> None:
+        self._maintainer.catalog.set_scrub_state(self._state)
+
+    def _step(self, done: int, total: int, what: str, cost: int) -> None:
+        """After a step: it is kept how far it went, then the pace."""
+        self._read += cost
+        self._save()
+        self._control.step(done, total, what, cost=cost)
+
+    def _spent(self) -> bool:
+        return self._budget is not None and self._read >= self._budget
+
+    # -- recipes ----------------------------------------------------------
+
+    def _scrub_recipes(self) -> None:
+        """Read all recipes, from the one where the pass is on."""
+        if self._state['image'] is None:
+            return
+        images = sorted(self._maintainer.repository.images())
+        for done, image_id in enumerate(images):
+            if image_id <= self._state['image']:
+                continue
+            cost = 0
+            try:
+                with contextlib.closing(self._maintainer.engine.open_recipe(
+                        image_id)) as recipe:
+                    error = _error_of(recipe)
+                    if error is None:
+                        cost = 4096 + 40 * recipe.header()['extents']
+                        error = self._misled(image_id, recipe)
+            except exceptions.ImageNotFound:
+                error = None
+            except (exceptions.InvalidParameter,
+                    *maintainer_module.UNREADABLE) as e:
+                error = str(e)
+            self._note(f'images/{image_id}', error, [image_id])
+            self._state['image'] = image_id
+            self._state['bytes'] += cost
+            self._step(done + 1, len(images), 'reading recipes', cost)
+        self._state['image'] = None
+        there = {f'images/{image_id}' for image_id in images}
+        for name in list(self._state['unreadable']):
+            if name.startswith('images/') and name not in there:
+                self._note(name, None)
+
+    def _misled(self, image_id: str, recipe: _engine.Recipe) -> str | None:
+        """What is wrong if the entries are not of the blocks it means (I7).
+
+        Each is whole in itself where an older copy of a group was put back.
+        What is not whole is found with the groups.
+        """
+        try:
+            with contextlib.closing(
+                    self._maintainer.handle.open_image(image_id)) as image:
+                page = 0
+                while image.describe(page):
+                    page += 1
+        except exceptions.DamagedError as e:
+            return None if any(map(
+                self._names_damage, maintainer_module.pieces(recipe))
+            ) else str(e)
+        return None
+
+    def _names_damage(self, runs: bytes) -> bool:
+        """Whether an entry, or a group, cannot be read as it was written."""
+        words = maintainer_module.unpack(runs, 'I')
+        for number, slot, blocks in zip(words[::3], words[1::3], words[2::3]):
+            try:
+                entries = self._maintainer.engine.entries(number, slot, blocks)
+            except exceptions.InvalidParameter:
+                continue
+            except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+                return True
+            if any(entry[4] in (_DAMAGED, _INVALID)
+                   for entry in _ENTRY.iter_unpack(entries)):
+                return True
+        return False
+
+    def _note(self, name: str, error: str | None,
+              images: Iterable[str] = ()) -> None:
+        """Remember what is wrong with a recipe or group; None: nothing."""
+        if error is None:
+            self._state['unreadable'].pop(name, None)
+            return
+        images = list(images)
+        LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
+                  _listed(images))
+        self._state['unreadable'][name] = {'error': error, 'images': images}
+
+    # -- groups -----------------------------------------------------------
+
+    def _scrub_groups(self) -> bool:
+        """Verify all blocks, from where the pass is on; whether it ended."""
+        state = self._state
+        numbers = self._maintainer.engine.groups()
+        if not state['group']:
+            self._look_for_missing(numbers)
+        for done, number in enumerate(numbers):
+            if number < state['group']:
+                continue
+            if number > state['group']:
+                state['group'], state['slot'] = number, 0
+            error = None
+            try:
+                ended = self._scrub_group(number, done, len(numbers))
+            except exceptions.ImageNotFound:
+                ended = True    # it was empty, and is gone
+            except maintainer_module.UNREADABLE as e:
+                # One bad group does not stop the pass.
+                error = str(e)
+                ended = True
+            if not ended:
+                return False
+            self._note(f'groups/{number:08x}', error,
+                       self._images_of_group(number) if error else ())
+            # The next one: so that a group that ended is not begun again.
+            state['group'], state['slot'] = number + 1, 0
+            self._mark([address for address in state['waiting']
+                        if address >> _SLOT_BITS == number])
+        return True
+
+    def _look_for_missing(self, numbers: list[int]) -> None:
+        there = {f'groups/{number:08x}' for number in numbers}
+        for name in list(self._state['unreadable']):
+            if name.startswith('groups/') and name not in there:
+                self._note(name, None)
+        for number, facts in self._maintainer.catalog.groups():
+            name = f'groups/{number:08x}'
+            if facts['used'] and name not in there:
+                self._note(name, 'it is missing',
+                           self._images_of_group(number))
+
+    def _images_of_group(self, number: int) -> list[str]:
+        every = range(number << _SLOT_BITS, number + 1 << _SLOT_BITS)
+        return sorted(self._images_with(every))
+
+    def _scrub_group(self, number: int, done: int, total: int) -> bool:
+        """False: the budget is spent."""
+        state = self._state
+        facts = self._maintainer.engine.group_facts(number)
+        # What lies behind is judged by the next writer (N7.3).
+        while (first := state['slot']) < facts['published']:
+            if self._spent():
+                return False
+            count = min(STEP_SLOTS, facts['published'] - first)
+            self._scrub_slots(number, first, count)
+            state['slot'] = first + count
+            self._step(
+                done * facts['slots'] + first, total * facts['slots'],
+                f'scrubbing group {number:08x}', self._cost)
+        return True
+
+    def _scrub_slots(self, number: int, first: int, count: int) -> None:
+        state = self._state
+        self._cost = _ENTRY.size * count
+        entries = list(_ENTRY.iter_unpack(
+            self._maintainer.engine.entries(number, first, count)))
+        self._cost, damaged, invalid, worn = _engine.verify_slots(
+            self._maintainer.handle, number, first, count)
+        bad = [number << _SLOT_BITS | slot
+               for slot in (*maintainer_module.unpack(damaged),
+                            *maintainer_module.unpack(invalid))]
+        # Of an invalid entry there is nothing to mark.
+        bad = [address for address in bad if address not in self._known]
+        waiting = set(state['waiting'])
+        state['damaged'] += len(set(bad) - waiting)
+        state['waiting'] = sorted(waiting.union(bad))
+        state['worn'] += len(worn) // 4
+        state['bytes'] += self._cost
+        state['blocks'] += sum(entry[4] == _LIVE for entry in entries)
+        self._notice(number, first, entries, set(bad))
+
+    def _notice(self, number: int, first: int, entries: list[tuple],
+                bad: set[int]) -> None:
+        """Look for what was marked and not told; and for copies."""
+        for slot, entry in enumerate(entries, first):
+            address = number << _SLOT_BITS | slot
+            if entry[4] == _DAMAGED:
+                if address not in self._known and self._count(address):
+                    self._tell({address: ''})
+            elif (entry[4] == _LIVE and entry[0] in self._wanted
+                    and address not in bad):
+                self._copies.setdefault(entry[0], address)
+
+    # -- damaged blocks ---------------------------------------------------
+
+    def _fingerprints(self) -> set[bytes]:
+        """Of the damaged blocks; and which these are."""
+        self._known = self._maintainer.catalog.damaged()
+        self._damaged.update(self._known)
+        return {bytes.fromhex(facts['fingerprint'])
+                for facts in self._known.values()}
+
+    def _count(self, address: int) -> int:
+        counts = self._maintainer.catalog.counts(
+            address >> _SLOT_BITS, (address & _SLOTS - 1) + 1)
+        return maintainer_module.unpack(counts[-4:])[0]
+
+    def _entry(self, address: int) -> tuple:
+        return next(_ENTRY.iter_unpack(self._maintainer.engine.entries(
+            address >> _SLOT_BITS, address & _SLOTS - 1, 1)))
+
+    def _mark(self, waiting: list[int]) -> None:
+        """Mark damaged blocks, and tell whose they are."""
+        told: dict[int, str] = {}
+        left = set(self._state['waiting'])
+        for number, slots in _by_group(waiting):
+            for at in range(0, len(slots), MARK_SLOTS):
+                some = slots[at:at + MARK_SLOTS]
+                try:
+                    told.update(self._mark_in(number, some))
+                except exceptions.BusyError:
+                    break
+                except (exceptions.NoSpaceError, exceptions.ImageNotFound,
+                        *maintainer_module.UNREADABLE) as e:
+                    LOG.error('Group %08x: damaged blocks cannot be set '
+                              'aside: %s', number, e)
+                    break
+                left.difference_update(
+                    number << _SLOT_BITS | slot for slot in some)
+        if told:
+            self._tell(told)
+        if len(left) != len(self._state['waiting']):
+            self._state['waiting'] = sorted(left)
+            self._save()
+
+    def _mark_in(self, number: int, slots: list[int]) -> dict[int, str]:
+        """Mark them in their group: addresses, and the files set aside."""
+        try:
+            entered = self._maintainer.engine.enter_group(number)
+        except exceptions.ImageNotFound:
+            return {}       # nothing in it was needed any more
+        with contextlib.closing(entered) as group:
+            bad = []
+            invalid = []
+            for slot in slots:
+                # Since it was found, it may have been freed.
+                _, damaged, lost, _ = _engine.verify_slots(
+                    self._maintainer.handle, number, slot, 1)
+                bad += maintainer_module.unpack(damaged)
+                invalid += maintainer_module.unpack(lost)
+            names = group.mark_damaged(_pack(bad, 'I')) if bad else []
+        self._quarantined += names
+        # A file has the bytes of one segment: group-offset-digits.
+        files = {int(name.rsplit('-', 2)[1]): name for name in names}
+        told = {number << _SLOT_BITS | slot: '' for slot in invalid}
+        for slot in bad:
+            address = number << _SLOT_BITS | slot
+            told[address] = files.get(self._entry(address)[1], '')
+        return told
+
+    def _tell(self, told: dict[int, str]) -> None:
+        """Remember damaged blocks, and say which images need them."""
+        images = self._images_with(told)
+        catalog = self._maintainer.catalog
+        batch = catalog.batch()
+        for address, name in sorted(told.items()):
+            hit = sorted(i for i, named in images.items() if address in named)
+            facts = {
+                'found': int(time.time()),
+                'fingerprint': self._entry(address)[0].hex(),
+                'quarantine': name, 'images': hit}
+            catalog.set_damaged(batch, address, facts)
+        self._maintainer.write(batch)
+        for number, slots in _by_group(told):
+            hit = sorted(
+                i for i, named in images.items() if not named.isdisjoint(
+                    number << _SLOT_BITS | slot for slot in slots))
+            LOG.error('%d blocks of group %08x are damaged, in the slots %s. '
+                      'Images hit: %s', len(slots), number, _listed(slots),
+                      _listed(hit))
+        self._wanted = self._fingerprints()
+
+    def _images_with(self, addresses: Iterable[int]) -> dict[str, set[int]]:
+        """The images that name some of these, and which of these."""
+        wanted = sorted(addresses)
+        packed = _pack(wanted)
+        images: dict[str, set[int]] = {}
+        for image_id in self._maintainer.repository.images():
+            named: set[int] = set()
+            with contextlib.suppress(exceptions.ImageNotFound,
+                                     exceptions.InvalidParameter,
+                                     *maintainer_module.UNREADABLE):
+                with contextlib.closing(self._maintainer.engine.open_recipe(
+                        image_id)) as recipe:
+                    if not recipe.complete:
+                        continue
+                    for runs in maintainer_module.pieces(recipe):
+                        if _engine.names_any(runs, packed):
+                            named |= _named(runs, wanted)
+                if named:
+                    images[image_id] = named
+        return images
+
+    # -- healing ----------------------------------------------------------
+
+    def _heal(self) -> None:
+        """Merge the images to other copies of their damaged blocks."""
+        self._wanted = self._fingerprints()
+        if not self._known:
+            return
+        before = self._images_with(self._known)
+        if before:
+            with contextlib.closing(
+                    self._maintainer.relocation()) as relocation:
+                mapping = self._find_copies(before, relocation)
+                self._merge(before, mapping)
+            accounting.run_once(self._maintainer, self._control)
+        self._forget(self._images_with(self._known))
+
+    def _find_copies(self, images: dict[str, set[int]],
+                     relocation: _engine.Relocation) -> dict[int, int]:
+        """Where the same blocks are: old and new addresses."""
+        mapping = {}
+        left = []
+        for address in sorted(set().union(*images.values())):
+            fingerprint = bytes.fromhex(self._known[address]['fingerprint'])
+            for copy in (self._copies.get(fingerprint),
+                         self._indexed(fingerprint)):
+                if (self._tells_apart and copy is not None
+                        and self._is_good(copy, fingerprint)
+                        and self._same_scope(copy, address)):
+                    mapping[address] = copy
+                    break
+            else:
+                left.append(address)
+        if left:
+            # From spare copies; or what hindered the reading has passed.
+            with contextlib.suppress(exceptions.NoSpaceError):
+                relocation.add(_pack(left))
+                pairs = maintainer_module.unpack(relocation.finish(), 'Q')
+                mapping.update(zip(pairs[::2], pairs[1::2]))
+        lost = len(set(left) - mapping.keys())
+        if lost and not self._tells_apart:
+            LOG.warning(
+                '%d damaged blocks cannot be healed: only their fingerprints '
+                'say what they were, and another block can have the same: '
+                '%s is not cryptographic', lost,
+                self._maintainer.repository.parameters.fingerprint)
+        return mapping
+
+    def _indexed(self, fingerprint: bytes) -> int | None:
+        """Where the exact index has this block."""
+        catalog = self._maintainer.catalog
+        page = catalog.index_page(
+            int.from_bytes(fingerprint[:4], 'big') >> 32 - catalog.index_bits)
+        for at in range(0, len(page), _RECORD):
+            if page[at:at + 8] == fingerprint[:8]:
+                return int.from_bytes(page[at + 8:at + _RECORD], 'little')
+        return None
+
+    def _is_good(self, address: int, fingerprint: bytes) -> bool:
+        try:
+            entry = self._entry(address)
+            if entry[4] != _LIVE or entry[0] != fingerprint:
+                return False
+            _, damaged, invalid, _ = _engine.verify_slots(
+                self._maintainer.handle, address >> _SLOT_BITS,
+                address & _SLOTS - 1, 1)
+        except (exceptions.ImageNotFound, exceptions.InvalidParameter,
+                *maintainer_module.UNREADABLE):
+            return False
+        return not damaged and not invalid
+
+    def _same_scope(self, *addresses: int) -> bool:
+        """Whether images may be merged from one to the other."""
+        try:
+            return len({self._maintainer.engine.group_facts(
+                address >> _SLOT_BITS)['scope'] for address in addresses}) == 1
+        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+            return False
+
+    def _merge(self, images: dict[str, set[int]],
+               mapping: dict[int, int]) -> None:
+        for done, (image_id, named) in enumerate(sorted(images.items())):
+            pairs = sorted((old, mapping[old]) for old in named
+                           if old in mapping)
+            if not pairs:
+                continue
+            try:
+                merger.merge_image(
+                    self._maintainer, image_id,
+                    _pack(itertools.chain.from_iterable(pairs)),
+                    self._control)
+            except exceptions.ImageNotFound:
+                continue
+            except (exceptions.BusyError, exceptions.NoSpaceError,
+                    *maintainer_module.UNREADABLE) as e:
+                LOG.warning('Image %s cannot be healed now: %s', image_id, e)
+            self._control.step(done + 1, len(images), 'healing images')
+
+    def _forget(self, images: dict[str, set[int]]) -> None:
+        """Note which images still need damaged blocks."""
+        catalog = self._maintainer.catalog
+        hit = collections.defaultdict(list)
+        for image_id, named in images.items():
+            for address in named:
+                hit[address].append(image_id)
+        batch = catalog.batch()
+        for address, facts in self._known.items():
+            needed = sorted(hit[address])
+            if facts['images'] and not needed:
+                self._healed += 1
+            if not needed and not self._count(address):
+                catalog.set_damaged(batch, address, None)
+            elif facts['images'] != needed:
+                catalog.set_damaged(batch, address,
+                                    {**facts, 'images': needed})
+        if len(batch):
+            self._maintainer.write(batch)
+        self._wanted = self._fingerprints()
+
+    # -- spare copies -----------------------------------------------------
+
+    def _renew_spares(self) -> None:
+        """Copy anew the blocks that are used most.
+
+        All of them, so that a copy that went bad does not stay so; this is
+        little beside what the pass has read.
+        """
+        repository = self._maintainer.repository
+        slots = repository.parameters.group_slots
+        wanted = self._most_used(
+            self._spare_max // repository.parameters.average_block)
+        before = self._state['spares'].get('files', 0)
+        files = [wanted[at:at + slots] for at in range(0, len(wanted), slots)]
+        written = copied = 0
+        for number in range(1, max(len(files), before) + 1):
+            some = files[number - 1] if number <= len(files) else []
+            blocks, size = self._write_spares(number, some)
+            copied += blocks
+            written += size
+            self._control.step(number, max(len(files), before),
+                               'writing spare copies', cost=2 * size)
+        self._state['spares'] = {
+            'files': len(files), 'blocks': copied, 'bytes': written}
+
+    def _write_spares(self, number: int, addresses: list[int]
+                      ) -> tuple[int, int]:
+        """Write a file of them: blocks and bytes."""
+        good = [a for a in addresses if a not in self._known]
+        for some in ((addresses, good) if len(good) < len(addresses)
+                     else (addresses,)):
+            try:
+                # A damaged block is taken from the copy that is there.
+                size = _engine.write_spares(self._maintainer.engine, number,
+                                            _pack(some))
+                return len(some), size
+            except (exceptions.NoSpaceError,
+                    *maintainer_module.UNREADABLE) as e:
+                LOG.warning('Spare copies cannot be written: %s', e)
+        return 0, 0
+
+    def _most_used(self, most: int) -> list[int]:
+        """The addresses of the blocks that are named most often, sorted."""
+        if not self._spare_threshold:
+            return []
+        if not self._tells_apart:
+            LOG.warning(
+                'No spare copies are written: their fingerprints alone say '
+                'what they are, and %s is not cryptographic',
+                self._maintainer.repository.parameters.fingerprint)
+            return []
+        catalog = self._maintainer.catalog
+        found = heapq.nlargest(most, (
+            (count, -(number << _SLOT_BITS | slot))
+            for number, facts in catalog.groups() if facts['used']
+            for slot, count in enumerate(
+                maintainer_module.unpack(catalog.counts(number)))
+            if count >= self._spare_threshold))
+        return sorted(-address for _, address in found)
+
+
+def _named(runs: bytes, addresses: list[int]) -> set[int]:
+    """Which of the sorted addresses the runs name."""
+    wanted = set(addresses)
+    named = set()
+    words = iter(maintainer_module.unpack(runs))
+    for group, slot, blocks in zip(words, words, words):
+        start = group << _SLOT_BITS | slot
+        named.update(wanted.intersection(range(start, start + blocks)))
+    return named

@@ -1,0 +1,114 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The directory of a file store of Glance: one file for each image.
+
+Glance's file driver keeps an image in the directory itself, under its id. It
+writes there at once, so a file may be half an upload; only Glance knows.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import os
+import re
+import stat
+from typing import BinaryIO
+
+from glance_dedup.base import access
+
+#: An image of Glance's has no other ids.
+IMAGE_ID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A file of the store."""
+
+    image_id: str
+    path: str
+    size: int
+
+
+def listing(directory: str) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """The images of a file store, by their ids; and what else is there.
+
+    :returns: the images, and pairs of a path and why it is none
+    :raises OSError: the directory cannot be read
+    """
+    entries, others = [], []
+    with os.scandir(directory) as found:
+        for item in sorted(found, key=lambda item: item.name):
+            if not item.is_file(follow_symlinks=False):
+                others.append((item.path, 'it is not an ordinary file'))
+            elif not IMAGE_ID.fullmatch(item.name):
+                others.append((item.path, "its name is not an image's id"))
+            else:
+                entries.append(Entry(
+                    item.name, item.path,
+                    item.stat(follow_symlinks=False).st_size))
+    return entries, others
+
+
+class Changed(OSError):
+    """The file is not what it was."""
+
+
+class Source:
+    """A file of the store, open for reading; never for anything else."""
+
+    def __init__(self, path: str):
+        fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
+        self.file: BinaryIO = open(fd, 'rb', buffering=0)
+        self.path = path
+        self._found = os.fstat(fd)
+        if not stat.S_ISREG(self._found.st_mode):
+            self.file.close()
+            raise OSError(errno.EINVAL, 'it is not an ordinary file', path)
+
+    @property
+    def size(self) -> int:
+        return self._found.st_size
+
+    def read(self, length: int) -> bytes:
+        """So many bytes; fewer only at the file's end."""
+        pieces = []
+        while length and (piece := self.file.read(length)):
+            pieces.append(piece)
+            length -= len(piece)
+        return b''.join(pieces)
+
+    def need_unchanged(self) -> None:
+        """See whether it is still as long and as old as it was.
+
+        :raises Changed: it is not, so what was read is no image
+        """
+        now = os.fstat(self.file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (
+                self._found.st_size, self._found.st_mtime_ns):
+            raise Changed(
+                errno.EAGAIN, 'it changed while it was read: it may be an '
+                'upload under way; try again later', self.path)
+
+    def __enter__(self) -> 'Source':
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.file.close()
+
+
+def hash_of(name: str):
+    """A hash object, by any name that hashlib knows.
+
+    :raises ValueError: it knows none of this name
+    """
+    return hashlib.new(name, usedforsecurity=False)

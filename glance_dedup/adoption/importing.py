@@ -1,0 +1,216 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Taking the images of a file store in: :class:`Importer`.
+
+Each image has one commit point (I3), so an import that is interrupted goes on
+by being begun again: what is committed is compared and left as it is, and of
+what was half stored the blocks are found. The file store is only read.
+"""
+
+from collections.abc import Callable
+from concurrent import futures
+import dataclasses
+from typing import Any
+
+from glance_dedup.adoption import filestore
+from glance_dedup.base import exceptions
+from glance_dedup.base import hashes
+from glance_dedup.base import locations
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository as repository_module
+
+PIECE = repository_module.PIECE
+
+IMPORTED, PRESENT, PLANNED, LEFT_OUT, FAILED = (
+    'imported', 'present', 'to be imported', 'left out', 'failed')
+
+
+class Differs(exceptions.DamagedError):
+    """The bytes are not those that were recorded."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one file."""
+
+    image_id: str
+    size: int
+    result: str = IMPORTED
+    project: str = ''
+    stored_bytes: int | None = None
+    """What it took; None if nothing was stored."""
+    verified: str = ''
+    """By what; '' if by nothing."""
+    located: bool = False
+    """Glance has its location."""
+    error: BaseException | str | None = None
+
+
+class Importer:
+    """Takes images of a file store into a repository, one by one.
+
+    :param known: what Glance says of all images; None: it is not asked
+    :param glance: to be told of new locations, as those of `store`
+    :param store: its name; None: Glance is told nothing
+    :param project: whose images they are, where Glance is not asked
+    """
+
+    def __init__(self, repository: repository_module.Repository, *,
+                 known: dict[str, glance_api.Image] | None = None,
+                 glance: glance_api.Glance | None = None,
+                 store: str | None = None, project: str = '',
+                 scope: str = 'global', dry_run: bool = False):
+        self._repository = repository
+        self._known = known
+        self._glance = glance
+        self._store = store
+        self._project = project
+        self._scope = scope
+        self._dry_run = dry_run
+
+    def take(self, entry: filestore.Entry,
+             progress: Callable[[int], None]) -> Outcome:
+        """Take one image in; what goes wrong with it is in the outcome.
+
+        :param progress: called with the bytes that were dealt with since the
+            last call
+        """
+        outcome = Outcome(entry.image_id, entry.size, project=self._project)
+        try:
+            self._take(entry, outcome, progress)
+        except (exceptions.RepositoryError, glance_api.GlanceError, OSError,
+                ValueError) as e:
+            outcome.result = FAILED
+            outcome.error = e
+        return outcome
+
+    def _take(self, entry, outcome, progress) -> None:
+        record = None
+        if self._known is not None:
+            record = self._known.get(entry.image_id)
+            outcome.error = _why_not(record)
+            if outcome.error is not None:
+                outcome.result = LEFT_OUT
+                return
+            outcome.project = record.owner
+            if record.size != entry.size:
+                raise Differs(
+                    f'{entry.path} has {entry.size} bytes, but Glance '
+                    f'recorded {record.size}; it was left alone')
+        with filestore.Source(entry.path) as source:
+            stat = self._stat(entry.image_id)
+            if stat is not None:
+                self._compare(entry, source, record, outcome, progress)
+            elif self._dry_run:
+                outcome.result = PLANNED
+                return
+            else:
+                stat = self._store_one(entry, source, record, outcome,
+                                       progress)
+                outcome.stored_bytes = stat.stored_bytes
+        self._locate(record, stat, outcome)
+
+    def _stat(self, image_id: str):
+        try:
+            return self._repository.stat(image_id)
+        except exceptions.ImageNotFound:
+            return None
+
+    def _store_one(self, entry, source, record, outcome, progress):
+        digest = _digest(record, outcome)
+        with self._repository.begin(entry.image_id, outcome.project,
+                                    self._scope) as transaction, \
+                futures.ThreadPoolExecutor(1) as beside:
+            done = 0
+            while piece := source.file.read(PIECE):
+                hashed = (beside.submit(digest.update, piece)
+                          if digest else None)
+                transaction.write(piece)
+                if hashed:
+                    hashed.result()
+                done += len(piece)
+                progress(len(piece))
+            source.need_unchanged()
+            if done != source.size:
+                raise filestore.Changed(
+                    5, f'only {done} of {source.size} bytes could be read',
+                    entry.path)
+            _need_equal(digest, record, entry.path)
+            if digest:
+                transaction.set_hash(digest.name, digest.digest())
+            return transaction.commit()
+
+    def _compare(self, entry, source, record, outcome, progress) -> None:
+        """What is there is believed no more than what comes."""
+        outcome.result = PRESENT
+        digest = _digest(record, outcome)
+        with self._repository.open_image(entry.image_id) as image:
+            if image.size != source.size:
+                raise Differs(
+                    f'image {entry.image_id} is in the repository with '
+                    f'{image.size} bytes, but {entry.path} has '
+                    f'{source.size}; neither was changed')
+            outcome.project = image.stat.project
+            for piece in image.pieces(piece=PIECE):
+                if digest:
+                    digest.update(piece)
+                elif piece != source.read(len(piece)):
+                    raise Differs(
+                        f'image {entry.image_id} is in the repository with '
+                        f'other bytes than {entry.path}; neither was '
+                        'changed')
+                progress(len(piece))
+        _need_equal(digest, record,
+                    f'image {entry.image_id} of the repository')
+        if not digest:
+            outcome.verified = 'bytes'
+        elif not self._dry_run:
+            self._record(image.stat, digest)
+
+    def _record(self, stat, digest) -> None:
+        """Write a hash down of what was stored without one."""
+        if digest.name not in hashes.recorded(self._repository.path, stat):
+            hashes.record(self._repository.path, stat, hashes.Hash(
+                digest.name, digest.hexdigest()))
+
+    def _locate(self, record, stat, outcome) -> None:
+        if self._store is None or self._dry_run:
+            return
+        url = locations.url(self._repository, stat.image_id, stat.upload_id)
+        if url not in record.locations:
+            self._glance.add_location(stat.image_id, url, self._store)
+        outcome.located = True
+
+
+def _why_not(record: glance_api.Image | None) -> str | None:
+    """Why a file is no image to be taken in; None if it is one."""
+    if record is None:
+        return 'Glance does not know it'
+    if record.status not in glance_api.WITH_DATA:
+        return f'in Glance it is {record.status}'
+    return None
+
+
+def _digest(record, outcome) -> Any:
+    """What computes the hash that Glance recorded; None if it did not."""
+    if record is None or record.hash_name is None:
+        return None
+    outcome.verified = record.hash_name
+    return filestore.hash_of(record.hash_name)
+
+
+def _need_equal(digest, record, what: str) -> None:
+    if digest and digest.hexdigest() != record.hash_value:
+        raise Differs(
+            f'{what} does not have the {record.hash_name} that Glance '
+            'recorded when it was uploaded; it was not imported')

@@ -1,0 +1,124 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Comparing a repository with the Glances that use it.
+
+An *orphan* is in the repository, and no Glance has it there; an image that is
+*missing* is the reverse. Both lists change while they are compared, so the
+order matters: what is to be absent is looked for last, and what an answer
+would delete is asked for again, image by image (``design.rst``, "Moving in
+and out").
+"""
+
+from collections.abc import Iterable, Iterator
+import dataclasses
+
+from glance_dedup.adoption import filestore
+from glance_dedup.base import exceptions
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository as repository_module
+
+
+@dataclasses.dataclass(frozen=True)
+class Orphan:
+    """An image of the repository that no Glance has there."""
+
+    stat: repository_module.ImageStat
+    reason: str
+    unknown: bool
+    """No Glance has ever heard of it, as far as they say."""
+
+
+def _reason(answers: Iterable[glance_api.Image | None],
+            store: str | None) -> str | None:
+    """Why an image is an orphan; None if it is none, or may not be one.
+
+    :param answers: what each Glance says of it
+    :param store: the repository's name in Glance; None: any store's image
+        may have its data here
+    """
+    found = [answer for answer in answers if answer is not None]
+    if not found:
+        return 'Glance does not know it'
+    for image in found:
+        if image.status in glance_api.UNDER_WAY or image.importing:
+            return None
+        if image.status in glance_api.WITH_DATA and (
+                store is None or store in image.stores
+                or not image.stores):
+            return None
+        if image.status not in (*glance_api.WITH_DATA, 'queued'):
+            return None
+    if any(image.status == 'queued' for image in found):
+        return 'Glance has no data of it'
+    return 'Glance has it elsewhere: ' + ', '.join(sorted(
+        {name for image in found for name in image.stores}))
+
+
+Known = dict[str, glance_api.Image]
+"""All images of one Glance, by their ids."""
+
+
+def orphans(stats: Iterable[repository_module.ImageStat], known: list[Known],
+            store: str | None) -> list[Orphan]:
+    """Those among images of a repository.
+
+    :param stats: of all of its images
+    :param known: what each Glance has; asked for after `stats` were listed
+    """
+    found = []
+    for stat in stats:
+        answers = [images.get(stat.image_id) for images in known]
+        reason = _reason(answers, store)
+        if reason is not None:
+            found.append(Orphan(stat, reason, not any(answers)))
+    return found
+
+
+def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
+             store: str | None, youngest: float) -> str | None:
+    """Why an orphan must not be deleted; None if it may be.
+
+    Each Glance is asked for it once more.
+
+    :param youngest: seconds since 1970: what was stored later stays
+    """
+    image_id = orphan.stat.image_id
+    if not filestore.IMAGE_ID.fullmatch(image_id):
+        return 'its id is none of Glance: it was stored by hand'
+    if orphan.stat.created > youngest:
+        return 'it is too young'
+    if _reason((glance.find(image_id) for glance in glances),
+               store) is None:
+        return 'Glance has it by now'
+    return None
+
+
+def missing(repository: repository_module.Repository,
+            glance: glance_api.Glance, known: Known,
+            store: str) -> Iterator[glance_api.Image]:
+    """Images that Glance has in this store, and the repository has not.
+
+    :param known: what Glance has
+    """
+    present = set(repository.images())
+    for image in known.values():
+        if store not in image.stores or image.image_id in present:
+            continue
+        # Deleted meanwhile, or put elsewhere?
+        now = glance.find(image.image_id)
+        if now is None or store not in now.stores:
+            continue
+        try:
+            repository.stat(image.image_id)
+        except exceptions.ImageNotFound:
+            yield now

@@ -1,0 +1,191 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whose a repository is, and what that means for its files.
+
+A repository is one user's alone, or, if its directory lets its group write,
+that group's. All that is made in it gets its mode from there, whatever the
+process's umask, and its group by the directories' setgid bit. The engine does
+the same for what it makes (``engine/files.c``).
+
+The catalog's maintainer is in either case the user to whom the directory
+belongs: LevelDB makes files that only their owner may change.
+
+Nothing here follows a symbolic link but the repository's own path.
+"""
+
+import grp
+import os
+import pwd
+import stat
+import time
+
+from glance_dedup.base import exceptions
+
+PRIVATE = 0o700
+SHARED = 0o2770
+
+_LEASE_SECONDS = 60.0
+_LEASE_PAUSE = 0.01
+
+
+def is_shared(status: os.stat_result) -> bool:
+    """Whether a repository with such a directory is its group's."""
+    return bool(status.st_mode & stat.S_IWGRP)
+
+
+def directory_mode(root: str) -> int:
+    """The mode of all directories of the repository `root`."""
+    return SHARED if is_shared(os.stat(root)) else PRIVATE
+
+
+def file_mode(root: str) -> int:
+    """The mode of all its files."""
+    return directory_mode(root) & 0o660
+
+
+def user_name(uid: int) -> str:
+    """A user in words."""
+    try:
+        return f'{pwd.getpwuid(uid).pw_name} (uid {uid})'
+    except KeyError:
+        return f'uid {uid}'
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return f'{grp.getgrgid(gid).gr_name} (gid {gid})'
+    except KeyError:
+        return f'gid {gid}'
+
+
+def _sudo(uid: int) -> str:
+    try:
+        return f'sudo -u {pwd.getpwuid(uid).pw_name} ...'
+    except KeyError:
+        return f'sudo -u \\#{uid} ...'
+
+
+def check_user(path: str) -> None:
+    """Refuse a process whose files the repository's users could not open.
+
+    :raises AccessDenied: says whose the repository is, and what to do
+    :raises OSError: there is no such directory
+    """
+    status = os.stat(path)
+    uid = os.geteuid()
+    if status.st_uid == uid:
+        return
+    if not is_shared(status):
+        raise exceptions.AccessDenied(
+            f'the repository {path} belongs to {user_name(status.st_uid)}, '
+            f'and this process runs as {user_name(uid)}: neither could open '
+            f'what the other makes. Run it as the owner: '
+            f'{_sudo(status.st_uid)}')
+    if uid and status.st_gid not in (os.getegid(), *os.getgroups()):
+        raise exceptions.AccessDenied(
+            f'the repository {path} belongs to {user_name(status.st_uid)} '
+            f'and the group {_group_name(status.st_gid)}, and this process '
+            f'runs as {user_name(uid)}, who is not in the group. Add the '
+            f'user to it, or run it as the owner: {_sudo(status.st_uid)}')
+
+
+def check_maintainer(path: str) -> None:
+    """Refuse a maintainer whose catalog the owner could not change.
+
+    :raises AccessDenied: says who may
+    """
+    owner = os.stat(path).st_uid
+    if owner != os.geteuid():
+        raise exceptions.AccessDenied(
+            f'only {user_name(owner)}, to whom the directory {path} belongs, '
+            f'may be its maintainer, and this process runs as '
+            f'{user_name(os.geteuid())}. Run it as the owner: '
+            f'{_sudo(owner)}')
+
+
+def settle(path: str, shared: bool) -> None:
+    """Give the directory of a repository to be its mode.
+
+    :raises AccessDenied: it is not this user's to give away
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            raise exceptions.AccessDenied(
+                f'the directory {path} belongs to '
+                f'{user_name(status.st_uid)}, and this process runs as '
+                f'{user_name(os.geteuid())}. Create the repository as the '
+                f'owner: {_sudo(status.st_uid)}')
+        mode = SHARED if shared else PRIVATE
+        os.fchmod(fd, mode)
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            # The system takes the setgid bit away without a word.
+            raise exceptions.AccessDenied(
+                f'{path} cannot be shared by the group '
+                f'{_group_name(status.st_gid)}: {user_name(os.geteuid())} '
+                'is not in it')
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: str, mode: int) -> None:
+    """Make a directory, or make sure of one that is there."""
+    try:
+        # The setgid bit is had from the parent: systemd may forbid to ask.
+        os.mkdir(path, mode & 0o777)
+    except FileExistsError:
+        pass
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                 | os.O_CLOEXEC)
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
+    """Open a file; returns the descriptor.
+
+    Nothing waits for the other end of a FIFO in the file's place: what was
+    opened is for the caller to look at. If another program has a lease on the
+    file, as Samba takes them, the kernel has asked for it back, and it is
+    waited for.
+
+    :raises BlockingIOError: after a minute; Linux waits 45 seconds, as it is
+        set, before it takes a lease away
+    """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC
+    deadline = time.monotonic() + _LEASE_SECONDS
+    while True:
+        try:
+            return os.open(path, flags, dir_fd=dir_fd)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LEASE_PAUSE)
+
+
+def make_file(path: str, mode: int) -> int:
+    """Make a file that was not there; returns a descriptor to write to it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                 | os.O_CLOEXEC, mode)
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            os.fchmod(fd, mode)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd

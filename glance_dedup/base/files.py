@@ -1,0 +1,119 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The small files of a repository, made and replaced whole or not at all.
+
+What images and block groups consist of is the engine's.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import secrets
+import stat as stat_module
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+
+
+@contextlib.contextmanager
+def os_errors(what: str) -> Iterator[None]:
+    """Turn an OSError into the exception of its kind, as the engine does."""
+    try:
+        yield
+    except OSError as e:
+        if isinstance(e, PermissionError) or e.errno == 30:  # EROFS
+            kind: type = exceptions.AccessDenied
+        elif e.errno in (28, 122, 27):  # ENOSPC, EDQUOT, EFBIG
+            kind = exceptions.NoSpaceError
+        elif isinstance(e, FileNotFoundError):
+            kind = exceptions.ImageNotFound
+        else:
+            kind = exceptions.StorageError
+        error = kind(f'{what}: {e.strerror or e}')
+        error.errno = e.errno or 0
+        raise error from e
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fill(fd: int, content: bytes) -> None:
+    """Give a new file its content, durably, and close it."""
+    with os.fdopen(fd, 'wb') as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def temporary_of(path: str) -> str:
+    """A name beside a file's that nobody else has."""
+    return os.path.join(os.path.dirname(path), f'.{secrets.token_hex(8)}.new')
+
+
+def create_file(path: str, content: bytes, mode: int) -> None:
+    """Create a file whole and durable, or not at all.
+
+    :raises OSError: as its name says
+    """
+    temporary = temporary_of(path)
+    fd = access.make_file(temporary, mode)
+    try:
+        _fill(fd, content)
+        # A link, unlike a rename, never replaces what another process made.
+        os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+def replace_file(path: str, content: bytes, mode: int,
+                 temporary: str | None = None) -> None:
+    """Give a file another content, durably, or leave it as it is.
+
+    :param temporary: the name that it has meanwhile. None: ``path.new``, where
+        nobody else may be doing so: what a call left that died is replaced
+    :raises OSError: as its name says
+    """
+    if temporary is None:
+        temporary = f'{path}.new'
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    fd = access.make_file(temporary, mode)
+    try:
+        _fill(fd, content)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_directory(os.path.dirname(path))
+
+
+def read_file(path: str, limit: int) -> bytes:
+    """The first bytes of an ordinary file, which is no link.
+
+    :raises DamagedError: it is something else
+    :raises OSError: as its name says
+    """
+    fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        if not stat_module.S_ISREG(os.fstat(fd).st_mode):
+            raise exceptions.DamagedError(f'{path} is not an ordinary file')
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)

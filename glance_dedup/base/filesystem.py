@@ -1,0 +1,163 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Whether a file system has the locks that a repository stands on.
+
+Asked each time a repository is opened, by a few system calls that leave
+nothing behind. One host can see that locks are refused, that they keep nobody
+out, and that the mount says that they stay on this host. It cannot see a file
+system that keeps them to itself without saying so: for that, two hosts try
+together (``trial.py``).
+"""
+
+import dataclasses
+import errno
+import fcntl
+import os
+import secrets
+import struct
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+
+_LOCK_FILE = 'locks/groups'
+#: Bytes from here on in that file are the probe's; see "Locks" in the
+#: description of the format.
+_FIRST_BYTE = 1 << 34
+_TRIES = 8
+#: The kernel's struct flock, by which open files are locked.
+_FLOCK = struct.Struct('@hhqqi4x')
+
+#: Options of a mount by which locks stay on this host, and instead of them.
+_LOCAL = {
+    'nfs': (('nolock', 'local_lock=all', 'local_lock=posix'),
+            'with local_lock=none and without nolock'),
+    'nfs4': (('nolock', 'local_lock=all', 'local_lock=posix'),
+             'with local_lock=none and without nolock'),
+    'cifs': (('nobrl', 'nolock'), 'without nobrl'),
+    'smb3': (('nobrl', 'nolock'), 'without nobrl'),
+    'lustre': (('localflock', 'noflock'), 'with flock'),
+    'gfs2': (('localflocks', 'lockproto=lock_nolock'),
+             'without localflocks, with lockproto=lock_dlm'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """What the kernel says about the file system of a path."""
+
+    kind: str
+    place: str
+    options: frozenset[str]
+
+
+def mount_of(path: str) -> Mount | None:
+    """The mount on which a path lies; None where the kernel does not tell."""
+    device = os.stat(path).st_dev
+    wanted = f'{os.major(device)}:{os.minor(device)}'
+    try:
+        with open('/proc/self/mountinfo', errors='surrogateescape') as f:
+            lines = f.readlines()
+    except OSError:
+        return None
+    found = None
+    for line in lines:
+        before, _, after = line.partition(' - ')
+        fields, kind = before.split(), after.split()
+        if fields[2] == wanted:
+            place = fields[4].encode('utf-8', 'surrogateescape').decode(
+                'unicode_escape', 'replace')
+            # The last one hides those before it.
+            found = Mount(kind[0], place, frozenset(
+                fields[5].split(',') + kind[-1].split(',')))
+    return found
+
+
+def lock(fd: int, kind: int, byte: int) -> bool:
+    """Try to lock a byte of an open file; whether that was granted."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK,
+                    _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _where(path: str, mount: Mount | None) -> str:
+    if mount is None:
+        return f'the file system of {path}'
+    return f'the file system of {path}, {mount.kind} on {mount.place},'
+
+
+def _unfit(path: str, mount: Mount | None, what: str, remedy: str
+           ) -> exceptions.UnfitFileSystem:
+    return exceptions.UnfitFileSystem(
+        f'{_where(path, mount)} {what}, and without locks that all processes '
+        'and hosts see they would overwrite one another\'s blocks. The '
+        f'repository was not opened. {remedy}')
+
+
+def _need_shared(path: str) -> None:
+    if os.major(os.stat(path).st_dev) != 0:
+        return      # on a disk of this host
+    mount = mount_of(path)
+    if mount is None or mount.kind not in _LOCAL:
+        return
+    local, instead = _LOCAL[mount.kind]
+    for option in local:
+        if option in mount.options:
+            raise _unfit(
+                path, mount, f'is mounted with {option}: locks stay on this '
+                'host', f'Mount it {instead}.')
+
+
+def _try_locks(file: str) -> str | None:
+    """What is wrong with the locks of a file, if anything."""
+    flags = os.O_RDWR | os.O_NOFOLLOW
+    one = access.open_file(file, flags)
+    try:
+        two = access.open_file(file, flags)
+        try:
+            for _ in range(_TRIES):
+                byte = _FIRST_BYTE + secrets.randbits(32)
+                if not lock(one, fcntl.F_WRLCK, byte):
+                    continue    # another process tries just this one
+                if lock(two, fcntl.F_WRLCK, byte):
+                    return 'grants two open files the same lock'
+                lock(one, fcntl.F_UNLCK, byte)
+                return None
+            return 'refuses locks that nobody holds'
+        finally:
+            os.close(two)
+    finally:
+        os.close(one)
+
+
+def check_locks(path: str) -> None:
+    """Refuse a repository on a file system whose locks are of no use.
+
+    :raises UnfitFileSystem: says which file system, why, and what to do
+    """
+    try:
+        _need_shared(path)
+        wrong = _try_locks(os.path.join(path, _LOCK_FILE))
+    except OSError as e:
+        if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EINVAL,
+                           errno.EOPNOTSUPP):
+            return      # opening the repository will say it
+        wrong = f'refuses locks of open files (F_OFD_SETLK: {e.strerror})'
+    if wrong:
+        raise _unfit(path, mount_of(path), wrong, 'Mount it so that locks '
+                     'work (for NFS: version 4, or with a lock service on '
+                     'both sides), or use another file system.')

@@ -1,0 +1,63 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Lists of images, or of tasks, in small files of a repository.
+
+They are JSON with a checksum (``format.rst``, "Lists of images"). What is read
+is not trusted; that an entry is right, its own class says.
+"""
+
+from collections.abc import Iterable
+import json
+from typing import Any
+
+from glance_dedup.base import parameters
+
+_VERSION = 1
+
+
+def encode(kind: str, entries: Iterable[dict[str, Any]],
+           of: str = 'images') -> bytes:
+    """The file's content.
+
+    :param kind: which list it is
+    :param of: what the entries are
+    """
+    fields = {'kind': kind, 'version': _VERSION, of: [*entries]}
+    fields['checksum'] = parameters.json_checksum(fields)
+    return json.dumps(fields).encode() + b'\n'
+
+
+def decode(content: bytes, kind: str, largest: int,
+           entry: Any, of: str = 'images') -> list[Any]:
+    """The entries of a file.
+
+    :param largest: bytes that it may have
+    :param entry: makes an entry of its fields, as keyword arguments
+    :raises ValueError: says what is wrong with it
+    """
+    if len(content) > largest:
+        raise ValueError(f'it is larger than {largest} bytes')
+    try:
+        fields = json.loads(content)
+        if fields['kind'] != kind:
+            raise ValueError('it is of another kind')
+        if fields['version'] != _VERSION:
+            raise ValueError(f'it has version {fields["version"]!r}, and this '
+                             f'program knows {_VERSION}')
+        if fields.pop('checksum') != parameters.json_checksum(fields):
+            raise ValueError('its checksum is wrong')
+        if not isinstance(fields[of], list):
+            raise TypeError(f'the {of} are no list')
+        return [entry(**found) for found in fields[of]]
+    except (KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(f'it is not a list of {of}: {e!r}') from e

@@ -1,0 +1,55 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What LevelDB's errors mean, for all who use it."""
+
+import os
+
+import plyvel
+
+from glance_dedup.base import exceptions
+
+# LevelDB says what the system said, in words.
+_REFUSALS = (
+    (exceptions.NoSpaceError, (28, 122, 27)),      # ENOSPC, EDQUOT, EFBIG
+    (exceptions.AccessDenied, (13, 1, 30)),        # EACCES, EPERM, EROFS
+    (exceptions.BusyError, (11,)),                 # EAGAIN: its LOCK is held
+    (exceptions.StorageError, (24, 23, 12)),       # EMFILE, ENFILE, ENOMEM
+)
+
+
+def words(error: plyvel.Error) -> str:
+    """What LevelDB said: plyvel passes its bytes on as they are."""
+    said = error.args[0] if error.args else ''
+    if isinstance(said, bytes):
+        said = said.decode(errors='replace')
+    return str(said)
+
+
+def shown(key: bytes) -> str:
+    """A key, for a message."""
+    return "'" + ''.join(
+        chr(byte) if 0x20 <= byte < 0x7f and byte != 0x5c
+        else f'\\x{byte:02x}' for byte in key) + "'"
+
+
+def refusal(error: plyvel.Error) -> type[exceptions.RepositoryError] | None:
+    """The exception for what the system refused; None: the database is bad."""
+    if not isinstance(error, plyvel.IOError):
+        return None
+    found = None
+    for kind, numbers in _REFUSALS:
+        if any(os.strerror(n) in words(error) for n in numbers):
+            found = kind
+    if 'already held by process' in words(error):
+        found = exceptions.BusyError
+    return found

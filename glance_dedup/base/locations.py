@@ -1,0 +1,42 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The locations of images: what Glance keeps, and shows the driver.
+
+``store.py`` says what they are, and whom they have to be kept from. They are
+made apart from it, since the daemon makes them, too, and has no Glance.
+"""
+
+import hashlib
+import hmac
+from typing import Any
+
+from glance_dedup.driver import opts
+
+
+def sign(key: bytes, repository_id: str, image_id: str,
+         upload_id: str) -> str:
+    """The mac of a location.  None of its parts can contain a NUL."""
+    message = '\0'.join(('glance-dedup location 1', repository_id, image_id,
+                         upload_id))
+    return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
+
+
+def uri(*parts: str) -> str:
+    """A location of its parts."""
+    return f'{opts.SCHEME}://{"/".join(parts)}'
+
+
+def url(opened: Any, image_id: str, upload_id: str) -> str:
+    """The location of an image of an open repository."""
+    mac = sign(opened.key, opened.repository_id, image_id, upload_id)
+    return uri(opened.repository_id, image_id, upload_id, mac)

@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a repository is, fixed when it was created: ``repository.json``.
+
+:class:`Parameters` checks the values, writes the file's content, and parses it
+with every byte distrusted. Safe for use by several threads.
+"""
+
+import dataclasses
+import json
+import re
+import secrets
+from typing import Any
+
+import xxhash
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 1
+_KIND = 'glance-dedup repository'
+_GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
+#: What ``gear`` alone means, and the block size that goes with it.
+GEAR, GEAR_BLOCK = 'gear 2048 4096', 16384
+
+
+def need_range(name: str, value: int, low: int, high: int) -> None:
+    if (not isinstance(value, int) or isinstance(value, bool)
+            or not low <= value <= high):
+        raise exceptions.InvalidParameter(
+            f'{name}: {value!r} is not a number from {low} to {high}')
+
+
+def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
+    if (not isinstance(value, int) or isinstance(value, bool)
+            or not low <= value <= high or value & (value - 1)):
+        raise exceptions.InvalidParameter(
+            f'{name}: {value!r} is not a power of two from {low} to {high}')
+
+
+def full_cutting(cutting: str) -> str:
+    """As it stands in ``repository.json``."""
+    return GEAR if cutting == 'gear' else cutting
+
+
+def json_checksum(fields: dict[str, Any]) -> str:
+    """What stands in a JSON file as ``checksum``, of all else in it."""
+    plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
+    return xxhash.xxh3_64_hexdigest(plain.encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """What a repository is; fixed when it was created.
+
+    :ivar block_size: of all blocks, or of the largest ones, if they are cut by
+        their content
+    """
+
+    repository_id: str
+    block_size: int
+    group_slots: int
+    segment_size: int
+    fingerprint: str
+    compare: str
+    cutting: str = 'fixed'
+    major: int = FORMAT_MAJOR
+    minor: int = FORMAT_MINOR
+
+    @classmethod
+    def choose(cls, *, block_size: int | None = None,
+               group_slots: int = 32768, segment_size: int = 65536,
+               fingerprint: str = 'sha256', compare: str = 'hash',
+               cutting: str = 'fixed') -> 'Parameters':
+        """Of a new repository.
+
+        :param block_size: None: 4096, or with cutting by content 16384
+        :param cutting: ``fixed``; ``gear``; or that with the smallest and the
+            average block's bytes, as in ``gear 2048 4096``
+        :raises InvalidParameter: for a value out of bounds
+        """
+        if block_size is None:
+            block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
+        found = cls(secrets.token_hex(16), block_size, group_slots,
+                    segment_size, fingerprint, compare, full_cutting(cutting))
+        found.validate()
+        return found
+
+    def validate(self, allow_weak: bool = False) -> None:
+        """Raise InvalidParameter naming the first value out of bounds.
+
+        :param allow_weak: also take the digest that only tests may choose
+        """
+        _need_power_of_two('block_size', self.block_size, 512, 65536)
+        need_range('group_slots', self.group_slots, 64, 32768)
+        _need_power_of_two('segment_size', self.segment_size,
+                           self.block_size, 1 << 20)
+        self._validate_cutting()
+        if self.compare not in ('hash', 'value'):
+            raise exceptions.InvalidParameter(
+                f"compare: '{self.compare}' is neither 'hash' nor 'value'")
+        cryptographic = (
+            self.is_cryptographic if allow_weak
+            else _engine.is_cryptographic(self.fingerprint))
+        if not cryptographic and self.compare == 'hash':
+            raise exceptions.InvalidParameter(
+                f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
+                "equal fingerprints may be unequal blocks; choose compare "
+                "'value', or a cryptographic digest")
+
+    @property
+    def is_cryptographic(self) -> bool:
+        """Whether a fingerprint alone says which block it is of (I5)."""
+        return self.fingerprint != 'weak-8' and (
+            _engine.is_cryptographic(self.fingerprint))
+
+    def _validate_cutting(self) -> None:
+        minimum, average = self.cuts
+        if not average:
+            return
+        if minimum < 64:
+            problem = f'the minimum is {minimum} bytes; it must be at least 64'
+        elif minimum >= average:
+            problem = (f'the minimum, {minimum} bytes, is not below the '
+                       f'average, {average}')
+        elif average >= self.block_size:
+            problem = (f'the average, {average} bytes, is not below the block '
+                       f'size, {self.block_size}, which is the maximum')
+        elif average & (average - 1):
+            problem = (f'the average is {average} bytes; it must be a power '
+                       'of two')
+        else:
+            return
+        raise exceptions.InvalidParameter(f'cutting: {problem}')
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """The minimum and the average of gear; zeros where cuts are fixed."""
+        if self.cutting == 'fixed':
+            return 0, 0
+        match = (_GEAR.fullmatch(self.cutting)
+                 if isinstance(self.cutting, str) else None)
+        if match is None:
+            raise exceptions.InvalidParameter(
+                f"cutting: there is no '{self.cutting}'; choose fixed, gear, "
+                "or 'gear MINIMUM AVERAGE'")
+        return int(match[1]), int(match[2])
+
+    @property
+    def average_block(self) -> int:
+        """How long blocks are, about."""
+        return self.cuts[1] or self.block_size
+
+    def to_json(self) -> bytes:
+        """The content of repository.json."""
+        fields = {'kind': _KIND, **dataclasses.asdict(self)}
+        fields['checksum'] = json_checksum(fields)
+        return json.dumps(fields, indent=2, sort_keys=True).encode() + b'\n'
+
+    @classmethod
+    def from_json(cls, content: bytes, path: str,
+                  allow_weak: bool = False) -> 'Parameters':
+        """Parse repository.json; `path` is for the words of errors."""
+        try:
+            fields = json.loads(content)
+            kind = fields.pop('kind')
+            checksum = fields.pop('checksum')
+            major = fields['major']
+        except (ValueError, KeyError, TypeError, AttributeError,
+                RecursionError) as e:
+            raise exceptions.DamagedError(
+                f'{path} is not the description of a repository: {e!r}')
+        if kind != _KIND:
+            raise exceptions.DamagedError(
+                f'{path} does not describe a repository of glance-dedup')
+        if not isinstance(major, int) or major > FORMAT_MAJOR:
+            raise exceptions.VersionError(
+                f'{path} has format version {major}; this program knows up '
+                f'to {FORMAT_MAJOR}')
+        if checksum != json_checksum({'kind': kind, **fields}):
+            raise exceptions.DamagedError(f'{path}: its checksum is wrong')
+        try:
+            parameters = cls(**fields)
+            if not re.fullmatch('[0-9a-f]{32}', parameters.repository_id):
+                raise ValueError('the repository id has not 32 hexadecimal '
+                                 'digits')
+            parameters.validate(allow_weak)
+        except (TypeError, ValueError) as e:
+            raise exceptions.DamagedError(f'{path}: {e}')
+        return parameters

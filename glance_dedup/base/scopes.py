@@ -1,0 +1,53 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Scopes: whose blocks a block may be a duplicate of.
+
+The id of a scope precedes each block in its fingerprint, so that equal blocks
+of two scopes have nothing in common (``design.rst``, "Scopes").
+"""
+
+import hashlib
+
+from glance_dedup.base import exceptions
+
+#: What an upload may be told.
+CHOICES = ('global', 'project')
+
+#: The id of the scope of all.
+GLOBAL = bytes(16)
+
+
+def of_project(project: str) -> bytes:
+    """The id of a project's scope: the same in every repository."""
+    return hashlib.sha256(
+        b'glance-dedup scope\0' + project.encode()).digest()[:16]
+
+
+def choose(scope: str | bytes, project: str) -> bytes:
+    """The id of the scope that an image of this project is stored in.
+
+    :param scope: one of CHOICES; or an id, which whoever was told nothing but
+        that, as of an image elsewhere, has
+    :raises InvalidParameter: for another
+    """
+    if isinstance(scope, bytes) and len(scope) == len(GLOBAL):
+        return scope
+    if scope not in CHOICES:
+        raise exceptions.InvalidParameter(
+            f"scope: {scope!r} is neither 'global' nor 'project'")
+    return GLOBAL if scope == 'global' else of_project(project)
+
+
+def describe(scope_id: bytes) -> str:
+    """Which of CHOICES gave an image its scope."""
+    return 'global' if scope_id == GLOBAL else 'project'

@@ -1,0 +1,177 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A client of the daemon's NBD server, for ``glance-dedup mount``.
+
+It reads one image, on one connection, one request at a time. The daemon keeps
+the image for as long as the connection lasts, though it be deleted. When the
+daemon is started anew the connection is, too, and goes on only if the image is
+still of the same upload.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import nbd_protocol as protocol
+
+#: Seconds for the answer to a request; an image that is on its way may take
+#: some until it is here.
+ANSWER_SECONDS = 60.0
+#: Seconds in which a daemon that went away has to be back.
+RETURN_SECONDS = 30.0
+_PAUSE = 0.25
+# The longest reply to an option.
+_LONGEST_REPLY = 65536
+
+
+class Export:
+    """An image, to be read. Thread-safe.
+
+    :param path: of the daemon's NBD socket
+    :param upload_id: which upload it has to be of
+    :raises client.DaemonUnavailable: nobody answers, or not in time
+    :raises client.BadAnswer: it is not what a daemon answers
+    :raises client.Refused: 404: there is no such image, or not of this
+        upload; 500: it cannot be read
+    """
+
+    def __init__(self, path: str, image_id: str, upload_id: str) -> None:
+        self.size = 0
+        self._path = path
+        self._image_id = image_id
+        self._upload_id = upload_id
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._closed = False
+        self._connect()
+
+    def read(self, length: int, offset: int) -> bytes:
+        """So many bytes; fewer only at the image's end.
+
+        :raises: as above
+        """
+        length = min(length, max(0, self.size - offset))
+        if not length:
+            return b''
+        until = time.monotonic() + RETURN_SECONDS
+        with self._lock:
+            while True:
+                try:
+                    if self._socket is None:
+                        self._connect()
+                    return self._ask(length, offset)
+                except daemon_module.DaemonUnavailable:
+                    self._hang_up()
+                    if self._closed or time.monotonic() > until:
+                        raise
+                time.sleep(_PAUSE)
+
+    def close(self) -> None:
+        """Let go of the image. Idempotent."""
+        self._closed = True
+        with self._lock:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # -- talking -----------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _talking(self):
+        """Errors of the socket are the daemon's absence."""
+        try:
+            yield
+        except OSError as e:
+            raise daemon_module.DaemonUnavailable(
+                f'{self._path}: {e.strerror or e}') from e
+
+    def _bad(self, why: str) -> daemon_module.BadAnswer:
+        self._hang_up()
+        return daemon_module.BadAnswer(f'{self._path}: {why}')
+
+    def _receive(self, length: int) -> bytearray:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            number = self._socket.recv_into(view)
+            if not number:
+                raise ConnectionResetError('the daemon hung up')
+            view = view[number:]
+        return data
+
+    def _ask(self, length: int, offset: int) -> bytes:
+        with self._talking():
+            self._socket.sendall(protocol.read_request(length, offset))
+            magic, error, _ = protocol.SIMPLE.unpack(
+                self._receive(protocol.SIMPLE.size))
+            if magic != protocol.SIMPLE_MAGIC:
+                raise self._bad(f'a reply begins with {magic:#010x}')
+            if error:
+                raise daemon_module.Refused(
+                    500, f'image {self._image_id} cannot be read at {offset}: '
+                    "the daemon's log says why")
+            return bytes(self._receive(length))
+
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            with self._talking():
+                self._socket.settimeout(ANSWER_SECONDS)
+                self._socket.connect(self._path)
+                self._haggle()
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def _haggle(self) -> None:
+        if self._receive(len(protocol.GREETING)) != protocol.GREETING:
+            raise self._bad('this is not the NBD socket of a dedupd')
+        self._socket.sendall(
+            protocol.CLIENT_FLAGS.pack(protocol.FIXED_NEWSTYLE
+                                       | protocol.NO_ZEROES)
+            + protocol.go_request(self._image_id.encode(),
+                                  protocol.Info.DESCRIPTION))
+        size = description = None
+        while True:
+            kind, data = self._option_reply()
+            if kind == protocol.Reply.ACK:
+                break
+            if kind != protocol.Reply.INFO:
+                raise daemon_module.Refused(
+                    404, data.decode(errors='replace')[:2000])
+            info = int.from_bytes(data[:2], 'big')
+            if info == protocol.Info.EXPORT and len(data) == 12:
+                size = int.from_bytes(data[2:10], 'big')
+            elif info == protocol.Info.DESCRIPTION:
+                description = data[2:].decode(errors='replace')
+        if size is None:
+            raise self._bad('it does not say how large the image is')
+        if description != protocol.describe(self._upload_id):
+            raise daemon_module.Refused(
+                404, f'image {self._image_id} is not the one that it was')
+        self.size = size
+
+    def _option_reply(self) -> tuple[int, bytes]:
+        try:
+            kind, length = protocol.parse_option_reply(
+                bytes(self._receive(protocol.OPTION_REPLY.size)))
+        except protocol.Violation as e:
+            raise self._bad(str(e)) from e
+        if length > _LONGEST_REPLY:
+            raise self._bad(f'a reply of {length} bytes')
+        return kind, bytes(self._receive(length))

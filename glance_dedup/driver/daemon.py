@@ -1,0 +1,118 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Reading through the daemon of this host, as long as it answers.
+
+Nothing depends on the daemon. Whatever is wrong with it, it is left alone for
+a while, so that a daemon that is not there costs next to nothing, and one that
+hangs costs one download a second now and then.
+"""
+
+from collections.abc import Callable
+import logging
+import os
+import time
+
+from glance_dedup.client import daemon
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds until the daemon has to have begun to answer.
+ANSWER_SECONDS = 1.0
+#: Seconds in which each piece has to come.
+PIECE_SECONDS = 5.0
+#: Seconds for which a stream may lie still; the daemon is right to cut off
+#: later, when the client of a download takes nothing for so long.
+STILL_SECONDS = 20.0
+#: Seconds for which the daemon is left alone after trouble.
+PAUSE_SECONDS = 10.0
+
+
+class Daemon:
+    """What one process knows of the daemon of one repository.
+
+    Thread-safe without a lock, which a fork could leave locked: two threads
+    at once may try, or log, once too often. Every stream has a connection of
+    its own, which does not survive a fork.
+
+    :param path: of the daemon's Unix socket
+    :param repository_id: which the daemon has to serve
+    """
+
+    def __init__(self, path: str, repository_id: str,
+                 clock: Callable[[], float] = time.monotonic):
+        self._path = path
+        self._client = daemon.Client(f'unix:{path}',
+                                     connect_timeout=ANSWER_SECONDS, keep=0)
+        self._repository_id = repository_id
+        self._clock = clock
+        # Whether it answered last time; None: it never did, nor was missed.
+        self._well: bool | None = None
+        self._retry_at = 0.0
+
+    def open(self, image_id: str, upload_id: str, size: int, offset: int,
+             length: int) -> daemon.ImageStream | None:
+        """A range of an image; None if the daemon does not give it.
+
+        :param size: of the whole image
+        """
+        if self._well is False:
+            now = self._clock()
+            if now < self._retry_at:
+                return None
+            # The others wait for what this one finds.
+            self._retry_at = now + PAUSE_SECONDS
+        try:
+            stream = self._client.open_image(
+                image_id, upload_id=upload_id, offset=offset, length=length,
+                repository_id=self._repository_id, timeout=ANSWER_SECONDS)
+        except daemon.ClientError as exc:
+            if getattr(exc, 'code', None) != 404:
+                self._failed(str(exc))
+            # Else it was deleted since it was opened.
+            return None
+        if stream.size != size:
+            stream.close()
+            self._failed(f'it has {stream.size} bytes of {size}')
+            return None
+        if self._well is False:
+            LOG.info('Images are read through the daemon again')
+        self._well = True
+        return stream
+
+    def read(self, stream: daemon.ImageStream, length: int,
+             seconds: float) -> bytes | None:
+        """The next bytes of a stream, all of them; None if they do not come.
+
+        The stream is closed then.
+
+        :param seconds: the most that it may take, if not 0
+        """
+        still = time.monotonic() - stream.used
+        try:
+            return stream.read(
+                length, min(PIECE_SECONDS, seconds or PIECE_SECONDS))
+        except daemon.ClientError as exc:
+            stream.close()
+            if still < STILL_SECONDS:
+                self._failed(str(exc))
+            return None
+
+    def _failed(self, why: str) -> None:
+        self._retry_at = self._clock() + PAUSE_SECONDS
+        if self._well is not False:
+            # That there is none is no news where there never was one.
+            level = (logging.DEBUG if self._well is None
+                     and not os.path.lexists(self._path) else logging.WARNING)
+            self._well = False
+            LOG.log(level, 'Images are read directly, without the daemon: %s',
+                    why)

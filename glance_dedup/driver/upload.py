@@ -1,0 +1,218 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""An upload: the engine and the hashes side by side.
+
+::
+
+    source --> pieces --+--> engine: split, look up, store
+    (read by the        +--> md5
+     caller's thread)   +--> multihash
+                        +--> signature verifier, if any
+
+Each arrow is a strand of its own, so that the slowest of them, not their sum,
+sets the pace: hashlib and the engine release the GIL.  The source is read in
+the caller's thread, because a WSGI server's input may be read nowhere else.
+At most ``DEPTH`` pieces are under way, and the reader waits when they are, so
+an upload holds ``(DEPTH + 1) * PIECE`` bytes of image data, 20 MiB, at most.
+
+A request's body comes in short reads.  These are put together in buffers,
+each of which is filled again when every sink is done with the piece that was
+in it; what comes in long reads is passed on as it is.  So a sink must copy
+what it keeps.
+
+Glance inspects the bytes as they are read, to see which format they have and
+whether they are safe.  Its inspector, of oslo.utils, follows one reference
+with each read.  The region table of a VHDX image, which ends at 256 KiB, says
+where the metadata begin, and these say where the virtual size is.  So the read
+after the one with the region table's end must not begin behind the virtual
+size: otherwise the inspector never sees it, and Glance refuses the image.  The
+format puts it at least 64 KiB behind a multiple of 1 MiB other than 0.
+Therefore no read crosses ``HEAD``, which is 1 MiB, and those behind it may be
+of any length.  The first one is not shorter for another reason: of a VMDK's
+descriptor without a header, the inspector judges only what the first read has
+returned, up to 1 MiB less a byte.  All other formats are recognised and judged
+by bytes at fixed places, or by the last 1536, however the image is read.
+
+Whatever goes wrong, in the source, in a strand or in the caller's thread,
+nothing of the image is left when :func:`store` raises, with one exception: if
+the storage hangs longer than the time limit, what is left is undone by the
+thread that hangs in it, when the storage answers.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+from concurrent import futures
+import contextlib
+import logging
+import os
+from typing import Any
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import workers
+
+LOG = logging.getLogger(__name__)
+
+#: Bytes asked of the source at once.
+PIECE = 4 << 20
+#: No read crosses this offset.
+HEAD = 1 << 20
+#: What comes in reads at least this long is not copied.
+LONG = 1 << 20
+#: Pieces under way at once.
+DEPTH = 4
+
+_hashers = workers.Workers('dedup-hash', max(4, os.cpu_count() or 1))
+
+
+class WrongSize(ValueError):
+    """The source has more or fewer bytes than was said."""
+
+
+def _reads(source: Any) -> Iterator[Any]:
+    """What the source has, as it comes: a file-like object or an iterator."""
+    if not hasattr(source, 'read'):
+        yield from source
+        return
+    total = 0
+    while data := source.read(HEAD - total if total < HEAD else PIECE):
+        total += len(data)
+        yield data
+
+
+def _pieces(source: Any, size: int,
+            free: list[memoryview]) -> Iterator[bytes | memoryview]:
+    """The source's bytes in pieces that are worth a hand-over.
+
+    :param size: how many bytes there must be; 0: any number
+    :param free: buffers that may be filled; made when there are none
+    :raises WrongSize: there are more, or fewer
+    """
+    total = filled = 0
+    buffer = None
+    for data in _reads(source):
+        total += len(data)
+        if size and total > size:
+            raise WrongSize(f'The image was said to have {size} bytes, but '
+                            f'has more: at least {total}.')
+        if not filled and len(data) >= LONG and isinstance(data, bytes):
+            yield data
+            del data
+            continue
+        rest = memoryview(data)
+        while rest:
+            if buffer is None:
+                buffer = free.pop() if free else memoryview(bytearray(PIECE))
+            length = min(len(rest), PIECE - filled)
+            buffer[filled:filled + length] = rest[:length]
+            rest = rest[length:]
+            filled += length
+            if filled == PIECE:
+                yield buffer
+                buffer, filled = None, 0
+        del data, rest
+    if filled:
+        yield buffer[:filled]
+    if size and total != size:
+        raise WrongSize(f'The image was said to have {size} bytes, but has '
+                        f'only {total}.')
+
+
+def _spread(source: Any, size: int,
+            sinks: list[tuple[workers.Strand, Callable]],
+            limit: workers.TimeLimit) -> int:
+    """Give every piece to every sink; returns the number of bytes."""
+    under_way: collections.deque[tuple[Any, list[futures.Future]]] = (
+        collections.deque())
+    free: list[memoryview] = []
+    total = 0
+
+    def wait_for_first() -> None:
+        for call in under_way[0][1]:
+            limit.result(call)
+        piece, _calls = under_way.popleft()
+        if isinstance(piece, memoryview) and len(piece) == PIECE:
+            free.append(piece)
+
+    for piece in _pieces(source, size, free):
+        total += len(piece)
+        under_way.append((piece, [strand.submit(function, piece)
+                                  for strand, function in sinks]))
+        del piece
+        for _piece, calls in under_way:
+            for call in calls:
+                if call.done():
+                    call.result()  # a failure must not wait for its turn
+        if len(under_way) >= DEPTH:
+            wait_for_first()
+    while under_way:
+        wait_for_first()
+    return total
+
+
+def store(repository: Any, image_id: str, transaction: Any, source: Any,
+          size: int, watchers: list[Callable[[Any], Any]],
+          storage: workers.Workers, limit: workers.TimeLimit,
+          digest: Any = None) -> int:
+    """Write all of a source into a transaction, and commit it.
+
+    :param repository: where the transaction was begun, for this image id
+    :param transaction: as :meth:`Repository.begin` gave it; it is committed
+                        or aborted when this returns or raises
+    :param source: an object with ``read(length)``, or an iterator of bytes
+    :param size: the number of bytes, 0 if unknown
+    :param watchers: functions called with every piece, in order, each from
+                     one thread at a time; a piece is bytes, or a buffer
+                     that holds others when the function has returned
+    :param storage: where calls into the repository run
+    :param limit: how long each of these may take
+    :param digest: of hashlib, updated by a watcher: the recipe records it
+    :returns: the number of bytes stored
+    :raises WrongSize: the source has more or fewer bytes than ``size``
+    :raises workers.Expired: the time limit was exceeded
+    :raises Exception: whatever the source, a watcher or the repository raised
+    """
+    engine = workers.Strand(storage)
+    sinks = [(engine, transaction.write)]
+    sinks += [(workers.Strand(_hashers), watcher) for watcher in watchers]
+    commit = None
+
+    def undo() -> None:
+        try:
+            transaction.abort()
+            if commit is not None and not commit.cancelled():
+                # A commit may fail, or be given up, when the image is there
+                # already.  Its client was told that it is not.
+                with contextlib.suppress(exceptions.ImageNotFound):
+                    repository.delete(image_id, transaction.upload_id)
+        except Exception:
+            LOG.exception('Giving up the upload of image %s failed', image_id)
+
+    try:
+        total = _spread(source, size, sinks, limit)
+        if digest is not None:
+            limit.result(engine.submit(
+                transaction.set_hash, digest.name, digest.digest()))
+        commit = engine.submit(transaction.commit)
+        limit.result(commit)
+        return total
+    except BaseException as exc:
+        for strand, _function in sinks:
+            strand.drop()
+        undone = engine.submit(undo)
+        if not isinstance(exc, workers.Expired):
+            try:
+                limit.result(undone)
+            except workers.Expired:
+                LOG.warning('Giving up the upload of image %s takes long; '
+                            'it goes on', image_id)
+        raise

@@ -1,0 +1,766 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The maintainer: its lock, and a catalog that may be trusted.
+
+One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
+:class:`Maintainer`. Rules N1 to N6 are those of the design document.
+"""
+
+import array
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import struct
+import sys
+import time
+from typing import Any
+from typing import TypeVar
+
+import xxhash
+
+from glance_dedup import _engine
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.repository import repository as repository_module
+
+#: Bytes of a batch after which it is written, where several may be.
+BATCH_BYTES = 4 << 20
+
+# On a full disk LevelDB still needs room to say that something is free: for
+# the batch, and for a new log and a table when it is opened again.
+_RESERVE = 'catalog-reserve'
+RESERVE_BYTES = 32 << 20
+_RESERVE_SHARE = 32     # of the file system's bytes at most one in so many
+# And inodes, for its files: so many empty ones beside it.
+_RESERVE_INODES = [f'{_RESERVE}-{i}' for i in range(1, 9)]
+# XFS hands out anew what was unlinked only some time later. Seconds.
+_ROOM_PAUSES = (0.01, 0.1, 1)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_CATALOG = 'catalog'
+_SET_ASIDE = 'quarantine/catalog-'
+_FENCE = struct.Struct('<16sQ')
+_FLOCK = struct.Struct('@hhqqi4x')
+_NAMED = re.compile('[TM]-([0-9a-f]{32})')
+
+#: What says that a recipe's blocks cannot be known, for now or for ever.
+UNREADABLE = (exceptions.DamagedError, exceptions.StorageError,
+              exceptions.VersionError, exceptions.AccessDenied)
+
+#: Pages of a recipe's extents that are read at once, where all are.
+PAGES = 64
+
+Progress = Callable[[int, int, str], None]
+_Result = TypeVar('_Result')
+
+
+def txid_of_name(name: str) -> bytes | None:
+    """The transaction id that a spool entry's name tells (kinds T and M)."""
+    found = _NAMED.fullmatch(name)
+    return bytes.fromhex(found[1]) if found else None
+
+
+class RecipeError(Exception):
+    """A recipe's extents cannot be read; says why.
+
+    A class of its own, since what the catalog raises must not be taken for it.
+    """
+
+
+class Extents:
+    """A recipe's extents, as the catalog counts them."""
+
+    def __init__(self, recipe: _engine.Recipe) -> None:
+        self._recipe = recipe
+        self.pages = recipe.pages
+
+    def runs(self, page: int) -> bytes:
+        """:raises RecipeError: as its name says"""
+        try:
+            return self._recipe.runs(page, 1)
+        except UNREADABLE as e:
+            raise RecipeError(str(e)) from e
+
+
+def _measure(recipe: _engine.Recipe) -> int:
+    """How many blocks a recipe names; all of it is read, and verified."""
+    try:
+        return recipe.measure()
+    except UNREADABLE as e:
+        raise RecipeError(str(e)) from e
+
+
+def unpack(data: bytes, code: str = 'I') -> array.array:
+    """The numbers that the engine packed, of a type of the module array."""
+    numbers = array.array(code, data)
+    if sys.byteorder == 'big':
+        numbers.byteswap()
+    return numbers
+
+
+def pieces(recipe: _engine.Recipe) -> Iterator[bytes]:
+    """A recipe's runs, as many at a time as fit into bounded memory."""
+    for page in range(0, recipe.pages, PAGES):
+        yield recipe.runs(page, min(PAGES, recipe.pages - page))
+
+
+@dataclasses.dataclass
+class Busy:
+    """A group that a collection found in use."""
+
+    hold: float
+    """For how long the collector's intent is announced the next time."""
+    turn: float
+    """When, by time.monotonic(), it is to be announced, or ends."""
+    announced: bool = False
+    """Whether its intent byte is held."""
+
+
+class Maintainer:
+    """The maintainer of a repository, from the lock to :meth:`close`.
+
+    Belongs to one thread at a time; any thread may read the catalog's
+    statistics, :attr:`warnings` and :meth:`unreadable`.
+
+    :param progress: called as `progress(done, total, what)` while a catalog
+        is made anew, which takes seconds for each hundred images
+    :raises BusyError: if another process maintains it
+    :raises NoSpaceError, StorageError, AccessDenied: as their names say
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 progress: Progress | None = None) -> None:
+        with _os_errors(f'cannot look at {repository.path}'):
+            access.check_maintainer(repository.path)
+        self.repository = repository
+        self.handle = repository._handle()
+        self.engine = _engine.Maintenance(self.handle)
+        self.warnings: list[str] = []
+        self.busy: dict[int, Busy] = {}
+        """Groups that collections found in use, to be collected next time."""
+        self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
+        """What a recompression that made way goes on with, and its codec and
+        level as numbers; it is closed with the engine."""
+        self._catalog: catalog_module.Catalog | None = None
+        self._unreadable: dict[str, tuple[str, int, str]] = {}
+        # Counted images whose recipes are gone: transaction ids, image ids.
+        self._vanished: dict[bytes, str] = {}
+        self._fenced = -1       # the newest record of the fence, if known
+        self._fence_good = False    # it is of this catalog
+        try:
+            if not self.engine.lock():
+                raise exceptions.BusyError(
+                    f'{repository.path} has another maintainer at work')
+            self._start(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def intent_ends(self) -> float | None:
+        """When, by time.monotonic(), the first intent is to end.
+
+        A collection then ends it. None: none is announced.
+        """
+        return min((busy.turn for busy in self.busy.values()
+                    if busy.announced), default=None)
+
+    @property
+    def catalog(self) -> catalog_module.Catalog:
+        """The catalog; a rebuild puts another one in its place."""
+        if self._catalog is None:
+            raise catalog_module.CatalogError(
+                f'{self.repository.path} has no catalog: its rebuild failed')
+        return self._catalog
+
+    def close(self) -> None:
+        """Give the lock back. Idempotent."""
+        # First: the lock keeps others from the catalog.
+        self._close_catalog()
+        self.engine.close()
+
+    def __enter__(self) -> 'Maintainer':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.repository.path, name)
+
+    def _close_catalog(self) -> None:
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            catalog.close()
+
+    # -- start (N2) -------------------------------------------------------
+
+    def _start(self, progress: Progress | None) -> None:
+        fence = self.engine.read_fence()
+        if fence is None and not os.path.lexists(self._path(_CATALOG)):
+            # The first maintainer of all.
+            self.rebuild(progress)
+            return
+        try:
+            self._open_catalog()
+            self._check_fence(fence)
+            # N2.2, even if they look equal: what was read of the fence may
+            # not be on the disk.
+            self._write_fence()
+        except catalog_module.CatalogError as e:
+            self.rebuild(progress, str(e))
+        self.keep_reserve()
+
+    def _open_catalog(self) -> None:
+        def opened() -> catalog_module.Catalog:
+            return catalog_module.Catalog(self._path(_CATALOG),
+                                          self.repository.repository_id)
+        self._catalog = self._with_room(opened)
+
+    def _check_fence(self, fence: bytes | None) -> None:
+        """N2.1: raise CatalogError if the catalog must not be used."""
+        if not self.catalog.valid:
+            raise catalog_module.CatalogError(
+                f'the making of the catalog {self.catalog.path} did not end')
+        if fence is None:
+            raise catalog_module.CatalogError('the fence cannot be read')
+        catalog_id, sequence = _FENCE.unpack(fence)
+        self._fenced = sequence
+        if catalog_id != self.catalog.id:
+            raise catalog_module.CatalogError(
+                'the fence is of another catalog')
+        if self.catalog.sequence < sequence:
+            raise catalog_module.CatalogError(
+                f'the catalog {self.catalog.path} is older than the fence: it '
+                f'is at {self.catalog.sequence}, the fence at {sequence}')
+
+    def _write_fence(self) -> None:
+        self._fence_good = False
+        self.engine.write_fence(
+            _FENCE.pack(self.catalog.id, self.catalog.sequence))
+        self._fenced, self._fence_good = self.catalog.sequence, True
+
+    def reconcile(self, progress: Progress | None = None) -> None:
+        """Compare images/ with the ledger, before anything is freed (I9).
+
+        Others go on meanwhile. Since images/ is listed before the spool, and
+        only the maintainer removes entries, whatever was committed or deleted
+        before the listing, and is not settled, has its entry in the spool.
+
+        An image without a key is counted. A key without an image or entry is
+        of a recipe that was not deleted, but lost: nothing is freed until it
+        is back, or given up. The same holds for what is begun.
+
+        :raises CatalogError: if the ledger is not complete
+        """
+        counted = set(self.catalog.txids())
+        begun = dict(self.catalog.all_begun())
+        left = counted.union(begun)
+        unannounced: dict[bytes, str] = {}
+        doubtful: set[str] = set()
+        for image_id, txid in self._txids(self._images()):
+            if txid not in counted:
+                unannounced[txid] = image_id
+            left.discard(txid)
+        for name in self.engine.spool():
+            txid, live = self._entry_facts(name)
+            left.discard(txid)
+            image_id = unannounced.pop(txid, None)
+            if image_id is not None and not live:
+                # Deleted just now, or the entry is not what it was.
+                doubtful.add(image_id)
+        self._vanished = {}
+        for txid in left:
+            # Counted while its header could still be read.
+            image_id = begun.get(txid) or (
+                self.catalog.facts(txid) or {}).get('image_id')
+            if image_id not in self._unreadable:
+                self._vanished[txid] = str(image_id)
+            elif txid in counted:
+                self.note_counted(image_id)
+        if unannounced:
+            self.warnings.append(
+                f'{len(unannounced)} images were neither counted nor in the '
+                f'spool, as {min(unannounced.values())}')
+        doubtful.update(unannounced.values())
+        if doubtful:
+            self._count(sorted(doubtful), progress)
+
+    def _txids(self, image_ids: list[str]) -> Iterator[tuple[str, bytes]]:
+        """Those images that are still there, with their transaction ids.
+
+        Recipes are written once. So one that is in the same file as when it
+        was last read, by inode and time of writing, is not read again: all of
+        them would cost a seek each.
+        """
+        known = dict(self.catalog.seen())
+        changed = []
+        for image_id in image_ids:
+            file = known.pop(image_id.encode(), None)
+            if file is not None and file[:2] == self._file_of(image_id):
+                yield image_id, file[2]
+            else:
+                changed.append(image_id)
+        batch = self.catalog.batch()
+        for image_id in known:
+            self.catalog.set_seen(batch, image_id, None)
+        for image_id, recipe in self._recipes(changed):
+            with contextlib.closing(recipe):
+                if not recipe.complete:
+                    self.note_unreadable(recipe.name, recipe.error)
+                    continue
+                txid = recipe.header()['transaction_id']
+                self.catalog.set_seen(
+                    batch, image_id.encode(),
+                    (recipe.inode, recipe.modified, txid))
+            yield image_id, txid
+        if len(batch):
+            # If there is no room they are read again the next time.
+            with contextlib.suppress(exceptions.NoSpaceError):
+                self.catalog.write(batch)
+
+    def _file_of(self, image_id: str) -> tuple[int, int] | None:
+        """Inode and time of writing; None if that cannot be told."""
+        try:
+            found = os.lstat(self._path(f'images/{image_id}'))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _entry_facts(self, name: str) -> tuple[bytes | None, bool]:
+        """The transaction id of an entry, and whether it is an image now."""
+        try:
+            with contextlib.closing(self.engine.open_entry(name)) as entry:
+                if entry.complete:
+                    return entry.header()['transaction_id'], entry.live()
+        except (exceptions.ImageNotFound, *UNREADABLE):
+            pass
+        return txid_of_name(name), False
+
+    def _images(self) -> list[str]:
+        """All images; and a warning of each other file in images/."""
+        images = []
+        with _os_errors('cannot list images'):
+            names = sorted(os.listdir(self._path('images')))
+        for name in names:
+            text = f'images/{name!r} is not an image'
+            if repository_module.IMAGE_ID.fullmatch(name):
+                images.append(name)
+            elif text not in self.warnings:
+                self.warnings.append(text)
+        return images
+
+    def _recipes(self, image_ids: list[str]
+                 ) -> Iterator[tuple[str, _engine.Recipe]]:
+        """The recipes of those images that are still there in their turn.
+
+        The caller closes them. One that cannot even be opened is noted.
+        """
+        for image_id in image_ids:
+            try:
+                recipe = self.engine.open_recipe(image_id)
+            except exceptions.ImageNotFound:
+                continue
+            except UNREADABLE as e:
+                self.note_unreadable(f'images/{image_id}', str(e))
+                continue
+            yield image_id, recipe
+
+    # -- making the catalog anew (N2.3) -----------------------------------
+
+    def rebuild(self, progress: Progress | None = None,
+                why: str | None = None) -> None:
+        """Make the catalog anew.
+
+        The old one is set aside if there is something wrong with it. If this
+        fails or is killed, the next start, or task, begins it anew (N2.4).
+
+        :param why: what is wrong with the old one, in words; None: nothing
+        """
+        if why is not None:
+            self.warnings.append(
+                f'{why}; it was set aside, and made anew' if
+                os.path.lexists(self._path(_CATALOG))
+                else f'{why}; it was made anew')
+        self._with_room(lambda: self._rebuild(progress, why is not None))
+        self.keep_reserve()
+
+    def _rebuild(self, progress: Progress | None, set_aside: bool) -> None:
+        sequence, kept = self._clear_away(set_aside)
+        self._unreadable.clear()
+        self._vanished.clear()
+        self._fence_good = False
+        catalog = catalog_module.Catalog(
+            self._path(_CATALOG), self.repository.repository_id, create=True)
+        self._catalog = catalog
+        catalog.write(kept)
+        self._count(self._images(), progress, unfinished=True)
+        # N2.3. An image that was counted and whose link is lost in a crash
+        # has an entry in the spool, and one that was not counted since its
+        # unlinking was seen does not come back.
+        self.engine.sync('images')
+        self.engine.sync('spool')
+        catalog.write(catalog.batch(), sync=True, valid=True,
+                      sequence=sequence)
+        self._write_fence()
+
+    def _clear_away(self, set_aside: bool
+                    ) -> tuple[int, catalog_module.Batch]:
+        """Move the old catalog out of the way.
+
+        Returns the sequence that the new one is to have, and what of the old
+        one cannot be made anew.
+        """
+        fence = self.engine.read_fence()
+        if fence is not None:
+            self._fenced = max(self._fenced, _FENCE.unpack(fence)[1])
+        known = 0
+        kept = catalog_module.Batch()
+        path = self._path(_CATALOG)
+        if os.path.lexists(path):
+            # Whether it can be read at all is to be seen.
+            with contextlib.suppress(exceptions.RepositoryError):
+                if self._catalog is None:
+                    self._catalog = catalog_module.Catalog(
+                        path, self.repository.repository_id)
+                known = self._catalog.sequence
+                kept, lost = self._catalog.salvage()
+                if lost:
+                    self.warnings.append(
+                        f'the catalog {path}: {lost} items of its history, '
+                        'and of what the scrub found, are damaged, and lost')
+            self._close_catalog()
+            with _os_errors(f'cannot set {path} aside'):
+                self._remove_set_aside()
+                aside = self._path(_SET_ASIDE + secrets.token_hex(8))
+                os.rename(path, aside)
+                if not set_aside:
+                    _remove(aside)
+        return self._next_sequence(known), kept
+
+    def _remove_set_aside(self) -> None:
+        """Only the last catalog that was set aside is kept."""
+        directory, prefix = os.path.split(_SET_ASIDE)
+        for name in os.listdir(self._path(directory)):
+            if name.startswith(prefix):
+                _remove(self._path(os.path.join(directory, name)))
+
+    def _count(self, image_ids: list[str], progress: Progress | None = None,
+               unfinished: bool = False) -> None:
+        """Count images that have no ledger key.
+
+        Without a ledger key each was not counted yet (N1). One that is
+        deleted meanwhile has its entry, by which it is un-counted.
+
+        :param unfinished: the catalog is not valid yet
+        """
+        batch = self.catalog.batch()
+        done = 0
+
+        def write() -> None:
+            self._write_counts(batch, unfinished)
+            batch.clear()
+            if progress is not None:
+                progress(done, len(image_ids), 'counting images')
+        for image_id, recipe in self._recipes(image_ids):
+            with contextlib.closing(recipe):
+                self._count_one(batch, image_id, recipe, write)
+            done += 1
+            if progress is not None:
+                progress(done, len(image_ids), 'counting images')
+        self._write_counts(batch, unfinished)
+
+    def _write_counts(self, batch: catalog_module.Batch,
+                      unfinished: bool) -> None:
+        if unfinished:
+            # Synced: of batches that are not, LevelDB may lose some, and have
+            # later ones that are.
+            self.catalog.write(batch, sync=True)
+        else:
+            # Seen in images/ above; so that what is counted is there (N5.1).
+            self.engine.sync('images')
+            self.settle(batch)
+
+    def _count_one(self, batch: catalog_module.Batch, image_id: str,
+                   recipe: _engine.Recipe, write: Callable[[], None]) -> None:
+        if not recipe.complete:
+            self.note_unreadable(recipe.name, recipe.error)
+            return
+        if not self.catalog.counted(recipe.header()['transaction_id'], batch):
+            try:
+                self.count(batch, recipe, write)
+            except RecipeError as e:
+                self.note_unreadable(recipe.name, str(e))
+                return
+        self.note_counted(image_id)
+
+    def guard(self, work: Callable[[], _Result],
+              progress: Progress | None = None) -> _Result:
+        """Do `work`; and once more, after a rebuild, if the catalog is bad.
+
+        Each task does its own so.
+        """
+        if self._catalog is None or not self._catalog.valid:
+            self.rebuild(progress)
+        try:
+            return work()
+        except catalog_module.CatalogError as e:
+            self.rebuild(progress, str(e))
+            return work()
+
+    # -- accounting steps (N5.2, N5.3) ------------------------------------
+
+    def count(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
+              write: Callable[[], None]) -> None:
+        """Count a recipe, all of it, in as many steps as it takes (N5.2).
+
+        What write() raises ends it between two steps: the next to account for
+        the recipe goes on, or back, from there.
+
+        :param write: makes a step of the batch, and clears it
+        :raises RecipeError: it cannot be read; what could be is in the batch
+        """
+        header, extents = recipe.header(), Extents(recipe)
+        facts = catalog_module.facts_of(header, _measure(recipe))
+        while not self.catalog.count(batch, header['transaction_id'], extents,
+                                     facts, BATCH_BYTES):
+            write()
+
+    def uncount(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
+                write: Callable[[], None]) -> None:
+        """Un-count what is counted of a recipe; as :meth:`count`."""
+        txid, extents = recipe.header()['transaction_id'], Extents(recipe)
+        _measure(recipe)    # damage is met with before the first step
+        while not self.catalog.uncount(batch, txid, extents, BATCH_BYTES):
+            write()
+
+    def settle(self, batch: catalog_module.Batch) -> None:
+        """One accounting step: the batch, synced; then the fence (I9).
+
+        On return spool entries may be unlinked that the batch, or an earlier
+        one, settled. With an empty batch it only makes sure of the fence.
+
+        :raises NoSpaceError: there is no room in the catalog; whether the
+            batch is in it or not, nothing may be unlinked on its account
+        """
+        if len(batch):
+            # First: it may be written though that fails.
+            self._fence_good = False
+            self.write(batch, sync=True, sequence=self._next_sequence(
+                self.catalog.sequence))
+        if not self._fence_good:
+            self._write_fence()
+
+    def write(self, batch: catalog_module.Batch, **options: Any) -> None:
+        """As the catalog's own, but with the room that is kept for it."""
+        self._with_room(lambda: self.catalog.write(batch, **options))
+
+    def _next_sequence(self, above: int) -> int:
+        """The catalog's next one.
+
+        It is above all that the fence ever was at, of whichever catalog,
+        since the higher one of its records counts; and odd where that is
+        even, so that its record is not written in place of the newest.
+        """
+        sequence = max(self._fenced, above) + 1
+        return sequence + (sequence - self._fenced + 1) % 2
+
+    # -- room for the catalog ---------------------------------------------
+
+    def keep_reserve(self) -> None:
+        """See to it that the catalog has room on a disk that fills up.
+
+        Called again when there may be room.
+        """
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.repository.path)
+            size = min(RESERVE_BYTES,
+                       disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
+            if (not disk.f_files
+                    or disk.f_favail > 2 * len(_RESERVE_INODES)):
+                for name in _RESERVE_INODES:
+                    self._reserve(name, 0)
+            if disk.f_bavail * disk.f_frsize >= 2 * size:
+                self._reserve(_RESERVE, size)
+
+    def _reserve(self, name: str, size: int) -> None:
+        """Have a file of so many bytes, at least, and of nobody else's."""
+        path = self._path(name)
+        with contextlib.suppress(FileNotFoundError):
+            status = os.lstat(path)
+            if (stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+                    and status.st_size >= size):
+                return
+            # A name that leads elsewhere goes; not what it leads to.
+            os.unlink(path)
+        fd = access.make_file(path, access.file_mode(self.repository.path))
+        try:
+            if size:
+                os.posix_fallocate(fd, 0, size)
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+
+    def _with_room(self, work: Callable[[], _Result]) -> _Result:
+        """Do something with the catalog, and again if it lacked room."""
+        try:
+            return work()
+        except exceptions.NoSpaceError:
+            if not self._make_room():
+                raise
+        for pause in _ROOM_PAUSES:
+            with contextlib.suppress(exceptions.NoSpaceError):
+                return work()
+            time.sleep(pause)
+        return work()
+
+    def _make_room(self) -> bool:
+        made = False
+        for name in (_RESERVE, *_RESERVE_INODES):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(name))
+                made = True
+        return made
+
+    # -- blocks stored anew -----------------------------------------------
+
+    def relocation(self) -> _engine.Relocation:
+        """What stores blocks anew, where uploads find them; to be closed."""
+        # A filter that knows all groups learns of new blocks only from whoever
+        # stores them. One that is not there yet will read them.
+        self.repository._attach_filter(self.handle, create=False)
+        return _engine.Relocation(self.engine, self.handle)
+
+    # -- recipes that cannot be read --------------------------------------
+
+    def note_unreadable(self, name: str, error: str | None) -> None:
+        """Remember a file whose blocks are unknown and not counted.
+
+        :param name: of the file, relative to the repository
+        """
+        inode = self._inode(name)
+        if inode is not None:
+            self._unreadable[name.removeprefix('images/')] = (
+                name, inode, error or f'{name} has no header')
+
+    def _inode(self, name: str) -> int | None:
+        """None: there is no such file; 0: that cannot be told."""
+        try:
+            return os.lstat(self._path(name)).st_ino
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return 0
+
+    def note_counted(self, image_id: str) -> None:
+        """What an image needs is counted, whether it can be read or not."""
+        self._unreadable.pop(image_id, None)
+
+    def unreadable(self) -> dict[str, str]:
+        """What is not counted since it cannot be read, and what is wrong.
+
+        Image ids, or names in the spool. While there is one, nothing may be
+        freed anywhere.
+        """
+        result = {}
+        for key, (name, inode, error) in list(self._unreadable.items()):
+            now = self._inode(name)
+            # What cannot be told does not let anything be freed.
+            if now is not None and (now == inode or 0 in (now, inode)):
+                result[key] = error
+            else:
+                self._unreadable.pop(key, None)
+        for txid, image_id in self._vanished.items():
+            if self._has_vanished(txid, image_id):
+                result.setdefault(image_id, (
+                    f'the recipe {txid.hex()} of image {image_id} is counted, '
+                    'and is neither in images/ nor in the spool, though it '
+                    'was not deleted: put it back, or run glance-dedup '
+                    'repository rebuild-catalog, which gives up what is lost'))
+        return result
+
+    def _has_vanished(self, txid: bytes, image_id: str) -> bool:
+        try:
+            with contextlib.closing(
+                    self.engine.open_recipe(image_id)) as recipe:
+                return (not recipe.complete
+                        or recipe.header()['transaction_id'] != txid)
+        except exceptions.RepositoryError:
+            return True
+
+    def retry_unreadable(self, progress: Progress | None = None) -> None:
+        """Count those images that can be read by now."""
+        images = [key for key, (name, _, _) in list(self._unreadable.items())
+                  if name.startswith('images/')]
+        if images:
+            self._count(images, progress)
+
+    # -- what else the tasks share ----------------------------------------
+
+    def image_of(self, inode: int) -> str | None:
+        """The image whose recipe is this inode; for one without a header."""
+        with (_os_errors('cannot list images'),
+              os.scandir(self._path('images')) as entries):
+            for entry in entries:
+                if entry.inode() == inode:
+                    return entry.name
+        return None
+
+    @contextlib.contextmanager
+    def image_lock(self, image_id: str) -> Iterator[bool]:
+        """Try the lock that deletes and merges of an image take (N9.1)."""
+        byte = xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
+        with _os_errors('cannot open locks/images'):
+            fd = os.open(self._path('locks/images'),
+                         os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            try:
+                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(
+                    fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise exceptions.StorageError(
+                        f'locks/images cannot be locked: {e.strerror}') from e
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _os_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        kind = (exceptions.NoSpaceError if e.errno in _NO_SPACE
+                else exceptions.StorageError)
+        raise kind(f'{what}: {e.strerror}') from e
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)

@@ -1,0 +1,1010 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Repositories: creating one, and storing, reading and deleting images.
+
+A :class:`Repository` is a directory; any number of processes and hosts may
+have it open at once. They coordinate by kernel locks, links and renames in the
+directory itself; no daemon is needed.
+
+All objects here are safe for use by several threads at once. After a fork the
+child's :class:`Repository` opens itself anew at its next use; transactions and
+images that were open before the fork stay the parent's, and refuse with
+:class:`~glance_dedup.base.exceptions.ClosedError` in the child.
+
+Sizes and offsets are in bytes everywhere.
+"""
+
+import bisect
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+import pwd
+import re
+import secrets
+import stat as stat_module
+import threading
+import time
+from typing import Any
+from typing import BinaryIO
+import warnings
+import weakref
+
+import xxhash
+
+from glance_dedup import _engine
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import filesystem
+from glance_dedup.base import hashes
+from glance_dedup.base import parameters as parameters_module
+from glance_dedup.base import scopes
+from glance_dedup.repository import filters
+
+PIECE = 4 * 1024 * 1024
+
+#: What storing leaves free on the file system, MiB.
+RESERVE_MIB = 64
+
+_PARAMETERS_FILE = 'repository.json'
+_KEY_FILE = 'key'
+_DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+_LOCK_FILES = ('locks/groups', 'locks/images')
+_CODECS = ('none', 'lz4', 'zstd')
+IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
+_TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
+
+_MAX_THREADS = 64
+# Where filters lie by default, and when one that could not be had is tried
+# again, seconds.
+_SHM = '/dev/shm'  # nosec: a tmpfs; what is in it has to be this user's
+_FILTER_AGAIN = 30.0
+# What the first store operation waits for, if the filter is not there or not
+# complete: that one of so many bytes is made, and so many slots, in at most 64
+# groups, are read into it, which takes some 20 ms. The rest is done by a
+# thread, so many slots at a time; duplicates are missed meanwhile.
+_MADE_AT_ONCE = 64 << 20
+_READ_AT_ONCE = 1 << 16
+_READ_IN_TURN = 1 << 19
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStat:
+    """What a recipe says about its image."""
+
+    image_id: str
+    upload_id: str
+    project: str
+    scope: str
+    """Whose blocks it shares: 32 hexadecimal digits, zeros for those of
+    all."""
+    size: int
+    zero_bytes: int
+    new_bytes: int
+    """Plain bytes of the blocks that this image was the first to store."""
+    stored_bytes: int
+    """Bytes written for them, after compression, with segment headers."""
+    extents: int
+    fragments: int
+    """Runs of blocks that do not continue the run before them."""
+    created: int
+    """Seconds since 1970."""
+    hash_name: str = ''
+    """Of the hash that whoever stored it computed; '' if it was none."""
+    hash_value: str = ''
+    """Hexadecimal digits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """A run of zeros, or of blocks with consecutive addresses."""
+
+    offset: int
+    length: int
+    kind: str
+    """'zeros' or 'blocks'"""
+    group: int
+    slot: int
+    blocks: int
+
+
+def _key_file(digits: bytes) -> bytes:
+    return digits + b' ' + xxhash.xxh3_64_hexdigest(digits).encode() + b'\n'
+
+
+def _filter_directory(path: str | None) -> str:
+    """The directory for filter files: ours alone, made at need.
+
+    Every user may make a directory of any name in ``/dev/shm``; so one with
+    this user's name goes first, which systemd makes at each boot before
+    anybody else can (``etc/tmpfiles.d``).
+    """
+    if path is not None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
+    uid = os.geteuid()
+    with contextlib.suppress(KeyError, OSError):
+        path = os.path.join(_SHM, f'glance-dedup-{pwd.getpwuid(uid).pw_name}')
+        if _is_ours_alone(os.lstat(path)):
+            return path
+    path = os.path.join(_SHM, f'glance-dedup-{uid}')
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not _is_ours_alone(found):
+        raise PermissionError(
+            1, f'{path}, which belongs to {access.user_name(found.st_uid)}, '
+            f'is not a directory that only {access.user_name(uid)} may '
+            'change. Remove it, and have systemd-tmpfiles make the directory '
+            'at each boot (etc/tmpfiles.d/glance-dedup.conf)')
+    return path
+
+
+def _is_ours_alone(found: os.stat_result) -> bool:
+    return (stat_module.S_ISDIR(found.st_mode)
+            and found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+
+
+class Repository:
+    """An open repository.
+
+    :param path: its directory
+    :param codec: for new segments: ``'none'``, ``'lz4'`` or ``'zstd'``
+    :param codec_level: 1 to 19 for zstd; 0 is the codec's default
+    :param threads: for fingerprints and compression; None: one for each
+        processor, at most 4. 0 leaves all work to the caller's thread
+    :param filter_dir: where the fingerprint filter lies, on a tmpfs of this
+        host; None: a directory of this user's in ``/dev/shm``
+    :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
+        counts only where the filter does not exist yet
+    :param lock_timeout: seconds to wait for another process that is deleting
+        the same image
+    :param segment_cache_mib: budget, MiB, for decompressed segments that all
+        images read through this object share; 0: none are kept
+    :param codec_yields: store segments as they are where processors are short
+    :param direct_io: write new blocks beside the page cache, where the file
+        system can
+    :param reserve_mib: room, MiB, that storing leaves free on the file system,
+        for deleting and collecting; but never more than a hundredth of it
+    :raises InvalidParameter: for a value out of bounds
+    :raises ImageNotFound: if there is no repository
+    :raises DamagedError, VersionError, AccessDenied, StorageError:
+        as their names say. AccessDenied also for the superuser, if it is
+        somebody else's
+    :raises UnfitFileSystem: its locks would not keep others out
+
+    The first store operation opens this host's filter. One that cannot be had
+    (no room on the tmpfs) is a RuntimeWarning: images are stored without it,
+    but duplicates are missed. It is tried again by later ones.
+
+    :ivar filter_error: why the filter could not be had when that was last
+        tried, or looked at by :meth:`statistics`; None: nothing is known to
+        be wrong
+    """
+
+    def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
+                 codec_level: int = 0, threads: int | None = None,
+                 filter_dir: str | None = None, filter_mib: int = 64,
+                 lock_timeout: float = 30.0, segment_cache_mib: int = 0,
+                 reserve_mib: int = RESERVE_MIB,
+                 codec_yields: bool = False, direct_io: bool = False,
+                 _allow_weak: bool = False) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        if threads is None:
+            threads = min(4, len(os.sched_getaffinity(0)))
+        parameters_module.need_range('threads', threads, 0, _MAX_THREADS)
+        parameters_module.need_range('filter_mib', filter_mib, 1, 1 << 20)
+        parameters_module.need_range(
+            'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
+        parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
+        if codec not in _CODECS:
+            raise exceptions.InvalidParameter(
+                f"there is no codec '{codec}': choose none, lz4 or zstd")
+        if not 0 <= lock_timeout <= 3600:
+            raise exceptions.InvalidParameter(
+                f'lock_timeout: {lock_timeout!r} is not 0 to 3600 seconds')
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._engine: _engine.Repository | None = None
+        self._rebuilding: threading.Thread | None = None
+        self.parameters = self._read_parameters(_allow_weak)
+        self.key = self._read_key()
+        self._options = {
+            'repository_id': bytes.fromhex(self.parameters.repository_id),
+            'block_size': self.parameters.block_size,
+            'cut_minimum': self.parameters.cuts[0],
+            'cut_average': self.parameters.cuts[1],
+            'group_slots': self.parameters.group_slots,
+            'segment_size': self.parameters.segment_size,
+            'fingerprint': self.parameters.fingerprint,
+            'by_value': self.parameters.compare == 'value',
+            'codec': codec,
+            'codec_level': codec_level,
+            'threads': threads,
+            'lock_timeout_ms': int(lock_timeout * 1000),
+            'allow_weak': _allow_weak,
+            'reserve': reserve_mib << 20,
+            'codec_yields': codec_yields,
+            'direct_io': direct_io,
+        }
+        self._segment_cache_bytes = segment_cache_mib << 20
+        self._filter_dir = filter_dir
+        self._filter_bytes = filter_mib << 20
+        self._filter_file: str | None = None
+        self._filter_attached = False
+        self._filter_again = 0.0        # by time.monotonic()
+        self.filter_error: str | None = None
+        _live.add(self)
+        filesystem.check_locks(self.path)
+        self._handle()
+
+    # -- creating ---------------------------------------------------------
+
+    @staticmethod
+    def create(path: str | os.PathLike, *, group_access: bool = False,
+               **chosen: Any) -> None:
+        """Make a repository in a directory that is missing or empty.
+
+        :param chosen: as for
+            :meth:`~glance_dedup.base.parameters.Parameters.choose`
+        :param group_access: all members of the directory's group may use it;
+            else it is this user's alone
+        :raises InvalidParameter: for a value out of bounds, or a directory
+            that holds something else
+        :raises ImageExists: if the directory holds a repository already
+
+        What a call that died in the middle left is completed by the next.
+        """
+        path = os.path.abspath(os.fspath(path))
+        parameters = parameters_module.Parameters.choose(**chosen)
+        with files.os_errors(f'cannot create the repository {path}'):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            Repository._need_fresh(path)
+            access.settle(path, group_access)
+            mode = access.file_mode(path)
+            for name in _DIRECTORIES:
+                access.make_directory(os.path.join(path, name),
+                                      access.directory_mode(path))
+            for name in _LOCK_FILES:
+                with contextlib.suppress(FileExistsError):
+                    os.close(access.make_file(os.path.join(path, name), mode))
+            with contextlib.suppress(FileExistsError):
+                files.create_file(
+                    os.path.join(path, _KEY_FILE),
+                    _key_file(secrets.token_hex(32).encode()), mode)
+            for name in ('locks', ''):
+                files.sync_directory(os.path.join(path, name))
+            # Last: with it the directory is a repository.
+            try:
+                files.create_file(os.path.join(path, _PARAMETERS_FILE),
+                                  parameters.to_json(), mode)
+            except FileExistsError:
+                raise exceptions.ImageExists(
+                    f'{path} is a repository already')
+            files.sync_directory(path)
+            # The parent may be somebody else's, and not for us to open.
+            with contextlib.suppress(PermissionError):
+                files.sync_directory(os.path.dirname(path))
+
+    @staticmethod
+    def _need_fresh(path: str) -> None:
+        ours = {_KEY_FILE, *_DIRECTORIES, 'lost+found'}
+        names = set(os.listdir(path))
+        if _PARAMETERS_FILE in names:
+            raise exceptions.ImageExists(f'{path} is a repository already')
+        strange = sorted(n for n in names - ours
+                         if not _TEMPORARY.fullmatch(n))
+        if strange:
+            raise exceptions.InvalidParameter(
+                f'{path} is neither empty nor a repository: it holds '
+                f'{strange[0]}')
+        # A new id would make damage of what is there.
+        for name in names & {'groups', 'images'}:
+            if os.listdir(os.path.join(path, name)):
+                if os.path.lexists(os.path.join(path, _PARAMETERS_FILE)):
+                    # Another process was faster, and stores already.
+                    raise exceptions.ImageExists(
+                        f'{path} is a repository already')
+                raise exceptions.InvalidParameter(
+                    f'{path} is a repository that has lost its '
+                    f'{_PARAMETERS_FILE}: {name}/ is not empty. Restore the '
+                    'file from a backup')
+
+    # -- opening and closing ----------------------------------------------
+
+    def _read_parameters(
+            self, allow_weak: bool) -> parameters_module.Parameters:
+        path = os.path.join(self.path, _PARAMETERS_FILE)
+        if not os.path.isdir(self.path):
+            raise exceptions.ImageNotFound(
+                f'there is no directory {self.path}')
+        with files.os_errors(f'cannot look at {self.path}'):
+            access.check_user(self.path)
+        if not os.path.lexists(path):
+            try:
+                os.listdir(self.path)
+            except OSError as e:
+                raise exceptions.AccessDenied(
+                    f'cannot read {self.path}: {e.strerror}')
+            raise exceptions.ImageNotFound(
+                f'{self.path} is not a repository: it has no '
+                f'{_PARAMETERS_FILE}')
+        with files.os_errors(f'cannot read {path}'):
+            return parameters_module.Parameters.from_json(
+                files.read_file(path, 65536), path, allow_weak)
+
+    def _read_key(self) -> bytes:
+        path = os.path.join(self.path, _KEY_FILE)
+        with files.os_errors(f'cannot read {path}'):
+            content = files.read_file(path, 1024)
+        digits = content[:64]
+        if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
+                content != _key_file(digits)):
+            raise exceptions.DamagedError(
+                f'{path} is damaged: it does not hold a key and its checksum')
+        return bytes.fromhex(digits.decode())
+
+    def _handle(self) -> _engine.Repository:
+        """The engine's handle of this process, opened at first use."""
+        handle = self._engine
+        if handle is not None:
+            return handle
+        with self._mutex:
+            if self._closed:
+                raise exceptions.ClosedError('the repository handle is closed')
+            if self._engine is None:
+                engine = _engine.Repository(
+                    os.fsencode(self.path), **self._options)
+                engine.set_segment_cache(self._segment_cache_bytes)
+                self._engine = engine
+            return self._engine
+
+    def close(self) -> None:
+        """Let go of the repository. Open images stay readable until closed.
+
+        Idempotent. Later calls raise ClosedError.
+        """
+        with self._mutex:
+            self._closed = True
+            engine, self._engine = self._engine, None
+        rebuilding = self._rebuilding
+        if rebuilding is not None:
+            rebuilding.join()
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> 'Repository':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def _after_fork(self) -> None:
+        """Forget the parent's handle; its descriptors are closed already."""
+        self._mutex = threading.Lock()
+        self._engine = None
+        self._filter_attached = False
+        self._rebuilding = None
+
+    @property
+    def repository_id(self) -> str:
+        """32 hexadecimal digits, drawn when the repository was created."""
+        return self.parameters.repository_id
+
+    @property
+    def group_access(self) -> bool:
+        """Whether all members of a group may use it."""
+        with files.os_errors(f'cannot look at {self.path}'):
+            return access.is_shared(os.stat(self.path))
+
+    def room(self) -> tuple[int, int]:
+        """Bytes free on the file system, and those that storing leaves free.
+
+        Storing is refused while there are fewer than that.
+        """
+        return self._handle().room()
+
+    def need_room(self, size: int) -> None:
+        """See whether `size` bytes can be stored now.
+
+        :raises NoSpaceError: less than what is to be kept would be left
+        """
+        self._handle().check_room(size)
+
+    # -- storing ----------------------------------------------------------
+
+    def begin(self, image_id: str, project: str = '',
+              scope: str | bytes = 'global') -> 'Transaction':
+        """Start to store an image.
+
+        :param scope: whose blocks it shares: ``'global'``, those of all that
+            say so; ``'project'``, those that this project stored so; or a
+            scope's id of 16 bytes, as an image elsewhere has it
+        :raises ImageExists: at once, if the image is committed already
+        :raises NoSpaceError: at once, if no more is free than is to be kept
+        :raises InvalidParameter: for an id other than 1 to 128 characters of
+            ``A-Z a-z 0-9 _ -``
+        """
+        for name, value in (('image id', image_id), ('project', project)):
+            need_text(name, value)
+        scope_id = scopes.choose(scope, project)
+        handle = self._handle()
+        self._complete_filter(handle)
+        return Transaction(
+            image_id, handle.begin(image_id, project, scope_id), self)
+
+    def put(self, image_id: str, source: str | os.PathLike | BinaryIO,
+            size: int | None = None, project: str = '',
+            progress: Callable[[int], None] | None = None,
+            scope: str = 'global') -> ImageStat:
+        """Store an image from a file's path or an object with ``read()``.
+
+        :param size: bytes that must come; None: as many as come
+        :param progress: called with the bytes read so far
+        :param scope: as for begin
+        :raises InvalidParameter: if fewer or more than `size` bytes come.
+            After any error nothing of the image is left.
+        """
+        with contextlib.ExitStack() as stack:
+            if isinstance(source, (str, os.PathLike)):
+                with files.os_errors(f'cannot read {os.fspath(source)}'):
+                    # Unbuffered, or a pipe would be read PIECE by PIECE.
+                    source = stack.enter_context(
+                        open(source, 'rb', buffering=0))
+            transaction = stack.enter_context(
+                self.begin(image_id, project, scope))
+            done = 0
+            while piece := source.read(PIECE):
+                done += len(piece)
+                if size is not None and done > size:
+                    break
+                transaction.write(piece)
+                if progress is not None:
+                    progress(done)
+            if size is not None and done != size:
+                raise exceptions.InvalidParameter(
+                    f'image {image_id}: {size} bytes were announced, but '
+                    f'{"more" if done > size else f"only {done}"} came')
+            return transaction.commit()
+
+    def delete(self, image_id: str, upload_id: str | None = None) -> None:
+        """Delete an image. Whoever is reading it reads on.
+
+        Its space comes back by collection.
+
+        :param upload_id: delete only if the image is of this upload
+        :raises ImageNotFound, BusyError: as their names say
+        """
+        need_text('image id', image_id)
+        self._handle().delete(image_id, _upload_bytes(upload_id))
+        hashes.forget(self.path, image_id)
+
+    # -- reading ----------------------------------------------------------
+
+    def open_image(self, image_id: str,
+                   upload_id: str | None = None) -> 'Image':
+        """Open an image for reading; it can be read until closed.
+
+        :param upload_id: open only if the image is of this upload
+        :raises ImageNotFound: if there is no such image
+        :raises DamagedError: if its recipe is damaged
+        """
+        need_text('image id', image_id)
+        return Image(self._handle().open_image(
+            image_id, _upload_bytes(upload_id)), self)
+
+    def block_reader(self) -> 'BlockReader':
+        """What reads back the blocks of an image on its way in."""
+        return BlockReader(self._handle().block_reader(), self)
+
+    def stat(self, image_id: str) -> ImageStat:
+        """What the image's recipe says about it."""
+        with self.open_image(image_id) as image:
+            return image.stat
+
+    def images(self) -> list[str]:
+        """The ids of all committed images, sorted.
+
+        Other names are left out: a network file system gives one to a file
+        that is removed while it is open.
+        """
+        self._handle()
+        path = os.path.join(self.path, 'images')
+        with files.os_errors(f'cannot list {path}'):
+            return sorted(filter(IMAGE_ID.fullmatch, os.listdir(path)))
+
+    # -- statistics and the filter ----------------------------------------
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of this process since it opened the repository.
+
+        ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
+        ``candidates`` that the filter gave and the ``false_candidates`` among
+        them; ``cold_loads`` of fingerprint stores, and ``capped_loads`` left
+        out; ``compares`` by value; ``lock_refusals``; ``sync_points``;
+        ``bytes_read``; ``spare_reads`` of damaged blocks that a spare copy
+        stood in for; ``yielded_segments`` that were not compressed for want
+        of a processor; ``phase_samples``, blocks that were looked up at
+        another phase, and ``phase_changes``, batches that were cut anew at
+        one; ``store_reads``, ``store_seeks`` and ``store_bytes`` of
+        fingerprint stores read for look-ups, and ``image_reads``,
+        ``image_seeks`` and ``image_bytes`` of reading images, a seek being a
+        read that does not begin where the last one of its kind ended;
+        ``cache_bytes`` of the segment cache now, and its
+        ``cache_hits`` and ``cache_misses``. And of the host's filter:
+        ``filter_bytes``, ``filter_places``, ``filter_hints``,
+        ``filter_dropped``, ``filter_level``, ``filter_rebuilt`` (the last
+        group) and ``filter_complete``; zeros if the host has none yet.
+        """
+        handle = self._handle()
+        self._attach_filter(handle, create=False)
+        return handle.statistics()
+
+    def rebuild_filter(
+            self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Empty this host's filter and make it anew from the groups.
+
+        Others may go on storing meanwhile.
+
+        :param progress: called with the groups done and their total
+        """
+        handle = self._handle()
+        self._attach_filter(handle)
+        clear = True
+        while True:
+            more, done, total = handle.rebuild_filter(
+                self._groups_of(_READ_IN_TURN), clear)
+            clear = False
+            if progress is not None:
+                progress(done, total)
+            if not more:
+                return
+
+    def _groups_of(self, slots: int) -> int:
+        return max(1, min(64, slots // self.parameters.group_slots))
+
+    def _filter_path(self) -> str:
+        return os.path.join(_filter_directory(self._filter_dir),
+                            f'{self.parameters.repository_id}.filter')
+
+    def _attach_filter(self, handle: _engine.Repository,
+                       create: bool = True) -> None:
+        """Open the host's filter, once; whoever only reads makes none.
+
+        One that could not be had is tried again after a while.
+        """
+        if self._filter_attached or time.monotonic() < self._filter_again:
+            return
+        try:
+            path = self._filter_path()
+            if not create and not os.path.exists(path):
+                self.filter_error = self._lack_of_room(path)
+                return
+            with self._mutex:
+                if self._filter_attached:
+                    return
+                self._filter_file = path
+                handle.attach_filter(os.fsencode(path), self._filter_bytes)
+                # Last: no other thread may store before it is there.
+                self._filter_attached = True
+            self.filter_error = None
+            self._tidy_filters(path)
+        except (OSError, exceptions.RepositoryError) as e:
+            self._filter_again = time.monotonic() + _FILTER_AGAIN
+            error = str(e)
+            if isinstance(e, OSError) and e.filename is None:
+                error = e.strerror or error     # a sentence of ours
+            if error != self.filter_error:
+                self.filter_error = error
+                warnings.warn('no fingerprint filter, so duplicates will be '
+                              f'missed: {error}', RuntimeWarning, stacklevel=4)
+
+    def _lack_of_room(self, path: str) -> str | None:
+        """What whoever stores will meet, if the filter is not there yet."""
+        place = os.path.dirname(path)
+        system = os.statvfs(place)
+        if system.f_bavail * system.f_frsize >= self._filter_bytes:
+            return None
+        return (f'{place} has no room for the {self._filter_bytes >> 20} MiB '
+                'of the filter')
+
+    def _tidy_filters(self, path: str) -> None:
+        """Note that the filter is used; see to those that are not."""
+        with contextlib.suppress(OSError):
+            if filters.note_use(path, self.path):
+                # Others' repositories may be on a disk that does not answer.
+                threading.Thread(
+                    target=filters.remove_dead,
+                    args=(os.path.dirname(path),), daemon=True,
+                    name='glance-dedup-filters').start()
+
+    def _must_make_large_filter(self) -> bool:
+        if (self._filter_attached or self._filter_bytes <= _MADE_AT_ONCE
+                or time.monotonic() < self._filter_again):
+            return False
+        try:
+            return not os.path.exists(self._filter_path())
+        except OSError:
+            return False    # attaching will say why
+
+    def _complete_filter(self, handle: _engine.Repository) -> None:
+        """See to it that there is a filter, which knows what is stored.
+
+        What of that takes long is not waited for.
+        """
+        if self._rebuilding is not None:
+            return
+        more = self._must_make_large_filter()
+        if not more:
+            self._attach_filter(handle)
+            if not self._filter_attached:
+                return      # a later operation tries again
+            more, _, _ = handle.rebuild_filter(self._groups_of(_READ_AT_ONCE))
+        with self._mutex:
+            if self._rebuilding is None and not self._closed:
+                self._rebuilding = threading.Thread(
+                    target=self._rebuild_rest, args=(handle,), daemon=True,
+                    name='glance-dedup-filter')
+                if more:
+                    self._rebuilding.start()
+                else:
+                    self._rebuilding = _NOTHING_TO_DO
+
+    def _rebuild_rest(self, handle: _engine.Repository) -> None:
+        if not self._closed:
+            self._attach_filter(handle)
+        if not self._filter_attached:
+            with self._mutex:
+                self._rebuilding = None     # a later operation tries again
+            return
+        more = True
+        while more and not self._closed:
+            try:
+                more, _, _ = handle.rebuild_filter(
+                    self._groups_of(_READ_IN_TURN))
+            except exceptions.RepositoryError:
+                # The filter only holds hints: without the rest of them
+                # duplicates are missed, and the next process goes on here.
+                return
+
+
+class _NothingToDo:
+    def join(self) -> None:
+        pass
+
+
+_NOTHING_TO_DO = _NothingToDo()
+
+
+def need_text(name: str, value: str) -> None:
+    """Refuse what the engine cannot take for a string.
+
+    :raises InvalidParameter: as its name says
+    """
+    if not isinstance(value, str):
+        raise exceptions.InvalidParameter(f'the {name} is not a string')
+    if '\0' in value:
+        raise exceptions.InvalidParameter(f'the {name} holds a NUL')
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise exceptions.InvalidParameter(f'the {name} is not valid Unicode')
+
+
+def _upload_bytes(upload_id: str | None) -> bytes | None:
+    if upload_id is None:
+        return None
+    if not re.fullmatch('[0-9a-f]{32}', upload_id):
+        raise exceptions.InvalidParameter(
+            'an upload id has 32 hexadecimal digits')
+    return bytes.fromhex(upload_id)
+
+
+def _image_stat(header: dict[str, Any]) -> ImageStat:
+    return ImageStat(**{**header, 'scope': header['scope'].hex(),
+                        'upload_id': header['upload_id'].hex(),
+                        'hash_value': header['hash_value'].hex()})
+
+
+class Transaction:
+    """One image's store operation.
+
+    Leaving its ``with`` block aborts it, unless it was committed.
+    """
+
+    def __init__(self, image_id: str, engine: '_engine.Transaction',
+                 repository: Repository) -> None:
+        self.image_id = image_id
+        # A fork closes the descriptors of those repositories that live.
+        self._repository = repository
+        self._engine = engine
+        self.upload_id: str = engine.upload_id.hex()
+        """32 hexadecimal digits, never used again."""
+
+    def write(self, data: Any) -> int:
+        """Append bytes to the image; returns their number.
+
+        The data is the caller's again on return, though it may not be on the
+        disk yet. After an error only abort is left.
+
+        :raises NoSpaceError, StorageError: as their names say
+        """
+        return self._engine.write(data)
+
+    def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
+        """Look blocks up by their fingerprints, for :meth:`add`.
+
+        Blocks that this transaction wrote are found, too. What is found stays
+        until the transaction ends. Where the repository compares blocks by
+        value nothing is found, since nobody has their bytes.
+
+        :param fingerprints: 32 bytes for each block
+        :param lengths: its plain bytes, a little-endian number of 32 bits each
+        :returns: an address of 64 bits for each block; 0: it is to be written
+        :raises NoSpaceError, StorageError: what was written before could not
+            be stored; only abort is left
+        """
+        return self._engine.find(fingerprints, lengths)
+
+    def add(self, fingerprints: bytes, lengths: bytes,
+            addresses: bytes) -> None:
+        """Append blocks that :meth:`find` found; arguments as there.
+
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or if find of this transaction would not return one of the
+            addresses for its block. Nothing is appended then.
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        self._engine.add(fingerprints, lengths, addresses)
+
+    def write_blocks(self, data: Any, lengths: bytes) -> bytes:
+        """Append blocks that were cut elsewhere, and stay as they are.
+
+        :param data: their bytes, one behind the other
+        :param lengths: as for :meth:`find`
+        :returns: their addresses, as find's; 0 for one that is all zeros
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or one is longer than a block may be here
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        return self._engine.write_blocks(data, lengths)
+
+    def add_zeros(self, length: int) -> None:
+        """Append `length` bytes of zeros.
+
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or the image would become longer than any file
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        parameters_module.need_range('length', length, 0, (1 << 63) - 1)
+        self._engine.add_zeros(length)
+
+    def keep(self) -> None:
+        """Make what was stored so far durable, and known to others.
+
+        The next transaction finds it, even if this one is aborted, until it
+        is collected.
+
+        :raises NoSpaceError, StorageError: only abort is left
+        """
+        self._engine.keep()
+
+    def set_hash(self, name: str, value: bytes) -> None:
+        """Say what hash all of the image has; the recipe records it.
+
+        :param name: as hashlib has it
+        :raises InvalidParameter: no recipe has room for it
+        """
+        self._engine.set_hash(name, value)
+
+    def commit(self) -> ImageStat:
+        """Make the image exist, durable.
+
+        :raises ImageExists: if another transaction committed the id first
+        :raises StorageError: if the disk failed. If it failed after the image
+            came into being the image stays: ask ``stat``.
+        """
+        return _image_stat(self._engine.commit())
+
+    def commit_open(self) -> 'Image':
+        """As commit; the image, opened while its blocks were still held."""
+        return Image(self._engine.commit_open(), self._repository)
+
+    def abort(self) -> None:
+        """Give the image up; its recipe and unsynced blocks are gone.
+
+        Idempotent, and without effect after a commit.
+        """
+        self._engine.abort()
+
+    def __enter__(self) -> 'Transaction':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.abort()
+
+
+class Image:
+    """An image open for reading. It keeps its blocks until it is closed."""
+
+    def __init__(self, engine: '_engine.Image',
+                 repository: Repository) -> None:
+        self._engine = engine
+        self._repository = repository  # as in Transaction
+        self.stat = _image_stat(engine.header())
+
+    @property
+    def size(self) -> int:
+        return self.stat.size
+
+    def readinto(self, buffer: Any, offset: int = 0) -> int:
+        """Fill a writable buffer from `offset`; returns the bytes read.
+
+        Fewer than asked for only at the image's end.
+
+        :raises DamagedError: names the file and the offset in it; nothing
+            of the buffer counts then
+        """
+        if offset < 0:
+            raise exceptions.InvalidParameter(f'offset {offset} is negative')
+        return self._engine.readinto(buffer, min(offset, self.size))
+
+    def read(self, length: int = -1, offset: int = 0) -> bytes:
+        """At most `length` bytes from `offset`; all that follow if -1."""
+        if offset < 0:
+            raise exceptions.InvalidParameter(f'offset {offset} is negative')
+        size = self.size
+        return self._engine.read(size if length < 0 else min(length, size),
+                                 min(offset, size))
+
+    def pieces(self, offset: int = 0, length: int | None = None,
+               piece: int = PIECE) -> Iterator[bytes]:
+        """The bytes of a range (to the end if `length` is None), in pieces."""
+        parameters_module.need_range('piece', piece, 1, 1 << 40)
+        end = self.size
+        if length is not None:
+            end = min(end, offset + length)
+        while offset < end:
+            data = self.read(min(piece, end - offset), offset)
+            offset += len(data)
+            yield data
+
+    def extents(self, offset: int = 0) -> Iterator[Extent]:
+        """The image's extents, in order, from that which has `offset` on."""
+        page = self._page_of(offset)
+        while extents := self._engine.extents(page):
+            for fields in extents:
+                extent = Extent(*fields)
+                if extent.offset + extent.length > offset:
+                    yield extent
+            page += 1
+
+    def _page_of(self, offset: int) -> int:
+        """The page whose extents have an offset."""
+        if not offset:
+            return 0
+        # All but the last are as full as the first.
+        pages = range(0, self.stat.extents, len(self._engine.extents(0)) or 1)
+        return max(0, bisect.bisect_right(
+            range(len(pages)), offset,
+            key=lambda page: self._engine.extents(page)[0][0]) - 1)
+
+    def describe(self, page: int) -> bytes:
+        """One page of extents with the fingerprints of their blocks.
+
+        :param page: from 0
+        :returns: extents in the wire format, without its header; ``b''``
+            behind the last page
+        :raises DamagedError: the entries are not those that the image was
+            committed with
+        """
+        parameters_module.need_range('page', page, 0, (1 << 63) - 1)
+        return self._engine.describe(page)
+
+    def frames(self, ranges: list[tuple[int, int]]
+               ) -> tuple[list[bytes], int]:
+        """The blocks of some ranges, for another repository.
+
+        Nothing goes out but these blocks: a segment is sent as it is stored
+        only if all its bytes are asked for in this call.
+
+        :param ranges: pairs of offset and length, sorted, without overlap;
+            none begins or ends within a block
+        :returns: frames in the wire format, in no order, without the final
+            one, of at most 2 MiB of blocks, and the offset at which the next
+            call has to go on: that of the last range's end, if this took all;
+            zeros are left out
+        :raises InvalidParameter: for other ranges
+        :raises DamagedError: a block does not verify, and there is no spare
+            copy of it
+        """
+        for offset, length in ranges:
+            parameters_module.need_range('offset', offset, 0, (1 << 63) - 1)
+            parameters_module.need_range('length', length, 0, (1 << 63) - 1)
+        return self._engine.frames(list(ranges))
+
+    def close(self) -> None:
+        """Let go of the image. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> 'Image':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+
+class BlockReader:
+    """Reads blocks back by their addresses, while a transaction has them.
+
+    Used by one thread at a time; others wait.
+    """
+
+    def __init__(self, engine: '_engine.BlockReader',
+                 repository: Repository) -> None:
+        self._engine = engine
+        self._repository = repository  # as in Transaction
+
+    def read(self, fingerprints: bytes, lengths: bytes,
+             addresses: bytes) -> bytes:
+        """The blocks' bytes, one behind the other.
+
+        What a transaction found can be read until it ends; what it wrote, once
+        its next :meth:`~Transaction.keep` has returned, too. Arguments as for
+        :meth:`Transaction.add`.
+
+        :raises DamagedError: names group and slot: there is no good block, or
+            another one
+        """
+        return self._engine.read(fingerprints, lengths, addresses)
+
+    def close(self) -> None:
+        """Let go. Idempotent."""
+        self._engine.close()
+
+
+# -- forking ------------------------------------------------------------------
+
+_live: 'weakref.WeakSet[Repository]' = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """In a forked child: close every descriptor into a repository or filter.
+
+    A lock belongs to the open file, which parent and child share: kept open
+    here it would outlive the parent, and released here it would be gone
+    there. Closing does neither.
+    """
+    repositories = list(_live)
+    if not repositories:
+        return
+    roots = [os.path.realpath(path) for r in repositories
+             for path in (r.path, r._filter_file) if path is not None]
+    for name in os.listdir('/proc/self/fd'):
+        try:
+            target = os.readlink(f'/proc/self/fd/{name}')
+        except OSError:
+            continue
+        for root in roots:
+            if (target in (root, f'{root} (deleted)')
+                    or target.startswith(root + '/')):
+                os.close(int(name))
+                break
+    for repository in repositories:
+        repository._after_fork()
+
+
+os.register_at_fork(after_in_child=_engine.after_fork)
+os.register_at_fork(after_in_child=_close_inherited)

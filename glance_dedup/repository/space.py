@@ -1,0 +1,143 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Where the bytes of a repository are: every one that ``du`` counts, by name.
+
+Of a group the entries tell, and what the file takes of the disk; no block is
+read. Nothing is locked, so what others do meanwhile may be seen in part.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import os
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.repository import repository as repository_module
+
+_HEADER = 32            # of a segment
+#: By their numbers.
+CODECS = ('none', 'lz4', 'zstd')
+#: Directories of one kind of thing.
+_DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
+                'catalog': 'catalog', 'spares': 'spare copies',
+                'quarantine': 'quarantine'}
+_RESERVE = 'catalog-reserve'
+
+
+@dataclasses.dataclass
+class Part:
+    """Some of the bytes."""
+
+    name: str
+    bytes: int = 0
+    """Of the disk."""
+    plain_bytes: int | None = None
+    """Of blocks that live, before compression."""
+
+
+def parts(repo: repository_module.Repository,
+          progress: Callable[[int, int], None] = lambda done, total: None,
+          unreadable: Callable[[Exception], None] = lambda error: None
+          ) -> list[Part]:
+    """All of them; their sum is what the repository takes of the disk.
+
+    :param progress: called as `progress(done, total)` in groups
+    :param unreadable: called for each group that cannot be read; what it
+        takes of the disk is then in the part 'not known'
+    """
+    blocks = [Part(f'blocks, {codec}', plain_bytes=0) for codec in CODECS]
+    headers, stores = Part('segment headers'), Part('fingerprint stores')
+    dead, unknown = Part('dead, or rounded up'), Part('not known')
+    numbers = []
+    with contextlib.closing(
+            _engine.Maintenance(repo._handle())) as engine:
+        numbers = engine.groups()
+        for done, number in enumerate(numbers):
+            with contextlib.suppress(exceptions.ImageNotFound):
+                try:
+                    used = engine.group_space(number)
+                except (exceptions.DamagedError, exceptions.StorageError,
+                        exceptions.VersionError) as e:
+                    unreadable(e)
+                    unknown.bytes += _disk_bytes(os.path.join(
+                        repo.path, 'groups', f'{number:08x}'))
+                else:
+                    _add_group(used, blocks, headers, stores, dead)
+            progress(done + 1, len(numbers))
+    found = [*blocks, headers, dead, stores, *_others(repo.path)]
+    return [part for part in [*found, unknown] if part.bytes]
+
+
+def taken(path: str) -> int:
+    """What a repository takes of the disk, as du has it; quickly."""
+    return _disk_bytes(path) + below(path) - _twice(path)
+
+
+def _add_group(used: dict, blocks: list[Part], headers: Part, stores: Part,
+               dead: Part) -> None:
+    for part, plain, stored in zip(blocks, used['plain'], used['stored']):
+        part.bytes += stored
+        part.plain_bytes += plain
+    here = _HEADER * used['segments']
+    headers.bytes += here
+    stores.bytes += used['store']
+    dead.bytes += used['allocated'] - used['store'] - here - sum(
+        used['stored'])
+
+
+def _others(path: str) -> list[Part]:
+    """What is not in a group."""
+    named = {name: Part(name) for name in (
+        *_DIRECTORIES.values(), 'reserve', 'others')}
+    others = named['others']
+    others.bytes += _disk_bytes(path)
+    for entry in os.scandir(path):
+        size = _disk_bytes(entry.path)
+        if entry.name.startswith(_RESERVE):
+            named['reserve'].bytes += size
+        elif entry.name in _DIRECTORIES:
+            named[_DIRECTORIES[entry.name]].bytes += size + below(entry.path)
+        elif entry.name == 'groups':
+            others.bytes += size    # its files are counted one by one
+        else:
+            others.bytes += size + below(entry.path)
+    # One file under two names is counted once, as du does.
+    named['recipes in flight'].bytes -= _twice(path)
+    return list(named.values())
+
+
+def _disk_bytes(path: str) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_blocks * 512
+    return 0
+
+
+def below(path: str) -> int:
+    """What all that is in a directory takes of the disk."""
+    return sum(_disk_bytes(os.path.join(directory, name))
+               for directory, directories, files in os.walk(path)
+               for name in (*directories, *files))
+
+
+def _twice(path: str) -> int:
+    """Bytes of files that have names in both images/ and the spool."""
+    with os.scandir(os.path.join(path, 'images')) as entries:
+        images = {entry.inode() for entry in entries}
+    seen: set[int] = set()
+    size = 0
+    for entry in os.scandir(os.path.join(path, 'spool')):
+        if entry.inode() in images or entry.inode() in seen:
+            size += _disk_bytes(entry.path)
+        seen.add(entry.inode())
+    return size

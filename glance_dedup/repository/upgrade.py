@@ -1,0 +1,126 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""``repository upgrade``: from an older format version to this program's.
+
+A newer version of the format gets a step in :data:`STEPS`, and a golden
+repository of the older one in ``tests/golden``, on which the step is tested.
+
+A step is made for being interrupted. It is run with the maintainer's lock, and
+what it changed is durable when it returns; only then ``repository.json`` says
+the new version, written anew beside the old one and put in its place. A crash
+before that has the next upgrade run the step again, from the beginning.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import os
+
+from glance_dedup import _engine
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import parameters
+from glance_dedup.repository import repository as repository_module
+
+Version = tuple[int, int]
+Progress = Callable[[int, int, str], None]
+
+#: What this program writes.
+CURRENT: Version = (parameters.FORMAT_MAJOR, parameters.FORMAT_MINOR)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """From one version of the format to the next."""
+
+    before: Version
+    after: Version
+    what: str
+    """What it does, for people, in a few words."""
+    run: Callable[[repository_module.Repository, Progress], None]
+    """Does it. It may find its own work half done, or done."""
+
+
+def _nothing(repo: repository_module.Repository, progress: Progress) -> None:
+    """What is new is in bytes that were zeros, and means what they mean."""
+
+
+#: In their order, each from where the last one ends.
+STEPS: Sequence[Step] = (
+    Step((1, 0), (1, 1), 'noting that groups may be compressed anew',
+         _nothing),)
+
+
+def words(version: Version) -> str:
+    return f'{version[0]}.{version[1]}'
+
+
+def version_of(repo: repository_module.Repository) -> Version:
+    return repo.parameters.major, repo.parameters.minor
+
+
+def plan(repo: repository_module.Repository) -> list[Step]:
+    """The steps that a repository lacks."""
+    version = version_of(repo)
+    found = []
+    for step in STEPS:
+        if step.before == version:
+            found.append(step)
+            version = step.after
+    return found
+
+
+def upgrade(repo: repository_module.Repository,
+            progress: Progress) -> list[Step]:
+    """Do what :func:`plan` says; returns what was done.
+
+    :param progress: called as `progress(done, total, what)`
+    :raises BusyError: if another process maintains the repository
+    """
+    with contextlib.closing(
+            _engine.Maintenance(repo._handle())) as maintenance:
+        if not maintenance.lock():
+            raise exceptions.BusyError(
+                f'{repo.path} has another maintainer at work')
+        # With the lock: another upgrade may have ended meanwhile.
+        repo.parameters = repo._read_parameters(False)
+        wanted = plan(repo)
+        for number, step in enumerate(wanted):
+            progress(number, len(wanted), step.what)
+            step.run(repo, progress)
+            _set_version(repo, step.after)
+        progress(len(wanted), len(wanted), 'upgrading')
+    return wanted
+
+
+def _set_version(repo: repository_module.Repository,
+                 version: Version) -> None:
+    """Have ``repository.json`` say another version, durably, or not at all."""
+    parameters = dataclasses.replace(
+        repo.parameters, major=version[0], minor=version[1])
+    path = os.path.join(repo.path, 'repository.json')
+    with files.os_errors(f'cannot write {path}'):
+        _remove_leftovers(repo.path)
+        files.replace_file(path, parameters.to_json(),
+                           access.file_mode(repo.path),
+                           files.temporary_of(path))
+    repo.parameters = parameters
+
+
+def _remove_leftovers(path: str) -> None:
+    """What upgrades left that were killed, or the repository's creation."""
+    for name in os.listdir(path):
+        if repository_module._TEMPORARY.fullmatch(name):
+            os.unlink(os.path.join(path, name))

@@ -1,0 +1,231 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What replication has begun at another site: ``replication.json``.
+
+An image is noted from before its record is made in the other site's Glance
+until it is known to be complete there, and still to exist here (R2 to R5 of
+``design.rst``, "Replication"). So whoever deletes an image while it is on its
+way has it deleted there, too, although the process that sent it died.
+
+The file is small: one image for each process that replicates, and those that
+could not be brought to an end. It is replaced whole, under a lock of the file
+that it is then: who gets the lock sees whether it is still that file (I4's
+way). One that is no good is an error, and is left as it is: to begin an empty
+one would forget what has to be deleted.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import fcntl
+import os
+import stat
+import time
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import filesystem
+from glance_dedup.base import imagelist
+from glance_dedup.repository import repository as repository_module
+
+NAME = 'replication.json'
+#: Images at most; more are a sign that something is wrong with all of them.
+MOST = 1024
+#: Bytes of the file at most.
+LARGEST = 1 << 20
+
+_KIND = 'glance-dedup replication'
+_LONGEST_SITE = 512
+# It is held for as long as it takes to write the file.
+_LOCK_SECONDS = 30.0
+_POLL = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An image that is under way."""
+
+    image_id: str
+    site: str
+    """The other Glance's URL."""
+    recorded: bool
+    """Its record there was made by us; else it may have been."""
+
+    def __post_init__(self) -> None:
+        # It may be from a file that anybody may have written.
+        if not (isinstance(self.image_id, str)
+                and repository_module.IMAGE_ID.fullmatch(self.image_id)):
+            raise ValueError(f'{self.image_id!r} is not an image id')
+        if not isinstance(self.site, str) or len(self.site) > _LONGEST_SITE:
+            raise ValueError(f'{self.site!r:.80} is not a URL')
+        if type(self.recorded) is not bool:
+            raise ValueError(f'{self.recorded!r} is neither true nor false')
+
+
+_Entries = dict[tuple[str, str], Entry]
+
+
+def encode(entries: list[Entry]) -> bytes:
+    """The file's content."""
+    return imagelist.encode(_KIND, map(dataclasses.asdict, entries))
+
+
+def decode(content: bytes) -> list[Entry]:
+    """The images of a file; one without content is a new one.
+
+    :raises ValueError: says what is wrong with it
+    """
+    if not content:
+        return []
+    return imagelist.decode(content, _KIND, LARGEST, Entry)
+
+
+class Underway:
+    """The images that are on their way to one site. Thread-safe.
+
+    :param site: the other Glance's URL
+    :raises InvalidParameter: it is too long a one
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 site: str) -> None:
+        if len(site) > _LONGEST_SITE:
+            raise exceptions.InvalidParameter(
+                f'the URL {site[:80]}... has more than {_LONGEST_SITE} bytes')
+        self._root = repository.path
+        self._path = os.path.join(repository.path, NAME)
+        self._site = site
+
+    def entries(self) -> dict[str, Entry]:
+        """Those of this site, by their ids.
+
+        :raises DamagedError: the file is no good; says what to do
+        """
+        try:
+            fd = access.open_file(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return {}
+        except OSError as e:
+            raise self._unusable(e, 'opened') from e
+        try:
+            found = self._read(fd)
+        finally:
+            os.close(fd)
+        return {entry.image_id: entry for entry in found.values()
+                if entry.site == self._site}
+
+    def begin(self, image_id: str) -> None:
+        """Before a record is made (R2). What is noted already stays so.
+
+        :raises BusyError: too many are under way
+        """
+        with self._changing() as entries:
+            if len(entries) >= MOST and (
+                    image_id, self._site) not in entries:
+                raise exceptions.BusyError(
+                    f'{self._path} has {MOST} images that could not be '
+                    'brought to an end: see why these fail, first')
+            entries.setdefault((image_id, self._site),
+                               Entry(image_id, self._site, False))
+
+    def recorded(self, image_id: str) -> None:
+        """The record is there, and is ours."""
+        with self._changing() as entries:
+            entries[image_id, self._site] = Entry(image_id, self._site, True)
+
+    def end(self, image_id: str) -> None:
+        """Nothing is left to be done, or to be known."""
+        with self._changing() as entries:
+            entries.pop((image_id, self._site), None)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[_Entries]:
+        """What is in the file, to be changed in place; written at the end."""
+        fd = self._open_locked()
+        try:
+            entries = self._read(fd)
+            before = dict(entries)
+            yield entries
+            if entries != before:
+                self._write(entries)
+        finally:
+            os.close(fd)
+
+    def _write(self, entries: _Entries) -> None:
+        try:
+            files.replace_file(
+                self._path, encode(list(entries.values())),
+                access.file_mode(self._root))
+        except OSError as e:
+            raise self._unusable(e, 'written') from e
+
+    def _open_locked(self) -> int:
+        """The file, made at need, locked, and still the one of its name."""
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            fd = self._open()
+            try:
+                if filesystem.lock(fd, fcntl.F_WRLCK, 0) and self._is_it(fd):
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            if time.monotonic() > deadline:
+                raise exceptions.BusyError(
+                    f'another process has {self._path} locked for '
+                    f'{_LOCK_SECONDS:.0f} seconds; see whether it was stopped')
+            time.sleep(_POLL)
+
+    def _open(self) -> int:
+        try:
+            if not os.path.lexists(self._path):
+                with contextlib.suppress(FileExistsError):
+                    os.close(access.make_file(
+                        self._path, access.file_mode(self._root)))
+            return access.open_file(self._path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError as e:
+            raise self._unusable(e, 'opened') from e
+
+    def _is_it(self, fd: int) -> bool:
+        try:
+            named = os.stat(self._path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(os.fstat(fd), named)
+
+    def _read(self, fd: int) -> _Entries:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise self._damaged('it is not an ordinary file')
+        try:
+            found = decode(os.pread(fd, LARGEST + 1, 0))
+        except OSError as e:
+            raise self._unusable(e, 'read') from e
+        except ValueError as e:
+            raise self._damaged(str(e)) from e
+        return {(entry.image_id, entry.site): entry for entry in found}
+
+    def _unusable(self, error: OSError, what: str) -> exceptions.StorageError:
+        found = exceptions.StorageError(
+            f'{self._path} cannot be {what}: {error.strerror}. No image is '
+            'replicated without it')
+        found.errno = error.errno or 0
+        return found
+
+    def _damaged(self, why: str) -> exceptions.DamagedError:
+        return exceptions.DamagedError(
+            f'{self._path}, which says what is on its way to other sites, '
+            f'cannot be used: {why}. Nothing was replicated. See which images '
+            'are queued at the other site, move the file away, and begin '
+            'again')

@@ -1,0 +1,225 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Pulling: copying an image from another repository.
+
+Only the blocks that this repository lacks are asked for, as ranges of the
+image. Nothing is believed: each block is fingerprinted when it comes, and the
+image is committed last. What came of a pull that failed stays until the next
+collection, so that the next pull finds it.
+"""
+
+import collections
+from collections.abc import Callable
+from concurrent import futures
+import contextlib
+import dataclasses
+import tempfile
+from typing import Any
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import scopes
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import assembler
+
+#: So many lots are under way; at most twice as many are in memory.
+LOTS = 3
+#: Of a recipe, more than so many bytes wait in a temporary file.
+RECIPE_BYTES = 16 << 20
+
+_WAIT = 10.0
+
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a pull did."""
+
+    stat: repository_module.ImageStat
+    found_blocks: int
+    """Blocks that were here, or that the image names once more."""
+    asked_blocks: int
+    received_bytes: int
+    """Of all answers, as they came over the wire, without TLS."""
+    whole: str | None
+    """Why all bytes were asked for; None: only what was missing was."""
+
+
+def pull(repository: repository_module.Repository, image_id: str,
+         client: daemon_module.Client, *, project: str = '',
+         scope: str = 'global',
+         progress: Progress | None = None) -> Result:
+    """Copy an image from the repository that the client's daemon serves.
+
+    :param client: not used for anything else meanwhile
+    :param project: that the image is to belong to
+    :param scope: as for Repository.begin
+    :param progress: called with the image's bytes done, and its size
+    :raises ImageExists: at once, if the image is here
+    :raises glance_dedup.client.daemon.ClientError: the peer refuses, fails, or
+        sends what is not the image
+    """
+    before = client.received
+    with contextlib.ExitStack() as stack:
+        transaction = stack.enter_context(
+            repository.begin(image_id, project, scope))
+        recipe = stack.enter_context(client.recipe(image_id))
+        whole = assembler.why_whole(repository.parameters, recipe.header)
+        if whole is not None:
+            puller: Any = _WholePuller(transaction, client, image_id, recipe)
+        elif recipe.header.scope != scopes.choose(scope, project):
+            whole = 'its blocks are of another scope there'
+            puller = _Puller(transaction, client, image_id, recipe,
+                             repository.parameters.block_size, find=False)
+        else:
+            puller = _Puller(transaction, client, image_id, recipe,
+                             repository.parameters.block_size)
+        try:
+            puller.run(progress or (lambda done, size: None))
+        except BaseException:
+            # Whatever is wrong: the blocks that came are good ones.
+            with contextlib.suppress(exceptions.RepositoryError):
+                transaction.keep()
+            raise
+        stat = transaction.commit()
+    return Result(stat, puller.found, puller.asked, client.received - before,
+                  whole)
+
+
+class _WholePuller:
+    """Reads the image as anybody would, and stores it as any other."""
+
+    def __init__(self, transaction: repository_module.Transaction,
+                 client: daemon_module.Client, image_id: str,
+                 recipe: daemon_module.Recipe) -> None:
+        self._transaction = transaction
+        self._client = client
+        self._image_id = image_id
+        self._size = recipe.header.size
+        self._upload_id = recipe.upload_id
+        self.found = self.asked = 0
+        # Its extents are of no use.
+        recipe.close()
+
+    def run(self, progress: Progress) -> None:
+        with self._client.open_image(
+                self._image_id, upload_id=self._upload_id) as stream:
+            if stream.size != self._size:
+                raise daemon_module.BadAnswer(
+                    f'{self._client.address}: image {self._image_id} has '
+                    f'{stream.size} bytes, and {self._size} by its recipe')
+            done = 0
+            while piece := stream.read(repository_module.PIECE):
+                self._transaction.write(piece)
+                done += len(piece)
+                progress(done, self._size)
+
+
+# -- what is missing ----------------------------------------------------------
+
+class _Puller:
+    """Pulls what is missing, some lots ahead of what is stored.
+
+    :param find: as for Assembly
+    """
+
+    def __init__(self, transaction: repository_module.Transaction,
+                 client: daemon_module.Client, image_id: str,
+                 recipe: daemon_module.Recipe, block_size: int,
+                 find: bool = True) -> None:
+        self._assembly = assembler.Assembly(
+            transaction, recipe.header.fingerprint, recipe.header.scope, find)
+        self._block_size = block_size
+        self._client = client
+        self._image_id = image_id
+        self._recipe = recipe
+        self._workers = workers_module.Workers('glance-dedup-pull', LOTS)
+        # Lots that are not stored yet.
+        self._waiting: collections.deque[
+            tuple[assembler.Lot, futures.Future | None]] = collections.deque()
+
+    @property
+    def found(self) -> int:
+        return self._assembly.found
+
+    @property
+    def asked(self) -> int:
+        return self._assembly.asked
+
+    def run(self, progress: Progress) -> None:
+        size = self._recipe.header.size
+        try:
+            with tempfile.SpooledTemporaryFile(RECIPE_BYTES) as file:
+                self._keep_recipe(file)
+                for lot in assembler.lots(file, self._block_size):
+                    self._begin(lot)
+                    if len(self._waiting) == LOTS:
+                        progress(self._finish(), size)
+                while self._waiting:
+                    progress(self._finish(), size)
+        except assembler.BadBlock as e:
+            raise daemon_module.BadAnswer(
+                f'{self._client.address}: image {self._image_id}, {e}') from e
+        finally:
+            self._stop()
+
+    def _keep_recipe(self, file: Any) -> None:
+        """Read the recipe to its end.
+
+        The peer would not wait for as long as the blocks may take.
+        """
+        daemon_module.need_room(
+            f'{self._client.address}: image {self._image_id}',
+            self._recipe.header)
+        for extent in self._recipe:
+            file.write(assembler.EXTENT.pack(extent.offset, extent.length,
+                                             extent.blocks))
+            file.write(extent.table)
+        self._recipe.close()
+        file.seek(0)
+
+    def _stop(self) -> None:
+        """Let no thread go on with what nobody waits for."""
+        left = [future for _, future in self._waiting if future is not None]
+        if left:
+            for future in left:
+                future.cancel()
+            self._client.interrupt()
+            futures.wait(left, _WAIT)
+
+    def _begin(self, lot: assembler.Lot) -> None:
+        """Look a lot's blocks up, and have what is missing fetched."""
+        self._assembly.look_up(lot)
+        future = None
+        if lot.wanted:
+            future = self._workers.submit(self._fetch, lot)
+        self._waiting.append((lot, future))
+
+    def _fetch(self, lot: assembler.Lot) -> None:
+        """Receive the blocks of a lot, in a thread."""
+        for frame in self._client.blocks(
+                self._image_id, self._recipe.upload_id,
+                assembler.ranges(lot.wanted)):
+            view = memoryview(frame.plain)
+            for offset, start, length in frame.places:
+                self._assembly.take(lot, offset, view[start:start + length])
+
+    def _finish(self) -> int:
+        """Store the first lot; returns the offset behind it."""
+        lot, future = self._waiting[0]
+        if future is not None:
+            future.result()
+        self._waiting.popleft()
+        return self._assembly.store(lot)

@@ -1,0 +1,351 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Sending an image to the repository of another site.
+
+Only the blocks that it lacks go over the wire: the image is described lot by
+lot, to each lot the answer is what is missing of it, and that is sent, while
+the next lot is described (``design.rst``, "Replication"). The image is held
+open meanwhile, so that deleting it here takes nothing away from what is sent.
+
+A connection that breaks is made again, and sending goes on where the receiver
+is. Nothing is remembered of what failed altogether: the next attempt describes
+the image anew, and the receiver finds what came.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import dataclasses
+import secrets
+import time
+from typing import Any
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import hashes
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
+from glance_dedup.repository import repository as repository_module
+
+#: Seconds to wait before each further attempt to go on, if none of them
+#: brings anything there; then it is given up.
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+#: Seconds to wait for another sender to be done, or to be taken for silent.
+BUSY_SECONDS = 30.0
+BUSY_PAUSE = 1.0
+#: So many requests are under way.
+REQUESTS = 2
+
+_WAIT = 10.0
+_STEP = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What sending an image did."""
+
+    size: int
+    upload_id: str
+    """Of the image there, which is not that of the image here."""
+    location: str
+    """For the Glance of that site."""
+    found_blocks: int
+    """Blocks that were there, or that the image names once more."""
+    sent_blocks: int
+    sent_bytes: int
+    """Of all requests, as they went over the wire, without TLS."""
+    whole: str | None
+    """Why all blocks were asked for; None: only what was missing was."""
+    exists: bool
+    """It was there already, and was compared."""
+
+
+class _Unlimited:
+    """A task's control, where there is no task."""
+
+    def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
+        pass
+
+
+def send(repository: repository_module.Repository, image_id: str,
+         client: daemon_module.Client, *, control: Any = None,
+         confirm: Callable[[], Any] = lambda: None) -> Sent:
+    """Copy an image to the repository that the client's daemon serves.
+
+    :param client: with an operator's certificate; not used for anything else
+        meanwhile
+    :param control: a :class:`glance_dedup.base.task.Control`: it is told of
+        progress, in bytes of the image, and of the bytes that are about to be
+        sent; it may end the sending, what came there being kept
+    :param confirm: called right before the image comes to be there; what it
+        raises ends the sending
+    :raises ImageNotFound: there is no such image
+    :raises DamagedError: it cannot be read; nothing comes to be there
+    :raises glance_dedup.client.daemon.ClientError: the receiver refuses,
+        fails, or is away
+    """
+    with repository.open_image(image_id) as image:
+        # One is what the other site's Glance has: it is told of this one's.
+        known = hashes.recorded(repository.path, image.stat)
+        sender = _Sender(image, wire.RecipeHeader.of(
+            image.stat, repository.parameters), client,
+            control or _Unlimited(), next(iter(known.items()), ()))
+        return sender.run(confirm)
+
+
+# -- lots ---------------------------------------------------------------------
+
+@dataclasses.dataclass
+class _Lot:
+    """A part of the image.
+
+    :ivar extents: its description
+    :ivar blocks: how many it has
+    :ivar missing: how many of them there are not there
+    :ivar posts: requests with these that are under way
+    """
+
+    offset: int
+    end: int
+    extents: bytes
+    blocks: int
+    missing: int = 0
+    posts: list[futures.Future] = dataclasses.field(default_factory=list)
+
+
+def _extents(image: repository_module.Image, header: wire.RecipeHeader
+             ) -> Iterator[wire.RecipeExtent]:
+    """What an image consists of."""
+    page, end = 0, 0
+    while data := image.describe(page):
+        source = wire.Buffer(data, exceptions.DamagedError)
+        while source:
+            extent = wire.read_extent(source, header, end, 0.0)
+            end += extent.length
+            yield extent
+        page += 1
+
+
+def _lots(extents: Iterator[wire.RecipeExtent], most: daemon_module.Replica,
+          block_size: int) -> Iterator[_Lot]:
+    """Cut a description, from an offset on, as the receiver takes it.
+
+    From the end of any lot on it is always cut alike: lots that were
+    described already are known again.
+    """
+    most_blocks = max(1, min(most.lot_blocks, most.lot_bytes // block_size))
+    parts: list[bytes] = []
+    begin = end = most.offset
+    blocks = zeros = 0
+    for extent in extents:
+        rest = extent.behind(most.offset)
+        while rest is not None:
+            first, rest = rest.cut(most_blocks - blocks,
+                                   most.lot_zeros - zeros)
+            parts.append(first.pack())
+            end += first.length
+            blocks += first.blocks
+            zeros += 0 if first.blocks else first.length
+            if (most_blocks in (blocks, len(parts))
+                    or zeros == most.lot_zeros):
+                yield _Lot(begin, end, b''.join(parts), blocks)
+                parts, begin, blocks, zeros = [], end, 0, 0
+    if parts:
+        yield _Lot(begin, end, b''.join(parts), blocks)
+
+
+# -- sending ------------------------------------------------------------------
+
+class _Sender:
+    """Sends one image."""
+
+    def __init__(self, image: repository_module.Image,
+                 header: wire.RecipeHeader, client: daemon_module.Client,
+                 control: Any, known: tuple[str, ...] = ()) -> None:
+        self._image = image
+        self._hash = known
+        self._image_id = image.stat.image_id
+        self._header = header
+        self._client = client
+        self._control = control
+        self._workers = workers_module.Workers(
+            'glance-dedup-send', REQUESTS)
+        self._id = secrets.token_hex(16)
+        self._replica: daemon_module.Replica | None = None
+        self._futures: set[futures.Future] = set()
+        self._done = self._blocks = self._missing = 0
+
+    def run(self, confirm: Callable[[], Any]) -> Sent:
+        before = self._client.sent
+        facts = self._persist(confirm)
+        return Sent(
+            self._image.size, facts['upload_id'], facts['location'],
+            max(0, self._blocks - self._missing), self._missing,
+            self._client.sent - before, self._replica.whole,
+            self._replica.exists)
+
+    # -- attempts ---------------------------------------------------------
+
+    def _persist(self, confirm: Callable[[], Any]) -> dict:
+        """Send the image, over as many connections as it takes."""
+        pauses = iter(PAUSES)
+        reached = 0
+        while True:
+            try:
+                self._begin()
+                if self._replica.offset > reached:
+                    reached = self._replica.offset
+                    pauses = iter(PAUSES)
+                return self._attempt(confirm)
+            except daemon_module.ClientError as e:
+                pause = next(pauses, None)
+                if self._replica is None or pause is None or not (
+                        _may_pass(e)):
+                    raise
+                self._pause(pause)
+
+    def _attempt(self, confirm: Callable[[], Any]) -> dict:
+        try:
+            self._send_lots()
+            confirm()
+            return self._result(self._submit(self._replica.commit))
+        except BaseException as e:
+            self._break_off()
+            if not isinstance(e, daemon_module.DaemonUnavailable):
+                # So that the next need not wait for it to be given up.
+                with contextlib.suppress(daemon_module.ClientError):
+                    self._replica.give_up()
+            raise
+
+    def _begin(self) -> None:
+        """Say which image comes; or, that it goes on."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        stat = self._image.stat
+        while True:
+            try:
+                self._replica = self._client.begin_replica(
+                    self._image_id, stat.upload_id, self._header, self._id,
+                    stat.project, *self._hash)
+                return
+            except daemon_module.Refused as e:
+                if e.code in (404, 405):
+                    raise daemon_module.Refused(
+                        e.code, f'{self._client.address}: the daemon there '
+                        'takes no images. Update it') from e
+                if e.code != 503 or time.monotonic() > deadline:
+                    raise
+            self._pause(BUSY_PAUSE)
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._step('waiting for the receiver')
+            time.sleep(min(left, _STEP))
+
+    def _break_off(self) -> None:
+        """Let no thread go on with what nobody waits for."""
+        for future in self._futures:
+            future.cancel()
+        self._client.interrupt()
+        futures.wait(self._futures, _WAIT)
+        self._futures.clear()
+
+    # -- one of them ------------------------------------------------------
+
+    def _step(self, what: str, cost: int = 0) -> None:
+        self._control.step(self._done, self._image.size, what, cost)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Have errors of the repository's name the image."""
+        try:
+            yield
+        except exceptions.RepositoryError as e:
+            raise type(e)(f'image {self._image_id} is not sent: {e}') from e
+
+    def _submit(self, function: Callable, *args: Any) -> futures.Future:
+        future = self._workers.submit(function, *args)
+        self._futures.add(future)
+        return future
+
+    def _result(self, future: futures.Future) -> Any:
+        """Wait for a request, or to be stopped."""
+        while not futures.wait([future], _STEP).done:
+            self._step('sending')
+        self._futures.discard(future)
+        return future.result()
+
+    def _send_lots(self) -> None:
+        replica = self._replica
+        self._done = replica.offset
+        lots = _lots(_extents(self._image, self._header), replica,
+                     self._header.block_size)
+        waiting: collections.deque[_Lot] = collections.deque()
+        offered = self._offer(lots)
+        while offered is not None:
+            lot, future = offered
+            ranges, lot.missing = self._result(future)
+            if len(waiting) + 1 == replica.lots:
+                self._finish(waiting.popleft())
+            # Its answer comes while the blocks of this one go.
+            offered = self._offer(lots)
+            self._post(lot, ranges)
+            waiting.append(lot)
+        while waiting:
+            self._finish(waiting.popleft())
+
+    def _offer(self, lots: Iterator[_Lot]
+               ) -> tuple[_Lot, futures.Future] | None:
+        with self._naming():
+            lot = next(lots, None)
+        if lot is None:
+            return None
+        return lot, self._submit(self._replica.offer, lot.offset, lot.end,
+                                 lot.extents)
+
+    def _post(self, lot: _Lot, ranges: list[tuple[int, int]]) -> None:
+        """Send the blocks of ranges of a lot."""
+        while ranges:
+            with self._naming():
+                frames, end = self._image.frames(ranges)
+            ranges = wire.rest_of(ranges, end)
+            body = b''.join([*frames, wire.END_FRAME])
+            self._step('sending', len(body))
+            self._wait_for_room()
+            lot.posts.append(
+                self._submit(self._replica.send, lot.offset, body))
+
+    def _wait_for_room(self) -> None:
+        """Have only some requests' bodies in memory."""
+        while len(busy := [future for future in self._futures
+                           if not future.done()]) > REQUESTS:
+            futures.wait(busy, _STEP, futures.FIRST_COMPLETED)
+            self._step('sending')
+
+    def _finish(self, lot: _Lot) -> None:
+        """Wait until all that was missing of a lot is there."""
+        for post in lot.posts:
+            self._result(post)
+        self._done = lot.end
+        self._blocks += lot.blocks
+        self._missing += lot.missing
+        self._step('sending')
+
+
+def _may_pass(error: daemon_module.ClientError) -> bool:
+    """Whether it may be over soon: the receiver is away, or began anew."""
+    return isinstance(error, daemon_module.DaemonUnavailable) or (
+        isinstance(error, daemon_module.Refused)
+        and error.code in (404, 503))

@@ -1,0 +1,520 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Images at another site: their data sent, and its Glance told.
+
+An image is taken there in the five steps of ``design.rst``, "Replication",
+each of which may be the last before a crash, and is found done by the next
+run:
+
+R1. it is active at home;
+R2. its record is made at the other site;
+R3. its blocks are sent, and committed there;
+R4. the record gets its location, and Glance there verifies the data;
+R5. it is still there at home, or it is deleted at the other site.
+
+Without Glances, R3 is all there is.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import time
+from typing import Any
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import task as task_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import journal as journal_module
+from glance_dedup.transfer import send
+
+REPLICATED, PRESENT, PLANNED, LEFT_OUT, DELETED, FAILED = (
+    'replicated', 'present', 'to be replicated', 'left out', 'deleted',
+    'failed')
+
+#: What another site cannot be given. Whoever deletes an image that has it
+#: deletes the key, and the image at home has the same one.
+WITHHELD = ('cinder_encryption_key_deletion_policy',)
+#: Between two looks whether Glance has verified an image, seconds: at first,
+#: and at last.
+LOOKS = 0.1, 2.0
+#: How slowly Glance may verify it, bytes a second, and seconds besides.
+SLOWEST, AT_LEAST = 8 << 20, 120.0
+
+# By which Glance verifies a location's data.
+_HASHES = ('sha1', 'sha256', 'sha512', 'md5')
+# What is to be deleted is, as it were.
+_DELETED = ('deleted', 'pending_delete')
+# A part of a record is refused, and not the whole.
+_REFUSED = (400, 403, 409, 413)
+
+
+class Control(task_module.Control):
+    """Of several images, one after the other.
+
+    :ivar sent: bytes, over the network
+    :ivar image_id: the one that has its turn
+    :ivar before: bytes of those before it
+    :ivar whole: bytes of all
+    """
+
+    sent = 0
+    image_id = ''
+    before = 0
+    whole = 0
+
+    def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
+        self.sent += cost
+        super().step(done, total, what, cost)
+
+
+class NotReplicated(Exception):
+    """Why an image is not at the other site."""
+
+
+class _LeftOut(Exception):
+    """An image is not to be at the other site."""
+
+
+class _Gone(Exception):
+    """An image does not exist at home any more."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one image."""
+
+    image_id: str
+    size: int | None = None
+    result: str = REPLICATED
+    sent_bytes: int = 0
+    """Over the network."""
+    sent_blocks: int = 0
+    found_blocks: int = 0
+    """That were at the other site already."""
+    verified: str = ''
+    """By which hash Glance there verified it; '' if by none."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """What is not as at home, in sentences."""
+    error: BaseException | str | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Who is needed for every image did not answer."""
+        return (isinstance(self.error, daemon_module.DaemonUnavailable)
+                or isinstance(self.error, glance_api.GlanceError)
+                and self.error.code is None)
+
+
+class Replication:
+    """Takes images to another site, one after the other.
+
+    :param client: of the daemon there
+    :param home: the Glance here; None: no Glance is asked, and none told
+    :param away: the one there
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 client: daemon_module.Client,
+                 home: glance_api.Glance | None = None,
+                 away: glance_api.Glance | None = None,
+                 dry_run: bool = False) -> None:
+        self._repository = repository
+        self._client = client
+        self._home = home
+        self._away = away
+        self._dry_run = dry_run
+        self._underway = None if away is None else journal_module.Underway(
+            repository, away.url)
+        self._listed: tuple[dict[str, glance_api.Image], ...] = {}, {}
+        self._projects: dict[str, bool | None] = {}
+
+    def need(self) -> None:
+        """See whether both Glances let us do what there is to do.
+
+        :raises GlanceError: one does not; says what to do
+        """
+        if self._home is None:
+            return
+        if self._home.url == self._away.url:
+            raise glance_api.GlanceError(
+                f'both clouds have the same Glance, {self._home.url}; name '
+                "the other site's as the one to be told")
+        for glance in (self._home, self._away):
+            glance.need_administrator()
+        self._away.need_service()
+
+    def listed(self, home: dict[str, glance_api.Image],
+               away: dict[str, glance_api.Image]) -> None:
+        """What the Glances have, so that not each is asked for each image.
+
+        Only of what is at both it is believed, and while nothing is noted of
+        it.
+        """
+        self._listed = home, away
+
+    def left(self, chosen: Iterable[str]) -> Iterator[str]:
+        """What earlier runs left to be ended, besides what is chosen now."""
+        if self._underway is None or self._dry_run:
+            return
+        for image_id in sorted({*self._underway.entries()} - {*chosen}):
+            there = self._away.record(image_id)
+            if self._at_home(image_id) is None or (
+                    there is not None and there['status'] != 'queued'):
+                yield image_id
+
+    def take(self, image_id: str, control: Control) -> Outcome:
+        """Take one image there; what goes wrong with it is in the outcome.
+
+        :raises task.Stopped: the next run goes on
+        """
+        outcome = Outcome(image_id)
+        try:
+            if self._home is None:
+                self._send(outcome, control)
+            else:
+                self._take(outcome, control)
+        except _LeftOut as e:
+            outcome.result, outcome.error = LEFT_OUT, str(e)
+        except (exceptions.RepositoryError, glance_api.GlanceError,
+                daemon_module.ClientError, NotReplicated, OSError,
+                ValueError) as e:
+            outcome.result, outcome.error = FAILED, e
+        return outcome
+
+    def _take(self, outcome: Outcome, control: Control) -> None:
+        image_id = outcome.image_id
+        entry = self._underway.entries().get(image_id)
+        if entry is None and self._is_there(outcome):
+            return
+        record = self._at_home(image_id)                            # R1
+        there = self._away.record(image_id)
+        if record is None:
+            if entry is None:
+                raise _LeftOut('Glance at home does not know it')
+            self._delete(outcome, entry, there)
+            return
+        outcome.size = record.get('size')
+        if there is not None and there['status'] in glance_api.WITH_DATA:
+            self._compare(record, there)
+            outcome.result = PRESENT
+            if entry is None:
+                return
+        else:
+            self._need_new(record, there, entry)
+            outcome.result = PLANNED if self._dry_run else REPLICATED
+        if not self._dry_run:
+            self._bring(record, there, outcome, control)
+
+    def _bring(self, record: glance_api.Record,
+               there: glance_api.Record | None, outcome: Outcome,
+               control: Control) -> None:
+        """All that is left to be done for an image that is at home."""
+        image_id = record['id']
+        try:
+            with self._looking_again(image_id):
+                if outcome.result != PRESENT:
+                    there = self._copy(record, there, outcome, control)
+                self._finish(record, there, outcome)
+        except _Gone:
+            self._delete(outcome, self._underway.entries()[image_id],
+                         self._away.record(image_id))
+        except _LeftOut:
+            self._underway.end(image_id)
+            raise
+
+    @contextlib.contextmanager
+    def _looking_again(self, image_id: str) -> Iterator[None]:
+        """See what a Glance means that does not find an image any more."""
+        try:
+            yield
+        except glance_api.GlanceError as e:
+            if e.code == 404:
+                self._confirm(image_id)
+            raise
+
+    # -- R1 ---------------------------------------------------------------
+
+    def _at_home(self, image_id: str) -> glance_api.Record | None:
+        record = self._home.record(image_id)
+        if record is None or record['status'] in _DELETED:
+            return None
+        return record
+
+    def _is_there(self, outcome: Outcome) -> bool:
+        here, there = (images.get(outcome.image_id)
+                       for images in self._listed)
+        if (here is None or there is None or here.status != 'active'
+                or there.status not in glance_api.WITH_DATA
+                or not _same(here, there)):
+            return False
+        outcome.size, outcome.result = here.size, PRESENT
+        return True
+
+    def _need_new(self, record: glance_api.Record,
+                  there: glance_api.Record | None,
+                  entry: journal_module.Entry | None) -> None:
+        """See whether an image can be taken there."""
+        image_id = record['id']
+        if record['status'] != 'active':
+            raise _LeftOut(f'at home it is {record["status"]}')
+        if self._repository.stat(image_id).size != record['size']:
+            raise NotReplicated(
+                f'image {image_id} has another size in the repository than '
+                f'in Glance at home, {record["size"]} bytes: see whether '
+                'this is the right repository')
+        if there is None:
+            return
+        if there['status'] != 'queued' and entry is None:
+            raise NotReplicated(
+                f'somebody else gives image {image_id} its data at the other '
+                f'site, where it is {there["status"]}; try again later')
+        if there.get('owner') != record.get('owner'):
+            raise NotReplicated(
+                f'the id {image_id} belongs to the project '
+                f'{there.get("owner")} at the other site, and to '
+                f'{record.get("owner")} at home; neither was changed')
+
+    @staticmethod
+    def _compare(record: glance_api.Record,
+                 there: glance_api.Record) -> None:
+        if not _same(*map(glance_api.image_of, (record, there))):
+            raise NotReplicated(
+                f'image {record["id"]} is at the other site with other bytes '
+                'than at home; neither was changed')
+
+    # -- R2 to R4 ---------------------------------------------------------
+
+    def _copy(self, record: glance_api.Record,
+              there: glance_api.Record | None, outcome: Outcome,
+              control: Control) -> glance_api.Record:
+        image_id = record['id']
+        self._underway.begin(image_id)
+        if there is None or there['status'] == 'queued':
+            there = self._record(record, there)                     # R2
+            self._underway.recorded(image_id)
+            self._complete(record, there, outcome)
+            if record['size']:
+                location = self._send(outcome, control)             # R3
+                self._locate(record, location)                      # R4
+            else:
+                self._away.add_nothing(image_id)
+        there = self._await(record, control)
+        self._compare(record, there)
+        if there.get('checksum'):
+            # It is by reading all of it that Glance came to know that.
+            outcome.verified = there.get('os_hash_algo') or ''
+        return there
+
+    def _record(self, record: glance_api.Record,
+                there: glance_api.Record | None) -> glance_api.Record:
+        """A record of the same id at the other site."""
+        if there is not None:
+            return there
+        wanted = {'id': record['id'], **_settable(record)}
+        try:
+            try:
+                return self._away.create(wanted)
+            except glance_api.GlanceError as e:
+                if e.code not in (400, 403):
+                    raise
+            # Some part of it is refused; which one is found one by one.
+            return self._away.create(
+                {name: wanted[name] for name in (
+                    'id', 'owner', 'disk_format', 'container_format')})
+        except glance_api.GlanceError as e:
+            if e.code != 409:
+                raise
+        there = self._away.record(record['id'])
+        if there is None:
+            raise _LeftOut('it was at the other site, and was deleted there')
+        return there
+
+    def _complete(self, record: glance_api.Record, there: glance_api.Record,
+                  outcome: Outcome) -> None:
+        """Give the record there what it has at home."""
+        image_id = record['id']
+        for name, value in _settable(record).items():
+            if _comparable(there.get(name)) != _comparable(value):
+                self._try(outcome, name, lambda name=name, value=value:
+                          self._away.set(image_id, name, value))
+        for name in WITHHELD:
+            if name in record:
+                outcome.notes.append(
+                    f'{name} is withheld: deleting the image there would '
+                    'delete the key of the one at home')
+        if record.get('visibility') == 'shared':
+            members = self._away.members(image_id)
+            for project, status in self._home.members(image_id).items():
+                if members.get(project) != status:
+                    self._try(outcome, f'member {project}', lambda args=(
+                        image_id, project, status):
+                        self._away.add_member(*args))
+        self._look_for_project(record.get('owner'), outcome)
+
+    @staticmethod
+    def _try(outcome: Outcome, what: str, act: Any) -> None:
+        try:
+            act()
+        except glance_api.GlanceError as e:
+            if e.code not in _REFUSED:
+                raise
+            outcome.notes.append(f'{what} is refused: {e}')
+
+    def _look_for_project(self, project: str | None,
+                          outcome: Outcome) -> None:
+        if not project:
+            return
+        if project not in self._projects:
+            self._projects[project] = self._away.has_project(project)
+        if self._projects[project] is False:
+            outcome.notes.append(
+                f'the project {project}, whose it is, is not known at the '
+                'other site; only administrators, and those it is shared '
+                'with, see it there')
+
+    def _send(self, outcome: Outcome, control: Control) -> str:
+        """Send the blocks, and have them committed; returns the location."""
+        image_id = outcome.image_id
+        outcome.size = self._repository.stat(image_id).size
+        if self._dry_run:
+            outcome.result = PLANNED
+            return ''
+        sent = send.send(
+            self._repository, image_id, self._client, control=control,
+            confirm=lambda: self._confirm(image_id))
+        outcome.sent_bytes = sent.sent_bytes
+        outcome.sent_blocks = sent.sent_blocks
+        outcome.found_blocks = sent.found_blocks
+        if sent.whole is not None:
+            outcome.notes.append(f'all of it was sent, since {sent.whole}')
+        if sent.exists and self._home is None:
+            outcome.result = PRESENT
+        # Glance there may be able to read more than a user of it.
+        if not sent.location.startswith('dedup://'):
+            raise NotReplicated(
+                f'{self._client.address} gave image {image_id} a location '
+                f'that is none of this store: {sent.location[:80]!r}')
+        return sent.location
+
+    def _confirm(self, image_id: str) -> None:
+        """See whether an image is still wanted."""
+        if self._home is None:
+            return
+        if self._at_home(image_id) is None:
+            raise _Gone()
+        if self._away.record(image_id) is None:
+            raise _deleted_there()
+
+    def _locate(self, record: glance_api.Record, location: str) -> None:
+        image = glance_api.image_of(record)
+        known = image.hash_name in _HASHES
+        try:
+            self._away.add_data(
+                image.image_id, location, image.hash_name if known else None,
+                image.hash_value if known else None)
+        except glance_api.GlanceError as e:
+            # If it is not queued another has told Glance the same.
+            if e.code != 409:
+                raise
+
+    def _await(self, record: glance_api.Record,
+               control: Control) -> glance_api.Record:
+        """Wait until Glance there has made the image active."""
+        image_id = record['id']
+        delay, last = LOOKS
+        left = AT_LEAST + record['size'] / SLOWEST
+        while True:
+            there = self._away.record(image_id)
+            if there is None:
+                raise _deleted_there()
+            # While a task of Glance's has it, it may save what it read before
+            # over what is set now.
+            if 'os_glance_import_task' in there:
+                pass
+            elif there['status'] in glance_api.WITH_DATA:
+                return there
+            elif there['status'] == 'queued':
+                said = self._away.last_message(image_id)
+                raise NotReplicated(
+                    'Glance at the other site did not take the data of '
+                    f'image {image_id} ({said or "it does not say why"}): '
+                    'either it has not the hash that was recorded at home, '
+                    'or Glance could not read it; its log says which')
+            if left <= 0:
+                raise NotReplicated(
+                    f'Glance at the other site still verifies image '
+                    f'{image_id}, or has forgotten to; try again later')
+            size = record['size']
+            control.step(size, size, 'Glance there verifies it')
+            time.sleep(delay)
+            left -= delay
+            delay = min(2 * delay, last)
+
+    # -- R5 ---------------------------------------------------------------
+
+    def _finish(self, record: glance_api.Record, there: glance_api.Record,
+                outcome: Outcome) -> None:
+        image_id = record['id']
+        if self._at_home(image_id) is None:
+            raise _Gone()
+        # Not before: what is protected could not be deleted.
+        if record.get('protected') and not there.get('protected'):
+            self._try(outcome, 'protected', lambda: self._away.set(
+                image_id, 'protected', True))
+        self._underway.end(image_id)
+
+    def _delete(self, outcome: Outcome, entry: journal_module.Entry,
+                there: glance_api.Record | None) -> None:
+        """It was deleted at home while it was on its way."""
+        outcome.result = DELETED
+        # What has data, and that we made no record of, came by another way.
+        if there is not None and (
+                entry.recorded or there['status'] == 'queued'):
+            if self._dry_run:
+                outcome.result = PLANNED
+                return
+            self._away.delete(outcome.image_id)
+            outcome.notes.append('it was deleted at home while it was on its '
+                                 'way, and so at the other site')
+        if not self._dry_run:
+            self._underway.end(outcome.image_id)
+
+
+def _deleted_there() -> _LeftOut:
+    return _LeftOut('it was deleted at the other site; if its data came '
+                    'there, the command orphans finds it there')
+
+
+def _settable(record: glance_api.Record) -> glance_api.Record:
+    """What a record at the other site is to have."""
+    wanted = {name: record[name] for name in glance_api.SETTABLE
+              if name in record}
+    wanted |= {name: value for name, value
+               in glance_api.properties(record).items()
+               if name not in WITHHELD}
+    return wanted
+
+
+def _comparable(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list) else value
+
+
+def _same(here: glance_api.Image, there: glance_api.Image) -> bool:
+    """Whether it is the same image, as far as Glance says."""
+    if here.size != there.size:
+        return False
+    return (here.hash_name != there.hash_name
+            or here.hash_value == there.hash_value)

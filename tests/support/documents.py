@@ -1,0 +1,113 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What stands in the documents, for tests that hold them to it."""
+
+import pathlib
+import re
+import textwrap
+from typing import NamedTuple
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+SOURCE = TOP / 'doc' / 'source'
+
+_DIRECTIVE = re.compile(r'\s*\.\. code-block:: *(\w+)')
+_PROMPT = re.compile(r'[$#] ')
+_LITERAL = re.compile(r'``(.+?)``', re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A literal block."""
+
+    file: pathlib.Path
+    line: int
+    """of its first line, from 1"""
+    language: str
+    """'' of one that begins with '::'"""
+    section: str
+    """the heading above it"""
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f'{self.file.relative_to(TOP)}:{self.line}'
+
+
+class Command(NamedTuple):
+    """A command line, its continuations joined."""
+
+    place: str
+    section: str
+    prompt: str
+    """'$', '#', or ''"""
+    text: str
+
+
+def pages() -> list[pathlib.Path]:
+    """All that operators read, but the release notes."""
+    return [TOP / 'README.rst', TOP / 'devstack' / 'README.rst',
+            *sorted(SOURCE.rglob('*.rst'))]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def blocks(file: pathlib.Path) -> list[Block]:
+    """All literal blocks of a page."""
+    lines = file.read_text().splitlines()
+    found = []
+    section = ''
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        if number < len(lines) and re.fullmatch(r'([=~-])\1{3,}',
+                                                lines[number]):
+            section = line
+        match = _DIRECTIVE.match(line)
+        if not match and (not line.endswith('::')
+                          or line.lstrip().startswith('..')):
+            continue
+        begin = number
+        while number < len(lines) and (
+                not lines[number].strip()
+                or _indent(lines[number]) > _indent(line)):
+            number += 1
+        text = lines[begin:number]
+        while text and (not text[0].strip()
+                        or match and re.match(r'\s+:\w+:', text[0])):
+            del text[0]
+            begin += 1
+        found.append(Block(
+            file, begin + 1, match[1] if match else '', section,
+            textwrap.dedent('\n'.join(text)).rstrip()))
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    """The command lines of a block: those with a prompt, if one has it."""
+    text = re.sub(r' *\\\n\s*', ' ', block.text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    prompted = any(_PROMPT.match(line) for line in lines)
+    return [Command(block.place, block.section,
+                    line[0] if prompted else '',
+                    line[2:] if prompted else line)
+            for line in lines if not prompted or _PROMPT.match(line)]
+
+
+def literals(file: pathlib.Path) -> list[str]:
+    """The inline literals of a page, each on one line."""
+    text = file.read_text()
+    for block in blocks(file):
+        # Two colons of a block's text are none of ours.
+        text = text.replace(textwrap.indent(block.text, '   '), '')
+    return [' '.join(found.split()) for found in _LITERAL.findall(text)]

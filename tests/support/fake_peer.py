@@ -1,0 +1,80 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A peer without a daemon, whose images arrive as any others.
+
+For tests in which nothing else is to run than what they look at.
+"""
+
+import contextlib
+
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
+from glance_dedup.transfer import send
+from tests.support import replicas
+
+
+class Recipe:
+    """As the client's."""
+
+    def __init__(self, sending):
+        self.header = sending.header
+        self.upload_id = sending.upload_id
+        self._sending = sending
+
+    def __iter__(self):
+        return send._extents(self._sending.image, self.header)
+
+    def close(self):
+        self._sending.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+
+class Client:
+    """As much of the daemon's client as an image needs that arrives.
+
+    :param most: so many requests for blocks are answered; None: all
+    """
+
+    address = 'near'
+
+    def __init__(self, home, most=None):
+        self._home = home
+        self._left = most
+        self.received = 0
+
+    def recipe(self, image_id):
+        return Recipe(replicas.Sending(self._home, image_id))
+
+    def blocks(self, image_id, upload_id, ranges):
+        if self._left is not None:
+            if not self._left:
+                raise daemon_module.DaemonUnavailable(
+                    'near: it has answered often enough')
+            self._left -= 1
+        with contextlib.closing(
+                replicas.Sending(self._home, image_id)) as sending:
+            for body in sending.frames(ranges):
+                self.received += len(body)
+                yield from wire.Frames(
+                    wire.Buffer(body, daemon_module.BadAnswer), ranges, 0.0)
+
+    def interrupt(self):
+        pass
+
+    def close(self):
+        pass

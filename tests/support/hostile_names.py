@@ -1,0 +1,218 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Puts what does not belong there into a repository, and uses it.
+
+    python -m tests.support.hostile_names DIRECTORY CASE...
+
+A case is ``NAME=KIND``: one of NAMES, or DIRECTORIES, is taken out, and
+something of a KIND put in its place. Then all is done that can be done with a
+repository. Whatever comes of it must be an error of the package that names a
+file of the repository, in finite time; and the victim must be as it was. A
+line comes out for each case: ``ok``, or what is wrong with it.
+
+A file that the repository is to have one day goes into NAMES.
+"""
+
+import os
+import pathlib
+import shutil
+import socket
+import stat
+import sys
+import traceback
+
+from dedupd.tasks import collector
+from dedupd.tasks import recompressor
+from dedupd.tasks import scrubber
+from glance_dedup.base import exceptions
+from glance_dedup.base import parameters
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import maintenance
+from tests.support import repositories
+
+#: Of another user, where there can be one.
+FOREIGN = 65531
+
+NAMES = ('repository.json', 'key', 'fence', 'catalog-reserve',
+         'catalog-reserve-1', 'locks/groups', 'locks/images',
+         'locks/maintainer', 'groups/00000001', 'groups/00000002',
+         'images/one', 'spool/T', 'spool/D', 'spares/00000001',
+         'quarantine/catalog-0', 'catalog/CURRENT', 'catalog/LOCK',
+         'catalog/LOG', 'catalog/MANIFEST', 'catalog/NEXT',
+         'filter', 'filter.new')
+DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', 'spares',
+               'catalog')
+KINDS = ('link', 'dangling', 'hard-link', 'fifo', 'directory', 'socket',
+         'device')
+
+
+def make_template(path):
+    repositories.create(path, block_size=512, group_slots=64)
+    with repositories.open_repository(path, filter_dir=f'{path}-f') as repo:
+        repositories.put(repo, 'one', repositories.noise(60000, 1))
+        repositories.put(repo, 'two', repositories.noise(60000, 2))
+        repositories.put(repo, 'gone', repositories.noise(40000, 3))
+        with maintainer_module.Maintainer(repo) as maintainer:
+            maintenance.account(maintainer)
+        repositories.put(repo, 'three', b'not counted')
+        repo.delete('gone')
+    (path / 'spares').mkdir(mode=0o700)
+
+
+def place_of(path, name, repository_id):
+    """Where a case's name is."""
+    if name.startswith('filter'):
+        return path.parent / 'f' / f'{repository_id}.{name}'
+    if name == 'spool/T':
+        return path / 'spool' / f'T-{"7" * 32}'
+    if name == 'spool/D':
+        return next((path / 'spool').glob('D-*'))
+    if name == 'catalog/MANIFEST':
+        return next((path / 'catalog').glob('MANIFEST-*'))
+    if name == 'catalog/NEXT':
+        # What LevelDB makes when it is opened.
+        last = max(int(''.join(filter(str.isdigit, p.name)) or 0)
+                   for p in (path / 'catalog').iterdir())
+        return path / 'catalog' / f'MANIFEST-{last + 2:06}'
+    return path / name
+
+
+def plant(place, kind, victim):
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    elif os.path.lexists(place):
+        place.unlink()
+    if kind == 'link':
+        place.symlink_to(victim)
+    elif kind == 'dangling':
+        place.symlink_to(victim.parent / 'nowhere')
+    elif kind == 'hard-link':
+        os.link(victim, place)
+    elif kind == 'fifo':
+        os.mkfifo(place, 0o600)
+    elif kind == 'directory':
+        place.mkdir()
+    elif kind == 'socket':
+        here = os.getcwd()
+        os.chdir(place.parent)      # its path may be too long
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(place.name)
+        os.chdir(here)
+    else:
+        os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+
+
+def state(path):
+    """All that must stay of a victim: a file, or a directory's files."""
+    status = os.lstat(path)
+    names = sorted(os.listdir(path)) if path.is_dir() else []
+    return (status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns,
+            path.read_bytes() if path.is_file() else names)
+
+
+class Uses:
+    """Each thing that can be done; the errors that came."""
+
+    def __init__(self, path):
+        self.path = path
+        self.errors = []
+
+    def attempt(self, function, *arguments):
+        try:
+            return function(*arguments)
+        except exceptions.RepositoryError as e:
+            self.errors.append(f'{function.__name__}: {e}')
+
+    def all(self):
+        self.attempt(self.with_repository)
+        self.attempt(checker.check, self.path)
+
+    def with_repository(self):
+        with repositories.open_repository(
+                self.path, filter_dir=str(self.path.parent / 'f')) as repo:
+            for image_id in ('one', 'two'):
+                self.attempt(self.read, repo, image_id)
+            self.attempt(repositories.put, repo, 'new',
+                         repositories.noise(90000, 4))
+            self.attempt(repo.delete, 'two')
+            self.attempt(self.maintain, repo)
+            self.attempt(repo.delete, 'one')
+            self.attempt(repo.rebuild_filter)
+
+    def read(self, repo, image_id):
+        data = repositories.noise(60000, 1 if image_id == 'one' else 2)
+        assert repositories.read_all(repo, image_id) == data, (
+            f'other bytes of {image_id} came')
+
+    def maintain(self, repo):
+        with maintainer_module.Maintainer(repo) as maintainer:
+            self.errors += maintainer.warnings
+            self.attempt(maintenance.account, maintainer)
+            self.attempt(collector.run_once, maintainer, task.Control())
+            self.attempt(scrubber.run_once, maintainer, task.Control(), True)
+            self.attempt(recompressor.run_once, maintainer, task.Control(),
+                         'zstd')
+            maintainer.keep_reserve()
+
+
+def examine(directory, case):
+    name, kind = case.split('=')
+    path = directory / 'r'
+    victim = directory / 'victim'
+    for old in (path, directory / 'f', victim):
+        if old.is_dir():
+            shutil.rmtree(old)
+        elif old.exists():
+            old.unlink()
+    shutil.copytree(directory / 'template', path)
+    (directory / 'f').mkdir(mode=0o700)
+    if name in DIRECTORIES:
+        shutil.copytree(path / name, victim)
+    else:
+        victim.write_bytes(b'foreign' * 1000)
+        victim.chmod(0o640)
+        if os.geteuid() == 0:
+            os.chown(victim, FOREIGN, FOREIGN)
+    repository_id = parameters.Parameters.from_json(
+        (path / 'repository.json').read_bytes(), '').repository_id
+    before = state(victim)
+    plant(place_of(path, name, repository_id), kind, victim)
+    uses = Uses(path)
+    uses.all()
+    if state(victim) != before:
+        return f'the victim was {before[:4]} and is {state(victim)[:4]}'
+    if os.path.lexists(directory / 'nowhere'):
+        return 'the target of a dangling link was made'
+    for error in uses.errors:
+        if not any(word in error for word in (
+                str(path), 'groups', 'images', 'spool', 'locks', 'fence',
+                'key', 'spares', 'quarantine', 'image')):
+            return f'names no file: {error}'
+    return 'ok'
+
+
+def main(directory, *cases):
+    directory = pathlib.Path(directory)
+    make_template(directory / 'template')
+    for case in cases:
+        try:
+            answer = examine(directory, case)
+        except Exception:
+            answer = traceback.format_exc().replace('\n', ' | ')
+        print(f'{case}: {answer}', flush=True)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

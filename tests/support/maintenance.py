@@ -1,0 +1,260 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the tests of the maintainer and of its tasks share.
+
+A repository with many small groups; a model of the counts, computed from the
+recipes; and a maintainer whose steps a test watches, so that it can do between
+any two of them what another process might.
+"""
+
+import array
+import collections
+import contextlib
+import os
+import pathlib
+
+from dedupd.tasks import accounting
+from glance_dedup import _engine
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import repositories
+from tests.support.repositories import noise
+
+BLOCK = 512
+SLOTS = 64
+LIVE = repositories.LIVE
+
+
+def create(tmp_path, **parameters):
+    parameters = {'block_size': BLOCK, 'group_slots': SLOTS,
+                  'segment_size': 4 * BLOCK, **parameters}
+    return repositories.create(tmp_path / 'repository', **parameters)
+
+
+def content(*seeds, blocks=10):
+    """Some blocks for each seed; the same seed, the same blocks."""
+    return b''.join(noise(blocks * BLOCK, seed) for seed in seeds)
+
+
+def twins(seed):
+    """Two blocks with one fingerprint by ``xxh3-128``, and one checksum.
+
+    Of each 8 bytes, after they were combined with a constant, XXH3 adds the
+    product of the lower and the higher half to one sum, and the bytes as they
+    are to another, which others share. So where the lower half becomes 0 the
+    higher one is free, as long as the sum with its like stays the same.
+    """
+    first = bytearray(noise(BLOCK, seed))
+    # The lower halves of the constants for these two places.
+    first[0:4] = bytes.fromhex('b8fe6c39')
+    first[64:68] = bytes.fromhex('7c01812c')
+    second = bytearray(first)
+    for at, more in (4, 1), (68, -1):
+        number = int.from_bytes(first[at:at + 4], 'little') + more
+        second[at:at + 4] = (number % 2**32).to_bytes(4, 'little')
+    return bytes(first), bytes(second)
+
+
+def scattered(*seeds, pages=4):
+    """As content, but whose recipe has so many pages of extents for each."""
+    return b''.join(noise(BLOCK, 1000 * seed + n) + bytes(BLOCK)
+                    for seed in seeds for n in range(51 * pages))
+
+
+def blocks_of(repo, image_id):
+    """The addresses that an image names, each as often as it does."""
+    with repo.open_image(image_id) as image:
+        return [(extent.group, extent.slot + i) for extent in image.extents()
+                for i in range(extent.blocks)]
+
+
+def expected_counts(repo):
+    """What the counts are to be: from the recipes."""
+    counts = collections.Counter()
+    for image_id in repo.images():
+        counts.update(blocks_of(repo, image_id))
+    return counts
+
+
+def counts(catalog, groups=range(1, 100)):
+    return collections.Counter({
+        (group, slot): n for group in groups
+        for slot, n in enumerate(array.array('I', catalog.counts(group)))
+        if n})
+
+
+def states(path, group):
+    """The states of a group's slots."""
+    file = repositories.Group(path, group)
+    return [file.state(slot) for slot in range(file.slots)]
+
+
+def live_slots(path):
+    """The addresses of all blocks that live."""
+    return {(group, slot) for group in groups(path)
+            for slot, state in enumerate(states(path, group))
+            if state == LIVE}
+
+
+def groups(path):
+    return sorted(int(name, 16)
+                  for name in os.listdir(pathlib.Path(path) / 'groups'))
+
+
+def need_counted(maintainer):
+    """The catalog says exactly what the recipes say; none is in flight."""
+    repo = maintainer.repository
+    assert os.listdir(os.path.join(repo.path, 'spool')) == []
+    assert counts(maintainer.catalog) == expected_counts(repo)
+    assert sorted(f['image_id'] for _, f in maintainer.catalog.ledger()) == (
+        repo.images())
+    used = collections.Counter(group for group, _ in expected_counts(repo))
+    for number, facts in maintainer.catalog.groups():
+        assert facts['used'] == used[number]
+
+
+def need_collected(maintainer):
+    """Besides, there is no block that no image needs."""
+    need_counted(maintainer)
+    path = maintainer.repository.path
+    assert live_slots(path) == set(expected_counts(maintainer.repository))
+
+
+def need_contents(repo, model):
+    """Each image is there and is what it was."""
+    assert repo.images() == sorted(model)
+    for image_id, data in model.items():
+        assert repositories.read_all(repo, image_id) == data
+
+
+def disk(path):
+    """Bytes that groups and recipes take of the disk."""
+    return sum(entry.stat().st_blocks * 512
+               for name in ('groups', 'images', 'spool')
+               for entry in os.scandir(os.path.join(path, name)))
+
+
+def account(maintainer):
+    return accounting.run_once(maintainer, task.Control())
+
+
+# -- watching -----------------------------------------------------------------
+
+_WRAPPED = (_engine.Recipe, _engine.Group, _engine.Rewriting)
+
+
+class Watched:
+    """Stands for an object of the engine, or the catalog.
+
+    `hook(name, arguments, before)` is called before and after each call.
+    """
+
+    def __init__(self, target, name, hook):
+        self._target = target
+        self._name = name
+        self._hook = hook
+
+    def __getattr__(self, attribute):
+        value = getattr(self._target, attribute)
+        if not callable(value):
+            return value
+
+        def call(*arguments, **keywords):
+            name = f'{self._name}.{attribute}'
+            self._hook(name, arguments, True)
+            result = value(*arguments, **keywords)
+            self._hook(name, arguments, False)
+            if isinstance(result, _WRAPPED):
+                kind = type(result).__name__.lower()
+                what = (result.name.rpartition('/')[2] if kind == 'recipe'
+                        else result.number)
+                result = Watched(result, f'{kind} {what}', self._hook)
+            return result
+        return call
+
+
+def _real(part):
+    return part._target if isinstance(part, Watched) else part
+
+
+def watch(maintainer, hook):
+    """Have all that a maintainer does told to a hook."""
+    maintainer.engine = Watched(_real(maintainer.engine), 'engine', hook)
+    maintainer._catalog = Watched(_real(maintainer._catalog), 'catalog', hook)
+    return maintainer
+
+
+def unwatch(maintainer):
+    maintainer.engine = _real(maintainer.engine)
+    maintainer._catalog = _real(maintainer._catalog)
+
+
+class Log:
+    """A hook that keeps the names of the calls that were made."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, name, arguments, before):
+        if not before:
+            self.calls.append(f'{name} {arguments[0]}'
+                              if name == 'engine.sync' else name)
+
+    def where(self, *ends):
+        """The numbers of the calls whose names end so."""
+        return [i for i, name in enumerate(self.calls) if name.endswith(ends)]
+
+
+class Once:
+    """A hook that does something at the first call of a name."""
+
+    def __init__(self, end, action, before=True):
+        self.end = end
+        self.action = action
+        self.before = before
+        self.happened = 0
+
+    def __call__(self, name, arguments, before):
+        if (not self.happened and before == self.before
+                and name.endswith(self.end)):
+            self.happened += 1
+            self.action()
+
+
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+class Kill:
+    """A hook that ends a maintainer at its n-th call."""
+
+    def __init__(self, calls):
+        self.left = calls
+
+    def __call__(self, name, arguments, before):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+def kill(maintainer):
+    """What the kernel does with a maintainer's locks at its death."""
+    for part in (maintainer._catalog, maintainer.engine):
+        if part is not None:
+            _real(part).close()
+
+
+@contextlib.contextmanager
+def maintaining(repo, hook=None):
+    with maintainer_module.Maintainer(repo) as maintainer:
+        yield maintainer if hook is None else watch(maintainer, hook)

@@ -1,0 +1,69 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Sending images to a receiver that is no daemon, step by step."""
+
+import contextlib
+import types
+
+from dedupd.serve import incoming_replicas
+from glance_dedup.client import wire
+from glance_dedup.transfer import send
+
+#: What a sender is told; small lots, so that there are some.
+LOTS = types.SimpleNamespace(offset=0, lot_blocks=16, lot_bytes=1 << 20,
+                             lot_zeros=1 << 20)
+
+
+class Sending:
+    """An image's description, its lots and their frames.
+
+    To be closed.
+    """
+
+    def __init__(self, home, image_id, most=LOTS):
+        self.image = home.open_image(image_id)
+        self.header = wire.RecipeHeader.of(self.image.stat, home.parameters)
+        self.upload_id = self.image.stat.upload_id
+        self.lots = list(send._lots(
+            send._extents(self.image, self.header), most,
+            self.header.block_size))
+
+    def frames(self, ranges):
+        """Bodies that together have the blocks of ranges."""
+        while ranges:
+            frames, end = self.image.frames(ranges)
+            ranges = wire.rest_of(ranges, end)
+            yield b''.join([*frames, wire.END_FRAME])
+
+    def replica(self, repo, project=''):
+        """One that begins; to be closed."""
+        return contextlib.closing(incoming_replicas.Replica(
+            repo, self.image.stat.image_id, self.header, project))
+
+    def deliver(self, replica, lots=None):
+        """Offer lots, all if `lots` is None, and send what is missing."""
+        for lot in self.lots[:lots]:
+            ranges, _ = replica.offer(lot.offset, lot.extents)
+            for body in self.frames(ranges):
+                replica.take(lot.offset, body)
+
+    def close(self):
+        self.image.close()
+
+
+def receive(repo, home, image_id):
+    """All of it."""
+    with contextlib.closing(Sending(home, image_id)) as sending:
+        with sending.replica(repo) as replica:
+            sending.deliver(replica)
+            return replica.commit()

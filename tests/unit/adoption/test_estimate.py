@@ -1,0 +1,366 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Estimates: against storing the same, and on files of every kind."""
+
+import bz2
+import gzip
+import lzma
+import os
+import random
+import struct
+import subprocess
+
+import lz4.frame
+import pytest
+import zstandard
+
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import recompressor
+from glance_dedup import _engine
+from glance_dedup.adoption import estimate
+from glance_dedup.adoption import formats
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.repository import space
+from tests.support import maintenance
+from tests.support import repositories
+from tests.support.repositories import mixture
+from tests.support.repositories import noise
+
+BLOCK = 4096
+MIB = 1 << 20
+
+
+def text(length, seed):
+    return (noise(length // 2 + 1, seed).hex().encode())[:length]
+
+
+def image_files(place):
+    """Two images that share, with text, noise and zeros, and a small one."""
+    common = text(6 * MIB, 1) + noise(2 * MIB, 2)
+    contents = {
+        'a': common + bytes(3 * MIB) + mixture(4 * MIB, 3),
+        'b': common[:4 * MIB] + text(MIB + 12345, 5) + common[4 * MIB:],
+        'c': noise(777, 6)}
+    for name, content in contents.items():
+        (place / name).write_bytes(content)
+    return [str(place / name) for name in contents]
+
+
+@pytest.fixture
+def place(tmp_path):
+    directory = tmp_path / 'images'
+    directory.mkdir()
+    return directory
+
+
+def du(path):
+    found = subprocess.run(['du', '-s', '--block-size=1', path], check=True,
+                           capture_output=True, text=True, timeout=60)
+    return int(found.stdout.split()[0])
+
+
+@pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
+@pytest.mark.parametrize('cutting, block_size', [
+    ('fixed', None), ('fixed', 512), ('fixed', 65536), ('gear', None),
+    ('gear 256 1024', 4096)])
+def test_what_storing_makes_of_it(place, tmp_path, cutting, block_size,
+                                  codec):
+    files = image_files(place)
+    path = repositories.create(
+        tmp_path / 'repository', cutting=cutting, block_size=block_size)
+    with repositories.open_repository(path, codec=codec, threads=0) as repo:
+        stats = [repo.put(os.path.basename(file), file) for file in files]
+    found = estimate.estimate(files, estimate.Options(
+        block_size, cutting, codec))
+    assert found.unreadable == []
+    assert found.one_of == 1 and found.error_percent == 0
+    assert [image.size for image in found.images] == [
+        stat.size for stat in stats]
+    assert [image.nonzero for image in found.images] == [
+        stat.size - stat.zero_bytes for stat in stats]
+    # A twin that is found a few bytes further on is storing's alone.
+    assert sum(image.new for image in found.images) == pytest.approx(
+        sum(stat.new_bytes for stat in stats), rel=0.02)
+    assert found.stored == pytest.approx(
+        sum(stat.stored_bytes for stat in stats), rel=0.02)
+
+
+def test_what_du_says(place, tmp_path):
+    files = image_files(place)
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as repo:
+        for file in files:
+            repo.put(os.path.basename(file), file)
+        with maintenance.maintaining(repo) as maintainer:
+            collector.run_once(maintainer, task.Control())
+            merger.run_once(maintainer, task.Control())
+    found = estimate.estimate(files, estimate.Options())
+    assert found.on_disk == pytest.approx(du(path), rel=0.02)
+
+
+def test_recompression_is_estimated(place, tmp_path):
+    (place / 'a').write_bytes(text(3 * MIB, 1) + noise(MIB, 3)
+                              + b'line of text\n' * (MIB // 13))
+    found = estimate.estimate([str(place / 'a')], estimate.Options())
+    # Only full groups are recompressed: of some blocks, and many.
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    with repositories.open_repository(path) as repo:
+        repo.put('a', place / 'a')
+        with maintenance.maintaining(repo) as maintainer:
+            recompressor.run_once(maintainer, task.Control(), 'zstd', 0)
+        parts = space.parts(repo)
+    assert sum(part.bytes for part in parts if part.name.startswith(
+        ('blocks', 'segment'))) == pytest.approx(found.recompressed, rel=0.03)
+    assert found.recompressed < 0.8 * found.stored
+
+
+def sampled(files, table):
+    """The engine's numbers with a table of so many bytes."""
+    engine = _engine.Estimate(
+        block_size=512, cut_minimum=0, cut_average=0, segment_size=65536,
+        codec='lz4', codec_level=0, again_codec='zstd', again_level=0,
+        table_bytes=table)
+    for content in files:
+        assert engine.take(content, True) == len(content)
+        engine.end()
+    return engine.sum()
+
+
+def test_a_sample_stands_for_all():
+    """20,000 blocks of 512 bytes in a table of some 3,000."""
+    files = [noise(6 * MIB, 1), noise(6 * MIB, 1)[:3 * MIB] + text(MIB, 2)
+             + noise(6 * MIB, 1)[3 * MIB:], noise(MIB, 3)]
+    exact, level, _, _ = sampled(files, 0)
+    assert level == 0
+    assert [new for new, *_ in exact] == [6 * MIB, MIB, MIB]
+    found, level, _, _ = sampled(files, 1 << 17)
+    assert level > 1
+    for (new, blocks, stored, squares), (all_new, *_, all_stored, _) in zip(
+            found, exact):
+        assert new == 512 * blocks
+        error = 4 / blocks ** 0.5       # of four standard errors
+        assert new << level == pytest.approx(all_new, rel=error)
+        assert stored << level == pytest.approx(all_stored, rel=error)
+    assert sampled(files, 1 << 17)[0] == found
+
+
+def test_the_error_that_is_told(place, monkeypatch):
+    monkeypatch.setattr(estimate, 'TABLE', 1 << 17)
+    (place / 'a').write_bytes(noise(8 * MIB, 1))
+    options = estimate.Options(block_size=512)
+    found = estimate.estimate([str(place / 'a')], options)
+    assert found.one_of > 1
+    assert 1 < found.error_percent < 10
+    assert found.stored == pytest.approx(
+        8 * MIB, rel=2 * found.error_percent / 100)
+    exact = estimate.estimate(
+        [str(place / 'a')], estimate.Options(block_size=512, exact=True))
+    assert exact.one_of == 1 and exact.images[0].new == 8 * MIB
+
+
+def test_pieces_do_not_matter(place, monkeypatch):
+    """Cuts are the same wherever one read ends and the next begins."""
+    content = mixture(900000, 1) + bytes(300001) + mixture(500000, 2)
+    (place / 'a').write_bytes(content)
+    for options in (estimate.Options(), estimate.Options(cutting='gear')):
+        expected = estimate.estimate([str(place / 'a')], options)
+        with monkeypatch.context() as patched:
+            patched.setattr(estimate, 'PIECE', 1 << 17)
+            assert estimate.estimate([str(place / 'a')], options) == expected
+
+
+@pytest.mark.parametrize('cutting', ['fixed', 'gear'])
+def test_holes_are_zeros_and_not_read(place, cutting):
+    with open(place / 'sparse', 'wb') as f:
+        f.write(noise(100000, 1))
+        f.seek(3 << 30)
+        f.write(noise(100000, 2))
+        f.truncate((4 << 30) + 17)
+    done = []
+    found = estimate.estimate(
+        [str(place / 'sparse')], estimate.Options(cutting=cutting),
+        done.append)
+    image = found.images[0]
+    assert image.size == (4 << 30) + 17
+    assert image.new == pytest.approx(200000, abs=40000)
+    assert sum(done[-1:]) < 20 * MIB
+
+
+@pytest.mark.parametrize('cutting', ['fixed', 'gear'])
+def test_holes_are_as_written_zeros(place, cutting):
+    content = (noise(100001, 1) + bytes(20 * MIB) + noise(70000, 2)
+               + bytes(9 * MIB + 5))
+    (place / 'dense').write_bytes(content)
+    with open(place / 'sparse', 'wb') as f:
+        f.write(content[:100001])
+        f.seek(100001 + 20 * MIB)
+        f.write(content[100001 + 20 * MIB:][:70000])
+        f.truncate(len(content))
+    dense, sparse = (
+        estimate.estimate([str(place / name)],
+                          estimate.Options(cutting=cutting)).images[0]
+        for name in ('dense', 'sparse'))
+    sparse.path = dense.path
+    assert sparse == dense and dense.new > 170000
+
+
+def test_only_read(place):
+    path = place / 'a'
+    path.write_bytes(noise(MIB, 1))
+    os.utime(path, (1, 1))
+    path.chmod(0o400)
+    before = path.stat()
+    estimate.estimate([str(path)], estimate.Options())
+    assert path.stat() == before
+
+
+def test_files_of_directories(place, tmp_path):
+    (place / 'b').write_bytes(b'')
+    (place / 'a').write_bytes(b'')
+    (place / 'directory').mkdir()
+    (place / 'link').symlink_to('a')
+    os.mkfifo(place / 'fifo')
+    skipped = []
+    (tmp_path / 'x').write_bytes(b'')
+    assert estimate.files_of([str(place), str(tmp_path / 'x')],
+                             skipped.append) == [
+        str(place / 'a'), str(place / 'b'), str(tmp_path / 'x')]
+    assert skipped == [str(place / name)
+                       for name in ('directory', 'fifo', 'link')]
+
+
+def test_what_cannot_be_read(place):
+    os.mkfifo(place / 'fifo')
+    (place / 'a').write_bytes(noise(5 * BLOCK, 1))
+    files = [str(place / name) for name in ('none', 'fifo', 'a')]
+    found = estimate.estimate(files, estimate.Options())
+    assert [path for path, _ in found.unreadable] == files[:2]
+    assert [image.new for image in found.images] == [0, 0, 5 * BLOCK]
+
+
+def test_a_file_that_shrinks(place, monkeypatch):
+    path = place / 'a'
+    path.write_bytes(noise(MIB, 1))
+    whole = estimate._File.read
+
+    def read(self, offset):
+        os.truncate(path, 1000)
+        return whole(self, offset)[:0]
+    monkeypatch.setattr(estimate._File, 'read', read)
+    found = estimate.estimate([str(path)], estimate.Options())
+    assert 'shorter' in str(found.unreadable[0][1])
+
+
+def test_bad_options():
+    for options in (estimate.Options(block_size=1000),
+                    estimate.Options(cutting='rabin'),
+                    estimate.Options(codec='zstd', level=99),
+                    estimate.Options(codec='gzip')):
+        with pytest.raises(exceptions.InvalidParameter):
+            estimate.estimate([], options)
+    assert estimate.estimate([], estimate.Options()).stored == 0
+
+
+def test_memory_is_told_before(place):
+    (place / 'a').write_bytes(noise(8 * MIB, 1))
+    files = [str(place / 'a')]
+    small = estimate.exact_memory(files, estimate.Options())
+    assert 2048 * 16 < small < 2048 * 100
+    assert estimate.exact_memory(
+        files, estimate.Options(block_size=512)) == pytest.approx(8 * small)
+
+
+# -- formats ------------------------------------------------------------------
+
+def advice(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return formats.advice(fd)
+    finally:
+        os.close(fd)
+
+
+def convert(source, target, *options):
+    subprocess.run(['qemu-img', 'convert', '-f', 'raw', *options, source,
+                    target], check=True, timeout=60)
+
+
+def test_compressed_qcow2(place):
+    (place / 'raw').write_bytes(text(2 * MIB, 1) + noise(2 * MIB, 2))
+    convert(place / 'raw', place / 'plain', '-O', 'qcow2')
+    convert(place / 'raw', place / 'packed', '-O', 'qcow2', '-c')
+    convert(place / 'raw', place / 'extended', '-O', 'qcow2', '-c', '-o',
+            'extended_l2=on,cluster_size=16384')
+    assert advice(place / 'raw') is None
+    assert advice(place / 'plain') is None
+    # What does not become smaller is not compressed.
+    for name in ('packed', 'extended'):
+        assert '50 % of this qcow2 is compressed' in advice(place / name)
+        assert 'qemu-img convert' in advice(place / name)
+
+
+def test_encrypted(place):
+    (place / 'raw').write_bytes(text(MIB, 1))
+    convert(place / 'raw', place / 'qcow2', '-O', 'qcow2')
+    # qemu-img takes the time for a key that is hard to guess; what tells is
+    # the header's method of encryption.
+    data = bytearray((place / 'qcow2').read_bytes())
+    assert advice(place / 'qcow2') is None
+    data[35] = 2
+    (place / 'qcow2').write_bytes(data)
+    (place / 'luks').write_bytes(b'LUKS\xba\xbe\0\1' + noise(5000, 1))
+    for kind in ('qcow2', 'luks'):
+        assert 'encrypted' in advice(place / kind)
+
+
+def test_compressed_files(place):
+    for name, compress in (
+            ('gzip', gzip.compress), ('xz', lzma.compress),
+            ('bzip2', bz2.compress), ('lz4', lz4.frame.compress),
+            ('Zstandard', zstandard.compress)):
+        (place / name).write_bytes(compress(noise(5000, 1)))
+        assert f'by {name}' in advice(place / name)
+    convertible = place / 'raw'
+    convertible.write_bytes(text(MIB, 1))
+    convert(convertible, place / 'vmdk', '-O', 'vmdk', '-o',
+            'subformat=streamOptimized')
+    assert 'VMDK' in advice(place / 'vmdk')
+
+
+@pytest.mark.parametrize('content', [
+    b'', b'Q', b'QFI\xfb', b'QFI\xfb' + b'\xff' * 508, b'KDMV' * 19,
+    struct.pack('>4sIQIIQIIQ', b'QFI\xfb', 3, 0, 0, 9, 1 << 40, 0,
+                0xffffffff, 0xfffffffffffffe00) + bytes(100),
+    struct.pack('>4sIQIIQIIQ', b'QFI\xfb', 2, 0, 0, 9, 1 << 40, 0,
+                8, 0) + b'\xff' * 1000])
+def test_hostile_headers(place, content):
+    (place / 'a').write_bytes(content)
+    advice(place / 'a')
+
+
+def test_any_qcow2(place):
+    """Damage to the tables is no error, and takes no time."""
+    rng = random.Random(1)
+    (place / 'raw').write_bytes(text(MIB, 1))
+    convert(place / 'raw', place / 'packed', '-O', 'qcow2', '-c')
+    content = (place / 'packed').read_bytes()
+    for _ in range(300):
+        data = bytearray(content)
+        for _ in range(rng.randrange(1, 5)):
+            at = rng.randrange(len(data) if rng.random() < 0.3 else 104)
+            data[at] = rng.randrange(256)
+        (place / 'a').write_bytes(data)
+        found = advice(place / 'a')
+        assert found is None or 'qcow2' in found

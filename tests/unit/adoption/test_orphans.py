@@ -1,0 +1,78 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What makes an image of the repository an orphan, by Glances' answers."""
+
+import pytest
+
+from glance_dedup.adoption import orphans
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository
+
+
+def answer(status='active', stores='dedup1', importing=''):
+    return glance_api.image_of({
+        'id': 'a', 'status': status, 'stores': stores,
+        'os_glance_importing_to_stores': importing})
+
+
+STAT = repository.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
+
+
+@pytest.mark.parametrize('answers, store, reason', [
+    ([None], None, 'does not know it'),
+    ([None, None], 'dedup1', 'does not know it'),
+    # Whoever has it keeps it.
+    ([None, answer()], 'dedup1', None),
+    ([answer(), None], None, None),
+    ([answer(stores='file1'), answer()], 'dedup1', None),
+    ([answer('deactivated')], 'dedup1', None),
+    ([answer(stores='file1,dedup1')], 'dedup1', None),
+    # Elsewhere.
+    ([answer(stores='file1')], 'dedup1', 'elsewhere: file1'),
+    ([answer(stores='file1')], None, None),
+    ([answer(stores='file1'), answer(stores='b,a')], 'dedup1',
+     'elsewhere: a, b, file1'),
+    # Locations that do not say in which store they are.
+    ([answer(stores='')], 'dedup1', None),
+    # About to come.
+    ([answer(stores='file1', importing='dedup1')], 'dedup1', None),
+    ([answer('saving', '')], 'dedup1', None),
+    ([answer('uploading', '')], 'dedup1', None),
+    ([answer('importing', '')], 'dedup1', None),
+    ([answer('queued', ''), answer('saving', '')], None, None),
+    # Without data.
+    ([answer('queued', '')], None, 'no data'),
+    ([answer('queued', ''), None], 'dedup1', 'no data'),
+    # Whatever else there is.
+    ([answer('killed', '')], None, None),
+    ([answer('pending_delete', '')], None, None),
+    ([answer('of a later release', '')], 'dedup1', None),
+])
+def test_reasons(answers, store, reason):
+    known = [{} if found is None else {'a': found} for found in answers]
+    orphan = orphans.orphans([STAT], known, store)
+    if reason is None:
+        assert orphan == []
+    else:
+        assert reason in orphan[0].reason
+        assert orphan[0].unknown == (not any(answers))
+
+
+def test_which_hash_counts():
+    record = {'id': 'a', 'status': 'active', 'checksum': 'm',
+              'os_hash_algo': 'sha512', 'os_hash_value': 's'}
+    for changes, expected in (
+            ({}, ('sha512', 's')), ({'os_hash_value': None}, ('md5', 'm')),
+            ({'os_hash_value': None, 'checksum': None}, (None, None))):
+        found = glance_api.image_of(record | changes)
+        assert (found.hash_name, found.hash_value) == expected

@@ -1,0 +1,333 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Content-defined cutting: a repository of ``gear``, and what is done in it.
+
+What is stored is compared with ``tests/support/gear_reference.py``, which cuts
+a second time, by the format's text.
+"""
+
+import random
+import struct
+
+import pytest
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import parameters
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import pull
+from tests.damage import template
+from tests.support import daemons
+from tests.support import gear_reference
+from tests.support import maintenance
+from tests.support import repositories
+from tests.support.repositories import noise
+
+LIMITS = 256, 1024, 4096
+GEAR = {'cutting': 'gear 256 1024', 'block_size': 4096, 'group_slots': 128,
+        'segment_size': 16384}
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path):
+    return repositories.create(tmp_path / 'repository', **GEAR)
+
+
+@pytest.fixture
+def repo(path):
+    with repositories.open_repository(path) as repo:
+        yield repo
+
+
+def image_of(size, seed=1):
+    """Noise, texts, zeros and repetitions, in stretches of odd lengths."""
+    rng = random.Random(seed)
+    data = bytearray()
+    while len(data) < size:
+        data += rng.choice([
+            lambda n: rng.randbytes(n), lambda n: bytes(n),
+            lambda n: (b'a line %d of it\n' % rng.randrange(9) * n)[:n],
+            lambda n: noise(n, 'again')])(rng.choice([70, 900, 5000, 40000]))
+    return bytes(data[:size])
+
+
+def put(repo, image_id, data, pieces=None):
+    rng = random.Random(len(data))
+    with repo.begin(image_id) as transaction:
+        at = 0
+        while at < len(data):
+            piece = rng.choice(pieces or [2 * MIB])
+            transaction.write(data[at:at + piece])
+            at += piece
+        return transaction.commit()
+
+
+def lengths_of(repo, image_id):
+    """The lengths of an image's blocks, and a negative one for zeros."""
+    found = []
+    with repo.open_image(image_id) as image:
+        page = 0
+        while text := image.describe(page):
+            at = 0
+            while at < len(text):
+                _, length, blocks = struct.unpack_from('<QQI4x', text, at)
+                at += 24
+                if not blocks:
+                    found.append(-length)
+                found += [n for n, in struct.iter_unpack(
+                    '<32xI', text[at:at + 36 * blocks])]
+                at += 36 * blocks
+            page += 1
+    return found
+
+
+def expected(data, limits=LIMITS):
+    found, at = [], 0
+    for length in gear_reference.lengths(data, *limits):
+        if any(data[at:at + length]):
+            found.append(length)
+        elif found and found[-1] < 0:
+            found[-1] -= length
+        else:
+            found.append(-length)
+        at += length
+    return found
+
+
+# -- where it is cut ----------------------------------------------------------
+
+@pytest.mark.parametrize('pieces', [
+    None, [1, 70, 5000], [4096], [MIB - 1, 3], [MIB + 1, 5 * MIB]], ids=str)
+def test_cuts_depend_on_nothing_but_the_bytes(repo, path, pieces):
+    data = image_of(3 * MIB // 2)
+    put(repo, 'one', data, pieces)
+    assert lengths_of(repo, 'one') == expected(data)
+    assert repositories.read_all(repo, 'one') == data
+    repositories.need_clean(path)
+
+
+@pytest.mark.parametrize('size', [
+    0, 1, 63, 64, 255, 256, 257, 4095, 4096, 4097, 100001])
+@pytest.mark.parametrize('kind', [bytes, noise])
+def test_images_of_any_size(repo, path, size, kind):
+    data = kind(size)
+    put(repo, 'one', data, [1000, 7])
+    assert lengths_of(repo, 'one') == expected(data)
+    assert repositories.read_all(repo, 'one') == data
+    repositories.need_clean(path)
+
+
+@pytest.mark.parametrize('block_size, limits', [
+    (512, (64, 128)), (65536, (32767, 32768)), (16384, (1024, 4096))])
+def test_other_limits(tmp_path, block_size, limits):
+    path = repositories.create(
+        tmp_path / 'r', block_size=block_size, segment_size=65536,
+        cutting='gear %d %d' % limits)
+    data = image_of(MIB)
+    with repositories.open_repository(path) as repo:
+        put(repo, 'one', data)
+        assert lengths_of(repo, 'one') == expected(data,
+                                                   (*limits, block_size))
+        assert repositories.read_all(repo, 'one') == data
+    repositories.need_clean(path)
+
+
+def test_the_default(tmp_path):
+    repositories.create(tmp_path / 'r', cutting='gear')
+    with repositories.open_repository(tmp_path / 'r') as repo:
+        assert repo.parameters.cutting == parameters.GEAR
+        assert repo.parameters.block_size == parameters.GEAR_BLOCK
+
+
+def test_what_was_put_in_costs_little(tmp_path):
+    data = noise(4 * MIB)
+    moved = noise(777, 'before') + data[:MIB] + noise(3, 'x') + data[MIB:]
+    repositories.create(tmp_path / 'r', cutting='gear')
+    with repositories.open_repository(tmp_path / 'r') as repo:
+        put(repo, 'one', data)
+        assert put(repo, 'two', moved).new_bytes < 64 * 1024
+        assert repositories.read_all(repo, 'two') == moved
+
+
+def test_what_follows_zeros_is_found_wherever_it_lies(repo):
+    """A small file among others: it begins a block."""
+    file = noise(1000, 'file')
+    put(repo, 'one', noise(5000) + bytes(1000) + file + bytes(1000))
+    stat = put(repo, 'two', noise(3333, 2) + bytes(777) + file + bytes(600))
+    assert stat.new_bytes < 3333 + 500
+
+
+# -- what is refused ----------------------------------------------------------
+
+@pytest.mark.parametrize('text, word', [
+    ('gear 1024', 'gear 1024'), ('gear 1024 4096 8192', '8192'),
+    ('fastcdc', 'fastcdc'), ('gear  1024 4096', 'gear  1024'),
+    ('gear 01024 4096', '01024'), ('gear -1 4096', '-1'), ('', 'choose'),
+    ('gear 63 4096', 'minimum is 63'), ('gear 4096 4096', 'minimum, 4096'),
+    ('gear 8192 4096', 'minimum, 8192'), ('gear 1024 16384', 'average, 16384'),
+    ('gear 1024 32768', 'average, 32768'),
+    ('gear 1024 4095', 'average is 4095'),
+    ('gear 1024 4294967296', '4294967296')])
+def test_limits_in_the_wrong_order_are_refused_by_name(tmp_path, text, word):
+    with pytest.raises(exceptions.InvalidParameter) as caught:
+        repository_module.Repository.create(tmp_path / 'r', cutting=text)
+    assert str(caught.value).startswith('cutting: ')
+    assert word in str(caught.value)
+    assert not (tmp_path / 'r').exists()
+    repositories.create(tmp_path / 'r', cutting='gear')
+    repositories.edit_parameters(tmp_path / 'r', cutting=text)
+    with pytest.raises(exceptions.DamagedError, match='cutting'):
+        repositories.open_repository(tmp_path / 'r')
+
+
+@pytest.mark.parametrize('cuts, word', [
+    ((0, 1024), 'minimum is 0'), ((1024, 1024), 'minimum, 1024'),
+    ((1024, 4096), 'average, 4096'), ((1024, 1500), 'average is 1500')])
+def test_the_engine_refuses_them_itself(path, repo, cuts, word):
+    repo._options['cut_minimum'], repo._options['cut_average'] = cuts
+    with pytest.raises(exceptions.InvalidParameter, match=word):
+        repo._engine.__class__(str(path).encode(), **repo._options)
+
+
+# -- what is done with it -----------------------------------------------------
+
+def test_blocks_that_were_cut_elsewhere(repo, path):
+    data = image_of(200000)
+    at, lengths = 0, []
+    while at < len(data):
+        lengths.append(min(len(data) - at, 1 + at * 7 % 4096))
+        at += lengths[-1]
+    packed = struct.pack(f'<{len(lengths)}I', *lengths)
+    with repo.begin('one') as transaction:
+        transaction.write(noise(5000))
+        with pytest.raises(exceptions.InvalidParameter, match='within'):
+            transaction.write_blocks(data, packed)
+        transaction.abort()
+    with repo.begin('one') as transaction:
+        for bad in (b'', packed[:-1], packed[:-4], packed + bytes(3)):
+            with pytest.raises(ValueError, match='lengths'):
+                transaction.write_blocks(data, bad)
+        for bad in ([4097], [0, 4096]):
+            with pytest.raises(exceptions.InvalidParameter, match='1 to 4096'):
+                transaction.write_blocks(
+                    bytes(sum(bad)), struct.pack(f'<{len(bad)}I', *bad))
+        transaction.write_blocks(b'', b'')
+        transaction.write_blocks(data, packed)
+        transaction.add_zeros(3)
+        transaction.write_blocks(b'end', struct.pack('<I', 3))
+        transaction.commit()
+    assert repositories.read_all(repo, 'one') == data + bytes(3) + b'end'
+    assert {n for n in lengths_of(repo, 'one') if n > 0} <= {*lengths, 3}
+    repositories.need_clean(path)
+
+
+def test_ranges(repo):
+    data = image_of(300000, 3)
+    put(repo, 'one', data)
+    rng = random.Random(5)
+    with repo.open_image('one') as image:
+        for _ in range(300):
+            first = rng.randrange(len(data))
+            end = rng.randrange(first, len(data) + 1)
+            assert image.read(end - first, first) == data[first:end]
+
+
+def test_pulling(tmp_path):
+    """Only what lacks comes, though it lies elsewhere in the image."""
+    there, here = (repositories.create(tmp_path / name, **GEAR)
+                   for name in ('there', 'here'))
+    data = image_of(3 * MIB, 2)
+    with repositories.open_repository(there) as repo:
+        put(repo, 'one', data)
+        put(repo, 'two', noise(99) + data[:MIB] + noise(5, 1) + data[MIB:])
+    with repositories.open_repository(here) as repo, (
+            daemons.running(there)) as daemon, daemon.client() as client:
+        assert pull.pull(repo, 'one', client).whole is None
+        result = pull.pull(repo, 'two', client)
+        assert result.received_bytes < 300000
+        assert result.asked_blocks < 30
+        for image_id in ('one', 'two'):
+            with repositories.open_repository(there) as other:
+                assert lengths_of(repo, image_id) == lengths_of(other,
+                                                                image_id)
+                assert (repositories.read_all(repo, image_id)
+                        == repositories.read_all(other, image_id))
+    repositories.need_clean(here)
+
+
+@pytest.mark.parametrize('parameters', [{}, GEAR], ids=str)
+def test_pulling_blocks_of_any_lengths(tmp_path, parameters):
+    """A block stays as it was cut, wherever it ends."""
+    there, here = (repositories.create(tmp_path / name, **parameters)
+                   for name in ('there', 'here'))
+    lengths = [1 + 37 * n * n % 4096 for n in range(200)]
+    packed = struct.pack('<200I', *lengths)
+    one, two = noise(sum(lengths), 1), noise(sum(lengths[50:150]), 2)
+    two = one[:sum(lengths[:50])] + two + one[sum(lengths[:150]):]
+    with repositories.open_repository(there) as repo:
+        for image_id, data in (('one', one), ('two', two)):
+            with repo.begin(image_id) as transaction:
+                transaction.write_blocks(data, packed)
+                transaction.commit()
+    with repositories.open_repository(here) as repo, (
+            daemons.running(there)) as daemon, daemon.client() as client:
+        pull.pull(repo, 'one', client)
+        # In its middle only are blocks that are not here.
+        assert pull.pull(repo, 'two', client).asked_blocks == 100
+        assert repositories.read_all(repo, 'two') == two
+        assert lengths_of(repo, 'two') == lengths
+    repositories.need_clean(here)
+
+
+@pytest.mark.parametrize('other', [
+    {}, {'block_size': 4096}, {**GEAR, 'cutting': 'gear 512 1024'}], ids=str)
+def test_pulling_what_is_cut_otherwise(tmp_path, other):
+    there = repositories.create(tmp_path / 'there', **GEAR)
+    here = repositories.create(tmp_path / 'here', **other)
+    data = image_of(MIB, 2)
+    with repositories.open_repository(there) as repo:
+        put(repo, 'one', data)
+    with repositories.open_repository(here) as repo, (
+            daemons.running(there)) as daemon, daemon.client() as client:
+        result = pull.pull(repo, 'one', client)
+        assert 'cutting is' in result.whole and 'gear 256' in result.whole
+        assert repositories.read_all(repo, 'one') == data
+    repositories.need_clean(here)
+
+
+def test_all_that_the_maintainer_does(repo, path):
+    """Merging, collection, evacuation, scrub with healing, deletion."""
+    twin = image_of(MIB // 2, 'twin')
+    images = {'one': image_of(MIB, 1), 'two': image_of(MIB, 2) + twin}
+    for image_id, data in images.items():
+        put(repo, image_id, data)
+    # Nobody gets at what is there: so its blocks are not found.
+    with repositories.collector_in(path, *maintenance.groups(path)):
+        images['three'] = twin + noise(10000, 'three')
+        put(repo, 'three', images['three'])
+    before = sum(f.stat().st_blocks for f in (path / 'groups').iterdir())
+    with maintainer_module.Maintainer(repo) as maintainer:
+        template.run(maintainer, 'merge')
+        repo.delete('one')
+        for _ in range(2):
+            for name in ('account', 'collect', 'merge', 'scrub'):
+                template.run(maintainer, name)
+        maintenance.need_collected(maintainer)
+    del images['one']
+    for image_id, data in images.items():
+        assert repositories.read_all(repo, image_id) == data
+    assert repositories.need_clean(path).figures['duplicate_blocks'] == 0
+    assert before > sum(f.stat().st_blocks
+                        for f in (path / 'groups').iterdir())

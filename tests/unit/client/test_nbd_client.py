@@ -1,0 +1,165 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The client of NBD, against servers that are not what they should be."""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import nbd_client
+
+UPLOAD = 'ab' * 16
+GREETING = b'NBDMAGICIHAVEOPT\0\3'
+SIZE = 1000
+
+
+def option(kind, data=b'', magic=0x3e889045565a9, length=None):
+    return struct.pack('>QIII', magic, 7, kind,
+                       len(data) if length is None else length) + data
+
+
+EXPORT = option(3, struct.pack('>HQH', 0, SIZE, 3))
+DESCRIPTION = option(3, b'\0\2upload ' + UPLOAD.encode())
+ACK = option(1)
+OPENED = GREETING + EXPORT + DESCRIPTION + ACK
+
+
+def simple(error=0, magic=0x67446698):
+    return struct.pack('>IIQ', magic, error, 0)
+
+
+@contextlib.contextmanager
+def server(path, *scripts, close=True):
+    """Sends on each connection the next script, and perhaps hangs up."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(8)
+    connections = []
+
+    def serve():
+        with contextlib.suppress(OSError):
+            for script in scripts:
+                connection = listener.accept()[0]
+                connections.append(connection)
+                connection.sendall(script)
+                if close:
+                    connection.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        for sock in (listener, *connections):
+            sock.close()
+        thread.join(10)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / 's'
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(nbd_client, 'ANSWER_SECONDS', 1.0)
+    monkeypatch.setattr(nbd_client, 'RETURN_SECONDS', 1.0)
+
+
+def opened(path):
+    return contextlib.closing(nbd_client.Export(str(path), 'image', UPLOAD))
+
+
+def test_what_is_right(path):
+    with server(path, OPENED + simple() + b'x' * 10 + simple() + b'y'):
+        with opened(path) as export:
+            assert export.size == SIZE
+            assert export.read(10, 5) == b'x' * 10
+            # No more than there is is asked for.
+            assert export.read(10, SIZE - 1) == b'y'
+            assert export.read(10, SIZE) == export.read(1, 1 << 60) == b''
+
+
+@pytest.mark.parametrize('script,error', [
+    (b'', daemon_module.DaemonUnavailable),
+    (GREETING[:-1], daemon_module.DaemonUnavailable),
+    (b'HTTP/1.1 400 Bad Request\r\n\r\n', daemon_module.BadAnswer),
+    (GREETING + EXPORT + DESCRIPTION, daemon_module.DaemonUnavailable),
+    (GREETING + ACK, daemon_module.BadAnswer),
+    (GREETING + DESCRIPTION + ACK, daemon_module.BadAnswer),
+    (GREETING + EXPORT + ACK, daemon_module.Refused),
+    (GREETING + EXPORT + option(3, b'\0\2upload ' + b'cd' * 16) + ACK,
+     daemon_module.Refused),
+    (GREETING + option(3) + option(3, b'\0') + ACK, daemon_module.BadAnswer),
+    (GREETING + option(1 << 31 | 6, b'no such image'),
+     daemon_module.Refused),
+    (GREETING + option(9), daemon_module.Refused),
+    (GREETING + option(3, magic=7), daemon_module.BadAnswer),
+    (GREETING + option(3, length=65537), daemon_module.BadAnswer),
+    (GREETING + option(1 << 31 | 6, length=(1 << 32) - 1),
+     daemon_module.BadAnswer)])
+def test_what_is_wrong_at_the_start(path, script, error):
+    with server(path, script), pytest.raises(error):
+        nbd_client.Export(str(path), 'image', UPLOAD)
+
+
+def test_nobody_is_there(path):
+    with pytest.raises(daemon_module.DaemonUnavailable):
+        nbd_client.Export(str(path), 'image', UPLOAD)
+
+
+def test_nothing_comes(path):
+    since = time.monotonic()
+    with server(path, b'', close=False), (
+            pytest.raises(daemon_module.DaemonUnavailable)):
+        nbd_client.Export(str(path), 'image', UPLOAD)
+    assert time.monotonic() - since < 20
+
+
+@pytest.mark.parametrize('reply,error', [
+    (simple(5), daemon_module.Refused),
+    (simple(magic=0x668e33ef) + b'x' * 10, daemon_module.BadAnswer)])
+def test_what_is_wrong_later(path, reply, error):
+    with server(path, OPENED + reply), opened(path) as export:
+        with pytest.raises(error, match='image|begins'):
+            export.read(10, 0)
+
+
+def test_it_connects_again(path):
+    with server(path, OPENED + simple() + b'x' * 9,
+                OPENED[:40], OPENED + simple() + b'y' * 10):
+        with opened(path) as export:
+            assert export.read(10, 0) == b'y' * 10
+
+
+def test_another_image_is_not_taken_for_it(path):
+    with server(path, OPENED, OPENED.replace(b'ab' * 16, b'cd' * 16)):
+        with opened(path) as export:
+            with pytest.raises(daemon_module.Refused,
+                               match='is not the one that it was'):
+                export.read(10, 0)
+
+
+def test_it_does_not_wait_for_ever(path):
+    since = time.monotonic()
+    with server(path, OPENED), opened(path) as export:
+        with pytest.raises(daemon_module.DaemonUnavailable):
+            export.read(10, 0)
+    assert 1 <= time.monotonic() - since < 20

@@ -1,0 +1,115 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Who has the connections of a listener."""
+
+import socket
+
+import pytest
+
+from dedupd.http import connections as connections_module
+from dedupd.http import server as http
+
+
+@pytest.fixture
+def places():
+    return connections_module.Places()
+
+
+@pytest.fixture
+def ended():
+    return []
+
+
+@pytest.fixture
+def take(places, ended):
+    """Takes a place for a peer; 8 in all, 3 of each."""
+    def do(peer, name='', spare=False):
+        place = places.take(peer, 8, 3)
+        if place is not None:
+            place.end = lambda: ended.append(name)
+            place.spare = spare
+        return place
+
+    return do
+
+
+def test_of_one_peer_there_are_so_many(places, take, ended):
+    mine = [take('a') for _ in range(3)]
+    assert take('a') is None
+    assert take('b') is not None
+    mine[0].leave()
+    assert take('a') is not None
+    assert take('a') is None
+    assert places.taken == 4 and not ended
+
+
+def test_in_all_there_are_so_many(places, take, ended):
+    for number in range(8):
+        assert take(number) is not None
+    assert take('a') is None
+    assert places.taken == 8 and not ended
+
+
+def test_a_peer_gives_way_to_itself(places, take, ended):
+    """The one that waited the longest ends, however old it is."""
+    first = take('a', 'first', spare=True)
+    take('a', 'second', spare=True)
+    take('a', 'third')
+    first.spare = False
+    first.spare = True
+    take('b', 'other', spare=True)
+    assert take('a') is not None and ended == ['second']
+    assert take('a') is not None and ended == ['second', 'first']
+    assert take('a') is None
+    assert places.taken == 4
+
+
+def test_whoever_has_the_most_to_spare_gives_way(places, take, ended):
+    take('a', 'a', spare=True)
+    for name in ('b1', 'b2'):
+        take('b', name, spare=True)
+    for number in range(5):
+        take(number)
+    assert take('c', 'c') is not None and ended == ['b1']
+    assert take('d', 'd') is not None and ended[1] in ('a', 'b2')
+    assert take('e', 'e') is not None and sorted(ended) == ['a', 'b1', 'b2']
+    assert take('f') is None
+    assert places.taken == 8
+
+
+def test_a_place_is_left_once(places, take, ended):
+    """It may end by itself after it was told to end."""
+    place = take('a', spare=True)
+    for _ in range(3):
+        take('a')
+    assert places.taken == 3
+    place.leave()
+    place.spare = True
+    assert places.taken == 3 and take('a') is None
+
+
+def test_nothing_is_kept_of_peers_that_left(places, take):
+    for number in range(100):
+        take(number).leave()
+    assert not places.taken and not places._peers
+
+
+@pytest.mark.parametrize('family,address,peer', [
+    (socket.AF_INET, ('10.0.0.1', 5), '10.0.0.1/32'),
+    (socket.AF_INET6, ('::ffff:10.0.0.1', 5, 0, 0), '10.0.0.1/32'),
+    # A host has at least as many addresses of its own.
+    (socket.AF_INET6, ('2001:db8:1:2:3::4', 5, 0, 0), '2001:db8:1:2::/64'),
+    (socket.AF_INET6, ('fe80::1%eth0', 5, 0, 2), 'fe80::/64')])
+def test_peers(family, address, peer):
+    assert str(http.peer_of(None, address)) == peer
+    assert http.peer_of(7, '') == 7

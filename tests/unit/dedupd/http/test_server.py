@@ -1,0 +1,285 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The HTTP server's parts, in the test's own event loop."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import types
+
+import h11
+import pytest
+
+from dedupd.http import server as http
+from tests.support import daemons
+
+
+def limits(**changed):
+    return types.SimpleNamespace(**{
+        'max_connections': 1000, 'max_peer_connections': 1000,
+        'bodies_mib': 8, 'header_timeout': 10, 'idle_timeout': 10,
+        'write_timeout': 10, **changed})
+
+
+@contextlib.asynccontextmanager
+async def serving(path, router, **changed):
+    """A server on a Unix socket."""
+    server = http.Server(limits(**changed))
+    server.add(http.Listener('unix', http.listen_unix(str(path), 0o600),
+                             router, allowed=lambda uid: True))
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+# -- turns --------------------------------------------------------------------
+
+def test_connections_that_wait_let_others_go_on(tmp_path):
+    """One is accepted, then all others have their turn."""
+    async def check():
+        async with serving(tmp_path / 'socket', http.Router()) as server:
+            with contextlib.ExitStack() as stack:
+                for _ in range(200):
+                    sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    sock.connect(str(tmp_path / 'socket'))
+                steps = []
+                while server.connections < 200:
+                    before = server.connections
+                    await asyncio.sleep(0)
+                    steps.append(server.connections - before)
+        assert max(steps) == 1
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+# -- memory -------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+class TestBodies:
+    """The memory that the bodies of all requests have together."""
+
+    @staticmethod
+    def run(check, **changed):
+        async def bounded():
+            options = limits(**changed)
+            await asyncio.wait_for(check(http.Bodies(options), options), 60)
+
+        asyncio.run(bounded())
+
+    @staticmethod
+    async def begin(bodies, size):
+        """Hold some, in a task; it, and what ends it."""
+        over = asyncio.Event()
+
+        async def hold():
+            async with bodies.hold(size):
+                holding.set()
+                await over.wait()
+
+        holding = asyncio.Event()
+        task = asyncio.create_task(hold())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task, over, holding
+
+    def test_they_have_so_much_and_no_more(self):
+        async def check(bodies, options):
+            first, over, holding = await self.begin(bodies, 8 * MIB)
+            assert holding.is_set()
+            second, _, waiting = await self.begin(bodies, MIB)
+            assert not waiting.is_set()
+            over.set()
+            await waiting.wait()
+            await first
+            second.cancel()
+
+        self.run(check)
+
+    def test_small_ones_do_not_wait(self):
+        async def check(bodies, options):
+            await self.begin(bodies, 8 * MIB)
+            for size in (0, 100, http.HEADER_LIMIT):
+                _, _, holding = await self.begin(bodies, size)
+                assert holding.is_set()
+
+        self.run(check)
+
+    def test_whoever_came_first_goes_first(self):
+        """Else a large one would wait for as long as small ones come."""
+        async def check(bodies, options):
+            _, over, _ = await self.begin(bodies, 5 * MIB)
+            _, _, large = await self.begin(bodies, 4 * MIB)
+            _, _, small = await self.begin(bodies, MIB)
+            assert not large.is_set() and not small.is_set()
+            over.set()
+            await large.wait()
+            await small.wait()
+
+        self.run(check)
+
+    def test_waiting_has_an_end(self):
+        async def check(bodies, options):
+            await self.begin(bodies, 8 * MIB)
+            with pytest.raises(http.HTTPError) as caught:
+                async with bodies.hold(MIB):
+                    pass
+            assert caught.value.status == 503
+            assert int(caught.value.headers['Retry-After'])
+
+        self.run(check, header_timeout=0.05)
+
+    def test_whoever_gives_up_holds_nothing(self):
+        async def check(bodies, options):
+            first, over, _ = await self.begin(bodies, 8 * MIB)
+            gone, _, _ = await self.begin(bodies, 8 * MIB)
+            late, _, _ = await self.begin(bodies, 8 * MIB)
+            gone.cancel()
+            over.set()
+            await first         # which gives what it held to the third
+            late.cancel()
+            for task in (gone, late):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            _, _, holding = await self.begin(bodies, 8 * MIB)
+            assert holding.is_set()
+
+        self.run(check)
+
+    def test_the_option_may_change(self):
+        async def check(bodies, options):
+            await self.begin(bodies, MIB)
+            options.bodies_mib = 16
+            _, over, holding = await self.begin(bodies, 15 * MIB)
+            assert holding.is_set()
+            options.bodies_mib = 8
+            _, _, waiting = await self.begin(bodies, MIB)
+            assert not waiting.is_set()
+            over.set()
+            await waiting.wait()
+
+        self.run(check)
+
+
+async def exchange(path, data):
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(data)
+    answer = await reader.read(12)
+    writer.close()
+    return int(answer.split()[1])
+
+
+@pytest.mark.parametrize('framing', [
+    {'Content_Length': 6 * MIB}, {'Transfer_Encoding': 'chunked'}])
+def test_a_body_is_received_when_there_is_room(tmp_path, framing):
+    """By the announced length, or by what the route allows."""
+    async def check():
+        router = http.Router()
+        asked = []
+
+        async def handler(request):
+            asked.append(len(request.body))
+            return http.Response(200)
+
+        router.add('POST', '/', handler, 6 * MIB)
+        path = tmp_path / 'socket'
+        async with serving(path, router, header_timeout=0.5):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(path))
+                # It holds what it may, and sends nothing.
+                sock.sendall(daemons.raw('POST', '/', **framing))
+                await asyncio.sleep(0.1)
+                sizes = (1000, 4 * MIB)
+                requests = [daemons.raw('POST', '/', bytes(size))
+                            for size in sizes]
+                assert await exchange(path, requests[0]) == 200
+                assert await exchange(path, requests[1]) in (200, 503)
+            await asyncio.sleep(0.6)
+            assert await exchange(path, requests[1]) == 200
+        assert asked[0] == 1000 and asked[-1] == 4 * MIB
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+# -- framing ------------------------------------------------------------------
+
+def chunked(role, data, size):
+    """The body that is received in pieces of this size."""
+    parser = http.Parser(role)
+    if role is h11.CLIENT:
+        parser.send(h11.Request(method='GET', target='/',
+                                headers=[('Host', 'x')]))
+        parser.send(h11.EndOfMessage())
+        data = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n' + data
+    else:
+        data = daemons.raw('POST', '/', Transfer_Encoding='chunked') + data
+    body = b''
+    for at in range(0, len(data), size):
+        parser.receive_data(data[at:at + size])
+        while (event := parser.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.EndOfMessage):
+                return body
+            body += getattr(event, 'data', b'')
+    parser.receive_data(b'')
+    parser.next_event()
+
+
+ROLES = pytest.mark.parametrize('role', [h11.SERVER, h11.CLIENT])
+
+
+@ROLES
+@pytest.mark.parametrize('size', [1, 2, 3, 1000])
+def test_chunks(role, size):
+    assert chunked(role, b'2\r\nab\r\n3;x=y\r\ncde\r\n0\r\n\r\n',
+                   size) == b'abcde'
+
+
+@ROLES
+@pytest.mark.parametrize('size', [1, 2, 3, 1000])
+@pytest.mark.parametrize('data', [
+    b'2\r\nabXX0\r\n\r\n', b'2\r\nab\n\n0\r\n\r\n', b'2\r\nab\rX0\r\n\r\n',
+    b'2\r\nabX\n0\r\n\r\n', b'2\r\nab\r\n2\r\ncd450\r\n\r\n', b'2\r\nab\r',
+    b'2\r\nab', b'2\r\nab\r\n'])
+def test_malformed_chunks(role, size, data):
+    """The end of each has to be there, whatever version of h11 is."""
+    with pytest.raises(h11.RemoteProtocolError) as caught:
+        chunked(role, data, size)
+    assert caught.value.error_status_hint == 400
+
+
+def test_a_length_of_many_digits():
+    """More than Python turns into a number."""
+    parser = http.Parser(h11.SERVER)
+    parser.receive_data(daemons.raw('POST', '/', Content_Length='1' * 9000))
+    with pytest.raises(h11.RemoteProtocolError):
+        parser.next_event()
+
+
+def test_with_the_oldest_h11(tmp_path):
+    """0.14, which Debian 12 has, takes anything for the end of a chunk."""
+    if subprocess.run(
+            [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps',
+             '--disable-pip-version-check', '--target', str(tmp_path),
+             'h11==0.14.0'], timeout=100).returncode:
+        pytest.skip('h11 0.14 cannot be installed here')
+    code = ('import h11, sys, pytest; assert h11.__version__ == "0.14.0"; '
+            'sys.exit(pytest.main(sys.argv[1:]))')
+    subprocess.run(
+        [sys.executable, '-c', code, '-q', '-p', 'no:cacheprovider', __file__,
+         '-k', 'chunks or digits'], check=True, timeout=100,
+        cwd=daemons.ROOT, env={**os.environ, 'PYTHONPATH': str(tmp_path)})

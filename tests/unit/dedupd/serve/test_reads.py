@@ -1,0 +1,201 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Ranges, lots, tokens: what the functional tests cannot see of them."""
+
+import asyncio
+import http.server
+import json
+import threading
+
+from hypothesis import given
+from hypothesis import strategies
+import pytest
+
+from dedupd.http import server as http_server
+from dedupd.http import tokens
+from dedupd.serve import reads
+from glance_dedup.base import hashes
+from glance_dedup.client import wire
+
+
+@given(strategies.text('bytes=0123456789-, x', max_size=30),
+       strategies.integers(0, 1000))
+def test_a_range_is_in_the_image_or_refused(value, size):
+    try:
+        found = reads.parse_range(value, size)
+    except http_server.HTTPError as e:
+        assert e.status == 416
+    else:
+        assert found is None or 0 <= found[0] < found[1] <= size
+
+
+@given(strategies.lists(strategies.tuples(
+    strategies.integers(1, 30), strategies.integers(0, 9)), max_size=20),
+    strategies.integers(0, 800))
+def test_what_is_left_of_ranges(lengths, end):
+    ranges, at = [], 0
+    for length, gap in lengths:
+        ranges.append((at, length))
+        at += length + gap
+    rest = wire.rest_of(ranges, end)
+    assert all(length > 0 for _, length in rest)
+    assert bytes_of(rest) == [at for at in bytes_of(ranges) if at >= end]
+
+
+def bytes_of(ranges):
+    return [at for offset, length in ranges
+            for at in range(offset, offset + length)]
+
+
+class Glance:
+    def __init__(self):
+        self.status = 206
+        self.asked = 0
+        self.record = json.dumps({
+            'os_hash_algo': 'sha512', 'os_hash_value': 'ab' * 64}).encode()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                if not self.path.endswith('/file'):
+                    self.send_response(200)
+                    self.send_header('Content-Length', str(len(outer.record)))
+                    self.end_headers()
+                    self.wfile.write(outer.record)
+                    return
+                outer.asked += 1
+                self.send_response(outer.status)
+                self.send_header('Content-Length', str(1 << 40))
+                self.end_headers()
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0),
+                                                      Handler)
+        self.url = f'http://127.0.0.1:{self.server.server_port}/image/'
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def glance():
+    found = Glance()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        # At once: asked once.
+        await asyncio.gather(*(checker.check('t', 'a') for _ in range(20)))
+        await checker.check('t', 'a')
+        assert glance.asked == 1
+        await checker.check('t', 'b')
+        await checker.check('u', 'a')
+        # Neither part of the key can be taken for the other.
+        await checker.check('ta', '')
+        assert glance.asked == 4
+        glance.status = 403
+        with pytest.raises(http_server.HTTPError) as caught:
+            await checker.check('v', 'a')
+        assert caught.value.status == 403
+        await checker.check('t', 'a')
+        later = tokens.time.monotonic() + tokens.REMEMBERED + 1
+        monkeypatch.setattr(tokens.time, 'monotonic', lambda: later)
+        with pytest.raises(http_server.HTTPError):
+            await checker.check('t', 'a')
+
+    asyncio.run(run())
+
+
+def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
+    monkeypatch.setattr(tokens, 'MOST', 3)
+
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        for number in range(6):
+            await checker.check(str(number), 'a')
+        assert len(checker._allowed) == 3
+        await checker.check('0', 'a')
+        assert glance.asked == 7
+
+    asyncio.run(run())
+
+
+def test_no_more_than_so_many_are_asked(glance, monkeypatch):
+    """Whoever sends made-up tokens must not fill the memory."""
+    monkeypatch.setattr(tokens, 'MOST_ASKED', 3)
+
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        found = await asyncio.gather(
+            *(checker.check(str(number), 'a') for number in range(6)),
+            return_exceptions=True)
+        assert [getattr(e, 'status', None) for e in found] == (
+            [None] * 3 + [503] * 3)
+        await checker.check('5', 'a')
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('status,wanted', [
+    (401, 401), (403, 403), (404, 404), (204, 503), (302, 503), (500, 503),
+    (413, 503)])
+def test_what_is_not_a_yes(glance, status, wanted):
+    async def run():
+        checker = tokens.Tokens(glance.url)
+        glance.status = status
+        with pytest.raises(http_server.HTTPError) as caught:
+            await checker.check('t', 'a')
+        assert caught.value.status == wanted
+        assert not checker._allowed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('record,found', [
+    ({'os_hash_algo': 'SHA512', 'os_hash_value': 'AB' * 64},
+     hashes.Hash('sha512', 'ab' * 64)),
+    # Of an old image.
+    ({'checksum': 'c' * 32}, hashes.Hash('md5', 'c' * 32)),
+    ({'os_hash_algo': 'sha512', 'os_hash_value': None, 'checksum': 'c' * 32},
+     hashes.Hash('md5', 'c' * 32)),
+    # The better one is there, and is not known: the other one does not do.
+    ({'os_hash_algo': 'new', 'os_hash_value': 'a', 'checksum': 'c' * 32},
+     None),
+    ({'os_hash_algo': 'shake_128', 'os_hash_value': 'aa'}, None),
+    ({'os_hash_algo': 5, 'os_hash_value': ['a']}, None),
+    ({'os_hash_algo': 'sha512', 'os_hash_value': 'x' * 128}, None),
+    ({}, None)])
+def test_what_glance_says_of_an_image(glance, record, found):
+    async def run():
+        glance.record = json.dumps(record).encode()
+        assert await tokens.Tokens(glance.url).check('t', 'a') == found
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize('record', [
+    b'', b'[]', b'{"checksum": ', b'[' * 100000, b' ' * (1 << 20) + b'{}'])
+def test_a_record_that_is_none(glance, record):
+    async def run():
+        glance.record = record
+        checker = tokens.Tokens(glance.url)
+        with pytest.raises(http_server.HTTPError) as caught:
+            await checker.check('t', 'a')
+        assert caught.value.status == 503
+        assert not checker._allowed
+
+    asyncio.run(run())

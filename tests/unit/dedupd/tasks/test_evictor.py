@@ -1,0 +1,604 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+
+"""Evicting from a cache: who goes, who stays, and when it ends.
+
+What is counted is what the disk says; so groups are of a megabyte here, of
+which whole pages come back.
+"""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dedupd.cache import index as index_module
+from dedupd import scheduler as scheduler_module
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import evictor
+from dedupd.tasks import registry
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import space
+from tests.support import disks
+from tests.support import maintenance
+from tests.support.maintenance import maintaining
+from tests.support import repositories
+from tests.support.repositories import noise
+from tests.support.repositories import put
+
+MIB = 1 << 20
+LIMIT = 60      # seconds that anything may take
+
+
+@pytest.fixture(autouse=True)
+def small_reserve(monkeypatch):
+    monkeypatch.setattr(maintainer_module, 'RESERVE_BYTES', 1 << 16)
+
+
+def create(directory):
+    return repositories.create(directory / 'repository', block_size=4096,
+                               group_slots=256, segment_size=65536)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return create(tmp_path)
+
+
+@pytest.fixture
+def repo(path):
+    with repositories.open_repository(path, codec='none',
+                                      lock_timeout=0.1) as repo:
+        yield repo
+
+
+@pytest.fixture
+def held(repo):
+    with contextlib.closing(index_module.Held(repo)) as held:
+        yield held
+
+
+def add(repo, held, name, *parts):
+    """An image of noise: (seed, KiB)."""
+    data = b''.join(noise(kib << 10, seed) for seed, kib in parts)
+    put(repo, name, data)
+    held.note(name, len(data), None)
+    return data
+
+
+@pytest.fixture
+def model(repo, held):
+    """Six images of a megabyte, and half of one that all have."""
+    return {f'image-{n}': add(repo, held, f'image-{n}', (n, 1024), (99, 512))
+            for n in range(6)}
+
+
+@pytest.fixture
+def maintainer(repo, model):
+    with maintaining(repo) as maintainer:
+        maintenance.account(maintainer)
+        yield maintainer
+
+
+def evict(maintainer, held, limit, coming=0, control=None, **shares):
+    return evictor.run_once(maintainer, control or task.Control(), held,
+                            int(limit), coming, **shares)
+
+
+def plan(maintainer, held, limit, coming=0):
+    return evictor.plan(maintainer, task.Control(), held, int(limit), coming)
+
+
+def taken(path):
+    """As du has it."""
+    done = subprocess.run(['du', '--block-size=1', '--summarize', path],
+                          capture_output=True, check=True, timeout=LIMIT)
+    return int(done.stdout.split()[0])
+
+
+def need(repo, model, gone):
+    """The images but for some, each with what it had."""
+    maintenance.need_contents(
+        repo, {name: data for name, data in model.items()
+               if name not in gone})
+
+
+# -- who goes -----------------------------------------------------------------
+
+def test_the_least_recently_used_go_first(maintainer, repo, path, held,
+                                          model):
+    held.used('image-0')
+    held.used('image-1')
+    before = taken(path)
+    limit = before - 2.5 * MIB
+    planned = plan(maintainer, held, limit)
+    assert planned.images == ['image-2', 'image-3', 'image-4']
+    assert planned.blocks == 3 * 256 and planned.in_use == 0
+    assert abs(planned.over_bytes - 2.5 * MIB) < 65536
+    need(repo, model, ())
+    result = evict(maintainer, held, limit)
+    assert result.evicted == planned.images
+    assert result.disk_bytes == before - taken(path) > 2.5 * MIB
+    assert (result.refused, result.short, result.failed) == (None, None, {})
+    assert held.evictions == 3
+    assert held.status()['disk_bytes'] == taken(path) < limit
+    need(repo, model, result.evicted)
+    maintenance.need_collected(maintainer)
+    repositories.need_clean(path)
+    # And no more than that.
+    assert evict(maintainer, held, limit).evicted == []
+
+
+def test_what_is_not_known_goes_before_all(maintainer, repo, path, held):
+    put(repo, 'unknown', noise(MIB, 77))
+    result = evict(maintainer, held, taken(path) - MIB // 2)
+    assert result.evicted == ['unknown']
+
+
+def test_below_the_limit_nothing_is_looked_at(maintainer, path, held):
+    log = maintenance.Log()
+    maintenance.watch(maintainer, log)
+    for limit in (taken(path) + 65536, 0):
+        result = evict(maintainer, held, limit)
+        assert result == evictor.Result([], 0, 0, None, None, {})
+    maintenance.unwatch(maintainer)
+    assert log.calls == []
+
+
+def test_what_is_dead_already_goes_first(maintainer, repo, path, held,
+                                         model):
+    """No image is evicted where a collection does."""
+    repo.delete('image-5')
+    with repo.begin('given-up') as transaction:
+        transaction.write(noise(MIB, 55))
+        transaction.keep()
+    result = evict(maintainer, held, taken(path) - 1.9 * MIB)
+    assert result.evicted == [] and result.disk_bytes > 1.9 * MIB
+    need(repo, model, ['image-5'])
+    # Planned it is neither.
+    repo.delete('image-4')
+    planned = plan(maintainer, held, taken(path) - 0.9 * MIB)
+    assert planned.images == [] and planned.over_bytes == 0
+
+
+def test_what_is_on_its_way_needs_room_too(maintainer, repo, path, held,
+                                           model):
+    result = evict(maintainer, held, taken(path) + MIB, coming=3 * MIB)
+    assert result.evicted == ['image-0', 'image-1']
+    assert taken(path) < sum(map(len, model.values())) - 2 * MIB
+
+
+def test_images_that_share_nearly_all(repo, path, held):
+    """The guess is right, so that few collections do."""
+    for n in range(40):
+        add(repo, held, f'image-{n:02}', (99, 2048), (n, 32))
+    with maintaining(repo) as maintainer:
+        maintenance.account(maintainer)
+        log = maintenance.Log()
+        maintenance.watch(maintainer, log)
+        result = evict(maintainer, held, taken(path) - 24 * 32768)
+        maintenance.unwatch(maintainer)
+        assert 24 <= len(result.evicted) <= 27
+        assert result.evicted == [
+            f'image-{n:02}' for n in range(len(result.evicted))]
+        assert len(log.where('catalog.txids')) <= 5     # a reconcile each
+        # What all have goes with the last.
+        result = evict(maintainer, held, 1.5 * MIB)
+        assert result.evicted[-1] == 'image-39' and repo.images() == []
+        assert taken(path) < MIB
+
+
+def test_what_is_not_counted_yet(maintainer, repo, path, held, model):
+    """Committed behind the first collection, and by nobody used."""
+    def commit():
+        put(repo, 'late', noise(2 * MIB, 66))
+    maintenance.watch(maintainer, maintenance.Once('engine.spool', commit,
+                                                   before=False))
+    result = evict(maintainer, held, taken(path) - 1.5 * MIB)
+    maintenance.unwatch(maintainer)
+    assert result.evicted[0] == 'late'
+    assert set(result.evicted) < {'late', *model}
+    maintenance.account(maintainer)
+    maintenance.need_counted(maintainer)
+
+
+def test_memory_of_a_round_is_bounded(maintainer, repo, path, held, model,
+                                      monkeypatch):
+    monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 1)
+    result = evict(maintainer, held, taken(path) - 2.5 * MIB)
+    assert result.evicted == ['image-0', 'image-1', 'image-2']
+
+
+# -- who stays ----------------------------------------------------------------
+
+def test_an_image_that_is_read_stays(maintainer, repo, path, held, model):
+    with repo.open_image('image-0') as image, repo.open_image('image-2'):
+        result = evict(maintainer, held, taken(path) - 1.5 * MIB)
+        assert result.evicted == ['image-1', 'image-3']
+        assert image.read() == model['image-0']
+        result = evict(maintainer, held, 1.2 * MIB)
+        assert result.in_use == 2 and result.evicted == ['image-4', 'image-5']
+        assert '2 images are being read' in result.short
+        assert 'limit_mib allows 1.2 MiB' in result.short
+        assert repo.images() == ['image-0', 'image-2']
+    result = evict(maintainer, held, 1.2 * MIB)
+    assert result.evicted == ['image-0', 'image-2'] and not result.short
+
+
+READER = '''
+import sys
+from glance_dedup.repository import repository
+with repository.Repository(sys.argv[1], filter_dir=sys.argv[2],
+                           filter_mib=1) as repo:
+    with repo.open_image('image-0') as image:
+        print('open', flush=True)
+        sys.stdin.read()
+        print(len(image.read()))
+'''
+
+
+def test_an_image_that_another_process_reads(maintainer, repo, path, held,
+                                             model, tmp_path):
+    reader = subprocess.Popen(
+        [sys.executable, '-c', READER, path, tmp_path / 'other-filter'],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert reader.stdout.readline() == 'open\n'
+        assert evictor.is_read(path / 'images' / 'image-0')
+        assert not evictor.is_read(path / 'images' / 'image-1')
+        result = evict(maintainer, held, taken(path) - MIB // 2)
+        assert (result.evicted, result.in_use) == (['image-1'], 1)
+        out, _ = reader.communicate('', timeout=LIMIT)
+        assert int(out) == len(model['image-0'])
+    finally:
+        reader.kill()
+        reader.wait()
+    result = evict(maintainer, held, taken(path) - MIB // 2)
+    assert (result.evicted, result.in_use) == (['image-0'], 0)
+
+
+def test_to_ask_takes_nothing(repo, path, held, model):
+    """Neither readers nor the maintainer are refused meanwhile."""
+    file = path / 'images' / 'image-0'
+    assert not evictor.is_read(file)
+    with open(file, 'rb') as f:
+        assert repositories.set_lock(f.fileno(), repositories.USERS_BYTE,
+                                     0)    # F_RDLCK
+        assert evictor.is_read(file)
+    assert not evictor.is_read(path / 'images' / 'nothing')
+
+
+def test_what_a_pull_holds_counts_as_given_back(maintainer, repo, path, held,
+                                                model):
+    """Else all images would go, one after the other, for nothing."""
+    with repo.begin('arriving') as transaction:
+        # It holds every group: it has found blocks in each.
+        for n in range(6):
+            transaction.write(noise(4096, n))
+        transaction.keep()
+        limit = taken(path) - 1.5 * MIB
+        for _ in range(3):
+            result = evict(maintainer, held, limit)
+            assert result.disk_bytes < MIB and not result.short
+        assert held.evictions == 2
+        assert taken(path) > limit
+        need(repo, model, ['image-0', 'image-1'])
+        transaction.abort()
+    result = evict(maintainer, held, limit)
+    assert result.evicted == [] and taken(path) <= limit
+
+
+def test_an_image_that_cannot_be_deleted(maintainer, repo, path, held, model):
+    """The next goes in its place."""
+    before = taken(path)
+    with maintainer.image_lock('image-0'):
+        result = evict(maintainer, held, before - MIB // 2)
+        assert result.evicted == ['image-1']
+        assert list(result.failed) == ['image-0']
+        result = evict(maintainer, held, 1.2 * MIB)
+        assert repo.images() == ['image-0']
+        assert '1 could not be deleted' in result.short
+    assert evict(maintainer, held, 1.2 * MIB).evicted == ['image-0']
+
+
+def test_a_damaged_recipe_is_given_up(maintainer, repo, path, held, model):
+    """It may need any block, so nothing could be freed; but it comes again."""
+    add(repo, held, 'damaged', (44, 1024))
+    recipe = path / 'images' / 'damaged'
+    content = bytearray(recipe.read_bytes())
+    content[4100] ^= 255
+    recipe.write_bytes(content)
+    before = taken(path)
+    result = evict(maintainer, held, before - 2.5 * MIB)
+    assert result.refused is None and result.short is None
+    # Its own megabyte is not enough.
+    assert result.evicted == ['damaged', 'image-0', 'image-1']
+    assert held.status()['images'] == 4
+    need(repo, model, result.evicted)
+    assert taken(path) <= before - 2.5 * MIB
+    assert list((path / 'quarantine').glob('damaged-*'))
+
+
+def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
+    """Nothing goes as long as nothing can be freed."""
+    data = noise(MIB, 44)
+    put(repo, 'damaged', data)
+    with repo.open_image('damaged') as image:
+        recipe = path / 'images' / 'damaged'
+        content = bytearray(recipe.read_bytes())
+        content[4100] ^= 255
+        recipe.write_bytes(content)
+        result = evict(maintainer, held, 2 * MIB)
+        assert result.evicted[:1] == ['damaged']
+        assert image.size == len(data)
+    assert evict(maintainer, held, 2 * MIB).short is None
+    assert 'damaged' not in repo.images()
+
+
+def test_a_limit_that_is_too_small(maintainer, held, repo):
+    for limit in (65535 + MIB, 1, -1):
+        with pytest.raises(exceptions.InvalidParameter, match='limit_mib'):
+            evict(maintainer, held, limit)
+    assert len(repo.images()) == 6
+
+
+# -- the disk's own end -------------------------------------------------------
+
+@pytest.fixture
+def small_disk(tmp_path):
+    (tmp_path / 'small').mkdir()
+    with disks.mounted(tmp_path / 'small', 'tmpfs') as root:
+        yield root
+
+
+def test_a_full_disk_is_a_limit_too(small_disk, tmp_path):
+    """Where there is no other."""
+    path = create(small_disk)
+    with repositories.open_repository(
+            path, codec='none', filter_dir=str(tmp_path / 'filter')) as repo, \
+            contextlib.closing(index_module.Held(repo)) as held:
+        model = {}
+        with pytest.raises(exceptions.NoSpaceError):
+            for n in range(200):
+                model[f'image-{n:03}'] = add(
+                    repo, held, f'image-{n:03}', (n, 1024))
+        assert len(model) > 35
+        with maintaining(repo) as maintainer:
+            result = evict(maintainer, held, 0, coming=3 * MIB)
+            assert result.evicted == [f'image-{n:03}' for n in range(
+                len(result.evicted))]
+            assert 2 <= len(result.evicted) <= 6
+            free, kept = repo.room()
+            assert free >= kept + 3 * MIB
+            need(repo, model, result.evicted)
+            add(repo, held, 'next', (500, 2048))
+            assert evict(maintainer, held, 0).evicted == []
+
+
+def test_nothing_goes_where_it_would_be_in_vain(small_disk, tmp_path):
+    """Others fill the disk; or what is coming is larger than it."""
+    path = create(small_disk)
+    with repositories.open_repository(
+            path, codec='none', filter_dir=str(tmp_path / 'filter')) as repo, \
+            contextlib.closing(index_module.Held(repo)) as held:
+        model = {name: add(repo, held, name, (1, 100)) for name in 'ab'}
+        with maintaining(repo) as maintainer:
+            result = evict(maintainer, held, 0, coming=100 * MIB)
+            assert result.evicted == []
+            assert '100.0 MiB are on their way' in result.short
+            filling, = disks.fill_bytes(small_disk)
+            result = evict(maintainer, held, 0)
+            assert result.evicted == []
+            assert '0.0 MiB are free on the disk' in result.short
+            need(repo, model, ())
+            filling.unlink()
+
+
+# -- stopping and dying -------------------------------------------------------
+
+class Stopping(task.Control):
+    """Is asked to stop after so many steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+
+    def step(self, *args, **kwargs):
+        if not self.steps:
+            self.stop()
+        self.steps -= 1
+        super().step(*args, **kwargs)
+
+
+def test_it_can_be_stopped_after_each_step(maintainer, repo, path, held,
+                                           model):
+    limit = taken(path) - 2.5 * MIB
+    for steps in range(1000):
+        control = Stopping(steps)
+        try:
+            evict(maintainer, held, limit, control=control)
+        except task.Stopped:
+            need(repo, model, set(model) - set(repo.images()))
+        else:
+            break
+    assert steps > 5
+    assert repo.images() == ['image-3', 'image-4', 'image-5']
+    maintenance.need_collected(maintainer)
+
+
+def test_progress(maintainer, path, held):
+    seen = []
+    evict(maintainer, held, taken(path) - 2.5 * MIB, control=task.Control(
+        lambda *args: seen.append(args)))
+    mine = [(done, total) for done, total, what in seen
+            if what == 'evicting images']
+    assert mine == sorted(mine) and len(mine) >= 4
+    assert 0 <= mine[0][0] <= mine[-1][0] <= mine[-1][1]
+
+
+def test_killed_at_any_call(tmp_path, repo, path, held, model):
+    """At most an image is lost that can be pulled again; none is half."""
+    with maintaining(repo) as maintainer:
+        maintenance.account(maintainer)
+    held.save()
+    repo.close()
+    kept = tmp_path / 'kept'
+    shutil.copytree(path, kept)
+    calls = 0
+    died = True
+    while died:
+        calls += 23
+        shutil.rmtree(path)
+        shutil.copytree(kept, path)
+        with repositories.open_repository(path, codec='none') as repo:
+            held = index_module.Held(repo)
+            maintainer = maintainer_module.Maintainer(repo)
+            limit = taken(path) - 2.5 * MIB
+            maintenance.watch(maintainer, maintenance.Kill(calls))
+            try:
+                evict(maintainer, held, limit)
+                died = False
+            except maintenance.Killed:
+                pass
+            finally:
+                maintenance.kill(maintainer)
+                held._dirty = False     # it was not written either
+                held.close()
+            left = repo.images()
+            assert left == sorted(model)[6 - len(left):] and len(left) >= 3
+            need(repo, model, set(model) - set(left))
+            with (maintaining(repo) as maintainer,
+                  contextlib.closing(index_module.Held(repo)) as held):
+                evict(maintainer, held, limit)
+                assert repo.images() == sorted(model)[3:]
+                maintenance.account(maintainer)
+                maintenance.need_counted(maintainer)
+            repositories.need_clean(path)
+    assert calls > 50
+
+
+# -- with others at work ------------------------------------------------------
+
+def test_beside_readers_and_uploads(repo, path, held, model):
+    """Whoever has an image open reads it; whoever has not may not find it."""
+    stopping = threading.Event()
+    failures, reads = [], []
+
+    def work(number):
+        with repositories.open_repository(path, codec='none') as other:
+            while not stopping.is_set():
+                for name, data in model.items():
+                    try:
+                        with other.open_image(name) as image:
+                            held.used(name)
+                            assert image.read() == data
+                            reads.append(name)
+                    except exceptions.ImageNotFound:
+                        with contextlib.suppress(exceptions.ImageExists):
+                            put(other, name, data)
+                            held.note(name, len(data), None)
+
+    def guarded(number):
+        try:
+            work(number)
+        except BaseException as e:
+            failures.append(e)
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        with maintaining(repo) as maintainer:
+            for _ in range(5):
+                result = evict(maintainer, held, 3.5 * MIB)
+                # However quickly they come again.
+                assert len(result.evicted) == len(set(result.evicted))
+            repositories.eventually(lambda: len(reads) > 20, LIMIT)
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join(LIMIT)
+    assert not failures
+    assert held.evictions > 5
+    with maintaining(repo) as maintainer:
+        result = evict(maintainer, held, 3.5 * MIB)
+        assert not result.short and taken(path) <= 3.5 * MIB
+        need(repo, model, set(model) - set(repo.images()))
+        maintenance.need_counted(maintainer)
+    repositories.need_clean(path)
+
+
+# -- as a task ----------------------------------------------------------------
+
+def test_what_is_counted_is_what_du_says(maintainer, repo, path):
+    for n in range(3):
+        repo.delete(f'image-{n}')
+    assert space.taken(path) == taken(path)
+    accounting.run_once(maintainer, task.Control())
+    collector.run_once(maintainer, task.Control())
+    with repo.begin('arriving') as transaction:
+        transaction.write(noise(MIB, 5))
+        transaction.keep()
+        assert space.taken(path) == taken(path)
+
+
+def options():
+    return registry.load_options()
+
+
+def test_by_name(maintainer, repo, path, held):
+    """As the daemon does it, and as the command line."""
+    control = task.Control()
+    settings = options().dedupd
+    limit = taken(path) // MIB - 1
+    planned = registry.run('evict', maintainer, control, settings, held=held,
+                           limit_mib=limit, dry_run=True).images
+    assert planned[0] == 'image-0'
+    assert registry.run('evict', maintainer, control, settings, held=held,
+                        coming=1).evicted == []
+    held.save()
+    assert registry.run('evict', maintainer, control, settings,
+                        limit_mib=limit).evicted == planned
+
+
+def test_the_daemon_of_a_cache_looks_each_minute(repo, path, held, model,
+                                                 monkeypatch):
+    monkeypatch.setitem(scheduler_module.TASKS, 'evict', 1)
+    conf = options()
+    scheduler = scheduler_module.Scheduler(repo, conf)
+    assert not scheduler.has('evict') and 'evict' not in scheduler.tasks()
+    assert scheduler._interval('evict') == 0
+    limit = 0
+    held._limit = lambda: limit
+    scheduler.held = held
+    scheduler.coming = lambda: MIB
+    scheduler.start()
+    try:
+        repositories.eventually(
+            lambda: scheduler.task('evict')['runs'] > 1, LIMIT)
+        assert len(repo.images()) == 6
+        limit = taken(path) - MIB // 2
+        repositories.eventually(
+            lambda: repo.images() == sorted(model)[2:], LIMIT)
+        number = scheduler.request('evict', limit_mib=3)
+        status = scheduler.wait('evict', number, LIMIT)
+        assert status['last']['error'] is None
+        assert status['failures'] == 0
+    finally:
+        scheduler.stop()
+        assert scheduler.join(LIMIT)

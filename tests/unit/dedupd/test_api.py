@@ -1,0 +1,55 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The HTTP endpoints, without a server."""
+
+import asyncio
+import threading
+from unittest import mock
+
+from dedupd import api
+from dedupd.http import server as http
+
+LIMIT = 20
+
+
+def perform(router, method, path):
+    """A task that has a handler work."""
+    route, arguments = router.find(method, path)
+    request = http.Request(method, {}, {}, http.Peer('unix', 0))
+    return asyncio.create_task(route.handler(request, **arguments))
+
+
+def test_marking_lost_leaves_threads_to_others():
+    """It waits until no task runs, for as long as two minutes."""
+    over = threading.Event()
+    control = mock.Mock()
+    control.status = lambda: {'fine': True}
+    control.mark_lost = lambda image_id: {'over': over.wait(LIMIT)}
+
+    async def check():
+        router = api.API(control, mock.Mock(), mock.Mock(), '/', [],
+                         asyncio.Event()).unix
+        waiting = [perform(router, 'POST', '/v1/images/image/mark-lost')
+                   for _ in range(20)]
+        await asyncio.sleep(0.1)
+        shown = await asyncio.wait_for(
+            perform(router, 'GET', '/v1/status'), LIMIT / 2)
+        over.set()
+        assert shown.body == b'{"fine":true}\n'
+        for response in await asyncio.gather(*waiting):
+            assert response.body == b'{"over":true}\n'
+
+    try:
+        asyncio.run(check())
+    finally:
+        over.set()

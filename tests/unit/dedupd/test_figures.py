@@ -1,0 +1,117 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the repository holds, in figures."""
+
+import contextlib
+
+from dedupd import figures
+from tests.support import maintenance
+from tests.support import repositories
+
+
+def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
+    """Not only when those of the directories are too old."""
+    path = maintenance.create(tmp_path)
+    catalogs = []
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', maintenance.content(1))
+        found = figures.Figures(
+            repo, lambda: catalogs[-1] if catalogs else None)
+        with contextlib.closing(found), maintenance.maintaining(
+                repo) as maintainer:
+            assert found.space()['images'] is None
+            catalogs.append(maintainer.catalog)
+            assert found.space()['images'] == 1
+            # They are kept for a while.
+            repositories.put(repo, 'b', maintenance.content(2))
+            maintainer.rebuild()
+            catalogs.append(maintainer.catalog)
+            assert found.space()['images'] == 1
+            found.forget()
+            assert found.space()['images'] == 2
+
+
+def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
+    """A catalog that is being made anew, or is another's, is no good news."""
+    path = maintenance.create(tmp_path)
+    catalogs = []
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', maintenance.content(1))
+        found = figures.Figures(
+            repo, lambda: catalogs[-1] if catalogs else None)
+        with contextlib.closing(found), maintenance.maintaining(
+                repo) as maintainer:
+            assert found.damage() == (None, set())
+            catalog = maintainer.catalog
+            batch = catalog.batch()
+            catalog.set_damaged(batch, 1 << 15, {
+                'found': 1, 'fingerprint': '00' * 32, 'quarantine': '',
+                'images': ['a']})
+            maintainer.write(batch)
+            catalogs.append(catalog)
+            assert found.damage() == (1, {'a'})
+            catalogs.append(None)
+            assert found.damage() == (1, {'a'})
+
+
+def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
+    """However scattered they are: all of a recipe's runs are in memory."""
+    path = maintenance.create(tmp_path)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'scattered', maintenance.scattered(1, 2))
+        repositories.put(repo, 'a', maintenance.content(3))
+        repositories.put(repo, 'b', maintenance.content(3, 4))
+        found = figures.Figures(repo, lambda: None)
+        with contextlib.closing(found):
+            assert set(found.sharing()['images']) == {'scattered', 'a', 'b'}
+        monkeypatch.setattr(figures, 'SHARING_PAGES', 2)
+        found = figures.Figures(repo, lambda: None)
+        with contextlib.closing(found):
+            assert found.sharing() == {'images': ['b', 'a'],
+                                       'shared': [[20, 10], [10, 10]]}
+
+
+def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
+    """Figures from before the end of a task are not given after it."""
+    path = maintenance.create(tmp_path)
+    with repositories.open_repository(path) as repo:
+        found = figures.Figures(repo, lambda: None)
+        measure = found._measure
+        with contextlib.closing(found):
+            def measure_and_change():
+                space = measure()
+                repositories.put(repo, 'a', maintenance.content(1))
+                found.forget()      # as the task that did so
+                return space
+
+            monkeypatch.setattr(found, '_measure', measure_and_change)
+            before = found.space()['disk_bytes']
+            monkeypatch.setattr(found, '_measure', measure)
+            assert found.space()['disk_bytes'] > before
+
+
+def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
+    """As the command line has it of images; zeros are no merit."""
+    path = maintenance.create(tmp_path)
+    data = b''.join([maintenance.content(1, blocks=400)] * 4)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', data + bytes(10 * len(data)))
+        with maintenance.maintaining(repo) as maintainer:
+            found = figures.Figures(repo, lambda: maintainer.catalog)
+            with contextlib.closing(found):
+                space = found.space()
+    assert space['nonzero_bytes'] == len(data)
+    for name, base in (('saved_percent', space['nonzero_bytes']),
+                       ('saved_of_logical_percent', space['logical_bytes'])):
+        assert space[name] == round(100 * (1 - space['disk_bytes'] / base), 2)
+    assert space['saved_percent'] < space['saved_of_logical_percent']

@@ -1,0 +1,145 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""How tasks did before: a file that anybody may have written."""
+
+import json
+import os
+import time
+
+import pytest
+
+from dedupd import history
+from glance_dedup.base import parameters
+from tests.support import repositories
+
+NAMES = ('collect', 'scrub')
+
+
+@pytest.fixture
+def path(tmp_path):
+    return repositories.create(tmp_path / 'repository')
+
+
+def last(**fields):
+    return {'number': 7, 'started': 1e9, 'finished': 1e9 + 5, 'seconds': 5.0,
+            'arguments': {}, 'result': {'blocks': 3}, 'error': None, **fields}
+
+
+def written(path, **fields):
+    """The file's content with other fields; its checksum is right."""
+    facts = {'name': 'collect', 'last': last(), 'last_success': 1e9 + 5,
+             'last_error': None}
+    for key, value in fields.items():
+        (facts if key in facts else facts['last'])[key] = value
+    content = {'kind': 'glance-dedup tasks', 'version': 1, 'tasks': [facts]}
+    content['checksum'] = parameters.json_checksum(content)
+    (path / history.NAME).write_text(json.dumps(content))
+
+
+def test_what_was_noted_is_there_for_the_next(path):
+    one = history.Past(path)
+    assert one.load(NAMES) == []
+    one.note('scrub', last(error='the disk is gone', result=None,
+                           finished=1e9 + 1), None)
+    one.note('collect', last(error='gone, too', result=None), None)
+    one.note('collect', last(), 1e9 + 5)
+    one.save()
+    other = history.Past(path)
+    assert other.facts('collect') == {'last': None, 'last_success': None}
+    assert other.load(NAMES) == [
+        {'task': 'scrub', 'time': 1e9 + 1, 'text': 'the disk is gone'},
+        {'task': 'collect', 'time': 1e9 + 5, 'text': 'gone, too'}]
+    assert other.facts('collect') == {
+        'last': {**last(), 'number': 0}, 'last_success': 1e9 + 5}
+    assert other.facts('scrub')['last_success'] is None
+    assert other.facts('merge') == {'last': None, 'last_success': None}
+    # A last success is not forgotten by a failure after it.
+    other.note('collect', last(error='again', result=None), None)
+    assert other.facts('collect')['last_success'] == 1e9 + 5
+    assert os.stat(path / history.NAME).st_mode & 0o777 == 0o600
+
+
+def test_it_is_bounded(path):
+    one = history.Past(path)
+    for number in range(100):
+        one.note('scrub', last(error='e' * 100_000,
+                               result={'images': ['x' * 100] * 1000}), None)
+    one.save()
+    assert os.path.getsize(path / history.NAME) < 8192
+    other = history.Past(path)
+    other.load(NAMES)
+    assert other.facts('scrub')['last']['result'] is None
+    assert other.facts('scrub')['last']['error'] == 'e' * history.LONGEST_ERROR
+
+
+def test_what_is_from_the_future_is_from_now(path):
+    """Or an alarm would wait until then."""
+    written(path, last_success=time.time() + 1e6)
+    one = history.Past(path)
+    one.load(NAMES)
+    assert one.facts('collect')['last_success'] <= time.time()
+
+
+@pytest.mark.parametrize('fields', (
+    {'name': 5}, {'name': 'x' * 65}, {'last': None}, {'last': []},
+    {'last_success': 'x'}, {'last_success': -1}, {'last_success': True},
+    {'last_success': float('nan')}, {'last_success': float('inf')},
+    {'last_success': 10**400}, {'last_error': 'x'}, {'last_error': {}},
+    {'last_error': {'time': 1, 'text': 5}}, {'seconds': 'x'},
+    {'seconds': None}, {'error': ['x']}, {'error': 'x' * 1001},
+    {'result': 'x'}, {'result': {'x': float('inf')}},
+    {'result': {'x': 1 << 63}}, {'arguments': []},
+    {'arguments': {'x': float('-inf')}}, {'more': 1},
+    {'result': {'x': [[[[[[[[[[]]]]]]]]]]}}))
+def test_an_entry_that_is_none(path, caplog, fields):
+    if 'more' in fields:
+        facts = {'name': 'collect', 'last': last(), 'last_success': None,
+                 'last_error': None, **fields}
+        content = {'kind': 'glance-dedup tasks', 'version': 1,
+                   'tasks': [facts]}
+        content['checksum'] = parameters.json_checksum(content)
+        (path / history.NAME).write_text(json.dumps(content))
+    else:
+        written(path, **fields)
+    one = history.Past(path)
+    assert one.load(NAMES) == []
+    assert one.facts('collect') == {'last': None, 'last_success': None}
+    assert 'is no good' in caplog.text
+    one.note('collect', last(), 1e9)
+    one.save()
+    history.decode((path / history.NAME).read_bytes())
+
+
+@pytest.mark.parametrize('content', (
+    b'', b'{', b'[]', b'null', b'[' * 100_000, b'9' * 5000, b'\xff' * 100,
+    bytes(history.LARGEST + 5), b'{"kind": "glance-dedup cache"}'))
+def test_a_file_that_is_none(path, caplog, content):
+    (path / history.NAME).write_bytes(content)
+    assert history.Past(path).load(NAMES) == []
+    assert 'is no good' in caplog.text
+
+
+@pytest.mark.parametrize('make', (
+    os.mkdir, os.mkfifo, lambda path: os.symlink('/dev/zero', path)))
+def test_what_is_no_file(path, caplog, make):
+    """Neither is anything waited for, nor a link followed."""
+    make(path / history.NAME)
+    one = history.Past(path)
+    assert one.load(NAMES) == []
+    assert 'is no good' in caplog.text
+    for _ in range(2):
+        one.note('collect', last(), 1e9)
+        one.save()
+    assert caplog.text.count('cannot be written') == (
+        1 if make is os.mkdir else 0)
+    assert not os.path.exists(path / f'{history.NAME}.new')

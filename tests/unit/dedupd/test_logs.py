@@ -1,0 +1,89 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's log, with the formatters of oslo.log."""
+
+import io
+import logging
+
+from oslo_config import cfg
+from oslo_log import formatters
+from oslo_log import log
+import pytest
+
+from dedupd import logs
+from glance_dedup.base import task
+
+
+@pytest.fixture
+def conf():
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    conf([], default_config_files=[])
+    return conf
+
+
+@pytest.fixture(params=['line', 'json'])
+def written(request, conf):
+    """A logger, and what is written by it."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logs.Formatter(
+        formatters.ContextFormatter(config=conf) if request.param == 'line'
+        else formatters.JSONFormatter()))
+    logger = logging.Logger('dedupd.test')
+    logger.addHandler(handler)
+    return logger, stream
+
+
+def test_what_is_being_handled_is_not_appended(written):
+    logger, stream = written
+    try:
+        try:
+            raise task.Stopped()
+        finally:
+            logger.error('A block is damaged: %s', 5)
+    except task.Stopped:
+        logger.warning('It goes on.')
+    assert 'A block is damaged: 5' in stream.getvalue()
+    assert 'It goes on.' in stream.getvalue()
+    assert 'Stopped' not in stream.getvalue()
+
+
+def test_what_is_given_is(written):
+    logger, stream = written
+    try:
+        raise task.Stopped()
+    except task.Stopped as e:
+        logger.error('It failed', exc_info=e)
+    assert 'Stopped' in stream.getvalue()
+    assert 'Traceback' in stream.getvalue()
+
+
+def test_one_line(written):
+    logger, stream = written
+    logger.warning('Image %s\x1b[2J: %s', 'a\nERROR all is lost', '%s')
+    assert len(stream.getvalue().splitlines()) == 1
+    assert '\x1b' not in stream.getvalue()
+    assert '%s' in stream.getvalue()
+
+
+def test_of_the_daemon(conf, monkeypatch):
+    root = logging.getLogger()
+    before = root.handlers[:]
+    try:
+        logs.setup(conf)
+        assert any(isinstance(handler.formatter, logs.Formatter)
+                   for handler in root.handlers)
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = before

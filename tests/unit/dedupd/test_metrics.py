@@ -1,0 +1,196 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The metrics, read back by Prometheus' own parser and held to its rules."""
+
+import contextlib
+import re
+
+import prometheus_client
+from prometheus_client import parser
+import pytest
+
+from dedupd import control as control_module
+from dedupd import figures as figures_module
+from dedupd import metrics
+from dedupd import opts
+from dedupd import scheduler as scheduler_module
+from oslo_config import cfg
+from tests.support import repositories
+
+# Only base units are allowed in names, and only at their end.
+_UNITS = ('seconds', 'bytes', 'total', 'info', 'ratio')
+_NOT_BASE = re.compile(
+    r'_(ms|milliseconds|minutes|hours|days|kib|mib|gib|kilobytes|megabytes|'
+    r'percent)(_|$)')
+
+
+@pytest.fixture
+def status(tmp_path):
+    """The status of a daemon's parts, without its process."""
+    path = repositories.create(tmp_path / 'repository', group_slots=64)
+    conf = cfg.ConfigOpts()
+    conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
+    conf([], default_config_files=[], default_config_dirs=[])
+    with contextlib.closing(repositories.open_repository(path)) as repo:
+        repositories.put(repo, 'image', repositories.mixture(1 << 20))
+        scheduler = scheduler_module.Scheduler(repo, conf)
+        figures = figures_module.Figures(repo, scheduler.catalog)
+        with contextlib.closing(figures):
+            yield control_module.Control(repo, scheduler, figures).status()
+
+
+@pytest.fixture
+def full(status):
+    """The same with every figure that can be known."""
+    status['space'].update({
+        'images': 3, 'logical_bytes': 1 << 40, 'zero_bytes': 5,
+        'nonzero_bytes': (1 << 40) - 5, 'unique_blocks': 7,
+        'unique_bytes': 28672, 'disk_bytes': 12345678901234567})
+    for name, task in status['tasks'].items():
+        task.update({
+            'state': 'running' if name == 'scrub' else 'idle', 'done': 3,
+            'total': 8, 'runs': 4, 'failures': 1, 'last_success': 1.75e9,
+            'last': {'seconds': 2.5, 'error': None}})
+    status['tasks']['collect']['last']['error'] = 'no reason'
+    status['daemon']['role'] = 'maintainer'
+    status['catalog'].update({
+        'state': 'ready', 'unreadable': {'a"\n\\b': 'no reason'}})
+    status['damage'] = {'blocks': 2, 'images': ['x', 'y', 'z']}
+    status['reads'].update({'connections': 1, 'requests': 10, 'bytes': 1000,
+                            'cache_hits': 6, 'cache_misses': 4})
+    status['replication'] = {'pending': 1, 'replicated': 2, 'sent_bytes': 3}
+    status['cache'] = {
+        'requests': 1, 'relayed': 2, 'here': 3, 'arriving': 4, 'fallbacks': 5,
+        'bytes_here': 6, 'under_way': 7,
+        'held': {'images': 8, 'wrong_images': 14, 'limit_bytes': 9,
+                 'evictions': 10},
+        'arrivals': {'received_bytes': 11, 'pulls': 12, 'failures': 13}}
+    return status
+
+
+def parse(status):
+    text = metrics.render(lambda: status).decode()
+    families = list(parser.text_string_to_metric_families(text))
+    return text, families
+
+
+def values(families):
+    return {(sample.name, *sample.labels.values()): sample.value
+            for family in families for sample in family.samples}
+
+
+def test_values(full):
+    found = values(parse(full)[1])
+    assert found['dedupd_images',] == 3
+    assert found['dedupd_logical_bytes',] == 1 << 40
+    assert found['dedupd_nonzero_bytes',] == (1 << 40) - 5
+    assert found['dedupd_unique_bytes',] == 28672
+    assert found['dedupd_disk_bytes',] == float(12345678901234567)
+    assert found['dedupd_maintainer',] == 1
+    assert found['dedupd_catalog_ready',] == 1
+    assert found['dedupd_unreadable_recipes',] == 1
+    assert found['dedupd_damaged_blocks',] == 2
+    assert found['dedupd_damaged_images',] == 3
+    assert found['dedupd_task_running', 'scrub'] == 1
+    assert found['dedupd_task_running', 'collect'] == 0
+    assert found['dedupd_task_runs_total', 'collect'] == 4
+    assert found['dedupd_task_failures_total', 'collect'] == 1
+    assert found['dedupd_task_last_success_timestamp_seconds', 'merge'
+                 ] == 1.75e9
+    assert found['dedupd_task_last_duration_seconds', 'merge'] == 2.5
+    assert found['dedupd_task_interval_seconds', 'merge'] == 600
+    assert found['dedupd_task_last_failed', 'merge'] == 0
+    assert found['dedupd_task_last_failed', 'collect'] == 1
+    assert found['dedupd_http_requests_total',] == 10
+    assert found['dedupd_cache_hits_total',] == 6
+    assert found['dedupd_image_cache_hits_total',] == 3
+    assert found['dedupd_image_cache_received_bytes_total',] == 11
+    assert found['dedupd_filter_available',] == 1
+    full['filter']['filter_error'] = 'somebody else has it'
+    assert values(parse(full)[1])['dedupd_filter_available',] == 0
+    assert found['dedupd_filter_places',] == full['filter']['filter_places']
+
+
+def test_every_known_figure_is_published(full):
+    """None of the tables leads into nothing, nor is any family empty."""
+    names = {family.name for family in parse(full)[1]
+             if family.samples}
+    tables = (metrics._GAUGES, metrics._COUNTERS, metrics._TASK_GAUGES,
+              metrics._TASK_COUNTERS)
+    wanted = {name.removesuffix('_total')
+              for table in tables for name, _, _ in table}
+    assert wanted <= names, wanted - names
+
+
+def test_of_a_real_status(status):
+    """A reader's: without a catalog what it would tell is left out."""
+    text, families = parse(status)
+    found = values(families)
+    assert 'NaN' not in text and 'None' not in text
+    assert found['dedupd_maintainer',] == 0
+    assert found['dedupd_catalog_ready',] == 0
+    assert ('dedupd_unique_bytes',) not in found
+    # Nor does it say that nothing is damaged, for it does not know.
+    assert ('dedupd_damaged_blocks',) not in found
+    assert ('dedupd_damaged_images',) not in found
+    assert ('dedupd_unreadable_recipes',) not in found
+    assert found['dedupd_disk_bytes',] == status['space']['disk_bytes']
+    assert found['dedupd_block_size_bytes',] == 4096
+    assert ('dedupd_build_info', status['daemon']['version']) in found
+
+
+def test_rules(full):
+    """What promtool's linter would complain about."""
+    text, families = parse(full)
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    for family in families:
+        assert re.fullmatch(r'dedupd_[a-z][a-z0-9_]*', family.name)
+        assert family.documentation.endswith('.'), family.name
+        assert not _NOT_BASE.search(family.name), family.name
+        for sample in family.samples:
+            assert (sample.name.endswith('_total')
+                    == (family.type == 'counter')), sample.name
+            assert not {'le', 'quantile', 'job', 'instance'} & set(
+                sample.labels)
+            assert 'dedupd' not in '_'.join(sample.labels)
+        words = family.name.split('_')
+        for unit in _UNITS:
+            # A unit is the last word, but for the timestamp's and counter's.
+            assert unit not in words[:-1], family.name
+        assert family.type in ('gauge', 'counter'), family.name
+        assert f'# HELP {family.name}' in text
+        assert f'# TYPE {family.name}' in text
+
+
+def test_hostile_text_is_escaped(full):
+    full['repository']['path'] = 'a"} 1\ndedupd_images 666\\'
+    found = parse(full)[1]
+    assert values(found)['dedupd_images',] == 3
+    info, = (f for f in found if f.name == 'dedupd_repository_info')
+    assert info.samples[0].labels['path'] == full['repository']['path']
+
+
+def test_global_registry_is_left_alone(full):
+    counter = prometheus_client.Counter('somebody_elses', 'Text.')
+    try:
+        before = set(prometheus_client.REGISTRY._names_to_collectors)
+        text = parse(full)[0]
+        assert 'somebody' not in text and 'python_info' not in text
+        assert set(prometheus_client.REGISTRY._names_to_collectors) == before
+    finally:
+        prometheus_client.REGISTRY.unregister(counter)
+
+
+def test_content_type():
+    assert metrics.CONTENT_TYPE.startswith('text/plain; version=0.0.4')

@@ -1,0 +1,214 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The daemon's options: complete, bounded, listed."""
+
+import configparser
+import os
+import pathlib
+import pwd
+import subprocess
+import sys
+
+from oslo_config import cfg
+import pytest
+
+from dedupd import main
+from dedupd import opts
+
+TOP = pathlib.Path(__file__).resolve().parents[3]
+BY_NAME = {opt.name: opt for opt in opts.dedupd_opts}
+EVERY = [(group, opt) for group, options in opts.list_opts()
+         for opt in options]
+NAMES = {f'[{group}] {opt.name}' for group, opt in EVERY}
+
+
+@pytest.mark.parametrize('group,opt', EVERY,
+                         ids=[f'{group}-{opt.name}' for group, opt in EVERY])
+def test_every_option(group, opt):
+    assert opt.help.startswith('\n') and len(opt.help.split()) > 7
+    assert max(map(len, opt.help.splitlines())) < 75
+    if isinstance(opt, (cfg.IntOpt, cfg.FloatOpt)):
+        assert opt.type.min is not None
+    for line in opt.help.splitlines():
+        if line.startswith('    * ``') and line.endswith('``'):
+            name = line.strip(' *`')
+            assert name in NAMES or f'[{group}] {name}' in NAMES
+
+
+@pytest.mark.parametrize('name,good,bad', [
+    ('listen', ['0.0.0.0:1', '[::1]:9393', 'host:80'], [':1', 'x', '1:2:3']),
+    ('merge_exclude', ['a,project:b'], ['a b', 'project:', '../x']),
+    ('collect_live_share', ['0', '100'], ['-1', '101', '0.5']),
+    ('scrub_rate_mib', ['0', '0.5'], ['-1', 'x']),
+    ('recompress_codec', ['none', 'lz4', 'zstd'], ['gzip', '']),
+    ('recompress_level', ['0', '19'], ['-1', '20', 'x']),
+    ('glance_url', ['http://x:9292', 'https://x/image'], ['ftp://x', 'x']),
+    ('cache_mib', ['0'], ['-1']), ('read_threads', ['1'], ['0', '257'])])
+def test_bounds(tmp_path, name, good, bad):
+    for value in good + bad:
+        path = tmp_path / 'conf'
+        path.write_text(f'[dedupd]\n{name} = {value}\n')
+        if value in good:
+            main.read_options(['--config-file', str(path)])
+        else:
+            with pytest.raises((ValueError, cfg.Error)):
+                main.read_options(['--config-file', str(path)])
+
+
+CACHE = {'glance_url': 'http://controller:9292'}, {
+    'peer': 'https://controller:9393'}
+
+
+def cache_file(path, dedupd, cache):
+    path.write_text('[DEFAULT]\nmode = cache\n' + ''.join(
+        f'[{group}]\n' + ''.join(f'{name} = {value}\n'
+                                 for name, value in options.items())
+        for group, options in (('dedupd', dedupd), ('cache', cache))))
+    return ['--config-file', str(path)]
+
+
+def test_a_cache(tmp_path):
+    arguments = cache_file(tmp_path / 'conf', *CACHE)
+    assert main.read_options(arguments).mode == 'cache'
+    conf = main.read_options([*arguments, '--mode', 'store'])
+    assert conf.mode == 'store'
+
+
+@pytest.mark.parametrize('dedupd,cache,words', [
+    ({'glance_url': None}, {}, 'needs .dedupd. glance_url'),
+    ({}, {'peer': None}, 'needs .cache. peer'),
+    ({}, {'peer': 'http://controller:9393'}, 'peer'),
+    ({}, {'listen': '0.0.0.0:9292'}, '0.0.0.0:9292 is not .* loopback'),
+    ({}, {'listen': 'controller:9292'}, 'controller:9292 is not .* loopback'),
+    ({}, {'listen': '[::]:9292'}, 'loopback'),
+    ({}, {'peer_key': '/key'}, 'peer_key needs peer_cert'),
+    ({}, {'peer_ca': '/not/here'}, '/not/here'),
+    ({}, {'peer_cert': '/not/here'}, '/not/here')])
+def test_what_a_cache_needs(tmp_path, dedupd, cache, words):
+    options = [{name: value for name, value in {**given, **changed}.items()
+                if value is not None}
+               for given, changed in zip(CACHE, (dedupd, cache))]
+    arguments = cache_file(tmp_path / 'conf', *options)
+    with pytest.raises((ValueError, cfg.Error), match=words):
+        main.read_options(arguments)
+
+
+def test_options_of_a_cache_that_is_none(tmp_path):
+    """They say nothing then."""
+    arguments = cache_file(tmp_path / 'conf', {}, {'listen': '0.0.0.0:1'})
+    main.read_options([*arguments, '--mode', 'store'])
+
+
+def test_a_level_that_the_codec_lacks(tmp_path):
+    path = tmp_path / 'conf'
+    path.write_text('[dedupd]\nrecompress_codec = lz4\n'
+                    'recompress_level = 3\n')
+    with pytest.raises(ValueError, match='recompress_level: codec level 3'):
+        main.read_options(['--config-file', str(path)])
+
+
+def test_what_may_change_does_not_need_a_restart():
+    for name, opt in BY_NAME.items():
+        if name.endswith(('_interval', '_rate_mib', '_timeout', '_share')) or (
+                name in ('socket_users', 'merge_exclude', 'cache_mib')):
+            assert opt.mutable, name
+    assert not BY_NAME['datadir'].mutable and not BY_NAME['listen'].mutable
+
+
+def test_oslo_config_generator():
+    sample = subprocess.run(
+        [sys.executable, '-m', 'oslo_config.generator', '--namespace',
+         'dedupd'], check=True, capture_output=True, text=True,
+        timeout=60).stdout
+    for name in BY_NAME:
+        assert f'\n#{name} =' in sample
+    assert 'Failed to format' not in sample
+
+
+def test_tox_writes_every_sample(tmp_path):
+    """What tox -e genconfig runs, but for where it writes."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(TOP / 'tox.ini')
+    commands = [line.split() for line in parser[
+        'testenv:genconfig']['commands'].splitlines() if line]
+    assert sorted(command[-1] for command in commands) == sorted(
+        str(path.relative_to(TOP)) for path in TOP.glob(
+            'etc/oslo-config-generator/*.conf'))
+    for number, command in enumerate(commands):
+        assert command[:-1] == ['oslo-config-generator', '--config-file']
+        target = tmp_path / str(number)
+        subprocess.run(
+            [sys.executable, '-m', 'oslo_config.generator', *command[1:],
+             '--output-file', target], cwd=TOP, check=True, timeout=60)
+        assert target.read_text().count('\n#') > 50
+
+
+def test_users():
+    own = {0, os.geteuid()}
+    assert main.user_ids([]) == own
+    assert main.user_ids(['123', pwd.getpwuid(0).pw_name]) == own | {123}
+    with pytest.raises(ValueError):
+        main.user_ids(['no-such-user'])
+
+
+def test_what_nobody_reads_is_named(tmp_path, caplog):
+    (tmp_path / 'a.conf').write_text(
+        '[DEFAULT]\ndebug = true\nlogfile = /dev/null\nlog-dir = x\n'
+        'debgu = true\n'
+        '[dedupd]\ncollect_intervall = 5\nmerge_interval = 5\n'
+        'listen_on_saturday = 5\n'
+        '[dedup]\ndatadir = x\n[replication]\ninterval = 5\n'
+        '[oslo_messaging_rabbit]\nssl = true\n')
+    (tmp_path / 'd').mkdir()
+    (tmp_path / 'd' / 'b.conf').write_text('[cache]\npeeer = x\n')
+    conf = main.read_options(['--config-file', str(tmp_path / 'a.conf'),
+                              '--config-dir', str(tmp_path / 'd')])
+    main.warn_of_unknown(conf)
+    first, second = tmp_path / 'a.conf', tmp_path / 'd' / 'b.conf'
+    ignored = 'and it is ignored'
+    assert [record.getMessage() for record in caplog.records
+            if record.name == 'dedupd.main'] == [
+        f'{first}: there is no option debgu in [DEFAULT], {ignored}; did you '
+        'mean debug?',
+        f'{first}: there is no option collect_intervall in [dedupd], '
+        f'{ignored}; did you mean collect_interval?',
+        f'{first}: there is no option listen_on_saturday in [dedupd], '
+        f'{ignored}',
+        f'{first}: there is no group [dedup], {ignored}; did you mean '
+        'dedupd?',
+        f'{second}: there is no option peeer in [cache], {ignored}; did you '
+        'mean peer?']
+
+
+def test_options_of_messaging_pass_where_there_is_a_broker(tmp_path):
+    path = tmp_path / 'conf'
+    path.write_text(
+        '[DEFAULT]\ntransport_url = rabbit://localhost\n'
+        'rpc_response_timeout = 5\n'
+        'debgu = true\n[oslo_messaging_rabbit]\nssl = true\n'
+        '[oslo_messaging_notifications]\ndriver = messagingv2\n')
+    conf = main.read_options(['--config-file', str(path)])
+    [found] = opts.unknown(conf)
+    assert 'did you mean debug?' in found
+
+
+def test_what_the_sample_has_is_known(tmp_path):
+    """Every option, set to something."""
+    path = tmp_path / 'conf'
+    path.write_text(''.join(
+        f'[{group}]\n' + ''.join(
+            f'{opt.name} = \n' for opt in options
+            if isinstance(opt, cfg.ListOpt))
+        for group, options in opts.list_opts()))
+    conf = main.read_options(['--config-file', str(path)])
+    assert list(opts.unknown(conf)) == []

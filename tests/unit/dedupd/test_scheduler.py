@@ -1,0 +1,587 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The maintainer's thread: order, making way, failures, the end.
+
+The repository and the maintainer are real; what the tasks do is the test's.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+
+from oslo_config import cfg
+import pytest
+
+from dedupd import control as control_module
+from dedupd import figures
+from dedupd import opts
+from dedupd import scheduler as scheduler_module
+from dedupd.tasks import registry
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import catalog
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import repositories
+
+LIMIT = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    blocks: int = 0
+    complete: bool = True
+
+
+@pytest.fixture
+def repository(tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as opened:
+        repositories.put(opened, 'image', repositories.noise(50_000))
+        yield opened
+
+
+@pytest.fixture
+def conf():
+    found = cfg.ConfigOpts()
+    found.register_opts(opts.dedupd_opts, group='dedupd')
+    found([], default_config_files=[])
+    for name in ('collect', 'merge', 'scrub'):
+        found.set_override(f'{name}_interval', 0, 'dedupd')
+    return found
+
+
+class Tasks:
+    """What the tasks do: by name, what a test wants; else nothing."""
+
+    def __init__(self):
+        self.log = []
+        self.work = {}
+
+    def run(self, name, maintainer, control, options, **arguments):
+        self.log.append(name)
+        return self.work.get(name, lambda *a, **k: Result())(
+            maintainer, control, **arguments)
+
+
+@pytest.fixture
+def done(monkeypatch):
+    found = Tasks()
+    monkeypatch.setattr(registry, 'run', found.run)
+    monkeypatch.setattr(scheduler_module.tasks_module, 'run', found.run)
+    monkeypatch.setitem(scheduler_module.TASKS, 'account', 3600)
+    return found
+
+
+@contextlib.contextmanager
+def running(repository, conf):
+    scheduler = scheduler_module.Scheduler(repository, conf)
+    scheduler.events = []
+    scheduler.listeners.append(
+        lambda *event: scheduler.events.append(event))
+    scheduler.start()
+    try:
+        wait_for(lambda: scheduler.is_maintainer
+                 and scheduler.tasks()['account']['runs'])
+        yield scheduler
+    finally:
+        scheduler.stop()
+        assert scheduler.join(LIMIT)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def forever(maintainer, control, **arguments):
+    for number in range(10**9):
+        control.step(number, 10**9, 'working')
+        time.sleep(0.002)
+
+
+def test_account_comes_first_and_before_others(repository, conf, done):
+    with running(repository, conf) as scheduler:
+        assert done.log == ['account']
+        for name in ('collect', 'scrub', 'merge'):
+            number = scheduler.request(name)
+        status = scheduler.wait('merge', number, LIMIT)
+        assert status['finished'] == number and status['runs'] == 1
+        assert done.log == ['account', 'account', 'collect', 'scrub',
+                            'account', 'merge']
+        assert [event[:2] for event in scheduler.events][-2:] == [
+            ('start', 'merge'), ('end', 'merge')]
+
+
+def test_requests_are_joined_while_they_wait(repository, conf, done):
+    release = threading.Event()
+    done.work['collect'] = lambda *a, **k: release.wait(LIMIT) and Result()
+    with running(repository, conf) as scheduler:
+        first = scheduler.request('collect')
+        wait_for(lambda: 'collect' in done.log)
+        numbers = {scheduler.request('collect') for _ in range(5)}
+        assert len(numbers) == 1 and first not in numbers
+        assert scheduler.request('collect', dry_run=True) not in numbers
+        assert scheduler.task('collect')['state'] == 'running'
+        assert scheduler.task('merge')['state'] == 'idle'
+        release.set()
+        scheduler.wait('collect', max(numbers), LIMIT)
+
+
+def test_intervals(repository, conf, done):
+    conf.set_override('collect_interval', 1, 'dedupd')
+    with running(repository, conf) as scheduler:
+        assert scheduler.task('collect')['next'] >= time.time() - 1
+        wait_for(lambda: scheduler.task('collect')['runs'] >= 2)
+        conf.set_override('collect_interval', 0, 'dedupd')
+        conf.set_override('merge_interval', 1, 'dedupd')
+        scheduler.reload()
+        assert scheduler.task('collect')['next'] is None
+        wait_for(lambda: scheduler.task('merge')['runs'] >= 1)
+
+
+@pytest.mark.parametrize('interval', [0, 3600])
+def test_a_collection_ends_the_intent_in_time(repository, conf, done,
+                                              interval):
+    """Whether or not one is due by then."""
+    turns = [time.monotonic() + 0.2, time.monotonic() + 0.4]
+
+    def work(maintainer, control, **arguments):
+        maintainer.busy.clear()
+        if turns:
+            maintainer.busy[1] = maintainer_module.Busy(
+                60, turns.pop(0), announced=True)
+        return Result()
+    done.work['collect'] = work
+    conf.set_override('collect_interval', interval, 'dedupd')
+    with running(repository, conf) as scheduler:
+        scheduler.request('collect')
+        wait_for(lambda: scheduler.task('collect')['runs'] >= 3)
+        wait_for(lambda: scheduler.task('collect')['state'] == 'idle')
+        # That is decided after the run has ended.
+        wait_for(lambda: (scheduler.task('collect')['next'] or float('inf'))
+                 > time.time() + 1000)
+        assert (scheduler.task('collect')['next'] is None) == (not interval)
+        time.sleep(0.3)
+        assert scheduler.task('collect')['runs'] == 3
+
+
+def test_the_clock_is_set_back_while_a_task_runs(repository, conf, done,
+                                                 monkeypatch):
+    real = time.time
+
+    def work(maintainer, control, **arguments):
+        monkeypatch.setattr(time, 'time', lambda: real() - 10 ** 7)
+        return Result()
+    done.work['collect'] = work
+    with running(repository, conf) as scheduler:
+        number = scheduler.request('collect')
+        last = scheduler.wait('collect', number, LIMIT)['last']
+        assert last['finished'] < last['started']
+        assert 0 <= last['seconds'] < LIMIT
+
+
+def test_a_scrub_makes_way_and_goes_on(repository, conf, done):
+    calls = []
+
+    def scrub(maintainer, control, **arguments):
+        calls.append(arguments)
+        if len(calls) < 3:
+            forever(maintainer, control)
+        return Result(blocks=7)
+
+    done.work['scrub'] = scrub
+    with running(repository, conf) as scheduler:
+        number = scheduler.request('scrub', full=True)
+        wait_for(lambda: len(calls) == 1)
+        again = scheduler.request('scrub')
+        assert again > number and len(calls) == 1
+        assert scheduler.wait('collect', scheduler.request('collect'), LIMIT
+                              )['last']['error'] is None
+        wait_for(lambda: len(calls) == 2)
+        scheduler.request('account')
+        status = scheduler.wait('scrub', again, LIMIT)
+        assert status['last']['result']['blocks'] == 7
+        assert status['runs'] == 1
+        # It goes on, and is not begun anew.
+        assert calls == [{'full': True}, {}, {}]
+        assert [e for e in scheduler.events if e[1] == 'scrub'] == [
+            ('start', 'scrub', {'full': True}),
+            ('end', 'scrub', {'blocks': 7, 'complete': True})]
+
+
+def test_recompression_goes_on_as_it_was_asked(repository, conf, done):
+    calls = []
+
+    def recompress(maintainer, control, **arguments):
+        calls.append((control.patient, arguments))
+        if len(calls) < 2:
+            forever(maintainer, control)
+        return Result(blocks=7)
+
+    done.work['recompress'] = recompress
+    with running(repository, conf) as scheduler:
+        number = scheduler.request('recompress', codec='zstd', level=9)
+        wait_for(lambda: len(calls) == 1)
+        # A look at what there is to do is no run.
+        scheduler.wait('recompress', scheduler.request(
+            'recompress', dry_run=True), LIMIT)
+        wait_for(lambda: len(calls) == 3)
+        assert scheduler.wait('recompress', number, LIMIT)['runs'] == 2
+        assert calls[0] == calls[2] == (False, {'codec': 'zstd', 'level': 9})
+        assert calls[1] == (False, {'dry_run': True})
+
+
+def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
+    """A scrub goes on though recompression is due; not the other way."""
+    log = []
+
+    def scrub(maintainer, control, **arguments):
+        log.append('scrub')
+        for _ in range(20):
+            control.step(1, 2, 'working')
+            time.sleep(0.005)
+        return Result()
+
+    def recompress(maintainer, control, **arguments):
+        log.append(f'recompress {control.patient}')
+        if len(log) < 4:
+            forever(maintainer, control)
+        return Result()
+
+    done.work = {'scrub': scrub, 'recompress': recompress}
+    conf.set_override('scrub_interval', 3600, 'dedupd')
+    with running(repository, conf) as scheduler:
+        scheduler.request('scrub')
+        wait_for(lambda: log == ['scrub'])
+        with scheduler._changed:
+            scheduler._due['recompress'] = time.monotonic()
+        wait_for(lambda: log == ['scrub', 'recompress True'])
+        with scheduler._changed:
+            scheduler._due['scrub'] = time.monotonic()
+        wait_for(lambda: log == ['scrub', 'recompress True', 'scrub',
+                                 'recompress True'])
+        wait_for(lambda: scheduler.task('recompress')['runs'] == 1)
+
+
+def test_asking_for_what_is_under_way(repository, conf, done):
+    controls = []
+
+    def recompress(maintainer, control, **arguments):
+        controls.append(control)
+        while control.patient:
+            control.step(1, 2, 'waiting')
+            time.sleep(0.002)
+        return Result()
+
+    done.work['recompress'] = recompress
+    with running(repository, conf) as scheduler:
+        with scheduler._changed:
+            scheduler._due['recompress'] = time.monotonic()
+            scheduler._changed.notify_all()
+        wait_for(lambda: controls)
+        number = scheduler.request('recompress')
+        assert scheduler.wait('recompress', number, LIMIT)['runs'] == 1
+        assert len(controls) == 1
+
+
+def test_other_tasks_do_not_make_way(repository, conf, done):
+    release = threading.Event()
+
+    def collect(maintainer, control, **arguments):
+        while not release.is_set():
+            control.step(1, 2, 'working')
+            time.sleep(0.002)
+        return Result()
+
+    done.work['collect'] = collect
+    with running(repository, conf) as scheduler:
+        scheduler.request('collect')
+        wait_for(lambda: 'collect' in done.log)
+        number = scheduler.request('account')
+        time.sleep(0.1)
+        assert done.log[-1] == 'collect'
+        assert scheduler.task('account')['state'] == 'waiting'
+        release.set()
+        scheduler.wait('account', number, LIMIT)
+
+
+def test_a_failure_is_told_and_the_rest_goes_on(repository, conf, done):
+    def fail(maintainer, control, **arguments):
+        raise exceptions.StorageError('the disk is gone')
+
+    def bug(maintainer, control, **arguments):
+        raise KeyError('x')
+
+    done.work = {'collect': fail, 'merge': bug}
+    with running(repository, conf) as scheduler:
+        scheduler.listeners.insert(0, lambda *event: 1 / 0)
+        for name, words in (('collect', 'the disk is gone'), ('merge', 'x')):
+            status = scheduler.wait(name, scheduler.request(name), LIMIT)
+            assert words in status['last']['error']
+            assert status['failures'] == 1 and not status['last_success']
+        assert [e['task'] for e in scheduler.errors] == ['collect', 'merge']
+        assert ('error', 'collect', {'error': 'the disk is gone'}) in (
+            scheduler.events)
+        status = scheduler.wait('scrub', scheduler.request('scrub'), LIMIT)
+        assert status['last']['error'] is None
+
+
+def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
+    """Whoever waits for a task, and then asks, sees what it did."""
+    def free(maintainer, control, **arguments):
+        group = os.path.join(repository.path, 'groups', '00000001')
+        os.truncate(group, os.stat(group).st_size + (1 << 30))
+        with open(group, 'r+b') as f:
+            f.seek(-1 << 20, os.SEEK_END)
+            f.write(b'x' * (1 << 20))
+        return Result()
+
+    done.work['collect'] = free
+    with running(repository, conf) as scheduler:
+        found = figures.Figures(repository, scheduler.catalog)
+        control = control_module.Control(repository, scheduler, found)
+        with contextlib.closing(found):
+            # In the watcher's thread, as soon as the end is told.
+            seen = []
+            scheduler.watchers.append(lambda: seen.append(
+                (scheduler.task('collect')['finished'],
+                 control.status()['space']['disk_bytes'])))
+            before = control.status()['space']['disk_bytes']
+            number = scheduler.request('collect')
+            scheduler.wait('collect', number, LIMIT)
+            assert control.status()['space']['disk_bytes'] >= before + (
+                1 << 20)
+            scheduler.stop()
+            assert scheduler.join(LIMIT)
+            after = {space for finished, space in seen if finished >= number}
+            assert after and min(after) >= before + (1 << 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trouble(Result):
+    refused: str | None = None
+    found: int = 0
+    failed: dict = dataclasses.field(default_factory=dict)
+    unreadable: dict = dataclasses.field(default_factory=dict)
+
+
+def test_what_a_run_could_not_do_is_an_error(repository, conf, done):
+    """Also if the run itself ended well; and each is told once."""
+    done.work = {
+        'collect': lambda *a, **k: Trouble(refused='a recipe is bad'),
+        'scrub': lambda *a, **k: Trouble(
+            found=3, unreadable={'images/b': 'no', 'images/a': 'torn'}),
+        'merge': lambda *a, **k: Trouble(failed={'a': 'no room'})}
+    with running(repository, conf) as scheduler:
+        for _ in range(30):
+            scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        for name in ('scrub', 'merge'):
+            scheduler.wait(name, scheduler.request(name), LIMIT)
+        wait_for(lambda: len(scheduler.errors) == 4)
+        assert [(e['task'], e['text']) for e in scheduler.errors] == [
+            ('collect', 'nothing was freed: a recipe is bad'),
+            ('scrub', '3 damaged blocks were found'),
+            ('scrub', '2 unreadable; the first is images/a: torn'),
+            ('merge', '1 left as it is; the first is a: no room')]
+
+
+def test_how_tasks_did_survives_a_restart(repository, conf, done):
+    def fail(maintainer, control, **arguments):
+        raise exceptions.StorageError('the disk is gone')
+
+    with running(repository, conf) as scheduler:
+        scheduler.wait('merge', scheduler.request('merge'), LIMIT)
+        done.work = {'collect': fail}
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        before = scheduler.tasks()
+    done.work = {}
+    with running(repository, conf) as scheduler:
+        for name in ('merge', 'collect'):
+            after = scheduler.task(name)
+            assert after['last'] == {**before[name]['last'], 'number': 0}
+            assert after['last_success'] == before[name]['last_success']
+            assert (after['runs'], after['failures']) == (0, 0)
+        assert before['merge']['last_success']
+        assert [(e['task'], e['text']) for e in scheduler.errors] == [
+            ('collect', 'the disk is gone')]
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        assert scheduler.task('collect')['last']['error'] is None
+
+
+def test_the_end_of_the_daemon_is_no_failure(repository, conf, done):
+    with running(repository, conf) as scheduler:
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        done.work = {'collect': forever}
+        number = scheduler.request('collect')
+        wait_for(lambda: scheduler.task('collect')['state'] == 'running')
+        scheduler.stop()
+        assert scheduler.wait('collect', number, LIMIT)
+        assert scheduler.join(LIMIT)
+        assert scheduler.task('collect')['failures'] == 0
+    done.work = {}
+    with running(repository, conf) as scheduler:
+        assert scheduler.task('collect')['last']['error'] is None
+
+
+def test_a_dry_run_is_no_success(repository, conf, done):
+    """Or nobody would be told that nothing is collected."""
+    with running(repository, conf) as scheduler:
+        scheduler.wait('collect', scheduler.request('collect', dry_run=True),
+                       LIMIT)
+        assert scheduler.task('collect')['last_success'] is None
+
+
+def test_a_bad_catalog_is_made_anew(repository, conf, done):
+    def fail(maintainer, control, **arguments):
+        raise catalog.CatalogError('it does not add up')
+
+    done.work['collect'] = fail
+    with running(repository, conf) as scheduler:
+        maintainer = scheduler.maintainer
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        assert any('it does not add up' in w for w in maintainer.warnings)
+        assert scheduler.catalog_state == 'ready'
+        assert maintainer.catalog.statistics()['images'] == 1
+
+
+def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
+    """No task follows it for a while."""
+    def fail(catalog_, *arguments):
+        if catalog_ is first:
+            raise catalog.CatalogError('the history cannot be read')
+
+    monkeypatch.setattr(catalog.Catalog, 'sample', fail)
+    with running(repository, conf) as scheduler:
+        first = scheduler.maintainer.catalog
+        scheduler.sample = dict
+        scheduler.wait('collect', scheduler.request('collect'), LIMIT)
+        wait_for(lambda: scheduler.errors)
+        assert 'cannot be read' in scheduler.errors[0]['text']
+        wait_for(lambda: scheduler.maintainer.catalog is not first)
+        assert any('cannot be read; it was set aside' in warning
+                   for warning in scheduler.maintainer.warnings)
+        assert scheduler.catalog_state == 'ready'
+
+
+def test_stop_ends_a_task_between_steps(repository, conf, done):
+    done.work['collect'] = forever
+    with running(repository, conf) as scheduler:
+        number = scheduler.request('collect')
+        wait_for(lambda: 'collect' in done.log)
+        scheduler.stop()
+        assert scheduler.join(LIMIT)
+        assert 'stopped' in scheduler.task('collect')['last']['error']
+        assert scheduler.task('collect')['finished'] == number
+        with pytest.raises(scheduler_module.NotMaintainer):
+            scheduler.request('collect')
+    # The lock is free.
+    maintainer_module.Maintainer(repository).close()
+
+
+def test_reader_takes_over(repository, conf, done, monkeypatch):
+    monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.05)
+    other = maintainer_module.Maintainer(repository)
+    scheduler = scheduler_module.Scheduler(repository, conf)
+    scheduler.start()
+    time.sleep(0.2)
+    assert not scheduler.is_maintainer and scheduler.catalog() is None
+    with pytest.raises(scheduler_module.NotMaintainer):
+        scheduler.request('collect')
+    other.close()
+    wait_for(lambda: scheduler.is_maintainer)
+    scheduler.stop()
+    assert scheduler.join(LIMIT)
+
+
+def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):
+    """N2.4: the next start begins it anew; so it can be left at once."""
+    begun, release = threading.Event(), threading.Event()
+    real = scheduler_module.Scheduler._opening
+
+    def opening(self, *args):
+        begun.set()
+        release.wait(LIMIT)
+        real(self, *args)
+
+    monkeypatch.setattr(scheduler_module.Scheduler, '_opening', opening)
+    scheduler = scheduler_module.Scheduler(repository, conf)
+    scheduler.start()
+    assert begun.wait(LIMIT)
+    scheduler.stop()
+    release.set()
+    assert scheduler.join(LIMIT)
+    with maintainer_module.Maintainer(repository) as maintainer:
+        assert maintainer.catalog.statistics()['images'] == 1
+
+
+def test_the_pace_follows_the_options(repository, conf, done):
+    done.work['collect'] = forever
+    with running(repository, conf) as scheduler:
+        scheduler.request('collect')
+        wait_for(lambda: 'collect' in done.log)
+        control = scheduler._states['collect'].control
+        assert control.rate is None
+        conf.set_override('collect_rate_mib', 2.5, 'dedupd')
+        scheduler.reload()
+        assert control.rate == 2.5 * 2**20
+
+
+# -- Control ------------------------------------------------------------------
+
+def test_arguments_of_control(repository, conf, done):
+    with running(repository, conf) as scheduler:
+        found = figures.Figures(repository, scheduler.catalog)
+        control = control_module.Control(repository, scheduler, found)
+        for arguments in ({'dry_run': 1}, {'full': True}, {'x': 1}):
+            with pytest.raises(exceptions.InvalidParameter):
+                control.start_task('collect', **arguments)
+        with pytest.raises(exceptions.ImageNotFound):
+            control.start_task('mark-lost')
+        with pytest.raises(exceptions.ImageNotFound):
+            control.task('none')
+        assert control.task('scrub', after=10, wait=0.01)['finished'] == 0
+        with pytest.raises(exceptions.InvalidParameter):
+            control.mark_lost('image')
+        with pytest.raises(exceptions.ImageNotFound):
+            control.mark_lost('none')
+        found.close()
+
+
+def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
+                                          monkeypatch):
+    monkeypatch.setattr(control_module, 'LONGEST_WAIT', 0.1)
+    done.work['collect'] = forever
+    with running(repository, conf) as scheduler:
+        found = figures.Figures(repository, scheduler.catalog)
+        control = control_module.Control(repository, scheduler, found)
+        scheduler.request('collect')
+        wait_for(lambda: 'collect' in done.log)
+        with pytest.raises(exceptions.BusyError):
+            control.mark_lost('image')
+        assert not scheduler._requests
+        found.close()
+
+
+# -- the pace -----------------------------------------------------------------
+
+def test_a_changed_rate_ends_the_wait(repository):
+    """A long wait for a slow pace is not waited to its end."""
+    control = task.Control(rate=1)
+    threading.Timer(0.1, setattr, (control, 'rate', None)).start()
+    since = time.monotonic()
+    control.step(1, 2, 'working', cost=1000)
+    assert time.monotonic() - since < 10

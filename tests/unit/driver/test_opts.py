@@ -1,0 +1,113 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The options: complete, bounded, and where Glance looks for them."""
+
+import subprocess
+import sys
+
+from glance_store import multi_backend
+from oslo_config import cfg
+import pytest
+
+from glance_dedup.driver import opts
+from glance_dedup.driver import store
+from glance_dedup.repository import repository
+
+BY_NAME = {opt.name: opt for opt in opts.dedup_opts}
+
+
+@pytest.mark.parametrize('opt', opts.dedup_opts, ids=lambda opt: opt.name)
+def test_every_option(opt):
+    assert opt.name.startswith('dedup_store_')
+    assert opt.help.startswith('\n') and len(opt.help.split()) > 10
+    assert max(map(len, opt.help.splitlines())) < 72
+    if isinstance(opt, cfg.IntOpt):
+        assert opt.type.min is not None
+    if 'is a property of the repository' in opt.help:
+        assert opt.default is None and opt.sample_default is not None
+        assert opt.name[len('dedup_store_'):] in opts.CREATION_OPTIONS
+
+
+def test_names_are_unique_and_the_store_has_them():
+    assert len(BY_NAME) == len(opts.dedup_opts)
+    assert store.Store.OPTIONS is opts.dedup_opts
+
+
+def test_sample_defaults_are_what_the_repository_takes(tmp_path):
+    """What the help says of an unset option is what a repository gets."""
+    repository.Repository.create(str(tmp_path / 'repository'))
+    with repository.Repository(str(tmp_path / 'repository'),
+                               filter_dir=str(tmp_path),
+                               filter_mib=1) as opened:
+        for name in opts.CREATION_OPTIONS:
+            assert (getattr(opened.parameters, name)
+                    == BY_NAME[f'dedup_store_{name}'].sample_default)
+
+
+@pytest.mark.parametrize('name,good,bad', [
+    ('codec', ['none', 'lz4', 'zstd'], ['', 'LZ5', 'gzip']),
+    ('codec_level', ['0', '19'], ['-1', '20', 'x']),
+    ('block_size', ['512', '65536'], ['0', '511', '65537', '4k']),
+    ('group_slots', ['64', '32768'], ['63', '32769']),
+    ('segment_size', ['512', '1048576'], ['511', '1048577']),
+    ('compare', ['hash', 'value'], ['bytes']),
+    ('filter_mib', ['1', '4096'], ['0', '-1', '1.5']),
+    ('threads', ['1', '64'], ['0', '-1', '65', '100000']),
+    ('timeout', ['0', '3600'], ['-1', '1.5', '30s'])])
+def test_bounds(tmp_path, name, good, bad):
+    for value in good + bad:
+        path = tmp_path / 'conf'
+        path.write_text(f'[one]\ndedup_store_{name} = {value}\n')
+        conf = cfg.ConfigOpts()
+        conf.register_opts(opts.dedup_opts, group='one')
+        conf([], default_config_files=[str(path)])
+        if value in good:
+            assert str(conf.one[f'dedup_store_{name}']) == value
+        else:
+            with pytest.raises((ValueError, cfg.Error)):
+                conf.one[f'dedup_store_{name}']
+
+
+def test_no_option_is_given_twice_by_list_opts():
+    (group, listed), = opts.list_opts()
+    assert group == 'dedup'
+    assert listed == opts.dedup_opts and listed is not opts.dedup_opts
+
+
+def test_glance_lists_them():
+    assert multi_backend._list_driver_opts()['dedup'] is opts.dedup_opts
+
+
+@pytest.mark.parametrize('namespace', ['glance_dedup', 'glance.multi_store'])
+def test_oslo_config_generator(namespace):
+    sample = subprocess.run(
+        [sys.executable, '-m', 'oslo_config.generator',
+         '--namespace', namespace], check=True, capture_output=True,
+        text=True, timeout=60).stdout
+    assert '[dedup]' in sample
+    for name, opt in BY_NAME.items():
+        default = opt.default if opt.default is not None else (
+            opt.sample_default)
+        if isinstance(opt, cfg.BoolOpt):
+            default = str(default).lower()
+        assert f'\n#{name} = {default}\n' in sample
+    assert 'Failed to format' not in sample
+
+
+def test_importing_opens_and_creates_nothing():
+    """The generator and glance-api import the store; that must cost little."""
+    code = ('import os, threading; before = os.listdir("/proc/self/fd"); '
+            'import glance_dedup.driver.store; '
+            'assert threading.active_count() == 1; '
+            'assert len(os.listdir("/proc/self/fd")) == len(before)')
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=60)

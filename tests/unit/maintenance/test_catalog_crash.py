@@ -1,0 +1,467 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What a crash, or a careless hand, may do to the catalog.
+
+LevelDB makes its system calls itself, so the crash explorer does not see them.
+Here the catalog is taken to be capable of the worst: at any accounting step it
+may be what it was at an earlier one, lack files, have its log cut at any
+length, consist of files of two ages, or be another repository's; and the fence
+may be as it is, older, torn or lost.
+
+A *moment* is a copy of the whole repository, taken right after the catalog was
+written, before the fence, or between two tasks. A *state* is a moment with
+something else in the place of its catalog and its fence. In each of them the
+maintainer starts, counts and collects: the catalog may be made anew, with a
+warning that says so, but never trusted wrongly.
+
+A later task that writes to the catalog gets a step in :func:`record`.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import tempfile
+
+import pytest
+
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import scrubber
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import maintenance
+from tests.support.maintenance import content
+from tests.support.maintenance import maintaining
+from tests.support import repositories
+from tests.support.repositories import put
+
+# States that are tried; there are about as many as anybody has time for.
+SAMPLE = 40
+LONG_SAMPLE = 2000
+SEED = 20
+
+
+# -- moments ------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Moment:
+    """A repository as it was then."""
+
+    number: int
+    doing: str
+    written: bool
+    """The catalog was just written; else a step was just done."""
+    path: pathlib.Path
+    model: dict[str, bytes]
+    """The images that were committed."""
+
+    @property
+    def has_catalog(self):
+        return (self.path / 'catalog').exists()
+
+    @property
+    def what(self):
+        return (f'moment {self.number}, {self.doing}'
+                + (', catalog written' if self.written else ''))
+
+
+class Recorder:
+    """Keeps moments of a repository."""
+
+    def __init__(self, path, directory):
+        self.path = path
+        self.directory = directory
+        self.moments = []
+        self.model = {}
+        self.doing = ''
+
+    def keep(self, written):
+        number = len(self.moments)
+        to = self.directory / f'moment-{number}'
+        while True:
+            before = listing(self.path)
+            try:
+                copy(self.path, to)
+            except shutil.Error:
+                pass
+            else:
+                if listing(self.path) == before:
+                    break
+            # LevelDB is tidying up behind our back.
+            shutil.rmtree(to)
+        self.moments.append(Moment(number, self.doing, written, to,
+                                   dict(self.model)))
+
+    @contextlib.contextmanager
+    def step(self, name):
+        self.doing = name
+        yield
+        self.keep(written=False)
+
+    def put(self, repo, image_id, data):
+        put(repo, image_id, data)
+        self.model[image_id] = data
+
+    def delete(self, repo, image_id):
+        repo.delete(image_id)
+        del self.model[image_id]
+
+
+def listing(path):
+    """What there is of a catalog."""
+    with contextlib.suppress(FileNotFoundError):
+        with os.scandir(path / 'catalog') as entries:
+            return sorted((entry.name, entry.stat().st_size,
+                           entry.stat().st_mtime_ns) for entry in entries)
+
+
+def copy(path, to):
+    """With the same links: two names of a recipe are one file."""
+    made = {}
+
+    def copy_file(source, target):
+        inode = os.stat(source).st_ino
+        if inode in made:
+            os.link(made[inode], target)
+        else:
+            shutil.copy(source, target)
+            made[inode] = target
+    shutil.copytree(path, to, copy_function=copy_file,
+                    ignore=shutil.ignore_patterns('catalog-reserve'))
+
+
+def put_at_once(repo, recorder, *image_ids, data):
+    """Uploads that do not find one another's blocks."""
+    with contextlib.ExitStack() as stack:
+        transactions = [stack.enter_context(repo.begin(image_id))
+                        for image_id in image_ids]
+        for transaction in transactions:
+            transaction.write(data)
+            transaction.find(b'', b'')     # stores what was written
+        for transaction in transactions:
+            transaction.commit()
+    recorder.model.update(dict.fromkeys(image_ids, data))
+
+
+def record(path, directory, patch):
+    """A repository's life: everything that writes to its catalog."""
+    recorder = Recorder(path, directory)
+    write = catalog_module.Catalog.write
+
+    def write_and_keep(catalog, *arguments, **keywords):
+        write(catalog, *arguments, **keywords)
+        recorder.keep(written=True)
+    patch.setattr(catalog_module.Catalog, 'write', write_and_keep)
+    control = task.Control()
+    with repositories.open_repository(path, codec='none') as repo:
+        for number in range(5):
+            recorder.put(repo, f'image-{number}',
+                         content(number, 70 + number % 2))
+        with recorder.step('first start'), maintaining(repo):
+            pass
+        with recorder.step('uploads and deletes'):
+            recorder.put(repo, 'new', content(50, 51, 70))
+            recorder.delete(repo, 'image-0')
+            put_at_once(repo, recorder, 'twin-1', 'twin-2',
+                        data=content(30, 31, 32))
+            recorder.put(repo, 'large', maintenance.scattered(90, pages=3))
+        patch.setattr(maintainer_module, 'BATCH_BYTES', 0)
+        with maintaining(repo) as maintainer:
+            with recorder.step('accounting'):
+                maintenance.account(maintainer)
+            with recorder.step('collection'):
+                collector.run_once(maintainer, control)
+            with recorder.step('merging'):
+                merger.run_once(maintainer, control)
+        for image_id in ('image-1', 'image-2', 'image-3', 'twin-1', 'large'):
+            recorder.delete(repo, image_id)
+        recorder.put(repo, 'later', content(1, 2, 60))
+        # Started anew, LevelDB makes tables of its log.
+        with maintaining(repo) as maintainer:
+            with recorder.step('second collection'):
+                collector.run_once(maintainer, control, live_share=99,
+                                   evacuate_share=90)
+            with recorder.step('scrub'):
+                scrubber.run_once(maintainer, control)
+            with recorder.step('rebuild'):
+                maintainer.rebuild()
+        with recorder.step('last uploads and deletes'):
+            recorder.put(repo, 'last', content(80, 81))
+            recorder.delete(repo, 'later')
+            recorder.delete(repo, 'image-4')
+    return recorder.moments
+
+
+@pytest.fixture(scope='module')
+def directory():
+    """In memory, where a sync costs nothing: no disk is to crash here."""
+    where = '/dev/shm' if os.path.isdir('/dev/shm') else None
+    with tempfile.TemporaryDirectory(prefix='catalog-', dir=where) as name:
+        yield pathlib.Path(name)
+
+
+@pytest.fixture(scope='module')
+def moments(directory):
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        found = record(maintenance.create(directory), directory, patch)
+    assert {moment.doing for moment in found if moment.written} == {
+        'first start', 'accounting', 'collection', 'merging',
+        'second collection', 'scrub', 'rebuild'}
+    # LevelDB makes tables when it is opened.
+    assert any(names(moment.path, TABLE) for moment in found)
+    return found
+
+
+@pytest.fixture(scope='module')
+def strange(directory):
+    """Another repository's moment."""
+    (directory / 'strange').mkdir()
+    path = maintenance.create(directory / 'strange')
+    with pytest.MonkeyPatch.context() as patch:
+        hurry(patch)
+        with repositories.open_repository(path) as repo:
+            put(repo, 'stranger', content(5))
+            maintainer_module.Maintainer(repo).close()
+    return Moment(-1, "another repository's", False, path, {})
+
+
+def hurry(patch):
+    """No time goes into making room, or into waiting for others' writes."""
+    patch.setattr(maintainer_module, 'RESERVE_BYTES', 4096)
+    patch.setattr(checker, 'PAUSE', 0)
+
+
+# -- states -------------------------------------------------------------------
+
+def names(path, *endings):
+    return sorted(name for name in os.listdir(path / 'catalog')
+                  if name.endswith(endings) or name.startswith(endings))
+
+
+def replace(path, other):
+    """Another catalog, whole."""
+    shutil.rmtree(path / 'catalog')
+    shutil.copytree(other / 'catalog', path / 'catalog')
+
+
+def mix(path, other, *endings):
+    """Some files of another catalog, in the place of one's own."""
+    for name in names(path, *endings):
+        (path / 'catalog' / name).unlink()
+    for name in names(other, *endings):
+        shutil.copy(other / 'catalog' / name, path / 'catalog' / name)
+
+
+def add(path, other):
+    """The files of another catalog that this one does not have."""
+    for name in os.listdir(other / 'catalog'):
+        if not (path / 'catalog' / name).exists():
+            shutil.copy(other / 'catalog' / name, path / 'catalog' / name)
+
+
+def cut(path, length):
+    newest = names(path, '.log')[-1]
+    os.truncate(path / 'catalog' / newest, length)
+
+
+def remove(path, name):
+    (path / 'catalog' / name).unlink()
+
+
+def empty(path, name):
+    os.truncate(path / 'catalog' / name, 0)
+
+
+def lose(path):
+    shutil.rmtree(path / 'catalog')
+
+
+CURRENT, MANIFEST, LOG, TABLE = 'CURRENT', 'MANIFEST', '.log', '.ldb'
+
+
+def alone(moment):
+    """What may become of a catalog by itself: (kind, words, function)."""
+    path = moment.path
+    yield 'as it is', 'as it is', lambda p: None
+    yield 'lost', 'lost', lose
+    for ending in (CURRENT, MANIFEST, LOG, TABLE):
+        for name in names(path, ending):
+            yield (f'without {ending}', f'without {name}',
+                   lambda p, n=name: remove(p, n))
+            yield (f'{ending} is empty', f'{name} is empty',
+                   lambda p, n=name: empty(p, n))
+
+
+def cuts(moment):
+    """Its log at many lengths: other ones at each moment."""
+    logs = names(moment.path, LOG)
+    size = (moment.path / 'catalog' / logs[-1]).stat().st_size if logs else 0
+    for length in range(13 * moment.number % 61, size, 61):
+        yield 'cut', f'log cut to {length}', lambda p, n=length: cut(p, n)
+
+
+def with_other(moment, other):
+    """What may become of it with another one at hand."""
+    path, what = other.path, other.what
+    age = 'older' if moment.number > other.number >= 0 else 'strange'
+    yield age, f'that of {what}', lambda p: replace(p, path)
+    for endings in ((CURRENT, MANIFEST), (LOG,), (TABLE,), (LOG, TABLE),
+                    (CURRENT, MANIFEST, LOG)):
+        yield (f'{age} {endings}', f'with {", ".join(endings)} of {what}',
+               lambda p, e=endings: mix(p, path, *e))
+    yield (f'{age} added', f'with the other files of {what}',
+           lambda p: add(p, path))
+    yield (f'{age} with added', f'that of {what} with the other files of its '
+           'own', lambda p: swap_and_add(p, path, moment.path))
+
+
+def swap_and_add(path, other, own):
+    replace(path, other)
+    add(path, own)
+
+
+def older_fence(path, other):
+    shutil.copy(other / 'fence', path / 'fence')
+
+
+def lose_fence(path):
+    (path / 'fence').unlink(missing_ok=True)
+
+
+def tear_fence(path, record):
+    """A record's second half is not the first one's."""
+    with open(path / 'fence', 'r+b') as f:
+        f.seek(512 * record + 256)
+        f.write(b'\xff' * 256)
+
+
+def fences(moment, other):
+    """What may become of a fence: (kind, words, function)."""
+    yield 'as it is', 'as it is', lambda p: None
+    if (moment.path / 'fence').exists():
+        yield 'lost', 'lost', lose_fence
+        for record in (0, 1):
+            yield ('torn', f'torn in {record}',
+                   lambda p, r=record: tear_fence(p, r))
+        if other is not None and (other.path / 'fence').exists():
+            yield ("the other's", f'that of {other.what}',
+                   lambda p: older_fence(p, other.path))
+
+
+def states(moments, strange):
+    """By kind of change: (moment, words, functions that change its copy)."""
+    kinds = collections.defaultdict(list)
+    for moment in moments:
+        others = [other for other in [*moments[:moment.number], strange]
+                  if other.has_catalog]
+        changes = [(None, change) for change in alone(moment)]
+        changes += [(None, change) for change in cuts(moment)]
+        changes += [(other, change) for other in others
+                    for change in with_other(moment, other)]
+        # Before the first batch there is no catalog to be spoilt.
+        for other, (kind, words, change) in changes * moment.has_catalog:
+            for fence_kind, fence, change_fence in fences(moment, other):
+                kinds[kind, fence_kind].append((
+                    moment, f'catalog {words}; fence {fence}',
+                    (change, change_fence)))
+    return kinds
+
+
+def choose(kinds, count):
+    """So many states, as many of each kind as of any other."""
+    rng = random.Random(SEED)
+    for some in kinds.values():
+        rng.shuffle(some)
+    turns = itertools.chain.from_iterable(
+        itertools.zip_longest(*kinds.values()))
+    return list(itertools.islice(filter(None, turns), count))
+
+
+# -- what must hold -----------------------------------------------------------
+
+def give_up_deleted(maintainer, words):
+    """A catalog that is older, with a fence that is too, knows deleted images.
+
+    They cannot be told from images that were lost, so nothing is freed.
+    """
+    if maintainer.unreadable():
+        assert 'fence that of' in words or 'fence torn' in words, words
+        assert collector.run_once(maintainer, task.Control()).refused
+        maintainer.rebuild()
+
+
+def judge(moment, words, changes, path):
+    """Whether it recovers; returns whether the catalog was made anew."""
+    copy(moment.path, path)
+    for change in changes:
+        change(path)
+    with repositories.open_repository(path, codec='none') as repo:
+        with maintaining(repo) as maintainer:
+            warnings = list(maintainer.warnings)
+            maintainer.guard(maintainer.reconcile)
+            maintenance.account(maintainer)
+            give_up_deleted(maintainer, words)
+            maintenance.need_counted(maintainer)
+            result = collector.run_once(maintainer, task.Control())
+            assert result.refused is None, result
+            assert result.busy == 0 and not result.failed, result
+            maintenance.need_collected(maintainer)
+            rebuilt = any('made anew' in warning
+                          for warning in maintainer.warnings)
+            # What is wrong is found at the start, or by the first task that
+            # meets it; and told.
+            for warning in warnings:
+                assert 'catalog' in warning or 'fence' in warning or (
+                    'neither counted' in warning), warning
+        maintenance.need_contents(repo, moment.model)
+        with maintaining(repo) as maintainer:
+            assert maintainer.warnings == []
+    repositories.need_clean(path)
+    return rebuilt
+
+
+def judge_all(chosen, directory):
+    figures = {True: 0, False: 0}
+    for number, (moment, words, changes) in enumerate(chosen):
+        path = directory / f'state-{number}'
+        try:
+            figures[judge(moment, words, changes, path)] += 1
+        except BaseException as e:
+            e.add_note(f'state {number}: at {moment.what}: {words}')
+            raise
+        shutil.rmtree(path)
+        shutil.rmtree(path.with_name(f'{path.name}-filter'),
+                      ignore_errors=True)
+    return figures
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize('count', [
+    SAMPLE, pytest.param(LONG_SAMPLE, marks=pytest.mark.long)])
+def test_catalog_of_any_kind(moments, strange, directory, monkeypatch,
+                             count):
+    hurry(monkeypatch)
+    kinds = states(moments, strange)
+    figures = judge_all(choose(kinds, count), directory)
+    print(f'{sum(map(len, kinds.values()))} states of {len(kinds)} kinds; '
+          f'made anew or not: {figures}')
+    # Either happens: it is made anew where it must be, and only there.
+    assert all(figures.values())

@@ -1,0 +1,277 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A newer major version is refused by name; a newer minor one is read.
+
+Of each structure that has a version of its own, by everybody who reads it. The
+fence and the segments have none: theirs is that of ``repository.json``, or of
+their group.
+"""
+
+import json
+import os
+import struct
+
+from glance_store import exceptions as store_exceptions
+import pytest
+import xxhash
+
+from dedupd.tasks import collector
+from dedupd.tasks import scrubber
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import daemons
+from tests.support import maintenance
+from tests.support.maintenance import maintaining
+from tests.support import repositories
+from tests.unit.cli import conftest
+from tests.unit.driver import test_store
+
+pytest_plugins = ['tests.support.maintainer_fixtures']
+configure = test_store.configure
+
+DATA = maintenance.content(1, 2)
+OTHER = maintenance.content(3, 1)
+GROUP, IMAGE = 'groups/00000001', 'images/image'
+# Bytes under the checksum that follows them; a recipe's header is a page.
+CHECKED = {GROUP: 504, IMAGE: 4088}
+
+
+@pytest.fixture
+def cli(tmp_path, path, capfd):
+    return conftest.Cli(tmp_path, capfd)
+
+
+@pytest.fixture
+def filled(path):
+    with repositories.open_repository(path, codec='none') as repo:
+        repositories.put(repo, 'image', DATA)
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+    return path
+
+
+def set_version(path, name, version, offset=8, good=True):
+    """Of a group or a recipe: the major version, or the minor, at 10."""
+    data = bytearray((path / name).read_bytes())
+    struct.pack_into('<H', data, offset, version)
+    end = CHECKED.get(name, 504)
+    if good:
+        data[end:end + 8] = struct.pack(
+            '<Q', xxhash.xxh3_64_intdigest(bytes(data[:end])))
+    # In its place, since there may be two names of it.
+    with open(path / name, 'r+b') as f:
+        f.write(data)
+
+
+# -- repository.json ----------------------------------------------------------
+
+def test_newer_repository(path, cli, configure, tmp_path):
+    repositories.edit_parameters(path, major=2)
+    with pytest.raises(exceptions.VersionError,
+                       match='repository.json .* version 2; .* up to 1'):
+        repositories.open_repository(path)
+    with pytest.raises(exceptions.VersionError,
+                       match=r'repository.json .* 2\.1; .* 1\.x'):
+        checker.check(path)
+    for command in ('repository show', 'repository check',
+                    'repository upgrade', 'repository upgrade --dry-run',
+                    'repository rebuild-filter', 'image list', 'image get x y',
+                    'image delete x', 'collect', 'merge', 'scrub'):
+        cli(*command.split()).refused('repository.json', '2', '1')
+    store = configure(one={'dedup_store_datadir': path})
+    with pytest.raises(store_exceptions.BadStoreConfiguration,
+                       match='repository.json .* version 2; .* up to 1'):
+        store.configure_add()
+    with pytest.raises(store_exceptions.StoreAddDisabled):
+        test_store.add(b'data')
+    with pytest.raises(store_exceptions.RemoteServiceUnavailable):
+        test_store.glance_store.get(test_store.GOOD, 'one')
+    with daemons.Daemon(path) as daemon:
+        daemon.start(wait=False)
+        assert daemon.process.wait(60) != 0
+        assert 'repository.json has format version 2' in daemon.text()
+        assert 'Traceback' not in daemon.text()
+
+
+def test_newer_repository_with_another_checksum(path):
+    """What comes may be made otherwise: the version is told all the same."""
+    fields = json.loads((path / 'repository.json').read_text())
+    fields.update(major=7, checksum='another kind', more=[1])
+    (path / 'repository.json').write_text(json.dumps(fields))
+    for call in (repositories.open_repository, checker.check):
+        with pytest.raises(exceptions.VersionError, match='7'):
+            call(path)
+
+
+def test_newer_minor_version_of_the_repository(filled, cli):
+    repositories.edit_parameters(filled, minor=9)
+    with repositories.open_repository(filled) as repo:
+        assert repositories.read_all(repo, 'image') == DATA
+        repositories.put(repo, 'other', OTHER)
+    assert checker.check(filled).ok
+    assert cli('repository', 'show', '-f', 'json').json()['format'] == '1.9'
+
+
+# -- groups and recipes -------------------------------------------------------
+
+@pytest.mark.parametrize('good', [True, False], ids=['', 'other checksum'])
+@pytest.mark.parametrize('name', [GROUP, IMAGE])
+def test_newer_file(filled, cli, name, good):
+    set_version(filled, name, 2, good=good)
+    words = f'{name} has format version 2; this program knows up to 1'
+    with repositories.open_repository(filled) as repo:
+        with pytest.raises(exceptions.VersionError, match=words):
+            repositories.read_all(repo, 'image')
+        # Others are stored and read.
+        repositories.put(repo, 'other', OTHER)
+        assert repositories.read_all(repo, 'other') == OTHER
+    cli('image', 'get', 'image', filled / 'out').refused(words)
+    report = checker.check(filled)
+    assert not report.ok
+    assert 'image' in report.damaged_images
+    if good:
+        assert any(f.file == name and 'has format 2.1; this program reads 1.x'
+                   in f.sentence for f in report.findings), report.findings
+
+
+@pytest.mark.parametrize('name', [GROUP, IMAGE])
+def test_newer_file_is_for_the_driver(configure, tmp_path, name):
+    store = configure(one={})
+    url = test_store.add(DATA)[0]
+    set_version(tmp_path / 'one', name, 2)
+    store = configure(one={'dedup_store_codec': 'none'})
+    with pytest.raises(store_exceptions.RemoteServiceUnavailable):
+        test_store.get(url)
+    assert store.is_capable(test_store.glance_store.capabilities.BitMasks
+                            .WRITE_ACCESS)
+
+
+@pytest.mark.parametrize('name', [GROUP, IMAGE])
+def test_newer_file_and_the_maintainer(filled, name):
+    """Nothing of what cannot be understood is freed."""
+    set_version(filled, name, 2)
+    before = (filled / name).read_bytes()
+    control = task.Control()
+    with repositories.open_repository(filled, codec='none') as repo:
+        repositories.put(repo, 'other', OTHER)
+        repo.delete('other')
+        with maintaining(repo) as maintainer:
+            maintainer.rebuild()
+            result = collector.run_once(maintainer, control)
+            scrubber.run_once(maintainer, control)
+            if name == IMAGE:
+                assert 'version 2' in result.refused
+                assert 'version 2' in maintainer.unreadable()['image']
+            else:
+                assert 'version 2' in result.failed[1]
+    assert (filled / name).read_bytes() == before
+    set_version(filled, name, 1)
+    with repositories.open_repository(filled, codec='none') as repo:
+        assert repositories.read_all(repo, 'image') == DATA
+        with maintaining(repo) as maintainer:
+            assert collector.run_once(maintainer, control).refused is None
+            maintenance.need_collected(maintainer)
+        assert repositories.read_all(repo, 'image') == DATA
+
+
+def test_newer_minor_versions_of_files(filled):
+    set_version(filled, IMAGE, 9, offset=10)
+    with repositories.open_repository(filled) as repo:
+        assert repositories.read_all(repo, 'image') == DATA
+        with maintaining(repo) as maintainer:
+            assert maintainer.warnings == []
+            assert collector.run_once(
+                maintainer, task.Control()).refused is None
+    assert checker.check(filled).ok
+
+
+# -- what can be made anew ----------------------------------------------------
+
+def test_catalog_with_parts_of_recipes(filled, monkeypatch):
+    """To a program that knows format 1 alone it is a newer one."""
+    with repositories.open_repository(filled) as repo:
+        repositories.put(repo, 'large', maintenance.scattered(700, pages=3))
+        monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 0)
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+        monkeypatch.setattr(catalog_module, 'FORMAT', 1)
+        monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 4 << 20)
+        with maintaining(repo) as maintainer:
+            words, = maintainer.warnings
+            assert 'has format 2; this program knows 1' in words
+            assert collector.run_once(
+                maintainer, task.Control()).refused is None
+            maintenance.need_counted(maintainer)
+        monkeypatch.undo()
+        with maintaining(repo) as maintainer:
+            assert maintainer.warnings == []
+    assert checker.check(filled).ok
+
+
+def test_newer_catalog(filled):
+    """It is derived: set aside, with words, and made anew."""
+    with repositories.open_repository(filled) as repo:
+        with maintaining(repo) as maintainer:
+            catalog = maintainer.catalog
+            catalog._meta = {'format': 3, 'sequence': catalog.sequence,
+                             'of the future': True}
+            catalog.write(catalog.batch(), sync=True,
+                          sequence=catalog.sequence + 1)
+        with maintaining(repo) as maintainer:
+            words, = maintainer.warnings
+            assert (f'{filled}/catalog has format 3; this program knows '
+                    f'{catalog_module.FORMAT}') in words
+            assert 'set aside' in words
+            maintenance.need_counted(maintainer)
+    assert any(name.startswith('catalog-')
+               for name in os.listdir(filled / 'quarantine'))
+
+
+def test_newer_filter(filled):
+    """It has nothing but hints: it is replaced."""
+    with repositories.open_repository(filled) as repo:
+        repositories.put(repo, 'again', DATA)
+    directory = filled.parent / f'{filled.name}-filter'
+    file, = directory.iterdir()
+    data = bytearray(file.read_bytes())
+    struct.pack_into('<I', data, 8, 2)
+    data[56:64] = struct.pack('<Q', xxhash.xxh3_64_intdigest(
+        bytes(data[:56])))
+    data[4096:] = b'\xff' * (len(data) - 4096)
+    file.write_bytes(data)
+    with repositories.open_repository(filled) as repo:
+        assert repositories.put(repo, 'once-more', DATA).new_bytes == 0
+        assert repositories.read_all(repo, 'once-more') == DATA
+    assert struct.unpack_from('<I', file.read_bytes(), 8) == (1,)
+
+
+def test_newer_spare_copies(filled):
+    with repositories.open_repository(filled, codec='none') as repo:
+        with maintaining(repo) as maintainer:
+            scrubber.run_once(maintainer, task.Control(), full=True,
+                              spare_threshold=1)
+    spare = 'spares/00000001'
+    set_version(filled, spare, 2)
+    with repositories.open_repository(filled, codec='none') as repo:
+        assert repositories.read_all(repo, 'image') == DATA
+        report = checker.check(filled)
+        assert not report.damaged_images
+        assert any(f.file == spare and 'has format 2.1' in f.sentence
+                   for f in report.findings)
+        with maintaining(repo) as maintainer:
+            scrubber.run_once(maintainer, task.Control(), full=True,
+                              spare_threshold=1)
+    assert checker.check(filled).ok

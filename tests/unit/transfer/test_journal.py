@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What is on its way to another site: replication.json."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import hypothesis
+from hypothesis import strategies
+import pytest
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import parameters
+from glance_dedup.transfer import journal
+from tests.support import repositories
+
+SITE = 'http://glance.example:9292/v2'
+
+
+@pytest.fixture
+def repo(tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as repo:
+        yield repo
+
+
+def path_of(repo):
+    return os.path.join(repo.path, journal.NAME)
+
+
+def write(repo, content):
+    with open(path_of(repo), 'wb') as f:
+        f.write(content)
+
+
+def test_from_begin_to_end(repo):
+    one = journal.Underway(repo, SITE)
+    assert one.entries() == {} and not os.path.exists(path_of(repo))
+    one.begin('a')
+    one.begin('b')
+    one.recorded('a')
+    # To begin again forgets nothing.
+    one.begin('a')
+    assert one.entries() == {
+        'a': journal.Entry('a', SITE, True),
+        'b': journal.Entry('b', SITE, False)}
+    other = journal.Underway(repo, SITE + '/other')
+    assert other.entries() == {}
+    other.begin('a')
+    other.end('a')
+    one.end('a')
+    one.end('a')
+    assert list(one.entries()) == ['b']
+    assert stat.S_IMODE(os.stat(path_of(repo)).st_mode) == 0o600
+    assert not os.path.exists(path_of(repo) + '.new')
+
+
+def test_many_processes(repo):
+    """None loses what another one notes."""
+    code = (
+        'import sys\n'
+        'from glance_dedup.repository import repository\n'
+        'from glance_dedup.transfer import journal\n'
+        'repo = repository.Repository(sys.argv[1], filter_dir=sys.argv[2])\n'
+        f'one = journal.Underway(repo, {SITE!r})\n'
+        'for n in range(20):\n'
+        '    name = f"{sys.argv[3]}-{n}"\n'
+        '    one.begin(name); one.recorded(name)\n'
+        '    if n % 2:\n'
+        '        one.end(name)\n')
+    processes = [subprocess.Popen(
+        [sys.executable, '-c', code, repo.path, str(repo.path) + '.filter',
+         f'process-{number}']) for number in range(4)]
+    assert [process.wait(120) for process in processes] == [0] * 4
+    found = journal.Underway(repo, SITE).entries()
+    assert sorted(found) == sorted(
+        f'process-{number}-{n}' for number in range(4)
+        for n in range(0, 20, 2))
+    assert all(entry.recorded for entry in found.values())
+
+
+def test_replaced_before_it_is_locked(repo, monkeypatch):
+    """The lock of a file that is not the one any more is worth nothing."""
+    one, other = journal.Underway(repo, SITE), journal.Underway(repo, SITE)
+    one.begin('a')
+    todo = [lambda: other.begin('b')]
+    real = journal.sharing.lock
+
+    def lock(*args):
+        if todo:
+            todo.pop()()
+        return real(*args)
+    monkeypatch.setattr(journal.sharing, 'lock', lock)
+    one.begin('c')
+    assert list(one.entries()) == ['a', 'b', 'c']
+
+
+def test_another_one_holds_the_lock(repo, monkeypatch):
+    monkeypatch.setattr(journal, '_LOCK_SECONDS', 0.2)
+    one = journal.Underway(repo, SITE)
+    one.begin('a')
+    fd = one._open_locked()
+    with pytest.raises(exceptions.BusyError, match='replication.json locked'):
+        one.end('a')
+    # To look needs no lock.
+    assert list(one.entries()) == ['a']
+    os.close(fd)
+    one.end('a')
+    assert one.entries() == {}
+
+
+def test_too_many(repo, monkeypatch):
+    monkeypatch.setattr(journal, 'MOST', 3)
+    one = journal.Underway(repo, SITE)
+    for name in 'abc':
+        one.begin(name)
+    one.begin('c')
+    with pytest.raises(exceptions.BusyError, match='has 3 images that could'):
+        one.begin('d')
+    one.end('a')
+    one.begin('d')
+
+
+def test_the_file_of_the_most_images_can_be_read():
+    entries = [journal.Entry('i' * 124 + f'{n:04}', 's' * 500, False)
+               for n in range(journal.MOST)]
+    content = journal.encode(entries)
+    assert len(content) <= journal.LARGEST
+    assert journal.decode(content) == entries
+
+
+def test_a_crash_while_it_is_written(repo):
+    one = journal.Underway(repo, SITE)
+    one.begin('a')
+    with open(path_of(repo) + '.new', 'wb') as f:
+        f.write(b'{"kind')
+    assert list(one.entries()) == ['a']
+    one.begin('b')
+    assert list(one.entries()) == ['a', 'b']
+
+
+def signed(**fields):
+    fields = {'kind': 'glance-dedup replication', 'version': 1, **fields}
+    fields['checksum'] = parameters.json_checksum(fields)
+    return json.dumps(fields).encode()
+
+
+def entry(**fields):
+    return {'image_id': 'a', 'site': SITE, 'recorded': True, **fields}
+
+
+@pytest.mark.parametrize('content, why', [
+    (b'{', 'Expecting'), (b'[]', 'not a list of images'),
+    (b'null', 'not a list'), (b'\xff', 'codec'),
+    (b'[' * 100000, 'not a list of images'),
+    (b' ' * (journal.LARGEST + 1), 'larger than'),
+    (signed(kind='other', images=[]), 'another kind'),
+    (signed(version=2, images=[]), 'knows 1'),
+    (signed(images=[]).replace(b'"version": 1', b'"version": 1.0'),
+     'checksum'),
+    (signed(images={}), 'not a list'), (signed(images=[1]), 'not a list'),
+    (signed(images=[entry(image_id='../a')]), 'not an image id'),
+    (signed(images=[entry(image_id=None)]), 'not an image id'),
+    (signed(images=[entry(site='x' * 513)]), 'not a URL'),
+    (signed(images=[entry(recorded=1)]), 'neither true'),
+    (signed(images=[entry(more=1)]), 'not a list of images'),
+])
+def test_a_file_that_is_no_good(repo, content, why):
+    write(repo, content)
+    one = journal.Underway(repo, SITE)
+    for act in (one.entries, lambda: one.begin('b'), lambda: one.end('b')):
+        with pytest.raises(exceptions.DamagedError, match=why) as e:
+            act()
+        assert path_of(repo) in str(e.value) and 'move' in str(e.value)
+    # It is left as it is: it may be all that is known.
+    with open(path_of(repo), 'rb') as f:
+        assert f.read() == content
+
+
+@hypothesis.given(strategies.data())
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_every_damage_is_noticed(data):
+    good = journal.encode([journal.Entry('a', SITE, True),
+                           journal.Entry('b', SITE, False)])
+    at = data.draw(strategies.integers(0, len(good) - 1))
+    bad = data.draw(strategies.one_of(
+        strategies.just(good[:at]),
+        strategies.integers(1, 255).map(
+            lambda bits: good[:at] + bytes([good[at] ^ bits])
+            + good[at + 1:])))
+    try:
+        found = journal.decode(bad)
+    except ValueError:
+        return
+    # White space, and nothing at all, which is a new file.
+    assert not bad or found == journal.decode(good)
+
+
+@pytest.mark.parametrize('kind', ['link', 'directory', 'fifo'])
+def test_what_is_no_file(repo, kind, tmp_path):
+    path = path_of(repo)
+    target = tmp_path / 'target'
+    target.write_bytes(b'')
+    {'link': lambda: os.symlink(target, path),
+     'directory': lambda: os.mkdir(path),
+     'fifo': lambda: os.mkfifo(path)}[kind]()
+    one = journal.Underway(repo, SITE)
+    for act in (one.entries, lambda: one.begin('b')):
+        with pytest.raises(exceptions.RepositoryError,
+                           match='replication.json'):
+            act()
+    assert target.read_bytes() == b''
+
+
+def test_a_disk_that_fails(repo, monkeypatch):
+    """What cannot be noted is not begun."""
+    one = journal.Underway(repo, SITE)
+    one.begin('a')
+
+    def fail(*args):
+        raise OSError(28, 'No space left on device')
+    monkeypatch.setattr(journal.files, 'replace_file', fail)
+    with pytest.raises(exceptions.StorageError, match='written: No space'):
+        one.begin('b')
+    monkeypatch.undo()
+    assert list(one.entries()) == ['a']
