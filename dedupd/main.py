@@ -44,7 +44,6 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import api
-from dedupd.cache import pulls
 from dedupd.cache import service as service_module
 from dedupd import control as control_module
 from dedupd import figures as figures_module
@@ -56,6 +55,7 @@ from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import nbd
+from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
@@ -188,7 +188,15 @@ class Daemon:
             filter_mib=options.filter_mib,
             segment_cache_mib=options.cache_mib,
             reserve_mib=options.reserve_mib)
-        self._scheduler = scheduler_module.Scheduler(self._repository, conf)
+        self._cache: service_module.Cache | None = None
+        cached: dict[str, Any] = {}
+        if conf.mode == 'cache':
+            self._cache = service_module.Cache(
+                conf, self._repository,
+                evict=lambda: self._scheduler.request('evict'))
+            cached = {'held': self._cache.held, 'coming': self._cache.coming}
+        self._scheduler = scheduler_module.Scheduler(self._repository, conf,
+                                                     **cached)
         self._figures = figures_module.Figures(
             self._repository, self._scheduler.catalog)
         self._control = control_module.Control(
@@ -197,10 +205,6 @@ class Daemon:
         self._receiving = incoming_replicas_module.Receiving(
             self._repository, options.receive)
         self._control.receiving = self._receiving.status
-        self._cache = None
-        if conf.mode == 'cache':
-            self._cache = service_module.Cache(conf, self._repository,
-                                               self._scheduler)
         if conf.replication.to:
             # Not even imported where it is not wanted.
             from dedupd import replicator
@@ -289,12 +293,12 @@ class Daemon:
             allowed=lambda uid: uid in self._users['nbd_socket'],
             other=exports.connection))
 
-    def _open_reading(self, image_id: str) -> pulls.Reading:
+    def _open_reading(self, image_id: str) -> readings.Reading:
         """What is read of an image over NBD. Blocks."""
         if self._cache is not None:
             # A guest looks at a disk's end before anything else.
             return self._cache.arrive(image_id, held_back=False)
-        return pulls.Present(self._repository.open_image(image_id))
+        return readings.Present(self._repository.open_image(image_id))
 
     def _listen_unix(self, option: str) -> socket.socket:
         """Listen on the Unix socket that an option names."""

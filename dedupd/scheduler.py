@@ -133,13 +133,18 @@ class Scheduler:
 
     :param conf: has the group ``[dedupd]``; read each time, since its values
         may change
+    :param held: what the cache holds; None: this daemon serves no cache
+    :param coming: gives the bytes that the cache is about to store
     """
 
     def __init__(self, repository: repository_module.Repository,
-                 conf: cfg.ConfigOpts) -> None:
+                 conf: cfg.ConfigOpts, held: index_module.Held | None = None,
+                 coming: Callable[[], int] = lambda: 0) -> None:
         self._repository = repository
         self._conf = conf
         self._changed = threading.Condition()
+        self._held = held
+        self._coming = coming
         self._stopping = False
         self._numbers = 0
         self._requests: collections.deque[_Job] = collections.deque()
@@ -166,10 +171,6 @@ class Scheduler:
         """Called when a task has ended, before anybody is told."""
         self.sample: Callable[[], Fields] | None = None
         """Gives what the history is to keep of now."""
-        self.held: index_module.Held | None = None
-        """What the cache holds; None: this daemon serves no cache."""
-        self.coming: Callable[[], int] = lambda: 0
-        """Gives the bytes that the cache is about to store."""
 
     # -- for any thread ----------------------------------------------------
 
@@ -268,7 +269,7 @@ class Scheduler:
 
     def has(self, name: str) -> bool:
         """Whether this daemon has such a task."""
-        return name in TASKS and (name != 'evict' or self.held is not None)
+        return name in TASKS and (name != 'evict' or self._held is not None)
 
     def tasks(self) -> dict[str, Fields]:
         """The status of each task."""
@@ -647,7 +648,7 @@ class Scheduler:
             self.catalog_state = 'rebuilding'
         arguments = job.arguments
         if job.name == 'evict':
-            arguments = {'held': self.held, 'coming': self.coming(),
+            arguments = {'held': self._held, 'coming': self._coming(),
                          **arguments}
         return registry_module.run(job.name, maintainer, control,
                                    self._conf.dedupd, **arguments)

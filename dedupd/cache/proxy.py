@@ -43,6 +43,7 @@ from dedupd.http import upstream as upstream_module
 from dedupd.http.upstream import find
 from dedupd.http.upstream import Header
 from dedupd.http.upstream import without
+from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
@@ -67,7 +68,7 @@ _PLAIN = frozenset({
     b'content-range', b'if-match', b'if-none-match', b'if-modified-since',
     b'if-unmodified-since', b'if-range'})
 
-_FAILURES = (pulls_module.ArrivalFailed, daemon_module.ClientError,
+_FAILURES = (readings.ArrivalFailed, daemon_module.ClientError,
              exceptions.RepositoryError, OSError, ValueError)
 
 
@@ -202,7 +203,7 @@ class Proxy:
             except http.HTTPError:
                 raise _NotFromHere('range')     # Glance says what it is not
         reading = await self._open(asked, allowed)
-        if not isinstance(reading, pulls_module.Present) and (
+        if not isinstance(reading, readings.Present) and (
                 end <= allowed.size - pulls_module.LAST_BYTES):
             # It would end before it is known whether this is the image.
             self._workers.submit(reading.close)
@@ -217,7 +218,7 @@ class Proxy:
             response.status = 206
             headers.append((b'Content-Range', b'bytes %d-%d/%d' % (
                 begin, end - 1, allowed.size)))
-        self._counts['here' if isinstance(reading, pulls_module.Present)
+        self._counts['here' if isinstance(reading, readings.Present)
                      else 'arriving'] += 1
         self._held.used(asked.image_id)
         return response
@@ -250,7 +251,7 @@ class Proxy:
             without(answer.headers, b'content-range', b'content-length'))
 
     async def _open(self, asked: _Asked, allowed: _Allowed
-                    ) -> pulls_module.Reading:
+                    ) -> readings.Reading:
         """The image that is here, or comes.
 
         :raises _NotFromHere: it does neither
@@ -277,24 +278,24 @@ class Proxy:
             raise _NotFromHere('failed')
 
     def _open_present(self, image_id: str, allowed: _Allowed
-                      ) -> pulls_module.Reading | None:
+                      ) -> readings.Reading | None:
         if self._held.fits(image_id, allowed.size, allowed.md5):
             with contextlib.suppress(exceptions.ImageNotFound):
-                return pulls_module.Present(
+                return readings.Present(
                     self._repository.open_image(image_id))
         return None
 
     def _open_arriving(self, image_id: str,
                        expected: pulls_module.Expected, token: str | None
-                       ) -> pulls_module.Reading:
+                       ) -> readings.Reading:
         if not self._held.fits(image_id, expected.size, expected.md5):
             # What is here by this name is another, or may be.
             self._held.drop(image_id)
         reading = self._arrivals.open(image_id, expected, token)
-        if isinstance(reading, pulls_module.Present) and (
+        if isinstance(reading, readings.Present) and (
                 not self._held.fits(image_id, expected.size, expected.md5)):
             reading.close()
-            raise pulls_module.ArrivalFailed(
+            raise readings.ArrivalFailed(
                 'it has just been stored by somebody else, who did not '
                 'compare it')
         return reading
@@ -307,7 +308,7 @@ class Proxy:
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             future.add_done_callback(_close_late)
-            raise pulls_module.ArrivalFailed(
+            raise readings.ArrivalFailed(
                 f'it did not begin within {OPEN_SECONDS:g} seconds') from None
         except asyncio.CancelledError:
             future.add_done_callback(_close_late)   # whoever waited is gone

@@ -35,11 +35,11 @@ import logging
 import threading
 import time
 from typing import Any
-from typing import Protocol
 
 from dedupd.cache import description as description_module
 from dedupd.cache import partial_image
 from dedupd.cache import source_client as source_client_module
+from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
@@ -59,15 +59,9 @@ LOTS = 4
 LAST_BYTES = 64 << 10
 
 _WAIT = 10.0
-# Of an image's extents: looked at, and told, for one question.
-_MOST_EXTENTS = 16384
 
 
-class ArrivalFailed(Exception):
-    """An image does not come: which one, from whom, and why."""
-
-
-class WrongImage(ArrivalFailed):
+class WrongImage(readings.ArrivalFailed):
     """What came is not the image that Glance means.
 
     So nothing that was handed out of it may end as if it were whole.
@@ -101,88 +95,6 @@ class Expected:
         return None
 
 
-class Reading(Protocol):
-    """An image that is read. Thread-safe.
-
-    :ivar size: of the image
-    :ivar upload_id: of the upload that wrote it
-    """
-
-    size: int
-    upload_id: str
-
-    def available(self, offset: int) -> int:
-        """Bytes from there on that `readinto` gives without waiting.
-
-        :raises ArrivalFailed: none, and no more will come
-        """
-
-    def readinto(self, view: memoryview, offset: int) -> int:
-        """Fill a buffer, all of it unless the image ends; the bytes read.
-
-        What has not come yet is fetched at once.
-
-        :raises ArrivalFailed: it will not come
-        :raises RepositoryError: it cannot be read here
-        """
-
-    def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
-        """(length, whether it is known to be zeros), one behind the other.
-
-        At least one; together they may be shorter than was asked for. What
-        is not known yet is not zeros.
-        """
-
-    def on_more(self, callback: Callable[[], None] | None) -> None:
-        """Have a callback called, in any thread, when more is available.
-
-        Also when it failed. It takes the place of the one before; None takes
-        that away.
-        """
-
-    def close(self) -> None:
-        """Let go. Idempotent."""
-
-
-class Present:
-    """A Reading of an image that is here, whole."""
-
-    def __init__(self, image: repository_module.Image) -> None:
-        self._image = image
-        self.size = image.size
-        self.upload_id = image.stat.upload_id
-
-    def available(self, offset: int) -> int:
-        return max(0, self.size - offset)
-
-    def readinto(self, view: memoryview, offset: int) -> int:
-        wanted = min(len(view), max(0, self.size - offset))
-        if self._image.readinto(view[:wanted], offset) != wanted:
-            raise exceptions.DamagedError(
-                f'image {self._image.stat.image_id} ended before its end')
-        return wanted
-
-    def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
-        end = min(self.size, offset + length)
-        found: list[tuple[int, bool]] = []
-        for number, extent in enumerate(self._image.extents(offset)):
-            if extent.offset >= end or number == _MOST_EXTENTS:
-                break
-            part = (min(end, extent.offset + extent.length)
-                    - max(offset, extent.offset))
-            zeros = extent.kind == 'zeros'
-            if found and found[-1][1] == zeros:
-                part += found.pop()[0]
-            found.append((part, zeros))
-        return found
-
-    def on_more(self, callback: Callable[[], None] | None) -> None:
-        pass
-
-    def close(self) -> None:
-        self._image.close()
-
-
 # -- one image ----------------------------------------------------------------
 
 class _Arrival:
@@ -206,7 +118,7 @@ class _Arrival:
         self.begun = self._ended = self._cut = False
         self.whole: str | None = None
         self.failure: Exception | None = None
-        self._present: Present | None = None
+        self._present: readings.Present | None = None
         self.size = self._data_bytes = 0
         self.upload_id = ''
         self.peer: source_client_module.Peer | None = None
@@ -234,7 +146,7 @@ class _Arrival:
             self.peer = source_client_module.Peer(
                 connect, self.image_id, token)
         except (OSError, ValueError) as e:
-            raise ArrivalFailed(f'image {self.image_id}: {e}') from e
+            raise readings.ArrivalFailed(f'image {self.image_id}: {e}') from e
         self._holding.callback(self.peer.close)
         recipe = self._holding.enter_context(self.peer.recipe())
         header = recipe.header
@@ -285,8 +197,8 @@ class _Arrival:
             if self.expected is None and not self._judged:
                 self.expected = expected
             if expected not in (None, self.expected):
-                raise ArrivalFailed(f'{self} is not compared with what Glance '
-                                    'says of it now')
+                raise readings.ArrivalFailed(
+                    f'{self} is not compared with what Glance says of it now')
         self.peer.add_token(token)
 
     # -- the pull ---------------------------------------------------------
@@ -333,7 +245,7 @@ class _Arrival:
                 future: futures.Future | None) -> None:
         """Store the first lot that is under way."""
         if self._cut:
-            raise ArrivalFailed('the daemon is stopping')
+            raise readings.ArrivalFailed('the daemon is stopping')
         if future is not None:
             # What was stored before is kept though nothing comes any more.
             while not futures.wait([future], partial_image.SYNC_SECONDS).done:
@@ -403,7 +315,7 @@ class _Arrival:
     def _become(self, image: repository_module.Image) -> None:
         self._arrivals.tell_arrived(self.image_id, self._judge)
         with self._changed:
-            self._present = Present(image)
+            self._present = readings.Present(image)
 
     def _use_other(self, error: exceptions.ImageExists) -> None:
         """Another upload of this id was committed first."""
@@ -424,7 +336,7 @@ class _Arrival:
         with contextlib.suppress(exceptions.RepositoryError):
             self._transaction.keep()
         kind = (WrongImage if isinstance(error, WrongImage)
-                else ArrivalFailed)
+                else readings.ArrivalFailed)
         self.failure = kind(f'{self} does not arrive: {error}')
         self._arrivals.note_failure(self.failure, error)
 
@@ -499,7 +411,7 @@ class _Arrival:
         if isinstance(self.failure, WrongImage):
             raise WrongImage(str(self.failure))
         if self.failure is not None:
-            raise ArrivalFailed(str(self.failure))
+            raise readings.ArrivalFailed(str(self.failure))
 
     def _last(self, held_back: bool) -> int:
         """The offset of what is not handed out before all is right."""
@@ -521,7 +433,7 @@ class _Arrival:
         return [(min(length, self.size - offset), False)]
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[Present | None]:
+    def _working(self) -> Iterator[readings.Present | None]:
         """Nothing is given back meanwhile."""
         with self._changed:
             self._at_work += 1
@@ -563,7 +475,7 @@ class _Arrival:
         except (daemon_module.ClientError, assembler.BadBlock, OSError) as e:
             if self._present is not None:
                 return 0
-            raise ArrivalFailed(f'{self}: {e}') from e
+            raise readings.ArrivalFailed(f'{self}: {e}') from e
 
     # -- what is told -----------------------------------------------------
 
@@ -676,7 +588,7 @@ class Arrivals:
         self._last_failure: dict[str, Any] | None = None
 
     def open(self, image_id: str, expected: Expected | None,
-             token: str | None, *, held_back: bool = True) -> Reading:
+             token: str | None, *, held_back: bool = True) -> readings.Reading:
         """Read an image that is here, or is on its way, or else is sent for.
 
         May take as long as the peer takes to answer.
@@ -717,7 +629,7 @@ class Arrivals:
                 raise
 
     def _open_present(self, image_id: str, expected: Expected | None
-                      ) -> Present | None:
+                      ) -> readings.Present | None:
         try:
             image = self.repository.open_image(image_id)
         except exceptions.ImageNotFound:
@@ -725,23 +637,25 @@ class Arrivals:
         if expected is not None and expected.size != image.size:
             size = image.size
             image.close()
-            raise ArrivalFailed(
+            raise readings.ArrivalFailed(
                 f'image {image_id} has {size} bytes here, and '
                 f"{expected.size} by Glance's record")
-        return Present(image)
+        return readings.Present(image)
 
     def _need_near(self, image_id: str) -> None:
         if self._stopping:
-            raise ArrivalFailed(f'image {image_id}: the daemon is stopping')
+            raise readings.ArrivalFailed(
+                f'image {image_id}: the daemon is stopping')
         until, why = self._away
         left = until - time.monotonic()
         if left > 0:
-            raise ArrivalFailed(f'image {image_id}: {why}; it is asked again '
-                                f'in {left:.0f} seconds')
+            raise readings.ArrivalFailed(
+                f'image {image_id}: {why}; it is asked again in {left:.0f} '
+                'seconds')
 
     def _need_blocks(self, arrival: _Arrival) -> None:
         if arrival.whole is not None:
-            raise ArrivalFailed(
+            raise readings.ArrivalFailed(
                 f'{arrival} cannot be read before all of it is here, since '
                 f'{arrival.whole}; make this repository with the same '
                 'parameters')
@@ -750,13 +664,15 @@ class Arrivals:
         placed = self._places.acquire(timeout=BUSY_SECONDS)
         try:
             if not placed:
-                raise ArrivalFailed(f'image {arrival.image_id}: {PULLS} '
-                                    'others are on their way')
+                raise readings.ArrivalFailed(
+                    f'image {arrival.image_id}: {PULLS} others are on their '
+                    'way')
             arrival.begin(self._connect, token)
             self._on_begin(arrival.image_id, arrival.coming())
         except BaseException as e:
-            arrival.abandon(e if isinstance(e, Exception) else ArrivalFailed(
-                f'image {arrival.image_id}: interrupted'))
+            arrival.abandon(
+                e if isinstance(e, Exception) else readings.ArrivalFailed(
+                    f'image {arrival.image_id}: interrupted'))
             if placed:
                 self._places.release()
             raise

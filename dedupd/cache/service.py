@@ -17,6 +17,7 @@ The proxy (``proxy.py``) gives what arrives (``pulls.py``) or is held
 task like others.
 """
 
+from collections.abc import Callable
 import contextlib
 import ipaddress
 from typing import Any
@@ -27,7 +28,7 @@ from dedupd.cache import index as index_module
 from dedupd.cache import proxy as proxy_module
 from dedupd.cache import pulls as pulls_module
 from dedupd.http import upstream as upstream_module
-from dedupd import scheduler as scheduler_module
+from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
@@ -82,34 +83,38 @@ def _connect(conf: cfg.ConfigOpts, token: str | None = None
 class Cache:
     """The parts of a cache, from the repository's opening on.
 
+    :param evict: asks for the task of that name, or raises BusyError
+    :ivar held: what the cache holds
     :raises InvalidParameter: the repository is not a cache's
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
                  repository: repository_module.Repository,
-                 scheduler: scheduler_module.Scheduler) -> None:
+                 evict: Callable[[], Any]) -> None:
         self._conf = conf
         self._repository = repository
-        self._held = index_module.Held(
+        self.held = index_module.Held(
             repository, lambda: conf.cache.limit_mib << 20)
         self._arrivals = pulls_module.Arrivals(
             repository, lambda token: _connect(conf, token),
             on_begin=self._begun, on_arrived=self._arrived,
             on_wrong=self._is_wrong)
-        self._scheduler = scheduler
+        self._evict = evict
         self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
                                                   conf.dedupd.glance_ca)
-        scheduler.held = self._held
-        scheduler.coming = self._arrivals.coming
+
+    def coming(self) -> int:
+        """The bytes that are about to be stored."""
+        return self._arrivals.coming()
 
     def proxy(self, reads: reads_module.Reads) -> proxy_module.Proxy:
         """What answers for Glance."""
         return proxy_module.Proxy(
-            self._repository, self._upstream, self._arrivals, self._held,
+            self._repository, self._upstream, self._arrivals, self.held,
             reads, self._conf.cache.peer)
 
     def arrive(self, image_id: str, held_back: bool = True
-               ) -> pulls_module.Reading:
+               ) -> readings.Reading:
         """An image that is here, or begins to come, for this host itself.
 
         It is not known what Glance says of it, so only a host that the peer
@@ -126,25 +131,25 @@ class Cache:
             if e.code in (401, 403, 404):
                 raise exceptions.ImageNotFound(str(e)) from e
             raise
-        self._held.used(image_id)
+        self.held.used(image_id)
         return reading
 
     def _begun(self, image_id: str, size: int) -> None:
         # Another process may be the maintainer; or it is one only in a while.
         with contextlib.suppress(exceptions.BusyError):
-            self._scheduler.request('evict')
+            self._evict()
 
     def _arrived(self, image_id: str, expected: Any) -> None:
         if expected is not None:
-            self._held.note(image_id, expected.size, expected.md5)
+            self.held.note(image_id, expected.size, expected.md5)
         else:
             # Used, but to be compared before Glance's callers get it.
-            self._held.note(image_id, self._repository.stat(image_id).size,
-                            None)
+            self.held.note(image_id, self._repository.stat(image_id).size,
+                           None)
 
     def _is_wrong(self, image_id: str, expected: pulls_module.Expected,
                   why: str) -> None:
-        self._held.note_wrong(image_id, expected.size, expected.mark, why)
+        self.held.note_wrong(image_id, expected.size, expected.mark, why)
 
     def stop(self, seconds: float) -> None:
         """End what arrives, keeping what came. Blocks."""
@@ -153,4 +158,4 @@ class Cache:
     def close(self) -> None:
         """REQUIRES: the event loop runs, and no task does."""
         self._upstream.close()
-        self._held.close()
+        self.held.close()

@@ -37,9 +37,9 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.cache import pulls
 from dedupd.http import connections as connections_module
 from dedupd.http import server as http
+from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import nbd_protocol as protocol
@@ -71,7 +71,7 @@ _META_CONTEXT = (protocol.Option.LIST_META_CONTEXT,
                  protocol.Option.SET_META_CONTEXT)
 _NO_DATA = (protocol.Option.LIST, protocol.Option.STRUCTURED_REPLY)
 #: What reading may end in; anything else is a mistake here.
-_EXPECTED = (exceptions.RepositoryError, pulls.ArrivalFailed, MemoryError)
+_EXPECTED = (exceptions.RepositoryError, readings.ArrivalFailed, MemoryError)
 
 
 class Exports:
@@ -88,7 +88,7 @@ class Exports:
 
     def __init__(self, path: str,
                  repository: repository_module.Repository,
-                 opener: Callable[[str], pulls.Reading],
+                 opener: Callable[[str], readings.Reading],
                  limits: http.Limits, stopping: asyncio.Event) -> None:
         self._path = path
         self.repository = repository
@@ -253,7 +253,7 @@ class _Connection:
 
     # -- haggling ----------------------------------------------------------
 
-    async def _haggle(self) -> pulls.Reading | None:
+    async def _haggle(self) -> readings.Reading | None:
         """Until there is something to be read; None if there will not be."""
         async with self._in_time():
             await self._send(protocol.GREETING)
@@ -295,7 +295,7 @@ class _Connection:
         return option, await self._input.take(length)
 
     async def _answer_option(self, option: int, data: bytes
-                             ) -> pulls.Reading | None:
+                             ) -> readings.Reading | None:
         """Answer; what was asked to be read, if it was.
 
         :raises protocol.Invalid: the data are no good
@@ -343,7 +343,7 @@ class _Connection:
     # -- exports -----------------------------------------------------------
 
     async def _open(self, option: int, data: bytes
-                    ) -> pulls.Reading | None:
+                    ) -> readings.Reading | None:
         name, wanted = protocol.parse_go(data)
         try:
             reading = await self._reading(name)
@@ -369,7 +369,7 @@ class _Connection:
         self._keep_context(name)
         return reading if go else None
 
-    async def _open_old(self, data: bytes) -> pulls.Reading:
+    async def _open_old(self, data: bytes) -> readings.Reading:
         """EXPORT_NAME: there is no way to refuse."""
         try:
             reading = await self._reading(data)
@@ -385,7 +385,7 @@ class _Connection:
         self._keep_context(data)
         return reading
 
-    async def _reading(self, name: bytes) -> pulls.Reading:
+    async def _reading(self, name: bytes) -> readings.Reading:
         """:raises ImageNotFound: nothing is called that"""
         image_id = name.decode(errors='replace')
         if not repository_module.IMAGE_ID.fullmatch(image_id):
@@ -404,7 +404,7 @@ class _Connection:
 
     # -- transmission ------------------------------------------------------
 
-    async def _serve(self, reading: pulls.Reading) -> None:
+    async def _serve(self, reading: readings.Reading) -> None:
         exports = self._exports
         exports.served += 1
         LOG.debug('Image %s is exported.', self._name)
@@ -439,7 +439,7 @@ class _Connection:
                 await self._input.skip(request.length)
         return request
 
-    async def _answer(self, reading: pulls.Reading,
+    async def _answer(self, reading: readings.Reading,
                       request: protocol.Request) -> None:
         try:
             try:
@@ -459,7 +459,7 @@ class _Connection:
             # connect to the next daemon, and go on.
             raise http.Disconnected('the daemon ends')
 
-    async def _perform(self, reading: pulls.Reading,
+    async def _perform(self, reading: readings.Reading,
                        request: protocol.Request) -> None:
         """:raises _Refused: the request is not valid, or not allowed"""
         command = request.command
@@ -510,7 +510,7 @@ class _Connection:
         else:
             await self._reply(protocol.simple_reply(request.cookie, error))
 
-    async def _read(self, reading: pulls.Reading,
+    async def _read(self, reading: readings.Reading,
                     request: protocol.Request) -> None:
         cookie, length = request.cookie, request.length
         whole = not self._structured or bool(
@@ -534,14 +534,14 @@ class _Connection:
                 await self._reply(reply)
             self._exports.sent += size
 
-    async def _fill(self, reading: pulls.Reading, view: memoryview,
+    async def _fill(self, reading: readings.Reading, view: memoryview,
                     offset: int) -> None:
         if await self._exports.run(reading.readinto, view,
                                    offset) != len(view):
             raise exceptions.DamagedError(
                 f'image {self._name} ended before its end')
 
-    async def _prefetch(self, reading: pulls.Reading,
+    async def _prefetch(self, reading: readings.Reading,
                         request: protocol.Request) -> None:
         """Have it in the caches, or on its way here."""
         size = min(PIECE, request.length)
@@ -552,7 +552,7 @@ class _Connection:
                     reading, view[:request.end - offset], offset)
         await self._reply(protocol.simple_reply(request.cookie))
 
-    async def _tell_extents(self, reading: pulls.Reading,
+    async def _tell_extents(self, reading: readings.Reading,
                             request: protocol.Request) -> None:
         if self._context is None:
             raise _Refused(protocol.Error.EINVAL,

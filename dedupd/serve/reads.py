@@ -35,9 +35,9 @@ from typing import NamedTuple
 
 from oslo_log import log
 
-from dedupd.cache import pulls
 from dedupd.http import server as http
 from dedupd.http import tokens as tokens_module
+from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
@@ -168,7 +168,7 @@ class Reads:
     def __init__(self, repository: repository_module.Repository,
                  workers: workers_module.Workers,
                  tokens: tokens_module.Tokens | None = None,
-                 arrive: Callable[[str], pulls.Reading] | None = None
+                 arrive: Callable[[str], readings.Reading] | None = None
                  ) -> None:
         self._repository = repository
         self._workers = workers
@@ -299,9 +299,9 @@ class Reads:
         return str(error)
 
     async def _open_reading(self, request: http.Request, image_id: str
-                            ) -> pulls.Reading:
+                            ) -> readings.Reading:
         try:
-            return pulls.Present(await self._open(request, image_id))
+            return readings.Present(await self._open(request, image_id))
         except exceptions.ImageNotFound:
             if self._arrive is None or request.peer.uid is None or (
                     'upload' in request.query):
@@ -309,7 +309,7 @@ class Reads:
             try:
                 return await asyncio.wrap_future(
                     self._fetchers.submit(self._arrive, image_id))
-            except (pulls.ArrivalFailed, daemon_module.ClientError) as e:
+            except (readings.ArrivalFailed, daemon_module.ClientError) as e:
                 raise http.HTTPError(503, str(e))
 
     async def _ask_glance(self, request: http.Request, image_id: str
@@ -390,7 +390,7 @@ class Reads:
         finally:
             await self._finish(image, [reading] if reading else ())
 
-    async def _finish(self, image: repository_module.Image | pulls.Reading,
+    async def _finish(self, image: repository_module.Image | readings.Reading,
                       reading: Collection[asyncio.Future]) -> None:
         """Close an image when no thread is in it any more."""
         if reading:
@@ -412,7 +412,7 @@ class _Bell:
     """Waits until more of an image has come."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop,
-                 image: pulls.Reading) -> None:
+                 image: readings.Reading) -> None:
         self._loop = loop
         self._rung = asyncio.Event()
         image.on_more(self._ring)
@@ -434,7 +434,7 @@ class _Bell:
             async with asyncio.timeout(STALLED):
                 await self._rung.wait()
         except TimeoutError:
-            raise pulls.ArrivalFailed(
+            raise readings.ArrivalFailed(
                 f'nothing of it came for {STALLED:g} seconds') from None
 
 
@@ -448,7 +448,7 @@ class Course:
         fetched: it does to who begins at the begin
     """
 
-    def __init__(self, image: pulls.Reading, begin: int, end: int) -> None:
+    def __init__(self, image: readings.Reading, begin: int, end: int) -> None:
         self.image = image
         self.handed = begin
         self.in_order = not begin

@@ -36,7 +36,7 @@ import stat
 from glance_dedup import _engine
 from glance_dedup.adoption import formats
 from glance_dedup.base import access
-from glance_dedup.base import parameters as parameters_module
+from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 << 20
 #: Memory for what is known of the blocks, unless all are to be known.

@@ -17,9 +17,13 @@ What images and block groups consist of is the engine's.
 
 from collections.abc import Iterator
 import contextlib
+import json
 import os
 import secrets
 import stat as stat_module
+from typing import Any
+
+import xxhash
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
@@ -117,3 +121,9 @@ def read_file(path: str, limit: int) -> bytes:
         return os.read(fd, limit)
     finally:
         os.close(fd)
+
+
+def json_checksum(fields: dict[str, Any]) -> str:
+    """What stands in a JSON file as ``checksum``, of all else in it."""
+    plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
+    return xxhash.xxh3_64_hexdigest(plain.encode())

@@ -40,7 +40,6 @@ from typing import Any
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.base import parameters
 
 DIRECTORY = 'hashes'
 #: What is computed where nobody says what Glance has; its default.
@@ -179,7 +178,7 @@ def encode(upload_id: str, hashes: dict[str, str]) -> bytes:
     """A file's content."""
     fields = {'kind': _KIND, 'version': _VERSION, 'upload_id': upload_id,
               'hashes': hashes}
-    fields['checksum'] = parameters.json_checksum(fields)
+    fields['checksum'] = files.json_checksum(fields)
     return json.dumps(fields).encode() + b'\n'
 
 
@@ -194,7 +193,7 @@ def decode(content: bytes) -> tuple[str, dict[str, str]]:
         fields = json.loads(content)
         if (fields['kind'], fields['version']) != (_KIND, _VERSION):
             raise ValueError('it is of another kind or version')
-        if fields.pop('checksum') != parameters.json_checksum(fields):
+        if fields.pop('checksum') != files.json_checksum(fields):
             raise ValueError('its checksum is wrong')
         found = [Hash(*item) for item in fields['hashes'].items()]
         if not isinstance(fields['upload_id'], str) or len(found) > MOST:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import json
 from typing import Any
 
-from glance_dedup.base import parameters
+from glance_dedup.base import files
 
 _VERSION = 1
 
@@ -33,7 +33,7 @@ def encode(kind: str, entries: Iterable[dict[str, Any]],
     :param of: what the entries are
     """
     fields = {'kind': kind, 'version': _VERSION, of: [*entries]}
-    fields['checksum'] = parameters.json_checksum(fields)
+    fields['checksum'] = files.json_checksum(fields)
     return json.dumps(fields).encode() + b'\n'
 
 
@@ -54,7 +54,7 @@ def decode(content: bytes, kind: str, largest: int,
         if fields['version'] != _VERSION:
             raise ValueError(f'it has version {fields["version"]!r}, and this '
                              f'program knows {_VERSION}')
-        if fields.pop('checksum') != parameters.json_checksum(fields):
+        if fields.pop('checksum') != files.json_checksum(fields):
             raise ValueError('its checksum is wrong')
         if not isinstance(fields[of], list):
             raise TypeError(f'the {of} are no list')

@@ -20,7 +20,8 @@ import hashlib
 import hmac
 from typing import Any
 
-from glance_dedup.driver import opts
+#: The store's type in ``enabled_backends`` and the scheme of its locations.
+SCHEME = 'dedup'
 
 
 def sign(key: bytes, repository_id: str, image_id: str,
@@ -33,7 +34,7 @@ def sign(key: bytes, repository_id: str, image_id: str,
 
 def uri(*parts: str) -> str:
     """A location of its parts."""
-    return f'{opts.SCHEME}://{"/".join(parts)}'
+    return f'{SCHEME}://{"/".join(parts)}'
 
 
 def url(opened: Any, image_id: str, upload_id: str) -> str:

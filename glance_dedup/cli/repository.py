@@ -63,7 +63,7 @@ class Create(common.RepositoryCommand, show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup.base import parameters
+        from glance_dedup.repository import parameters
         from glance_dedup.repository import repository
 
         repository.Repository.create(

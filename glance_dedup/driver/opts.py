@@ -22,8 +22,7 @@ their own: unset, they take what an existing repository has, and what
 
 from oslo_config import cfg
 
-#: The store's type in ``enabled_backends`` and the scheme of its locations.
-SCHEME = 'dedup'
+from glance_dedup.base import locations
 
 #: Options that ``Repository.create`` takes; they are fixed from then on.
 CREATION_OPTIONS = ('block_size', 'cutting', 'group_slots', 'segment_size',
@@ -420,4 +419,4 @@ Possible values:
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """The options, for ``oslo-config-generator --namespace glance_dedup``."""
-    return [(SCHEME, list(dedup_opts))]
+    return [(locations.SCHEME, list(dedup_opts))]

@@ -62,11 +62,11 @@ from oslo_config import cfg
 
 from glance_dedup.base import exceptions as dedup_exceptions
 from glance_dedup.base import locations
-from glance_dedup.base import parameters
 from glance_dedup.base import workers
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import opts
 from glance_dedup.driver import upload
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
 
 LOG = logging.getLogger(__name__)
@@ -314,13 +314,13 @@ class Store(driver.Store):
         self._limit = workers.TimeLimit(0, self._storage)
 
     def get_schemes(self) -> tuple[str, ...]:
-        return (opts.SCHEME,)
+        return (locations.SCHEME,)
 
     # -- Configuration -----------------------------------------------------
 
     def _bad(self, reason: Any) -> exceptions.BadStoreConfiguration:
         return exceptions.BadStoreConfiguration(
-            store_name=self.backend_group or opts.SCHEME, reason=reason)
+            store_name=self.backend_group or locations.SCHEME, reason=reason)
 
     def _option(self, name: str) -> Any:
         return getattr(self.store_conf, f'dedup_store_{name}')
@@ -412,7 +412,7 @@ class Store(driver.Store):
                 f'the repository in {opened.path} is already that of the '
                 f'store {other.backend_group}. Every store needs its own.')
         _stores[opened.repository_id] = self
-        self._url_prefix = f'{opts.SCHEME}://{opened.repository_id}/'
+        self._url_prefix = f'{locations.SCHEME}://{opened.repository_id}/'
 
     def _opened(self) -> Any:
         """The repository.

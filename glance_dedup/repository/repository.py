@@ -49,9 +49,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
 from glance_dedup.base import hashes
-from glance_dedup.base import parameters as parameters_module
 from glance_dedup.base import scopes
 from glance_dedup.repository import filters
+from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 * 1024 * 1024
 
@@ -258,7 +258,7 @@ class Repository:
         """Make a repository in a directory that is missing or empty.
 
         :param chosen: as for
-            :meth:`~glance_dedup.base.parameters.Parameters.choose`
+            :meth:`~glance_dedup.repository.parameters.Parameters.choose`
         :param group_access: all members of the directory's group may use it;
             else it is this user's alone
         :raises InvalidParameter: for a value out of bounds, or a directory

@@ -31,7 +31,7 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.base import parameters
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 
 Version = tuple[int, int]

@@ -26,7 +26,7 @@ import struct
 from typing import Any
 
 from glance_dedup import _engine
-from glance_dedup.base import parameters
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 
 #: An image is worked through in lots of at most so many blocks and bytes.

@@ -312,6 +312,7 @@ def _arrive(path, state):
     """Reading what is on its way."""
     from dedupd.cache import partial_image
     from dedupd.cache import pulls as pulls_module
+    from dedupd.serve import readings
     from tests.support import fake_peer
     from tests.support import repositories
     state.setdefault('late', 'maybe')
@@ -328,7 +329,7 @@ def _arrive(path, state):
             if plain != data_of('late'):
                 raise AssertionError('other bytes were read')
             state['late'] = 'there'
-        except pulls_module.ArrivalFailed as e:
+        except readings.ArrivalFailed as e:
             raise _Told(str(e)) from e
         finally:
             repositories.eventually(lambda: not arrivals._arrivals)

@@ -31,10 +31,10 @@ import xxhash
 from dedupd import rpc
 from dedupd.serve import incoming_replicas
 from glance_dedup.base import exceptions
-from glance_dedup.base import parameters
 from glance_dedup.cli import main as cli_main
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
 from tests.support import daemons
 from tests.support import replicas

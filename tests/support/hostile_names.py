@@ -35,10 +35,10 @@ from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import parameters
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import parameters
 from tests.support import maintenance
 from tests.support import repositories
 

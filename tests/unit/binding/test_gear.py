@@ -23,8 +23,8 @@ import struct
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import parameters
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import pull
 from tests.damage import template

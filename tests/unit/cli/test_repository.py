@@ -16,7 +16,7 @@ import shutil
 
 import pytest
 
-from glance_dedup.base import parameters
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
 from tests.unit.cli import conftest
 

@@ -19,7 +19,7 @@ import time
 import pytest
 
 from dedupd import history
-from glance_dedup.base import parameters
+from glance_dedup.base import files
 from tests.support import repositories
 
 NAMES = ('collect', 'scrub')
@@ -42,7 +42,7 @@ def written(path, **fields):
     for key, value in fields.items():
         (facts if key in facts else facts['last'])[key] = value
     content = {'kind': 'glance-dedup tasks', 'version': 1, 'tasks': [facts]}
-    content['checksum'] = parameters.json_checksum(content)
+    content['checksum'] = files.json_checksum(content)
     (path / history.NAME).write_text(json.dumps(content))
 
 
@@ -107,7 +107,7 @@ def test_an_entry_that_is_none(path, caplog, fields):
                  'last_error': None, **fields}
         content = {'kind': 'glance-dedup tasks', 'version': 1,
                    'tasks': [facts]}
-        content['checksum'] = parameters.json_checksum(content)
+        content['checksum'] = files.json_checksum(content)
         (path / history.NAME).write_text(json.dumps(content))
     else:
         written(path, **fields)

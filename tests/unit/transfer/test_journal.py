@@ -22,7 +22,7 @@ from hypothesis import strategies
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import parameters
+from glance_dedup.base import files
 from glance_dedup.transfer import journal
 from tests.support import repositories
 
@@ -153,7 +153,7 @@ def test_a_crash_while_it_is_written(repo):
 
 def signed(**fields):
     fields = {'kind': 'glance-dedup replication', 'version': 1, **fields}
-    fields['checksum'] = parameters.json_checksum(fields)
+    fields['checksum'] = files.json_checksum(fields)
     return json.dumps(fields).encode()
 
 

@@ -26,7 +26,7 @@ import pytest
 
 from dedupd.cache import index as index_module
 from glance_dedup.base import exceptions
-from glance_dedup.base import parameters
+from glance_dedup.base import files
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import maintenance
 from tests.support import repositories
@@ -81,7 +81,7 @@ def with_checksum(**fields):
     fields = {'kind': 'glance-dedup cache', 'version': 1, 'images': [],
               **fields}
     return json.dumps({
-        **fields, 'checksum': parameters.json_checksum(fields)}).encode()
+        **fields, 'checksum': files.json_checksum(fields)}).encode()
 
 
 def entry(**fields):

@@ -29,6 +29,7 @@ import pytest
 from dedupd.cache import description as description_module
 from dedupd.cache import partial_image
 from dedupd.cache import pulls as pulls_module
+from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
@@ -427,7 +428,7 @@ def test_parameters_that_differ(tmp_path):
     data = mixture(5_000_001)
     with serving(Hosts(tmp_path, block_size=8192)) as hosts:
         expected = hosts.put(data)
-        with pytest.raises(pulls_module.ArrivalFailed, match='8192'):
+        with pytest.raises(readings.ArrivalFailed, match='8192'):
             hosts.arrivals.open('one', expected, None)
         hosts.ended()
         assert hosts.arrived == [('one', expected)]
@@ -452,16 +453,16 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
         if block_size == 4096:
             reading = hosts.arrivals.open('one', expected, None)
             last = len(data) - pulls_module.LAST_BYTES
-            with pytest.raises(pulls_module.ArrivalFailed,
+            with pytest.raises(readings.ArrivalFailed,
                                match="by Glance's record"):
                 read_at(reading, last, 1)
             # What was read before is not the whole of anything.
             assert reading.available(0) == last
-            with pytest.raises(pulls_module.ArrivalFailed):
+            with pytest.raises(readings.ArrivalFailed):
                 follow(reading)
             reading.close()
         else:
-            with pytest.raises(pulls_module.ArrivalFailed):
+            with pytest.raises(readings.ArrivalFailed):
                 hosts.arrivals.open('one', expected, None)
             hosts.ended()
         hosts.need_nothing_of('one')
@@ -512,12 +513,12 @@ def test_the_last_piece_is_held_back(hosts):
 
 def test_another_size(hosts):
     hosts.put(noise(MIB))
-    with pytest.raises(pulls_module.ArrivalFailed, match='1048575'):
+    with pytest.raises(readings.ArrivalFailed, match='1048575'):
         hosts.arrivals.open('one', pulls_module.Expected(MIB - 1), None)
     hosts.need_nothing_of('one')
     assert hosts.relay.requests['blocks'] == 0
     repositories.put(hosts.ours, 'one', b'here')
-    with pytest.raises(pulls_module.ArrivalFailed, match='4 bytes here'):
+    with pytest.raises(readings.ArrivalFailed, match='4 bytes here'):
         hosts.arrivals.open('one', pulls_module.Expected(MIB), None)
 
 
@@ -531,7 +532,7 @@ def test_who_knows_the_hash_comes_later(hosts):
     repositories.eventually(lambda: first.available(0), LIMIT)
     second = hosts.arrivals.open('one', wrong, None)
     hosts.relay.allow(None)
-    with pytest.raises(pulls_module.ArrivalFailed, match='0' * 32):
+    with pytest.raises(readings.ArrivalFailed, match='0' * 32):
         follow(second)
     first.close()
     second.close()
@@ -575,7 +576,7 @@ def test_wrong_blocks(hosts, monkeypatch, change, places):
                       lambda *args: change(list(blocks(*args))))
         reading = hosts.arrivals.open('one', expected, None)
         for offset in (*places, len(data) - 2 * BLOCK):
-            with pytest.raises(pulls_module.ArrivalFailed) as caught:
+            with pytest.raises(readings.ArrivalFailed) as caught:
                 read_at(reading, offset, 2 * BLOCK)
             assert hosts.relay.address in str(caught.value)
         reading.close()
@@ -598,7 +599,7 @@ def test_a_description_longer_than_the_image(hosts, monkeypatch):
     monkeypatch.setattr(wire.RecipeHeader, 'most_blocks', 10)
     hosts.put(noise(MIB + 1000))
     reading = hosts.arrivals.open('one', None, None)
-    with pytest.raises(pulls_module.ArrivalFailed, match='more blocks'):
+    with pytest.raises(readings.ArrivalFailed, match='more blocks'):
         read_at(reading, 0, 1)
     reading.close()
     hosts.need_nothing_of('one')
@@ -623,20 +624,20 @@ def test_the_peer_dies(hosts, monkeypatch):
     repositories.eventually(lambda: reading.available(0) > 3 * MIB, LIMIT)
     hosts.daemon.kill()
     hosts.relay.allow(None)
-    with pytest.raises(pulls_module.ArrivalFailed, match='does not arrive'):
+    with pytest.raises(readings.ArrivalFailed, match='does not arrive'):
         read_at(reading, len(data) - 1, 1)
-    with pytest.raises(pulls_module.ArrivalFailed):
+    with pytest.raises(readings.ArrivalFailed):
         read_at(reading, 5 * MIB, 1)
     have = reading.available(0)
     assert read_at(reading, 0, have) == data[:have]
-    with pytest.raises(pulls_module.ArrivalFailed):
+    with pytest.raises(readings.ArrivalFailed):
         reading.available(have)
     reading.close()
     hosts.need_nothing_of('one')
     # For a while it is not asked, and nobody waits for it.
     requests = hosts.relay.requests.total()
     hosts.daemon.start()
-    with pytest.raises(pulls_module.ArrivalFailed, match='asked again in'):
+    with pytest.raises(readings.ArrivalFailed, match='asked again in'):
         hosts.arrivals.open('one', expected, None)
     assert hosts.relay.requests.total() == requests
     hosts.arrivals._away = 0.0, ''
@@ -661,7 +662,7 @@ def test_a_peer_that_is_away(hosts, tmp_path, monkeypatch):
     with pytest.raises(daemon_module.DaemonUnavailable):
         arrivals.open('one', None, None)
     for image_id in ('one', 'two'):
-        with pytest.raises(pulls_module.ArrivalFailed, match='nobody'):
+        with pytest.raises(readings.ArrivalFailed, match='nobody'):
             arrivals.open(image_id, None, None)
     assert len(asked) == 1
     repositories.put(hosts.ours, 'two', b'two')
@@ -676,7 +677,7 @@ def test_it_is_not_there(hosts):
 
 
 def test_a_client_that_cannot_be_made(hosts):
-    with pytest.raises(pulls_module.ArrivalFailed, match='printable'):
+    with pytest.raises(readings.ArrivalFailed, match='printable'):
         hosts.arrivals.open('one', None, 'a\nb')
     hosts.need_nothing_of('one')
 
@@ -709,7 +710,7 @@ def test_all_tokens_expire(hosts):
     hosts.relay.refused |= {'old', 'older'}
     hosts.relay.allow(None)
     for reading in (first, second):
-        with pytest.raises(pulls_module.ArrivalFailed, match='401') as e:
+        with pytest.raises(readings.ArrivalFailed, match='401') as e:
             follow(reading)
         assert 'old' not in str(e.value).replace('older', '')
         reading.close()
@@ -753,7 +754,7 @@ def test_another_upload_commits_first(hosts, size, known):
         assert follow(reading) == data
         hosts.ended()
     else:
-        with pytest.raises(pulls_module.ArrivalFailed, match='exists'):
+        with pytest.raises(readings.ArrivalFailed, match='exists'):
             follow(reading)
     reading.close()
     assert hosts.ours.stat('one').upload_id == upload
@@ -766,7 +767,7 @@ def test_only_some_arrive_at_once(hosts, monkeypatch):
     for name in names:
         hosts.put(noise(100_000, len(name)), name)
     readings = [hosts.arrivals.open(name, None, None) for name in names[:-1]]
-    with pytest.raises(pulls_module.ArrivalFailed, match='others are on'):
+    with pytest.raises(readings.ArrivalFailed, match='others are on'):
         hosts.arrivals.open(names[-1], None, None)
     hosts.relay.allow(None)
     for reading in readings:
@@ -788,11 +789,11 @@ def test_stop_keeps_what_came(hosts):
     repositories.eventually(lambda: reading.available(0) > 2 * MIB, LIMIT)
     hosts.arrivals.stop(LIMIT)
     assert not hosts.arrivals._arrivals
-    with pytest.raises(pulls_module.ArrivalFailed):
+    with pytest.raises(readings.ArrivalFailed):
         follow(reading)
     reading.close()
     hosts.need_nothing_of('one')
-    with pytest.raises(pulls_module.ArrivalFailed, match='stopping'):
+    with pytest.raises(readings.ArrivalFailed, match='stopping'):
         hosts.arrivals.open('one', expected, None)
     hosts.relay.allow(None)
     hosts.arrivals = pulls_module.Arrivals(hosts.ours, hosts.relay.connect)
@@ -814,7 +815,7 @@ def test_the_disk_is_full(hosts, tmp_path, monkeypatch):
             arrivals = pulls_module.Arrivals(
                 repository, hosts.relay.connect)
             reading = arrivals.open('one', expected, None)
-            with pytest.raises(pulls_module.ArrivalFailed, match='no room'):
+            with pytest.raises(readings.ArrivalFailed, match='no room'):
                 read_at(reading, 15 * MIB, MIB)
             have = reading.available(0)
             assert have >= 2 * MIB
@@ -833,7 +834,7 @@ def test_damage_here(hosts):
     group.data[group.data_start() + 5000] ^= 1
     group.save()
     reading = hosts.arrivals.open('one', expected, None)
-    with pytest.raises((pulls_module.ArrivalFailed,
+    with pytest.raises((readings.ArrivalFailed,
                         exceptions.DamagedError), match='groups/'):
         follow(reading)
     reading.close()

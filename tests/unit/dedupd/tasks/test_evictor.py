@@ -585,8 +585,7 @@ def test_the_daemon_of_a_cache_looks_each_minute(repo, path, held, model,
     assert scheduler._interval('evict') == 0
     limit = 0
     held._limit = lambda: limit
-    scheduler.held = held
-    scheduler.coming = lambda: MIB
+    scheduler = scheduler_module.Scheduler(repo, conf, held, lambda: MIB)
     scheduler.start()
     try:
         repositories.eventually(

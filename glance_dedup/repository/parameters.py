@@ -20,12 +20,10 @@ import dataclasses
 import json
 import re
 import secrets
-from typing import Any
-
-import xxhash
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 1
@@ -52,12 +50,6 @@ def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
 def full_cutting(cutting: str) -> str:
     """As it stands in ``repository.json``."""
     return GEAR if cutting == 'gear' else cutting
-
-
-def json_checksum(fields: dict[str, Any]) -> str:
-    """What stands in a JSON file as ``checksum``, of all else in it."""
-    plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
-    return xxhash.xxh3_64_hexdigest(plain.encode())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +157,7 @@ class Parameters:
     def to_json(self) -> bytes:
         """The content of repository.json."""
         fields = {'kind': _KIND, **dataclasses.asdict(self)}
-        fields['checksum'] = json_checksum(fields)
+        fields['checksum'] = files.json_checksum(fields)
         return json.dumps(fields, indent=2, sort_keys=True).encode() + b'\n'
 
     @classmethod
@@ -188,7 +180,7 @@ class Parameters:
             raise exceptions.VersionError(
                 f'{path} has format version {major}; this program knows up '
                 f'to {FORMAT_MAJOR}')
-        if checksum != json_checksum({'kind': kind, **fields}):
+        if checksum != files.json_checksum({'kind': kind, **fields}):
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:
             parameters = cls(**fields)
