@@ -25,7 +25,8 @@ import os
 from typing import Any
 
 from dedupd import control as control_module
-from dedupd.http import server as http
+from dedupd.http import messages
+from dedupd.http import router as router_module
 from dedupd import metrics
 from dedupd import page
 from dedupd.serve import incoming_replicas as incoming_replicas_module
@@ -64,9 +65,9 @@ class API:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         watchers.append(self._watcher)
-        self.unix = http.Router()
-        self.tls = http.Router()
-        self.status = http.Router()
+        self.unix = router_module.Router()
+        self.tls = router_module.Router()
+        self.status = router_module.Router()
         for router in (self.unix, self.tls):
             self._add_reads(router, reads)
             self._add_receiving(router, receiving)
@@ -76,7 +77,7 @@ class API:
 
     # -- routes ------------------------------------------------------------
 
-    def _add_reads(self, router: http.Router,
+    def _add_reads(self, router: router_module.Router,
                    reads: reads_module.Reads) -> None:
         image = '/v1/images/{image_id}'
         router.add('GET', image, _translated(reads.image))
@@ -84,7 +85,7 @@ class API:
         router.add('POST', f'{image}/blocks', _translated(reads.blocks),
                    reads_module.RANGES_BYTES, reads.admit)
 
-    def _add_receiving(self, router: http.Router,
+    def _add_receiving(self, router: router_module.Router,
                        receiving: incoming_replicas_module.Receiving) -> None:
         image = '/v1/replicas/{image_id}'
         router.add('POST', image, _translated(receiving.begin),
@@ -99,7 +100,7 @@ class API:
             router.add(method, image + path, _translated(handler), limit,
                        receiving.admit)
 
-    def _add_state(self, router: http.Router) -> None:
+    def _add_state(self, router: router_module.Router) -> None:
         for path, handler in (
                 ('/', self._page), ('/metrics', self._metrics),
                 ('/healthcheck', self._live),
@@ -111,7 +112,7 @@ class API:
                 ('/v1/sharing', self._shown(self._control.sharing))):
             router.add('GET', path, _translated(handler))
 
-    def _add_control(self, router: http.Router) -> None:
+    def _add_control(self, router: router_module.Router) -> None:
         router.add('GET', '/v1/tasks/{name}', _translated(self._task))
         router.add('POST', '/v1/tasks/{name}', _translated(self._start_task),
                    _BODY_LIMIT)
@@ -125,56 +126,57 @@ class API:
         return asyncio.wrap_future(self._workers.submit(
             functools.partial(function, *args, **kwargs)))
 
-    def _shown(self, function: Callable[[], Any]) -> http.Handler:
-        def make() -> http.Response:
-            return http.json_response(function())
+    def _shown(self, function: Callable[[], Any]) -> router_module.Handler:
+        def make() -> messages.Response:
+            return messages.json_response(function())
 
-        async def handler(request: http.Request) -> http.Response:
+        async def handler(request: messages.Request) -> messages.Response:
             return await self._run(make)
 
         return handler
 
-    async def _page(self, request: http.Request) -> http.Response:
-        return http.Response(
+    async def _page(self, request: messages.Request) -> messages.Response:
+        return messages.Response(
             200, {'Content-Type': page.CONTENT_TYPE, **page.headers()},
             page.content())
 
-    async def _metrics(self, request: http.Request) -> http.Response:
-        return http.Response(
+    async def _metrics(self, request: messages.Request) -> messages.Response:
+        return messages.Response(
             200, {'Content-Type': metrics.CONTENT_TYPE},
             await self._run(metrics.render, self._control.status))
 
-    async def _live(self, request: http.Request) -> http.Response:
-        return http.json_response({'live': True})
+    async def _live(self, request: messages.Request) -> messages.Response:
+        return messages.json_response({'live': True})
 
-    async def _ready(self, request: http.Request) -> http.Response:
+    async def _ready(self, request: messages.Request) -> messages.Response:
         """Whether reads are served, and the repository's disk answers."""
         try:
             await asyncio.wait_for(
                 self._run(os.stat, os.path.join(self._path, 'images')),
                 _READY_SECONDS)
         except (OSError, TimeoutError) as e:
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 503, f'{self._path} does not answer: {e or "in time"}.')
-        return http.json_response({'ready': self._control.ready},
-                                  200 if self._control.ready else 503)
+        return messages.json_response({'ready': self._control.ready},
+                                      200 if self._control.ready else 503)
 
-    async def _history(self, request: http.Request) -> http.Response:
+    async def _history(self, request: messages.Request) -> messages.Response:
         since = _number(request, 'since', 0)
-        return http.json_response(
+        return messages.json_response(
             await self._run(self._control.history, since))
 
-    async def _start_task(self, request: http.Request, name: str
-                          ) -> http.Response:
+    async def _start_task(self, request: messages.Request, name: str
+                          ) -> messages.Response:
         arguments = _arguments(request)
         try:
-            return http.json_response(
+            return messages.json_response(
                 await self._run(self._control.start_task, name, **arguments),
                 202)
         except exceptions.BusyError as e:
-            raise http.HTTPError(409, str(e))
+            raise messages.HTTPError(409, str(e))
 
-    async def _task(self, request: http.Request, name: str) -> http.Response:
+    async def _task(self, request: messages.Request, name: str
+                    ) -> messages.Response:
         """A long poll; it occupies no thread."""
         after = _number(request, 'after', 0)
         deadline = self._loop.time() + min(
@@ -185,21 +187,21 @@ class API:
             left = deadline - self._loop.time()
             if status['finished'] >= after or left <= 0 or (
                     self._stopping.is_set()):
-                return http.json_response(status)
+                return messages.json_response(status)
             try:
                 await asyncio.wait_for(self._changed.wait(), left)
             except TimeoutError:
                 pass
 
-    async def _mark_lost(self, request: http.Request, image_id: str
-                         ) -> http.Response:
+    async def _mark_lost(self, request: messages.Request, image_id: str
+                         ) -> messages.Response:
         if _arguments(request):
-            raise http.HTTPError(400, 'There are no arguments.')
+            raise messages.HTTPError(400, 'There are no arguments.')
         try:
-            return http.json_response(await asyncio.wrap_future(
+            return messages.json_response(await asyncio.wrap_future(
                 self._waiting.submit(self._control.mark_lost, image_id)))
         except exceptions.BusyError as e:
-            raise http.HTTPError(409, str(e))
+            raise messages.HTTPError(409, str(e))
 
     def _watcher(self) -> None:
         """Called in the scheduler's threads."""
@@ -209,11 +211,11 @@ class API:
             pass    # the loop has ended
 
 
-def _translated(handler: http.Handler) -> http.Handler:
+def _translated(handler: router_module.Handler) -> router_module.Handler:
     """The handler, its errors of the repository made those of HTTP."""
 
-    async def translated(request: http.Request, **kwargs: str
-                         ) -> http.Response:
+    async def translated(request: messages.Request, **kwargs: str
+                         ) -> messages.Response:
         try:
             return await handler(request, **kwargs)
         except exceptions.RepositoryError as e:
@@ -222,16 +224,16 @@ def _translated(handler: http.Handler) -> http.Handler:
     return translated
 
 
-def _arguments(request: http.Request) -> dict[str, Any]:
+def _arguments(request: messages.Request) -> dict[str, Any]:
     arguments = request.json()
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
-        raise http.HTTPError(400, 'The body is not a JSON object.')
+        raise messages.HTTPError(400, 'The body is not a JSON object.')
     return arguments
 
 
-def _number(request: http.Request, name: str, default: float) -> float:
+def _number(request: messages.Request, name: str, default: float) -> float:
     """A parameter of the query, not negative."""
     value = request.query.get(name)
     if value is None:
@@ -242,4 +244,4 @@ def _number(request: http.Request, name: str, default: float) -> float:
             return number
     except ValueError:
         pass
-    raise http.HTTPError(400, f'{name}: {value[:40]!r} is not a number.')
+    raise messages.HTTPError(400, f'{name}: {value[:40]!r} is not a number.')

@@ -48,7 +48,8 @@ from dedupd.cache import service as service_module
 from dedupd import control as control_module
 from dedupd import figures as figures_module
 from dedupd.http import certificates
-from dedupd.http import server as http
+from dedupd.http import listeners
+from dedupd.http import server as server_module
 from dedupd.http import tokens as tokens_module
 from dedupd import logs
 from dedupd import opts
@@ -227,7 +228,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        server = http.Server(self._options)
+        server = server_module.Server(self._options)
         try:
             self._listen(server)
             self._scheduler.start()
@@ -247,7 +248,7 @@ class Daemon:
         finally:
             await self._end(server)
 
-    def _listen(self, server: http.Server) -> None:
+    def _listen(self, server: server_module.Server) -> None:
         options = self._options
         tokens = None
         if options.glance_url:
@@ -258,37 +259,39 @@ class Daemon:
                                    arrive)
         endpoints = api.API(self._control, reads, self._receiving,
                             self._repository.path, self._scheduler.watchers,
-                            server.stopping)
+                            server.shared.stopping)
         self._control.reads = lambda: {
-            'connections': server.connections, 'requests': server.requests,
-            'bytes': server.sent}
-        server.add(http.Listener(
+            'connections': server.connections,
+            'requests': server.shared.requests, 'bytes': server.shared.sent}
+        server.add(listeners.Listener(
             'unix', self._listen_unix('socket'), endpoints.unix,
             allowed=lambda uid: uid in self._users['socket']))
         if options.nbd_socket:
             self._export(server)
         if options.listen:
-            server.add(http.Listener(
-                'tls', _listening(options.listen, http.listen_tcp),
+            server.add(listeners.Listener(
+                'tls', _listening(options.listen, listeners.listen_tcp),
                 endpoints.tls, tls=self._certificates.current))
         if options.status_listen:
-            server.add(http.Listener(
-                'status', _listening(options.status_listen, http.listen_tcp),
+            server.add(listeners.Listener(
+                'status', _listening(options.status_listen,
+                                     listeners.listen_tcp),
                 endpoints.status))
         if self._cache is not None:
             proxy = self._cache.proxy(reads)
             self._control.cache = proxy.status
-            server.add(http.Listener(
-                'cache', _listening(self._conf.cache.listen, http.listen_tcp),
+            server.add(listeners.Listener(
+                'cache', _listening(self._conf.cache.listen,
+                                    listeners.listen_tcp),
                 proxy.serve))
 
-    def _export(self, server: http.Server) -> None:
+    def _export(self, server: server_module.Server) -> None:
         """Serve images over NBD."""
         exports = nbd.Exports(
             self._options.nbd_socket, self._repository, self._open_reading,
-            self._options, server.stopping)
+            self._options, server.shared.stopping)
         self._control.nbd = exports.status
-        server.add(http.Listener(
+        server.add(listeners.Listener(
             'nbd', self._listen_unix('nbd_socket'), None,
             allowed=lambda uid: uid in self._users['nbd_socket'],
             other=exports.connection))
@@ -303,7 +306,7 @@ class Daemon:
     def _listen_unix(self, option: str) -> socket.socket:
         """Listen on the Unix socket that an option names."""
         path = self._options[option]
-        sock = _listening(path, lambda where: http.listen_unix(
+        sock = _listening(path, lambda where: listeners.listen_unix(
             where, self._socket_mode(option)))
         self._sockets[option] = os.stat(path).st_ino
         return sock
@@ -351,7 +354,7 @@ class Daemon:
             self._control.replicator.reload()
         notify('READY=1')
 
-    async def _end(self, server: http.Server) -> None:
+    async def _end(self, server: server_module.Server) -> None:
         LOG.info('Ending.')
         notify('STOPPING=1')
         self._control.ready = False

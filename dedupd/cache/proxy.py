@@ -38,7 +38,8 @@ from oslo_log import log
 
 from dedupd.cache import index as index_module
 from dedupd.cache import pulls as pulls_module
-from dedupd.http import server as http
+from dedupd.http import messages
+from dedupd.http import streams
 from dedupd.http import upstream as upstream_module
 from dedupd.http.upstream import find
 from dedupd.http.upstream import Header
@@ -121,14 +122,14 @@ class Proxy:
         self._plain: collections.Counter[str] = collections.Counter()
         self._last_failure: dict[str, Any] | None = None
 
-    async def serve(self, message: http.Message) -> http.Response:
+    async def serve(self, message: messages.Message) -> messages.Response:
         """Any request."""
         headers = upstream_module.end_to_end(message.headers)
         self._counts['requests'] += 1
         if any(self._name in value for name, value in headers
                if name.lower() == b'via'):
-            raise http.HTTPError(508, 'glance_url of this cache leads to '
-                                      'itself.')
+            raise messages.HTTPError(508, 'glance_url of this cache leads to '
+                                     'itself.')
         headers.append((b'Via', b'1.1 ' + self._name))
         asked = _asked(message, headers)
         if asked is not None:
@@ -153,8 +154,8 @@ class Proxy:
 
     # -- what is passed on ---------------------------------------------------
 
-    async def _relay(self, message: http.Message, headers: list[Header]
-                     ) -> http.Response:
+    async def _relay(self, message: messages.Message, headers: list[Header]
+                     ) -> messages.Response:
         try:
             answer = await self._upstream.ask(message.method, message.target,
                                               headers, message.body)
@@ -162,12 +163,12 @@ class Proxy:
             LOG.warning('%s %s: %s', message.method,
                         message.target.partition('?')[0], e)
             # What a client of Glance's would try again without us.
-            raise http.HTTPError(502 if e.malformed else 503,
-                                 f'The Image service did not answer: {e}')
+            raise messages.HTTPError(502 if e.malformed else 503,
+                                     f'The Image service did not answer: {e}')
         if message.method == 'DELETE' and answer.status == 204:
             self._deleted(message.target)
-        response = http.Response(answer.status, relayed=answer.headers,
-                                 reason=answer.reason)
+        response = messages.Response(answer.status, relayed=answer.headers,
+                                     reason=answer.reason)
         if message.method == 'HEAD' or answer.status in (204, 304):
             with contextlib.suppress(upstream_module.UpstreamError):
                 await answer.read()     # the end, which is all there is
@@ -193,14 +194,14 @@ class Proxy:
 
     # -- what comes from here ------------------------------------------------
 
-    async def _from_here(self, asked: _Asked) -> http.Response:
+    async def _from_here(self, asked: _Asked) -> messages.Response:
         """:raises _NotFromHere: the plain request is to be made"""
         allowed = await self._ask_first_byte(asked)
         begin, end = 0, allowed.size
         if asked.range is not None:
             try:
                 begin, end = reads_module.parse_range(asked.range, end)
-            except http.HTTPError:
+            except messages.HTTPError:
                 raise _NotFromHere('range')     # Glance says what it is not
         reading = await self._open(asked, allowed)
         if not isinstance(reading, readings.Present) and (
@@ -212,8 +213,8 @@ class Proxy:
                            reads_module.Course(reading, begin, end))
         headers = [*allowed.headers,
                    (b'Content-Length', b'%d' % (end - begin))]
-        response = http.Response(200, relayed=headers, length=end - begin,
-                                 body=await reads_module.primed(body))
+        response = messages.Response(200, relayed=headers, length=end - begin,
+                                     body=await reads_module.primed(body))
         if asked.range is not None:
             response.status = 206
             headers.append((b'Content-Range', b'bytes %d-%d/%d' % (
@@ -336,7 +337,7 @@ class Proxy:
 
     async def _bytes(self, asked: _Asked, allowed: _Allowed,
                      course: reads_module.Course
-                     ) -> AsyncGenerator[Any, http.Pour | None]:
+                     ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A range of the image: from here as long as that goes."""
         begin, end = course.handed, course.handed + course.left
         try:
@@ -346,7 +347,7 @@ class Proxy:
                     while True:
                         pour = yield await here.asend(pour)
             return
-        except http.Disconnected:
+        except streams.Disconnected:
             raise
         except pulls_module.WrongImage as e:
             if course.handed == begin:
@@ -402,7 +403,7 @@ class _Relayed:
     def __init__(self, answer: upstream_module.Answer) -> None:
         self._answer = answer
 
-    async def asend(self, pour: http.Pour | None) -> bytes:
+    async def asend(self, pour: streams.Pour | None) -> bytes:
         piece = await self._answer.read()
         if not piece:
             raise StopAsyncIteration
@@ -422,7 +423,7 @@ def _text(headers: list[Header], name: bytes) -> str:
     return (find(headers, name) or b'').decode('latin-1')
 
 
-def _asked(message: http.Message, headers: list[Header]) -> _Asked | None:
+def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
     """The bytes that a request is for; None if it is another."""
     match = _IMAGE.fullmatch(message.target)
     names = [name.lower() for name, _ in headers]

@@ -29,7 +29,7 @@ import ssl
 import time
 import urllib.parse
 
-from dedupd.http import server as http_server
+from dedupd.http import messages
 from glance_dedup.base import hashes
 from glance_dedup.base import workers
 
@@ -82,7 +82,7 @@ class Tokens:
         future = self._asking.get(key)
         if future is None:
             if len(self._asking) >= MOST_ASKED:
-                raise http_server.HTTPError(
+                raise messages.HTTPError(
                     503, 'Too many tokens are being checked.')
             began = time.monotonic()
             future = asyncio.wrap_future(
@@ -95,13 +95,13 @@ class Tokens:
                                                    2 * _TIMEOUT)
         except (OSError, TimeoutError, ValueError,
                 http.client.HTTPException) as e:
-            raise http_server.HTTPError(
+            raise messages.HTTPError(
                 503, f'The token cannot be checked: {e or "no answer"}.')
         if status in (401, 403, 404):
-            raise http_server.HTTPError(
+            raise messages.HTTPError(
                 status, 'Glance does not give this image to this token.')
         if status not in (200, 206):
-            raise http_server.HTTPError(
+            raise messages.HTTPError(
                 503, f'The token cannot be checked: Glance said {status}.')
         return found
 

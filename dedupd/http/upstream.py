@@ -33,7 +33,7 @@ import urllib.parse
 
 import h11
 
-from dedupd.http import server as http
+from dedupd.http import streams
 
 #: Name and value, as they are sent.
 Header = tuple[bytes, bytes]
@@ -216,7 +216,7 @@ class Upstream:
         except OSError as e:
             raise UpstreamError(f'{self.url} cannot be reached: '
                                 f'{e.strerror or e}.')
-        except http.Disconnected as e:
+        except streams.Disconnected as e:
             raise UpstreamError(f'{self.url} cannot be reached: {e}.')
 
     async def _connect_to(self, place: Any) -> '_Connection':
@@ -226,10 +226,10 @@ class Upstream:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream: http.SocketStream | http.TLSStream = (
-                http.SocketStream(sock))
+            stream: streams.SocketStream | streams.TLSStream = (
+                streams.SocketStream(sock))
             if self._tls is not None:
-                stream = http.TLSStream(stream, self._tls, self._place[0])
+                stream = streams.TLSStream(stream, self._tls, self._place[0])
                 await stream.handshake(CONNECT_SECONDS)
         except BaseException:
             sock.close()
@@ -248,11 +248,11 @@ class _Connection:
     """A connection, for one request at a time."""
 
     def __init__(self, upstream: Upstream, sock: socket.socket,
-                 stream: http.SocketStream | http.TLSStream) -> None:
+                 stream: streams.SocketStream | streams.TLSStream) -> None:
         self._upstream = upstream
         self._socket = sock
         self._stream = stream
-        self._h11 = http.Parser(
+        self._h11 = streams.Parser(
             h11.CLIENT, max_incomplete_event_size=_HEADER_LIMIT)
         self._used = self._answered = False
         self._idle_since = 0.0
@@ -347,7 +347,7 @@ class _Connection:
             data = self._h11.send(event)
             if data:
                 await self._stream.send(data, PATIENCE)
-        except http.Disconnected as e:
+        except streams.Disconnected as e:
             raise self._ended(str(e)) from None
         except h11.LocalProtocolError as e:
             raise UpstreamError(f'The request cannot be passed on: {e}.')
@@ -372,7 +372,7 @@ class _Connection:
                 raise self._ended('too early') from None
             raise UpstreamError(f'{self.url} sent what is no answer: {e}.',
                                 malformed=True)
-        except http.Disconnected as e:
+        except streams.Disconnected as e:
             raise self._ended(str(e)) from None
 
     def _ended(self, why: str) -> Exception:

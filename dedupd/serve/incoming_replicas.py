@@ -39,7 +39,7 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.http import server as http
+from dedupd.http import messages
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
@@ -423,26 +423,26 @@ class Receiving:
 
     # -- who may ----------------------------------------------------------
 
-    def _need_sender(self, request: http.Request) -> None:
+    def _need_sender(self, request: messages.Request) -> None:
         if request.peer.uid is not None:
             return
         if not request.peer.operator:
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 403, 'Images are received only from who has a certificate of '
                      'tls_client_ca.')
         if not self._remote:
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 403, 'This daemon takes no images of other sites; its option '
                      'receive says so.')
 
     @contextlib.asynccontextmanager
-    async def admit_begin(self, request: http.Request, image_id: str
+    async def admit_begin(self, request: messages.Request, image_id: str
                           ) -> AsyncIterator[None]:
         self._need_sender(request)
         yield
 
     @contextlib.asynccontextmanager
-    async def admit(self, request: http.Request, image_id: str
+    async def admit(self, request: messages.Request, image_id: str
                     ) -> AsyncIterator[None]:
         """Before a body is received, which takes memory."""
         self._need_sender(request)
@@ -452,31 +452,31 @@ class Receiving:
         with self._using(entry):
             yield
 
-    def _found(self, request: http.Request, image_id: str) -> _Entry:
+    def _found(self, request: messages.Request, image_id: str) -> _Entry:
         """That which the request names, if it was not taken over."""
         entry = self._entries.get(image_id)
         token = request.query.get('replica', '')
         if entry is None or not entry.token or not secrets.compare_digest(
                 token.encode(), entry.token.encode()):
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 404, f'Image {image_id[:140]!r} is not being received, or not '
                      'from this sender any more. Begin again.')
         return entry
 
     # -- handlers ---------------------------------------------------------
 
-    async def begin(self, request: http.Request, image_id: str
-                    ) -> http.Response:
+    async def begin(self, request: messages.Request, image_id: str
+                    ) -> messages.Response:
         """POST /v1/replicas/{image_id}"""
         if not repository_module.IMAGE_ID.fullmatch(image_id):
-            raise http.HTTPError(400, 'An image id has 1 to 128 characters '
-                                      'of A-Z a-z 0-9 _ -.')
+            raise messages.HTTPError(
+                400, 'An image id has 1 to 128 characters of A-Z a-z 0-9 _ -.')
         upload_id = _hex(request, 'upload')
         sender = _hex(request, 'sender')
         project = request.query.get('project', '')
         if len(project) > _LONGEST_PROJECT or '\0' in project:
-            raise http.HTTPError(400, 'project: it is too long, or holds a '
-                                      'NUL.')
+            raise messages.HTTPError(
+                400, 'project: it is too long, or holds a NUL.')
         header = _header(request.body)
         known = _hash(request)
         entry = await self._entry(image_id, upload_id, header, sender)
@@ -487,50 +487,50 @@ class Receiving:
         LOG.info('Receiving image %s, from offset %d of %d%s.', image_id,
                  replica.stored, header.size,
                  f'; whole: {replica.whole}' if replica.whole else '')
-        return http.json_response({
+        return messages.json_response({
             'replica': entry.token, 'offset': replica.stored,
             'exists': replica.exists, 'whole': replica.whole,
             'lot_blocks': assembler_module.LOT_BLOCKS,
             'lot_bytes': assembler_module.LOT_BYTES,
             'lot_zeros': LOT_ZEROS, 'lots': LOTS}, 201)
 
-    async def offer(self, request: http.Request, image_id: str
-                    ) -> http.Response:
+    async def offer(self, request: messages.Request, image_id: str
+                    ) -> messages.Response:
         """POST /v1/replicas/{image_id}/lots"""
         entry, offset = self._found(request, image_id), _offset(request)
         ranges, blocks = await self._run(
             entry, entry.replica.offer, offset, request.body)
-        return http.json_response({'ranges': ranges, 'blocks': blocks})
+        return messages.json_response({'ranges': ranges, 'blocks': blocks})
 
-    async def blocks(self, request: http.Request, image_id: str
-                     ) -> http.Response:
+    async def blocks(self, request: messages.Request, image_id: str
+                     ) -> messages.Response:
         """POST /v1/replicas/{image_id}/blocks"""
         entry, offset = self._found(request, image_id), _offset(request)
         self._bytes += len(request.body)
         await self._run(entry, entry.replica.take, offset, request.body)
-        return http.json_response({'stored': entry.replica.stored})
+        return messages.json_response({'stored': entry.replica.stored})
 
-    async def commit(self, request: http.Request, image_id: str
-                     ) -> http.Response:
+    async def commit(self, request: messages.Request, image_id: str
+                     ) -> messages.Response:
         """POST /v1/replicas/{image_id}/commit"""
         entry = self._found(request, image_id)
         stat = await self._run(entry, entry.replica.commit)
         self._images += not entry.replica.exists
         await self._drop(entry)
         LOG.info('Image %s is received.', image_id)
-        return http.json_response({
+        return messages.json_response({
             'image_id': image_id, 'upload_id': stat.upload_id,
             'size': stat.size, 'new_bytes': stat.new_bytes,
             'exists': entry.replica.exists,
             'location': locations.url(self._repository, image_id,
                                       stat.upload_id)})
 
-    async def give_up(self, request: http.Request, image_id: str
-                      ) -> http.Response:
+    async def give_up(self, request: messages.Request, image_id: str
+                      ) -> messages.Response:
         """DELETE /v1/replicas/{image_id}"""
         entry = self._found(request, image_id)
         await self._drop(entry)
-        return http.json_response({'stored': entry.replica.stored})
+        return messages.json_response({'stored': entry.replica.stored})
 
     async def stop(self) -> None:
         """Keep what came, of all."""
@@ -618,11 +618,11 @@ class Receiving:
             if isinstance(e, Outdated):
                 raise _error(404, entry, e)
             if isinstance(e, exceptions.NoSpaceError):
-                raise http.HTTPError(
+                raise messages.HTTPError(
                     507, f'{e}. Make room at the receiving site, and send '
                          'the image again.')
             if isinstance(e, exceptions.ImageExists):
-                raise http.HTTPError(409, f'{e}.')
+                raise messages.HTTPError(409, f'{e}.')
             raise
 
     async def _drop(self, entry: _Entry) -> None:
@@ -648,50 +648,51 @@ class Receiving:
             _SWEEP_SECONDS, self._sweep) if self._entries else None
 
 
-def _wait(sentence: str) -> http.HTTPError:
-    return http.HTTPError(503, sentence, {'Retry-After': str(RETRY_SECONDS)})
+def _wait(sentence: str) -> messages.HTTPError:
+    return messages.HTTPError(503, sentence,
+                              {'Retry-After': str(RETRY_SECONDS)})
 
 
-def _error(status: int, entry: _Entry, error: Exception) -> http.HTTPError:
-    return http.HTTPError(status, f'Image {entry.image_id}: {error}.')
+def _error(status: int, entry: _Entry, error: Exception) -> messages.HTTPError:
+    return messages.HTTPError(status, f'Image {entry.image_id}: {error}.')
 
 
-def _hex(request: http.Request, name: str) -> str:
+def _hex(request: messages.Request, name: str) -> str:
     value = request.query.get(name, '')
     if not _HEX.fullmatch(value):
-        raise http.HTTPError(400, f'{name}: 32 hexadecimal digits are '
-                                  'needed.')
+        raise messages.HTTPError(400, f'{name}: 32 hexadecimal digits are '
+                                 'needed.')
     return value
 
 
-def _hash(request: http.Request) -> hashes.Hash | None:
+def _hash(request: messages.Request) -> hashes.Hash | None:
     if 'hash' not in request.query:
         return None
     name, _, value = request.query['hash'].partition(':')
     try:
         return hashes.Hash(name, value)
     except ValueError as e:
-        raise http.HTTPError(400, f'hash: {e}.')
+        raise messages.HTTPError(400, f'hash: {e}.')
 
 
-def _offset(request: http.Request) -> int:
+def _offset(request: messages.Request) -> int:
     value = request.query.get('offset', '')
     if not _OFFSET.fullmatch(value) or int(value) >= 1 << 62:
-        raise http.HTTPError(400, f'offset: {value[:40]!r} is not a number '
-                                  'of bytes.')
+        raise messages.HTTPError(
+            400, f'offset: {value[:40]!r} is not a number of bytes.')
     return int(value)
 
 
 def _header(data: bytes) -> wire.RecipeHeader:
     if len(data) != wire.RECIPE_HEADER_BYTES:
-        raise http.HTTPError(
+        raise messages.HTTPError(
             400, f'The body has {len(data)} bytes; the header of a recipe has '
                  f'{wire.RECIPE_HEADER_BYTES}.')
     try:
         header = wire.RecipeHeader.unpack(data, Bad)
         _engine.fingerprint(header.fingerprint, b'', header.scope)
     except (Bad, ValueError) as e:
-        raise http.HTTPError(
+        raise messages.HTTPError(
             400, f'This daemon cannot receive the image: {e}. Update it if it '
                  'is older than the sender.')
     return header

@@ -37,8 +37,9 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.http import connections as connections_module
-from dedupd.http import server as http
+from dedupd.http import connection_limits
+from dedupd.http import messages
+from dedupd.http import streams
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
@@ -89,7 +90,7 @@ class Exports:
     def __init__(self, path: str,
                  repository: repository_module.Repository,
                  opener: Callable[[str], readings.Reading],
-                 limits: http.Limits, stopping: asyncio.Event) -> None:
+                 limits: messages.Limits, stopping: asyncio.Event) -> None:
         self._path = path
         self.repository = repository
         self.opener = opener
@@ -100,9 +101,9 @@ class Exports:
         self._workers = workers_module.Workers('dedupd-nbd', THREADS)
         self.served = self.requests = self.sent = self.errors = 0
 
-    def connection(self, sock: socket.socket, place: connections_module.Place
+    def connection(self, sock: socket.socket, place: connection_limits.Place
                    ) -> '_Connection':
-        """For `http.Listener.other`."""
+        """For `listeners.Listener.other`."""
         return _Connection(self, sock, place)
 
     def run(self, function: Callable, *args: Any) -> asyncio.Future:
@@ -173,7 +174,7 @@ class _Share:
 class _Input:
     """What the client sends, in the lengths that it is made of."""
 
-    def __init__(self, stream: http.SocketStream) -> None:
+    def __init__(self, stream: streams.SocketStream) -> None:
         self._stream = stream
         self._data = bytearray()
 
@@ -203,7 +204,7 @@ class _Input:
     async def _more(self) -> None:
         data = await self._stream.receive()
         if not data:
-            raise http.Disconnected('it ended within a message')
+            raise streams.Disconnected('it ended within a message')
         self._data += data
 
 
@@ -211,10 +212,10 @@ class _Connection:
     """One client: it haggles, and then reads an image."""
 
     def __init__(self, exports: Exports, sock: socket.socket,
-                 place: connections_module.Place) -> None:
+                 place: connection_limits.Place) -> None:
         self._exports = exports
         self._place = place
-        self._stream = http.SocketStream(sock)
+        self._stream = streams.SocketStream(sock)
         self._input = _Input(self._stream)
         self._sending = asyncio.Lock()
         self._share = _Share()
@@ -239,7 +240,7 @@ class _Connection:
         except protocol.Violation as e:
             LOG.warning('An NBD client%s was disconnected: %s.',
                         f' of image {self._name}' if self._name else '', e)
-        except (http.Disconnected, TimeoutError) as e:
+        except (streams.Disconnected, TimeoutError) as e:
             LOG.debug('NBD connection: %s', e or 'it was too slow')
         finally:
             self._stream.close()
@@ -446,7 +447,7 @@ class _Connection:
                 await self._perform(reading, request)
             except _Refused as e:
                 await self._reply_error(request, e.error, str(e))
-            except (http.Disconnected, asyncio.CancelledError):
+            except (streams.Disconnected, asyncio.CancelledError):
                 raise
             except Exception as e:
                 await self._failed(request, e)
@@ -457,7 +458,7 @@ class _Connection:
         if not self._under_way and self._exports.stopping.is_set():
             # Rather than an error, which the guest would get: a client may
             # connect to the next daemon, and go on.
-            raise http.Disconnected('the daemon ends')
+            raise streams.Disconnected('the daemon ends')
 
     async def _perform(self, reading: readings.Reading,
                        request: protocol.Request) -> None:

@@ -35,7 +35,8 @@ from typing import NamedTuple
 
 from oslo_log import log
 
-from dedupd.http import server as http
+from dedupd.http import messages
+from dedupd.http import streams
 from dedupd.http import tokens as tokens_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
@@ -81,15 +82,15 @@ _FAST = 0.1
 _SLOW = 1.0
 
 
-def http_error(error: exceptions.RepositoryError) -> http.HTTPError:
+def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
     """What to answer for an error of the repository."""
     if isinstance(error, exceptions.ImageNotFound):
-        return http.HTTPError(404, str(error))
+        return messages.HTTPError(404, str(error))
     if isinstance(error, exceptions.InvalidParameter):
-        return http.HTTPError(400, str(error))
+        return messages.HTTPError(400, str(error))
     if isinstance(error, (exceptions.BusyError, exceptions.ClosedError)):
-        return http.HTTPError(503, str(error))
-    return http.HTTPError(500, str(error))
+        return messages.HTTPError(503, str(error))
+    return messages.HTTPError(500, str(error))
 
 
 def parse_range(value: str, size: int) -> tuple[int, int] | None:
@@ -97,15 +98,15 @@ def parse_range(value: str, size: int) -> tuple[int, int] | None:
 
     Of several ranges none is taken out: the whole is a valid answer.
 
-    :raises http.HTTPError: 416
+    :raises messages.HTTPError: 416
     """
     unit, equals, given = value.partition('=')
     if unit.strip().lower() != 'bytes' and equals:
         return None
     ranges = [_RANGE.fullmatch(r.strip()) for r in given.split(',')]
-    bad = http.HTTPError(416, f'The range {value!r} is not one of this image, '
-                              f'which has {size} bytes.',
-                         {'Content-Range': f'bytes */{size}'})
+    bad = messages.HTTPError(
+        416, f'The range {value!r} is not one of this image, which has {size} '
+        'bytes.', {'Content-Range': f'bytes */{size}'})
     for match in ranges:
         if match is None or match[0] == '-' or (
                 match[1] and match[2] and int(match[1]) > int(match[2])):
@@ -127,31 +128,31 @@ def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
 
     Whether they lie at blocks, the engine knows.
 
-    :raises http.HTTPError: 400 or 416
+    :raises messages.HTTPError: 400 or 416
     """
     ranges = body.get('ranges') if isinstance(body, dict) else None
     if not isinstance(ranges, list) or not all(
             isinstance(r, list) and len(r) == 2
             and all(type(n) is int and 0 <= n < 1 << 63 for n in r)
             for r in ranges):
-        raise http.HTTPError(
+        raise messages.HTTPError(
             400, 'The body is not {"ranges": [[offset, length], ...]}.')
     if len(ranges) > RANGES:
-        raise http.HTTPError(400, f'{RANGES} ranges are the most.')
+        raise messages.HTTPError(400, f'{RANGES} ranges are the most.')
     before = 0
     for offset, length in ranges:
         if not length or offset < before:
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 400, 'The ranges are not in order, or one is empty.')
         before = offset + length
         if before > size:
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 416, f'The image has {size} bytes, and not the range '
                      f'{[offset, length]}.')
     return [(offset, length) for offset, length in ranges]
 
 
-def _needs_no_token(request: http.Request) -> bool:
+def _needs_no_token(request: messages.Request) -> bool:
     """Those on the socket read all images, and so do operators over TCP."""
     return request.peer.uid is not None or request.peer.operator
 
@@ -181,14 +182,14 @@ class Reads:
 
     # -- handlers ----------------------------------------------------------
 
-    async def image(self, request: http.Request, image_id: str
-                    ) -> http.Response:
+    async def image(self, request: messages.Request, image_id: str
+                    ) -> messages.Response:
         """GET and HEAD /v1/images/{image_id}"""
         image = await self._open_reading(request, image_id)
         try:
             size = image.size
             tag = f'"{image.upload_id}"'
-            response = http.Response(200, {
+            response = messages.Response(200, {
                 'Content-Type': 'application/octet-stream',
                 'Accept-Ranges': 'bytes', 'ETag': tag,
                 'Dedup-Repository': self._repository.repository_id},
@@ -213,18 +214,18 @@ class Reads:
         response.body = await primed(self.pieces(Course(image, begin, end)))
         return response
 
-    async def recipe(self, request: http.Request, image_id: str
-                     ) -> http.Response:
+    async def recipe(self, request: messages.Request, image_id: str
+                     ) -> messages.Response:
         """GET /v1/images/{image_id}/recipe"""
         image = await self._open(request, image_id)
-        return http.Response(
+        return messages.Response(
             200, {'Content-Type': RECIPE_TYPE,
                   'ETag': f'"{image.stat.upload_id}"',
                   'Dedup-Repository': self._repository.repository_id},
             await primed(self._pages(image)))
 
-    async def blocks(self, request: http.Request, image_id: str
-                     ) -> http.Response:
+    async def blocks(self, request: messages.Request, image_id: str
+                     ) -> messages.Response:
         """POST /v1/images/{image_id}/blocks"""
         image = await self._open(request, image_id)
         try:
@@ -232,7 +233,7 @@ class Reads:
         except BaseException:
             await self._run(image.close)
             raise
-        return http.Response(
+        return messages.Response(
             200, {'Content-Type': FRAMES_TYPE,
                   'ETag': f'"{image.stat.upload_id}"'},
             await primed(self._frames(image, ranges)))
@@ -240,13 +241,13 @@ class Reads:
     # -- opening -----------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def admit(self, request: http.Request, image_id: str
+    async def admit(self, request: messages.Request, image_id: str
                     ) -> AsyncIterator[None]:
         """Before a body is received, which takes memory."""
         await self._admit(request, image_id)
         yield
 
-    async def _admit(self, request: http.Request, image_id: str
+    async def _admit(self, request: messages.Request, image_id: str
                      ) -> tuple[str | None, hashes.Hash | None]:
         """The upload that an allowed request means, and the image's hash.
 
@@ -255,17 +256,17 @@ class Reads:
         """
         upload_id = request.query.get('upload')
         if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 400, 'upload: an upload id has 32 hexadecimal digits.')
         if not repository_module.IMAGE_ID.fullmatch(image_id):
             # Nothing is called that.
-            raise http.HTTPError(404, 'There is no such image.')
+            raise messages.HTTPError(404, 'There is no such image.')
         said = None
         if not _needs_no_token(request):
             said = await self._ask_glance(request, image_id)
         return upload_id, said
 
-    async def _open(self, request: http.Request, image_id: str
+    async def _open(self, request: messages.Request, image_id: str
                     ) -> repository_module.Image:
         # Anew, where a body came in between: that takes its time.
         upload_id, said = await self._admit(request, image_id)
@@ -283,9 +284,9 @@ class Reads:
         except BaseException as e:
             await self._run(image.close)
             if isinstance(e, hashes.Other):
-                raise http.HTTPError(404, self._told(image_id, e))
+                raise messages.HTTPError(404, self._told(image_id, e))
             if isinstance(e, hashes.Unproven):
-                raise http.HTTPError(403, self._told(image_id, e))
+                raise messages.HTTPError(403, self._told(image_id, e))
             raise
         return image
 
@@ -298,7 +299,7 @@ class Reads:
                 self._refused.popitem(last=False)
         return str(error)
 
-    async def _open_reading(self, request: http.Request, image_id: str
+    async def _open_reading(self, request: messages.Request, image_id: str
                             ) -> readings.Reading:
         try:
             return readings.Present(await self._open(request, image_id))
@@ -310,14 +311,14 @@ class Reads:
                 return await asyncio.wrap_future(
                     self._fetchers.submit(self._arrive, image_id))
             except (readings.ArrivalFailed, daemon_module.ClientError) as e:
-                raise http.HTTPError(503, str(e))
+                raise messages.HTTPError(503, str(e))
 
-    async def _ask_glance(self, request: http.Request, image_id: str
+    async def _ask_glance(self, request: messages.Request, image_id: str
                           ) -> hashes.Hash | None:
         """Whether a user may read, and what image Glance means."""
         token = request.headers.get('x-auth-token')
         if token is None or self._tokens is None:
-            raise http.HTTPError(
+            raise messages.HTTPError(
                 401, 'A certificate, or a token in X-Auth-Token, is needed.')
         return await self._tokens.check(token, image_id)
 
@@ -328,7 +329,7 @@ class Reads:
         return asyncio.wrap_future(self._workers.submit(function, *args))
 
     async def pieces(self, course: 'Course'
-                     ) -> AsyncGenerator[Any, http.Pour | None]:
+                     ) -> AsyncGenerator[Any, streams.Pour | None]:
         """The bytes of a range; then closes what they are read from."""
         loop = asyncio.get_running_loop()
         more = _Bell(loop, course.image)
@@ -484,7 +485,7 @@ class Course:
         self.image.readinto(step.view, step.offset)
         return step.view
 
-    def pour(self, send: http.Pour) -> memoryview:
+    def pour(self, send: streams.Pour) -> memoryview:
         """Read and send pieces; returns what has to wait, or nothing."""
         stop = self._sent + TURN
         while self._sent < stop and self.ready:
@@ -520,15 +521,15 @@ class Course:
         self._spare = [b for b in self._spare if len(b) == self._size]
 
 
-async def primed(generator: AsyncGenerator[Any, http.Pour | None]
-                 ) -> AsyncGenerator[Any, http.Pour | None]:
+async def primed(generator: AsyncGenerator[Any, streams.Pour | None]
+                 ) -> AsyncGenerator[Any, streams.Pour | None]:
     """The same generator, of which the first piece is there already.
 
     So that an error in it can still become the response's status.
     """
     first = await anext(generator, None)
 
-    async def all_of_it() -> AsyncGenerator[Any, http.Pour | None]:
+    async def all_of_it() -> AsyncGenerator[Any, streams.Pour | None]:
         piece = first
         try:
             with contextlib.suppress(StopAsyncIteration):

@@ -21,7 +21,7 @@ import tempfile
 
 import pytest
 
-from dedupd.http import server as http
+from dedupd.http import listeners
 from glance_dedup.base import exceptions
 from glance_dedup.check import checker
 from glance_dedup.repository import repository
@@ -281,7 +281,7 @@ def test_a_socket_takes_no_others_place(tmp_path, kind, where):
         os.mkfifo(place)
     before = hostile_names.state(victim), os.lstat(place)
     with pytest.raises(OSError, match=f'{where} is there, and not a socket'):
-        http.listen_unix(str(tmp_path / 'socket'), 0o600)
+        listeners.listen_unix(str(tmp_path / 'socket'), 0o600)
     assert hostile_names.state(victim) == before[0]
     assert os.lstat(place).st_ino == before[1].st_ino
 
@@ -289,5 +289,5 @@ def test_a_socket_takes_no_others_place(tmp_path, kind, where):
 def test_a_socket_that_nobody_serves_is_replaced(tmp_path):
     path = str(tmp_path / 'socket')
     for mode in (0o600, 0o666):
-        http.listen_unix(path, mode).close()
+        listeners.listen_unix(path, mode).close()
         assert stat.S_IMODE(os.stat(path).st_mode) == mode

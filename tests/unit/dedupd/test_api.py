@@ -17,7 +17,7 @@ import threading
 from unittest import mock
 
 from dedupd import api
-from dedupd.http import server as http
+from dedupd.http import messages
 
 LIMIT = 20
 
@@ -25,7 +25,7 @@ LIMIT = 20
 def perform(router, method, path):
     """A task that has a handler work."""
     route, arguments = router.find(method, path)
-    request = http.Request(method, {}, {}, http.Peer('unix', 0))
+    request = messages.Request(method, {}, {}, messages.Peer('unix', 0))
     return asyncio.create_task(route.handler(request, **arguments))
 
 

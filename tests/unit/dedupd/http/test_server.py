@@ -23,7 +23,12 @@ import types
 import h11
 import pytest
 
-from dedupd.http import server as http
+from dedupd.http import bodies
+from dedupd.http import listeners
+from dedupd.http import messages
+from dedupd.http import router as router_module
+from dedupd.http import server as server_module
+from dedupd.http import streams
 from tests.support import daemons
 
 
@@ -37,9 +42,10 @@ def limits(**changed):
 @contextlib.asynccontextmanager
 async def serving(path, router, **changed):
     """A server on a Unix socket."""
-    server = http.Server(limits(**changed))
-    server.add(http.Listener('unix', http.listen_unix(str(path), 0o600),
-                             router, allowed=lambda uid: True))
+    server = server_module.Server(limits(**changed))
+    server.add(listeners.Listener(
+        'unix', listeners.listen_unix(str(path), 0o600), router,
+        allowed=lambda uid: True))
     try:
         yield server
     finally:
@@ -51,7 +57,8 @@ async def serving(path, router, **changed):
 def test_connections_that_wait_let_others_go_on(tmp_path):
     """One is accepted, then all others have their turn."""
     async def check():
-        async with serving(tmp_path / 'socket', http.Router()) as server:
+        async with serving(tmp_path / 'socket',
+                           router_module.Router()) as server:
             with contextlib.ExitStack() as stack:
                 for _ in range(200):
                     sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -78,7 +85,7 @@ class TestBodies:
     def run(check, **changed):
         async def bounded():
             options = limits(**changed)
-            await asyncio.wait_for(check(http.Bodies(options), options), 60)
+            await asyncio.wait_for(check(bodies.Bodies(options), options), 60)
 
         asyncio.run(bounded())
 
@@ -114,7 +121,7 @@ class TestBodies:
     def test_small_ones_do_not_wait(self):
         async def check(bodies, options):
             await self.begin(bodies, 8 * MIB)
-            for size in (0, 100, http.HEADER_LIMIT):
+            for size in (0, 100, messages.HEADER_LIMIT):
                 _, _, holding = await self.begin(bodies, size)
                 assert holding.is_set()
 
@@ -136,7 +143,7 @@ class TestBodies:
     def test_waiting_has_an_end(self):
         async def check(bodies, options):
             await self.begin(bodies, 8 * MIB)
-            with pytest.raises(http.HTTPError) as caught:
+            with pytest.raises(messages.HTTPError) as caught:
                 async with bodies.hold(MIB):
                     pass
             assert caught.value.status == 503
@@ -189,12 +196,12 @@ async def exchange(path, data):
 def test_a_body_is_received_when_there_is_room(tmp_path, framing):
     """By the announced length, or by what the route allows."""
     async def check():
-        router = http.Router()
+        router = router_module.Router()
         asked = []
 
         async def handler(request):
             asked.append(len(request.body))
-            return http.Response(200)
+            return messages.Response(200)
 
         router.add('POST', '/', handler, 6 * MIB)
         path = tmp_path / 'socket'
@@ -220,7 +227,7 @@ def test_a_body_is_received_when_there_is_room(tmp_path, framing):
 
 def chunked(role, data, size):
     """The body that is received in pieces of this size."""
-    parser = http.Parser(role)
+    parser = streams.Parser(role)
     if role is h11.CLIENT:
         parser.send(h11.Request(method='GET', target='/',
                                 headers=[('Host', 'x')]))
@@ -264,7 +271,7 @@ def test_malformed_chunks(role, size, data):
 
 def test_a_length_of_many_digits():
     """More than Python turns into a number."""
-    parser = http.Parser(h11.SERVER)
+    parser = streams.Parser(h11.SERVER)
     parser.receive_data(daemons.raw('POST', '/', Content_Length='1' * 9000))
     with pytest.raises(h11.RemoteProtocolError):
         parser.next_event()

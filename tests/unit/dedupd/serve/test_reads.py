@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies
 import pytest
 
-from dedupd.http import server as http_server
+from dedupd.http import messages
 from dedupd.http import tokens
 from dedupd.serve import reads
 from glance_dedup.base import hashes
@@ -33,7 +33,7 @@ from glance_dedup.client import wire
 def test_a_range_is_in_the_image_or_refused(value, size):
     try:
         found = reads.parse_range(value, size)
-    except http_server.HTTPError as e:
+    except messages.HTTPError as e:
         assert e.status == 416
     else:
         assert found is None or 0 <= found[0] < found[1] <= size
@@ -108,13 +108,13 @@ def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
         await checker.check('ta', '')
         assert glance.asked == 4
         glance.status = 403
-        with pytest.raises(http_server.HTTPError) as caught:
+        with pytest.raises(messages.HTTPError) as caught:
             await checker.check('v', 'a')
         assert caught.value.status == 403
         await checker.check('t', 'a')
         later = tokens.time.monotonic() + tokens.REMEMBERED + 1
         monkeypatch.setattr(tokens.time, 'monotonic', lambda: later)
-        with pytest.raises(http_server.HTTPError):
+        with pytest.raises(messages.HTTPError):
             await checker.check('t', 'a')
 
     asyncio.run(run())
@@ -157,7 +157,7 @@ def test_what_is_not_a_yes(glance, status, wanted):
     async def run():
         checker = tokens.Tokens(glance.url)
         glance.status = status
-        with pytest.raises(http_server.HTTPError) as caught:
+        with pytest.raises(messages.HTTPError) as caught:
             await checker.check('t', 'a')
         assert caught.value.status == wanted
         assert not checker._allowed
@@ -193,7 +193,7 @@ def test_a_record_that_is_none(glance, record):
     async def run():
         glance.record = record
         checker = tokens.Tokens(glance.url)
-        with pytest.raises(http_server.HTTPError) as caught:
+        with pytest.raises(messages.HTTPError) as caught:
             await checker.check('t', 'a')
         assert caught.value.status == 503
         assert not checker._allowed

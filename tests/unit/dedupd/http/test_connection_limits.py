@@ -16,13 +16,13 @@ import socket
 
 import pytest
 
-from dedupd.http import connections as connections_module
-from dedupd.http import server as http
+from dedupd.http import connection_limits
+from dedupd.http import listeners
 
 
 @pytest.fixture
 def places():
-    return connections_module.Places()
+    return connection_limits.Places()
 
 
 @pytest.fixture
@@ -111,5 +111,5 @@ def test_nothing_is_kept_of_peers_that_left(places, take):
     (socket.AF_INET6, ('2001:db8:1:2:3::4', 5, 0, 0), '2001:db8:1:2::/64'),
     (socket.AF_INET6, ('fe80::1%eth0', 5, 0, 2), 'fe80::/64')])
 def test_peers(family, address, peer):
-    assert str(http.peer_of(None, address)) == peer
-    assert http.peer_of(7, '') == 7
+    assert str(listeners.peer_of(None, address)) == peer
+    assert listeners.peer_of(7, '') == 7

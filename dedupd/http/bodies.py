@@ -1,0 +1,88 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""The memory that bodies of requests take, of all connections together."""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+import contextlib
+
+from dedupd.http import messages
+
+# What whoever found no room is told to wait.
+_RETRY_SECONDS = 5
+
+
+class Bodies:
+    """The memory that the bodies of all requests have together.
+
+    A request gets all that its body may need before the body is received, so
+    that no two wait for each other. A body that is no larger than a header
+    waits for nothing: control is possible while large ones have everything.
+    """
+
+    def __init__(self, limits: messages.Limits) -> None:
+        self._limits = limits
+        self._held = 0
+        self._waiting: collections.deque[tuple[asyncio.Future, int]] = (
+            collections.deque())
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Have so many bytes, in the order of those who ask.
+
+        :raises HTTPError: 503: there was no room in time
+        """
+        if size <= messages.HEADER_LIMIT:
+            yield
+            return
+        await self._wait(size)
+        try:
+            yield
+        finally:
+            self._give_back(size)
+
+    async def _wait(self, size: int) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, size))
+        self._grant()
+        try:
+            async with asyncio.timeout(self._limits.header_timeout):
+                await future
+        except BaseException as e:
+            if future.done() and not future.cancelled():
+                self._give_back(size)
+            else:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove((future, size))
+                self._grant()
+            if isinstance(e, TimeoutError):
+                raise messages.HTTPError(
+                    503, 'Too many bodies of requests are being received.',
+                    {'Retry-After': str(_RETRY_SECONDS)})
+            raise
+
+    def _give_back(self, size: int) -> None:
+        self._held -= size
+        self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting:
+            future, size = self._waiting[0]
+            room = (self._limits.bodies_mib << 20) - self._held
+            if self._held and size > room:
+                break
+            self._waiting.popleft()
+            if not future.done():
+                self._held += size
+                future.set_result(None)

@@ -1,0 +1,404 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""One connection of HTTP: its requests, one after the other."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+import contextlib
+import dataclasses
+import email.utils
+import http
+import socket
+from typing import Any
+import urllib.parse
+
+import h11
+from oslo_log import log
+
+from dedupd.http import bodies as bodies_module
+from dedupd.http import connection_limits
+from dedupd.http import listeners
+from dedupd.http import messages
+from dedupd.http import router as router_module
+from dedupd.http import streams
+
+LOG = log.getLogger(__name__)
+
+# So much of a body has as long as a header.
+_PACE = 262144
+# What is still read, and thrown away, after a response that did not wait for
+# its request's body: closing with unread bytes would destroy the response.
+_LINGER_BYTES = 4 << 20
+_LINGER_SECONDS = 2.0
+
+
+class Shared:
+    """What all connections of a server have in common.
+
+    :ivar requests: that were answered
+    :ivar sent: bytes of what was read to be sent, so of images
+    """
+
+    def __init__(self, limits: messages.Limits) -> None:
+        self.limits = limits
+        self.bodies = bodies_module.Bodies(limits)
+        self.requests = 0
+        self.sent = 0
+        self.stopping = asyncio.Event()
+
+
+class HTTPConnection:
+    """One connection: its requests, one after the other."""
+
+    def __init__(self, shared: Shared, listener: listeners.Listener,
+                 sock: socket.socket, uid: int | None,
+                 place: connection_limits.Place) -> None:
+        self._place = place
+        self._shared = shared
+        self._listener = listener
+        self._limits = shared.limits
+        self._stream: streams.SocketStream | streams.TLSStream = (
+            streams.SocketStream(sock))
+        self._peer = messages.Peer(listener.name, uid)
+        self._trust = b''
+        self._h11 = streams.Parser(
+            h11.SERVER, max_incomplete_event_size=messages.HEADER_LIMIT)
+
+    @property
+    def idle(self) -> bool:
+        return self._place.spare
+
+    @idle.setter
+    def idle(self, value: bool) -> None:
+        self._place.spare = value
+
+    async def run(self) -> None:
+        try:
+            if self._listener.tls is not None:
+                await self._start_tls()
+            while await self._serve_one():
+                pass
+        except streams.CertificateRefused as e:
+            LOG.warning('A certificate was refused on %s: %s',
+                        self._listener.name, e)
+        except (streams.Disconnected, TimeoutError) as e:
+            LOG.debug('Connection on %s: %s', self._listener.name, e)
+        finally:
+            self._stream.close()
+
+    def outdated(self) -> bool:
+        """Whether an operator's certificate was judged by what has changed.
+
+        It is judged anew in a new connection only.
+        """
+        return self._peer.operator and self._listener.tls()[1] != self._trust
+
+    async def _start_tls(self) -> None:
+        context, self._trust = self._listener.tls()
+        stream = streams.TLSStream(self._stream, context)
+        async with asyncio.timeout(self._limits.header_timeout):
+            await stream.handshake(self._limits.write_timeout)
+        self._stream = stream
+        self._peer = dataclasses.replace(
+            self._peer, operator=stream.has_certificate())
+
+    # -- one request -------------------------------------------------------
+
+    async def _serve_one(self) -> bool:
+        """Answer a request; False if the connection is to be closed."""
+        method = 'GET'
+        try:
+            event = await self._receive_header()
+            if event is None:
+                return False
+            method = event.method.decode('ascii')
+            if self.outdated():
+                raise messages.HTTPError(
+                    401, 'What certificates are judged by has changed. '
+                         'Connect anew.')
+            response = await self._answer(event)
+        except h11.RemoteProtocolError as e:
+            response = messages.error_response(messages.HTTPError(
+                e.error_status_hint, f'The request is malformed: {e}.'))
+        except messages.HTTPError as e:
+            response = messages.error_response(e)
+        except streams.Disconnected:
+            raise
+        except Exception:
+            LOG.exception('A request failed.')
+            response = messages.error_response(messages.HTTPError(
+                500, 'The daemon failed; its log says how.'))
+        complete = self._h11.their_state in (h11.DONE, h11.MUST_CLOSE)
+        await self._respond(method, response, close=(
+            not complete or self.outdated()
+            or self._shared.stopping.is_set()))
+        self._shared.requests += 1
+        if not complete:
+            await self._linger()
+            return False
+        if self._h11.our_state is not h11.DONE or (
+                self._h11.their_state is not h11.DONE):
+            await self._stream.finish(_LINGER_SECONDS)
+            return False
+        self._h11.start_next_cycle()
+        self.idle = True
+        return not self._shared.stopping.is_set()
+
+    async def _receive_header(self) -> h11.Request | None:
+        """The next request; None if the peer ended or nothing came."""
+        deadline = None
+        while True:
+            event = await self._h11.event()
+            if isinstance(event, h11.Request):
+                self.idle = False
+                return event
+            if isinstance(event, h11.ConnectionClosed):
+                return None
+            if event is not h11.NEED_DATA:
+                raise streams.Disconnected(f'unexpected {event!r}')
+            loop = asyncio.get_running_loop()
+            if self._h11.trailing_data[0] and self.idle:
+                self.idle = False
+            if deadline is None and not self.idle:
+                deadline = loop.time() + self._limits.header_timeout
+            try:
+                async with asyncio.timeout_at(
+                        deadline or loop.time() + self._limits.idle_timeout):
+                    data = await self._stream.receive()
+            except TimeoutError:
+                if self.idle:
+                    return None
+                raise _too_slow()
+            self._h11.receive_data(data)
+
+    async def _answer(self, event: h11.Request) -> messages.Response:
+        target = self._target(event)
+        hosts = [value.decode('latin-1') for name, value in event.headers
+                 if name == b'host']
+        if {b'content-length', b'transfer-encoding'} <= {
+                name for name, _ in event.headers}:
+            # What others take for its end need not be what we do.
+            raise messages.HTTPError(
+                400, 'The request gives its length in two ways.')
+        if not self._listener.is_meant(', '.join(hosts)):
+            raise messages.HTTPError(
+                421, 'The request is for another host. Ask by an address, or '
+                'as localhost.')
+        router = self._listener.router
+        if not isinstance(router, router_module.Router):
+            return await router(self._message(event, target))
+        request, path = self._parse(event, target)
+        route, arguments = router.find(request.method, path)
+        async with route.admit(request, **arguments):
+            async with self._shared.bodies.hold(
+                    _body_size(event, route.body_limit)):
+                request.body = await self._receive_body(route.body_limit)
+                return await route.handler(request, **arguments)
+
+    def _target(self, event: h11.Request) -> str:
+        if event.http_version not in (b'1.0', b'1.1'):
+            raise messages.HTTPError(
+                505, 'Only HTTP/1.0 and HTTP/1.1 are spoken.')
+        target = event.target.decode('ascii', 'replace')
+        if not target.startswith('/'):
+            # The absolute form, which a server has to know.
+            scheme, _, rest = target.partition('://')
+            if scheme.lower() not in ('http', 'https') or not rest:
+                raise messages.HTTPError(400, 'The request names no path.')
+            target = '/' + rest.partition('/')[2]
+        return target
+
+    def _message(self, event: h11.Request, target: str) -> messages.Message:
+        framing = any(name in (b'content-length', b'transfer-encoding')
+                      for name, _ in event.headers)
+        if not framing:
+            self._h11.next_event()  # the message's end
+        return messages.Message(event.method.decode('ascii'), target,
+                                event.headers.raw_items(), self._peer,
+                                self._pieces() if framing else None)
+
+    def _parse(self, event: h11.Request, target: str
+               ) -> tuple[messages.Request, str]:
+        path, _, query = target.partition('?')
+        try:
+            pairs = urllib.parse.parse_qsl(
+                query, keep_blank_values=True, errors='strict',
+                max_num_fields=16)
+        except ValueError:
+            raise messages.HTTPError(400, 'The query is malformed.')
+        if len(dict(pairs)) != len(pairs):
+            raise messages.HTTPError(400, 'The query gives a parameter twice.')
+        headers: dict[str, str] = {}
+        for name, value in event.headers:
+            key, text = name.decode('ascii'), value.decode('latin-1')
+            headers[key] = f'{headers[key]}, {text}' if key in headers else (
+                text)
+        return messages.Request(event.method.decode('ascii'), dict(pairs),
+                                headers, self._peer), path
+
+    async def _receive_body(self, limit: int) -> bytes:
+        try:
+            async with asyncio.timeout(self._limits.header_timeout) as timeout:
+                return await self._receive_pieces(limit, timeout)
+        except TimeoutError:
+            raise _too_slow()
+
+    async def _receive_pieces(self, limit: int,
+                              timeout: asyncio.Timeout) -> bytes:
+        body = bytearray()
+        due = _PACE
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > limit:
+                    raise _too_large(limit)
+                if len(body) >= due:
+                    due = len(body) + _PACE
+                    timeout.reschedule(asyncio.get_running_loop().time()
+                                       + self._limits.header_timeout)
+        return bytes(body)
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        """The body of a request as it comes."""
+        while True:
+            event = await self._h11.event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    await self._send(self._h11.send(h11.InformationalResponse(
+                        status_code=100, headers=[])))
+                try:
+                    async with asyncio.timeout(self._limits.idle_timeout):
+                        data = await self._stream.receive()
+                except TimeoutError:
+                    raise _too_slow()
+                self._h11.receive_data(data)
+            elif isinstance(event, h11.Data):
+                yield event.data
+            elif isinstance(event, h11.EndOfMessage):
+                return
+            else:
+                raise streams.Disconnected('the request was cut off')
+
+    # -- its response ------------------------------------------------------
+
+    async def _send(self, data: Any) -> None:
+        await self._stream.send(data, self._limits.write_timeout)
+
+    async def _respond(self, method: str, response: messages.Response,
+                       close: bool) -> None:
+        body, length = response.body, response.length
+        if isinstance(body, bytes) and length is None:
+            length = len(body)
+        try:
+            await self._send(self._h11.send(h11.Response(
+                status_code=response.status,
+                headers=_headers(response, length, close),
+                reason=_reason(response))))
+            if method != 'HEAD':
+                if isinstance(body, bytes):
+                    await self._send_piece(body)
+                else:
+                    # Of a body in chunks each has its own head.
+                    await self._send_pieces(
+                        body, None if length is None else self._stream.pour())
+            await self._send(self._h11.send(h11.EndOfMessage()))
+        except streams.Disconnected:
+            raise
+        except Exception as e:
+            # Too late for another status; that the end is missing tells.
+            LOG.error('A response was cut off: %s', e)
+            if self._h11.their_http_version != b'1.1':
+                # To whom the end of the connection may be that of the body.
+                self._stream.abort()
+            raise streams.Disconnected('the response failed')
+        finally:
+            if not isinstance(body, bytes):
+                await body.aclose()
+
+    async def _send_pieces(
+            self, body: AsyncGenerator[Any, streams.Pour | None],
+            pour: streams.Pour | None) -> None:
+        """Send what a generator yields, and count what it pours."""
+        send = None
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                try:
+                    piece = await body.asend(send)
+                finally:
+                    if pour is not None:
+                        self._poured(pour.take())
+                await self._send_piece(piece)
+                self._shared.sent += len(piece)
+                send = pour
+
+    def _poured(self, sent: streams.Sent) -> None:
+        if len(sent):
+            self._h11.send_with_data_passthrough(h11.Data(data=sent))
+            self._shared.sent += len(sent)
+
+    async def _send_piece(self, piece: Any) -> None:
+        for part in self._h11.send_with_data_passthrough(
+                h11.Data(data=piece)):
+            await self._send(part)
+
+    async def _linger(self) -> None:
+        """Let the peer read the response before the connection closes."""
+        await self._stream.finish(_LINGER_SECONDS)
+        left = _LINGER_BYTES
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while left > 0 and (data := await self._stream.receive()):
+                left -= len(data)
+
+
+def _body_size(event: h11.Request, limit: int) -> int:
+    """Bytes that a request's body may have.
+
+    :raises HTTPError: 413: it announces more than the limit
+    """
+    headers = dict(event.headers)
+    if b'transfer-encoding' in headers:
+        return limit
+    length = headers.get(b'content-length', b'0')
+    if len(length) > 18 or int(length) > limit:
+        raise _too_large(limit)
+    return int(length)
+
+
+def _headers(response: messages.Response, length: int | None, close: bool
+             ) -> list[tuple[Any, Any]]:
+    """All that is to be sent of them."""
+    if response.relayed is not None:
+        headers = list(response.relayed)
+    else:
+        headers = list(response.headers.items())
+        if length is not None:
+            headers.append(('Content-Length', str(length)))
+    if not any(name.lower() in ('date', b'date') for name, _ in headers):
+        headers.insert(0, ('Date', email.utils.formatdate(usegmt=True)))
+    if close:
+        headers.append(('Connection', 'close'))
+    return headers
+
+
+def _reason(response: messages.Response) -> bytes:
+    if response.reason is not None:
+        return response.reason
+    return http.HTTPStatus(response.status).phrase.encode()
+
+
+def _too_slow() -> messages.HTTPError:
+    return messages.HTTPError(408, 'The request did not arrive in time.')
+
+
+def _too_large(limit: int) -> messages.HTTPError:
+    return messages.HTTPError(413, f'The body may have {limit} bytes at most.')

@@ -1,0 +1,172 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Sockets that listen, and who connects to them."""
+
+from collections.abc import Callable
+from collections.abc import Hashable
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+import struct
+from typing import Any
+from typing import Protocol
+import urllib.parse
+
+from dedupd.http import connection_limits
+from dedupd.http import router
+
+
+class Connection(Protocol):
+    """What serves one connection.
+
+    :ivar idle: it may be cut off now
+    """
+
+    idle: bool
+
+    async def run(self) -> None:
+        """Serve it to its end, and close its socket."""
+
+
+@dataclasses.dataclass
+class Listener:
+    """A socket that listens, and what is served on it.
+
+    :ivar router: None: something else than HTTP is spoken
+    :ivar allowed: for a Unix socket: whether a user id may connect
+    :ivar tls: gives the context for a new connection, and what makes an
+        operator now, to be compared; None: no TLS
+    :ivar other: makes a connection on which something else is spoken
+    """
+
+    name: str
+    sock: socket.socket
+    router: router.Router | router.Relay | None
+    allowed: Callable[[int], bool] | None = None
+    tls: Callable[[], tuple[ssl.SSLContext, bytes]] | None = None
+    other: Callable[[socket.socket, connection_limits.Place],
+                    Connection] | None = None
+    places: connection_limits.Places = dataclasses.field(
+        default_factory=connection_limits.Places)
+
+    def is_meant(self, host: str) -> bool:
+        """Whether a request with this Host is for us, by its looks.
+
+        A page of elsewhere can have its own name lead to the loopback
+        interface of whoever reads it, and then ask us as if we were it. We
+        have no name of our own to compare with where others reach us.
+        """
+        if self.tls is not None or self.sock.family == socket.AF_UNIX or (
+                not _is_loopback(self.sock.getsockname()[0])):
+            return True
+        try:
+            name = urllib.parse.urlsplit(f'//{host}').hostname or ''
+        except ValueError:
+            return False
+        return name in ('', 'localhost') or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def listen_unix(path: str, mode: int) -> socket.socket:
+    """A listening socket at a path, in the place of one that nobody serves.
+
+    :raises OSError: EADDRINUSE if somebody does; EEXIST if there is something
+        else than a socket, which is left alone
+    """
+    temporary = f'{path}.{os.getpid()}'
+    for place in (path, temporary):
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(place).st_mode):
+                raise OSError(errno.EEXIST,
+                              f'{place} is there, and not a socket')
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        umask = os.umask(0o177)
+        try:
+            sock.bind(temporary)
+        finally:
+            os.umask(umask)
+        os.chmod(temporary, mode)
+        sock.listen(1024)
+        # It gets its name when it has its mode, and when it answers.
+        os.rename(temporary, path)
+    except BaseException:
+        sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def listen_tcp(address: str) -> socket.socket:
+    """A listening socket at ADDRESS:PORT."""
+    host, _, port = address.rpartition(':')
+    found = socket.getaddrinfo(host.strip('[]'), int(port),
+                               type=socket.SOCK_STREAM,
+                               flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, where = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def peer_uid(sock: socket.socket) -> int:
+    _, uid, _ = struct.unpack('iII', sock.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid
+
+
+def peer_of(uid: int | None, address: Any) -> Hashable:
+    """Who it is that has so many connections and no more.
+
+    Of IPv6 all addresses of a network of 64 bits, which one host may have.
+    """
+    if uid is not None:
+        return uid
+    ip = ipaddress.ip_address(address[0].partition('%')[0])
+    ip = getattr(ip, 'ipv4_mapped', None) or ip
+    return ipaddress.ip_network((ip, 32 if ip.version == 4 else 64),
+                                strict=False)

@@ -1,0 +1,99 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Which handler a request is for."""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import urllib.parse
+
+from dedupd.http import messages
+
+Handler = Callable[..., Awaitable[messages.Response]]
+
+
+#: What a request with its body and its handler is within.
+Admit = Callable[..., contextlib.AbstractAsyncContextManager[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    handler: Handler
+    body_limit: int
+    admit: Admit
+
+
+def _admit_all(request: messages.Request, **arguments: str
+               ) -> contextlib.AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext()
+
+
+class Router:
+    """Finds the handler of a method and a path."""
+
+    def __init__(self) -> None:
+        self._routes: list[tuple[list[str], dict[str, Route]]] = []
+
+    def add(self, method: str, path: str, handler: Handler,
+            body_limit: int = 0, admit: Admit = _admit_all) -> None:
+        """Add a route; GET answers HEAD, too.
+
+        :param path: its segments in braces match any one segment, and are
+            keyword arguments of the handler
+        :param body_limit: bytes that a request's body may have
+        :param admit: called with what the handler is, before the body is
+            received; what it returns is left after the handler
+        """
+        segments = path.split('/')[1:]
+        for known, methods in self._routes:
+            if known == segments:
+                break
+        else:
+            methods = {}
+            self._routes.append((segments, methods))
+        methods[method] = Route(handler, body_limit, admit)
+        if method == 'GET':
+            methods['HEAD'] = methods['GET']
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """The route of a path as it stands in a request, and its arguments.
+
+        :raises HTTPError: 404 or 405
+        """
+        # Split first: an encoded slash is none.
+        try:
+            given = [urllib.parse.unquote(s, errors='strict')
+                     for s in path.split('/')[1:]]
+        except UnicodeDecodeError:
+            raise messages.HTTPError(404, 'There is nothing here.')
+        for segments, methods in self._routes:
+            if len(segments) != len(given):
+                continue
+            arguments = {}
+            for want, have in zip(segments, given):
+                if want.startswith('{'):
+                    arguments[want[1:-1]] = have
+                elif want != have:
+                    break
+            else:
+                if method not in methods:
+                    raise messages.HTTPError(
+                        405, f'{method} is not possible here.',
+                        {'Allow': ', '.join(sorted(methods))})
+                return methods[method], arguments
+        raise messages.HTTPError(404, 'There is nothing here.')
+
+
+#: What serves all that comes to a listener.
+Relay = Callable[[messages.Message], Awaitable[messages.Response]]

@@ -1,0 +1,260 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Bytes to and from a client: over a socket, and over TLS."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from typing import Any
+
+import h11
+
+
+_RECEIVE = 65536
+_TLS_PIECE = 262144
+
+
+class Disconnected(Exception):
+    """The peer is gone, or was too slow."""
+
+
+class CertificateRefused(Disconnected):
+    """The peer's certificate is no good; the message says why."""
+
+
+class Parser(h11.Connection):
+    """What a peer sends, as h11 takes it to pieces.
+
+    It adds what h11 0.14 lacks: the end of each chunk of a body is looked at
+    (CVE-2025-43859), and a length has no more digits than Python takes.
+    """
+
+    _fresh = False
+    _chunk_ends = False
+
+    def receive_data(self, data: bytes) -> None:
+        super().receive_data(data)
+        self._fresh = True
+
+    async def event(self) -> Any:
+        """The next event; others go on first."""
+        # As they did before the first one, when its bytes were received.
+        if not self._fresh:
+            await asyncio.sleep(0)
+        self._fresh = False
+        return self.next_event()
+
+    def next_event(self) -> Any:
+        if self._chunk_ends:
+            data, over = self.trailing_data
+            if not over and data in (b'', b'\r'):
+                return h11.NEED_DATA
+            if data[:2] != b'\r\n':
+                raise h11.RemoteProtocolError('a chunk does not end')
+        try:
+            event = super().next_event()
+        except ValueError:
+            raise h11.RemoteProtocolError('bad Content-Length')
+        self._chunk_ends = isinstance(event, h11.Data) and event.chunk_end
+        return event
+
+
+class Pour:
+    """Sends bytes of a body, in any thread, as many as go without waiting.
+
+    One thread at a time, and none while the body has yielded a piece.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sent = 0
+
+    def __call__(self, view: memoryview) -> int:
+        """How many of the bytes were sent; 0: the next piece is to wait.
+
+        :raises Disconnected: the peer is gone
+        """
+        try:
+            sent = self._sock.send(view)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            raise Disconnected(str(e))
+        self._sent += sent
+        return sent
+
+    def take(self) -> 'Sent':
+        """What was sent since this was asked last."""
+        sent, self._sent = self._sent, 0
+        return Sent(sent)
+
+
+class Sent:
+    """Stands for bytes that are sent already, where h11 counts them."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class SocketStream:
+    """A connected socket that does not block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self) -> bytes:
+        """What comes next, after others went on; b'' at the end."""
+        await asyncio.sleep(0)
+        try:
+            return await self._loop.sock_recv(self._sock, _RECEIVE)
+        except OSError as e:
+            raise Disconnected(str(e))
+
+    async def send(self, data: Any, timeout: float) -> None:
+        """Send all; the time limit is for each bit of progress."""
+        view = memoryview(data).cast('B')
+        while view:
+            try:
+                view = view[self._sock.send(view):]
+            except BlockingIOError:
+                await self._writable(timeout)
+            except OSError as e:
+                raise Disconnected(str(e))
+
+    async def _writable(self, timeout: float) -> None:
+        future = self._loop.create_future()
+
+        def finish(value: bool) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        timer = self._loop.call_later(timeout, finish, False)
+        self._loop.add_writer(self._sock, finish, True)
+        try:
+            if not await future:
+                raise Disconnected('it takes nothing')
+        finally:
+            timer.cancel()
+            self._loop.remove_writer(self._sock)
+
+    def pour(self) -> Pour | None:
+        """For threads to send by; None: they cannot."""
+        return Pour(self._sock)
+
+    def abort(self) -> None:
+        """Have closing be no end, but an error to the peer."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
+                                  struct.pack('ii', 1, 0))
+
+    async def finish(self, timeout: float) -> None:
+        """Tell the peer that nothing more comes."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class TLSStream:
+    """TLS over a SocketStream.
+
+    :param server: whose name its certificate has to have; None: that is us
+    """
+
+    def __init__(self, stream: SocketStream, context: ssl.SSLContext,
+                 server: str | None = None) -> None:
+        self._stream = stream
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._in, self._out, server_side=server is None,
+            server_hostname=server)
+
+    async def handshake(self, timeout: float) -> None:
+        """:raises Disconnected: with the reason, also if it is ours"""
+        while True:
+            try:
+                self._tls.do_handshake()
+                return await self._flush(timeout)
+            except ssl.SSLWantReadError:
+                await self._flush(timeout)
+                await self._fill()
+            except ssl.SSLError as e:
+                # The alert says why.
+                with contextlib.suppress(Disconnected):
+                    await self._flush(timeout)
+                if isinstance(e, ssl.SSLCertVerificationError):
+                    raise CertificateRefused(
+                        f'{e.verify_message} ({e.reason})')
+                raise Disconnected(f'no TLS: {e.reason or e}')
+
+    def has_certificate(self) -> bool:
+        """Whether the peer has one, which was verified then."""
+        return bool(self._tls.getpeercert())
+
+    async def receive(self) -> bytes:
+        """As that of a SocketStream."""
+        # Of the bytes below, there may be thousands of records.
+        await asyncio.sleep(0)
+        while True:
+            try:
+                return self._tls.read(_RECEIVE)
+            except ssl.SSLWantReadError:
+                await self._fill()
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b''
+            except ssl.SSLError as e:
+                raise Disconnected(f'TLS: {e.reason or e}')
+
+    async def send(self, data: Any, timeout: float) -> None:
+        view = memoryview(data).cast('B')
+        while view:
+            try:
+                view = view[self._tls.write(view[:_TLS_PIECE]):]
+            except ssl.SSLError as e:
+                raise Disconnected(f'TLS: {e.reason or e}')
+            await self._flush(timeout)
+
+    def pour(self) -> None:
+        return None
+
+    def abort(self) -> None:
+        self._stream.abort()
+
+    async def finish(self, timeout: float) -> None:
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        with contextlib.suppress(Disconnected):
+            await self._flush(timeout)
+        await self._stream.finish(timeout)
+
+    async def _fill(self) -> None:
+        data = await self._stream.receive()
+        if data:
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+
+    async def _flush(self, timeout: float) -> None:
+        if self._out.pending:
+            await self._stream.send(self._out.read(), timeout)
+
+    def close(self) -> None:
+        self._stream.close()
