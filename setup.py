@@ -29,7 +29,6 @@ import subprocess
 import setuptools
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ENGINE = 'glance_dedup/engine'
 LIBRARIES = ['crypto', 'xxhash', 'lz4', 'zstd']
 
 
@@ -76,10 +75,10 @@ def engine():
         link_args.append(f'-fsanitize={sanitize}')
     return setuptools.Extension(
         'glance_dedup._engine',
-        sources=(sources('glance_dedup/_engine*.c')
-                 + sources(f'{ENGINE}/*.c')),
-        depends=(sources('glance_dedup/_engine.h')
-                 + sources(f'{ENGINE}/*.h')),
+        sources=(sources('glance_dedup/binding/*.c')
+                 + sources('glance_dedup/engine/*/*.c')),
+        depends=(sources('glance_dedup/binding/*.h')
+                 + sources('glance_dedup/engine/*/*.h')),
         include_dirs=['glance_dedup'],
         define_macros=[
             ('_GNU_SOURCE', None),

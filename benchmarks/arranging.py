@@ -19,12 +19,12 @@ Run it from a checkout in which the extension is built::
 It changes nothing: it takes the recipes and the places of their blocks, puts
 these elsewhere in thought, each block once, and works out what a disk of the
 model (``--seek-ms``, ``--mb-s``) has to do to read each image from end to end,
-as the engine would ask for it (ahead.c), but for the recipes. It shows the sum
-over all images: as it is; with all blocks in the order of their first image,
-or their last, or by which images need them; with those that only one image
-needs, or that lie scattered for every image that reads them, put together;
-and how the sum changes if what one of the worst images finds scattered is put
-together in its order. ``ageing.py --arrange`` shows the same
+as the engine would ask for it (readahead.c), but for the recipes. It shows the
+sum over all images: as it is; with all blocks in the order of their first
+image, or their last, or by which images need them; with those that only one
+image needs, or that lie scattered for every image that reads them, put
+together; and how the sum changes if what one of the worst images finds
+scattered is put together in its order. ``ageing.py --arrange`` shows the same
 of the repository that it made.
 """
 
@@ -43,7 +43,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
-# As in ahead.c.
+# As in readahead.c.
 SPAN_MIN, SPAN_MAX, SPAN_FAR = 4 * MIB, 32 * MIB, 128 * MIB
 SCATTERED = 2 * MIB
 GAP, SMALL_GAP = 512 << 10, 32768

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "chunker.h"
+#include "engine/format/chunker.h"
 
 enum { PIECE = 4 << 20 };
 

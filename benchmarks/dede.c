@@ -29,9 +29,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "chunker.h"
-#include "coding.h"
-#include "env.h"
+#include "engine/base/coding.h"
+#include "engine/base/env.h"
+#include "engine/base/zero.h"
 
 enum {
     WINDOW = 1 << 20, /* read at once: a whole number of blocks of any size */

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "fingerprint.h"
-#include "pool.h"
+#include "engine/base/pool.h"
+#include "engine/format/fingerprint.h"
 
 enum { TASK = 16, THREADS = 64 };
 

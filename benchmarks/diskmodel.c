@@ -1,7 +1,7 @@
 /*
  * diskmodel.c - see diskmodel.h.
  */
-#include "diskmodel.h"
+#include "benchmarks/diskmodel.h"
 
 #include <pthread.h>
 #include <stdbool.h>

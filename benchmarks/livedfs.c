@@ -37,9 +37,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "diskmodel.h"
-#include "reader.h"
-#include "transaction.h"
+#include "benchmarks/diskmodel.h"
+#include "engine/read/reader.h"
+#include "engine/write/transaction.h"
 
 enum {
     PIECE = 4 << 20,

@@ -18,10 +18,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "blockgroup.h"
-#include "coding.h"
-#include "files.h"
-#include "recipe.h"
+#include "engine/base/coding.h"
+#include "engine/files/blockgroup.h"
+#include "engine/files/file.h"
+#include "engine/format/recipe.h"
 
 typedef struct filler {
     gd_env env; /* the machine's, without its syncs */

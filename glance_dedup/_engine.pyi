@@ -265,7 +265,7 @@ class Group:
         published count, else InvalidParameter) that are live, damaged or
         invalid; returns how many. On return the next generation and then the
         entries are written and synced, each by itself (N6.4; why in this
-        order, says collect.h)."""
+        order, says ownedgroup.h)."""
     def punch(self) -> int:
         """Give the space of all bytes back that no live or damaged entry
         needs, published or not, up to the last published end; returns bytes

@@ -15,7 +15,7 @@
 A repository is one user's alone, or, if its directory lets its group write,
 that group's. All that is made in it gets its mode from there, whatever the
 process's umask, and its group by the directories' setgid bit. The engine does
-the same for what it makes (``engine/files.c``).
+the same for what it makes (``engine/files/file.c``).
 
 The catalog's maintainer is in either case the user to whom the directory
 belongs: LevelDB makes files that only their owner may change.

@@ -12,7 +12,7 @@
 
 """What can go wrong with a repository, one class per kind.
 
-The engine raises these itself: ``_enginecommon.c`` has the one table from its
+The engine raises these itself: ``binding/common.c`` has the one table from its
 status to these classes.  Each message is a sentence that says what happened,
 and to which image or file.
 """

@@ -49,7 +49,8 @@ class Counts(ctypes.Structure):
 def library(tmp_path_factory):
     path = tmp_path_factory.mktemp('model') / 'diskmodel.so'
     subprocess.run(['gcc', '-std=c11', '-shared', '-fPIC', '-D_GNU_SOURCE',
-                    '-o', path, BENCHMARKS / 'diskmodel.c', '-lpthread'],
+                    f'-I{BENCHMARKS.parent}', '-o', path,
+                    BENCHMARKS / 'diskmodel.c', '-lpthread'],
                    check=True, timeout=60)
     library = ctypes.CDLL(str(path))
     library.dm_open.restype = ctypes.c_void_p

@@ -82,15 +82,15 @@ class Mutant:
     """It is looked for in every run of the tests."""
 
 
-_SPOOL = 'glance_dedup/engine/spool.c'
-_APPENDER = 'glance_dedup/engine/appender.c'
-_TAIL = 'glance_dedup/engine/tail.c'
-_DIRECT = 'glance_dedup/engine/direct.c'
-_GROUP = 'glance_dedup/engine/blockgroup.c'
-_COLLECT = 'glance_dedup/engine/collect.c'
-_REWRITE = 'glance_dedup/engine/rewrite.c'
-_MERGE = 'glance_dedup/engine/merge.c'
-_FENCE = 'glance_dedup/engine/fence.c'
+_SPOOL = 'glance_dedup/engine/files/spool.c'
+_APPENDER = 'glance_dedup/engine/write/appender.c'
+_TAIL = 'glance_dedup/engine/write/tailrecovery.c'
+_DIRECT = 'glance_dedup/engine/write/directio.c'
+_GROUP = 'glance_dedup/engine/files/blockgroup.c'
+_OWNED_GROUP = 'glance_dedup/engine/maintain/ownedgroup.c'
+_REWRITE = 'glance_dedup/engine/maintain/grouprewrite.c'
+_MERGE = 'glance_dedup/engine/maintain/merge.c'
+_FENCE = 'glance_dedup/engine/files/fence.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
 _MERGER = 'dedupd/tasks/merger.py'
 _CATALOG = 'glance_dedup/maintenance/catalog.py'
@@ -254,7 +254,7 @@ MUTANTS = (
             Edit(_TAIL,
                  '    mend_checksum(own->in, &header, group->bounds.seed);\n',
                  '    (void)mend_checksum;\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_tail-plain]',),
+        tests=('tests/unit/test_c.py::test_c[test_tailrecovery-plain]',),
         why_not='check only notes a segment that is not whole, unless all of '
         'its blocks live; then a tear must have hit no more than a checksum'),
     Mutant(
@@ -374,27 +374,27 @@ MUTANTS = (
     # -- collecting (N6) --------------------------------------------------
     Mutant(
         'holes-before-the-entries-are-synced', 'N6.4', (
-            Edit(_COLLECT,
-                 '        s = write_changes(held, entries, err);\n'
+            Edit(_OWNED_GROUP,
+                 '        s = write_changes(owned, entries, err);\n'
                  '    }\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = sync_group(held->group, err);\n'
+                 '        s = sync_group(owned->group, err);\n'
                  '    }\n',
-                 '        s = write_changes(held, entries, err);\n'
+                 '        s = write_changes(owned, entries, err);\n'
                  '    }\n'),),
         workload='collection'),
     Mutant(
         'entries-before-the-generation', 'N6.4', (
-            Edit(_COLLECT,
-                 '    gd_status s = next_generation(held, err);\n'
+            Edit(_OWNED_GROUP,
+                 '    gd_status s = next_generation(owned, err);\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = write_changes(held, entries, err);\n'
+                 '        s = write_changes(owned, entries, err);\n'
                  '    }\n',
-                 '    gd_status s = write_changes(held, entries, err);\n'
+                 '    gd_status s = write_changes(owned, entries, err);\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = next_generation(held, err);\n'
+                 '        s = next_generation(owned, err);\n'
                  '    }\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_collect-plain]',),
+        tests=('tests/unit/test_c.py::test_c[test_ownedgroup-plain]',),
         why_not='it takes a process that outlives the collector, with a '
         'fingerprint store that it believes'),
     Mutant(
@@ -412,9 +412,9 @@ MUTANTS = (
     Mutant(
         'exchange-beside-transactions', 'I4, I6', (
             Edit(_REWRITE,
-                 '        s = gd_held_exclude(r->held, err);\n',
+                 '        s = gd_owned_group_exclude(r->owned, err);\n',
                  '        s = GD_OK;\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_rewrite-plain]',),
+        tests=('tests/unit/test_c.py::test_c[test_grouprewrite-plain]',),
         why_not='the addresses and blocks are the same in both files, so it '
         'takes a process that compares bytes in the old one'),
     # -- merging (N10) ----------------------------------------------------
@@ -534,8 +534,8 @@ class Builder:
     @functools.cached_property
     def _objects(self) -> dict[str, pathlib.Path]:
         names = [str(path.relative_to(TOP)) for path in sorted(
-            [*TOP.glob('glance_dedup/_engine*.c'),
-             *TOP.glob('glance_dedup/engine/*.c')])]
+            [*TOP.glob('glance_dedup/binding/*.c'),
+             *TOP.glob('glance_dedup/engine/*/*.c')])]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             return dict(zip(names, pool.map(
                 lambda name: self._compile(TOP, name, self._directory),
@@ -544,7 +544,7 @@ class Builder:
     @staticmethod
     def _compile(tree: pathlib.Path, name: str, directory: pathlib.Path
                  ) -> pathlib.Path:
-        result = directory / f'{pathlib.Path(name).stem}.o'
+        result = directory / name.replace('/', '-').replace('.c', '.o')
         _run([*_COMPILE, f'-I{tree}/glance_dedup',
               f'-I{sysconfig.get_paths()["include"]}',
               '-c', tree / name, '-o', result])

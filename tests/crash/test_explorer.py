@@ -37,7 +37,7 @@ from tests.support import repositories
 SEED = os.environ.get('GLANCE_DEDUP_CRASH_SEED', '1')
 STATES = os.environ.get('GLANCE_DEDUP_CRASH_STATES', '10')
 LONG_STATES = 10000
-ENV_H = explorer.ROOT / 'glance_dedup' / 'engine' / 'env.h'
+ENV_H = explorer.ROOT / 'glance_dedup' / 'engine' / 'base' / 'env.h'
 NAMES = list(workloads.WORKLOADS)
 
 

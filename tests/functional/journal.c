@@ -2,7 +2,7 @@
  * journal.c - see journal.h; and the calls that are of interest to it alone:
  * those of Python, and of LevelDB.
  */
-#include "journal.h"
+#include "tests/functional/journal.h"
 
 #include <fcntl.h>
 #include <limits.h>

@@ -14,7 +14,7 @@
  *
  * Its second mode tells nobody and does not wait: see journal.h.
  */
-#include "journal.h"
+#include "tests/functional/journal.h"
 
 #include <fcntl.h>
 #include <limits.h>

@@ -101,8 +101,9 @@ def build(directory):
     library = directory / 'witness.so'
     subprocess.run(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
-         '-shared', '-fPIC', str(HERE / 'witness.c'), str(HERE / 'journal.c'),
-         '-o', str(library)],
+         f'-I{HERE.parent.parent}', '-shared', '-fPIC',
+         str(HERE / 'witness.c'), str(HERE / 'journal.c'), '-o',
+         str(library)],
         check=True, timeout=60)
     return library
 

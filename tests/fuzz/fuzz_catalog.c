@@ -5,14 +5,14 @@
  *
  * Input: what (1), then numbers and records as that takes them.
  */
-#include "coding.h"
-#include "duplicates.h"
-#include "fence.h"
-#include "fuzz.h"
-#include "index.h"
-#include "memory_env.h"
-#include "remake.h"
-#include "runs.h"
+#include "engine/base/coding.h"
+#include "engine/files/fence.h"
+#include "engine/format/duplicates.h"
+#include "engine/format/index.h"
+#include "engine/format/runs.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/memory_env.h"
+#include "tests/fuzz/remake.h"
 
 enum { MOST = 64, KEYS = 24 };
 

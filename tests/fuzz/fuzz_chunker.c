@@ -5,8 +5,9 @@
  * Input: block size (1), seed of the pieces (4); for blocks cut by their content,
  * the smallest and the average one (2 each); the stream.
  */
-#include "chunker.h"
-#include "fuzz.h"
+#include "engine/base/zero.h"
+#include "engine/format/chunker.h"
+#include "tests/fuzz/fuzz.h"
 
 enum { MOST_BLOCKS = 1 << 16 };
 

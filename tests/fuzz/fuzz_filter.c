@@ -7,12 +7,12 @@
  * 4: it is longer than its content), 200 bytes of header, then operations of 4
  * bytes, some of which change the file behind the filter's back.
  */
-#include "filter.h"
+#include "engine/files/filter.h"
 
-#include "coding.h"
-#include "fuzz.h"
-#include "memory_env.h"
-#include "remake.h"
+#include "engine/base/coding.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/memory_env.h"
+#include "tests/fuzz/remake.h"
 
 enum { BYTES = GD_FILTER_MIN_BYTES, FINGERPRINTS = 4096, BEHIND = 64 };
 

@@ -5,10 +5,10 @@
  * Input: flags (1: checksums are made right), slots (2), block size (1), seed
  * (8), then entries of 56 bytes.
  */
-#include "coding.h"
-#include "fpstore.h"
-#include "fuzz.h"
-#include "segment.h"
+#include "engine/base/coding.h"
+#include "engine/format/fpstore.h"
+#include "engine/format/segment.h"
+#include "tests/fuzz/fuzz.h"
 
 enum { MOST_SLOTS = 600 };
 

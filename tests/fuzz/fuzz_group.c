@@ -7,12 +7,12 @@
  * the first 72 bytes of the header, the first 32 of each record, the number of
  * entries (1), these, and the bytes from D on.  So an input is short.
  */
-#include "blockgroup.h"
-#include "coding.h"
-#include "filter.h"
-#include "fuzz.h"
-#include "memory_env.h"
-#include "remake.h"
+#include "engine/base/coding.h"
+#include "engine/files/blockgroup.h"
+#include "engine/format/address.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/memory_env.h"
+#include "tests/fuzz/remake.h"
 
 enum { FILE_MAX = 1 << 16, GROUP = 1 };
 

@@ -7,23 +7,23 @@
  * out), the number of changes (1), these (5 bytes, and what each writes), then
  * what is done (2 bytes each).
  */
-#include "coding.h"
-#include "collect.h"
-#include "fence.h"
-#include "fuzz.h"
-#include "judge.h"
-#include "merge.h"
-#include "reader.h"
-#include "relocate.h"
-#include "remake.h"
-#include "repository.h"
-#include "rewrite.h"
-#include "runs.h"
-#include "scrub.h"
-#include "segcache.h"
-#include "spare.h"
-#include "spool.h"
-#include "wire.h"
+#include "engine/base/coding.h"
+#include "engine/exchange/wire.h"
+#include "engine/files/fence.h"
+#include "engine/files/spool.h"
+#include "engine/files/spoolentry.h"
+#include "engine/format/runs.h"
+#include "engine/handle/segcache.h"
+#include "engine/maintain/blockcopy.h"
+#include "engine/maintain/grouprewrite.h"
+#include "engine/maintain/merge.h"
+#include "engine/maintain/ownedgroup.h"
+#include "engine/maintain/scrub.h"
+#include "engine/read/reader.h"
+#include "engine/read/spare.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/remake.h"
+#include "tests/fuzz/repository.h"
 
 enum {
     IMAGES = 4,
@@ -44,7 +44,7 @@ static void
 damage_and_free(repository *r)
 {
     static const uint32_t freed[] = {40, 41, 42}, damaged[] = {3};
-    gd_held *held;
+    gd_owned_group *owned;
     gd_quarantine_name *quarantined;
     gd_address spare[20];
     size_t count;
@@ -54,15 +54,15 @@ damage_and_free(repository *r)
         spare[i] = (gd_address){1, i};
     }
     MUST(gd_spare_write(r->repo, 1, spare, 20, &bytes, &r->err) == GD_OK);
-    MUST(gd_held_open(r->repo, 2, &held, &r->err) == GD_OK);
-    MUST(gd_held_free(held, freed, 3, &n, &r->err) == GD_OK);
-    MUST(gd_held_punch(held, &bytes, &r->err) == GD_OK);
-    gd_held_close(held);
-    MUST(gd_held_open(r->repo, 1, &held, &r->err) == GD_OK);
-    MUST(gd_held_mark_damaged(held, damaged, 1, &quarantined, &count,
-                              &r->err) == GD_OK);
+    MUST(gd_owned_group_open(r->repo, 2, &owned, &r->err) == GD_OK);
+    MUST(gd_owned_group_free(owned, freed, 3, &n, &r->err) == GD_OK);
+    MUST(gd_owned_group_punch(owned, &bytes, &r->err) == GD_OK);
+    gd_owned_group_close(owned);
+    MUST(gd_owned_group_open(r->repo, 1, &owned, &r->err) == GD_OK);
+    MUST(gd_owned_group_mark_damaged(owned, damaged, 1, &quarantined, &count,
+                                     &r->err) == GD_OK);
     r->env->release(r->env, quarantined);
-    gd_held_close(held);
+    gd_owned_group_close(owned);
 }
 
 int
@@ -260,30 +260,30 @@ store(session *x, unsigned image)
 }
 
 static void
-count_names(session *x, gd_judged *judged)
+count_names(session *x, gd_spool_entry *entry)
 {
     gd_run *runs;
     size_t count;
     bool live;
-    must_have_words(x, gd_judged_live(judged, &live, &x->r.err));
-    if (judged->complete) {
-        uint64_t pages = gd_recipe_pages(judged->recipe.header.extents);
+    must_have_words(x, gd_spool_entry_live(entry, &live, &x->r.err));
+    if (entry->complete) {
+        uint64_t pages = gd_recipe_pages(entry->recipe.header.extents);
         uint64_t blocks;
-        must_have_words(x, gd_judged_measure(judged, &blocks, &x->r.err));
-        gd_status s = gd_judged_runs(judged, 0, pages, &runs, &count,
-                                     &x->r.err);
+        must_have_words(x, gd_spool_entry_measure(entry, &blocks, &x->r.err));
+        gd_status s = gd_spool_entry_runs(entry, 0, pages, &runs, &count,
+                                          &x->r.err);
         must_have_words(x, s);
         if (s == GD_OK) {
             x->r.env->release(x->r.env, runs);
         }
     }
-    gd_judged_close(judged);
+    gd_spool_entry_close(entry);
 }
 
 static void
 judge_all(session *x)
 {
-    gd_judged judged;
+    gd_spool_entry entry;
     gd_spool_base *entries;
     size_t count;
     gd_fence fence;
@@ -292,19 +292,19 @@ judge_all(session *x)
     must_have_words(x, gd_fence_read(x->r.env, root, &fence, &found,
                                      &x->r.err));
     for (unsigned i = 0; i < IMAGES; i++) {
-        if (gd_judged_open_image(x->r.env, root, &x->r.params, names[i],
-                                 &judged, &x->r.err) == GD_OK) {
-            count_names(x, &judged);
+        if (gd_spool_entry_open_image(x->r.env, root, &x->r.params, names[i],
+                                      &entry, &x->r.err) == GD_OK) {
+            count_names(x, &entry);
         }
     }
     gd_status s =
-        gd_judged_list(x->r.env, root, &entries, &count, &x->r.err);
+        gd_spool_entry_list(x->r.env, root, &entries, &count, &x->r.err);
     must_have_words(x, s);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        if (gd_judged_open_entry(x->r.env, root, &x->r.params,
-                                 entries[i].name, &judged, &x->r.err) ==
+        if (gd_spool_entry_open(x->r.env, root, &x->r.params,
+                                entries[i].name, &entry, &x->r.err) ==
             GD_OK) {
-            count_names(x, &judged);
+            count_names(x, &entry);
         }
     }
     if (s == GD_OK) {
@@ -315,24 +315,24 @@ judge_all(session *x)
 static void
 hold(session *x, uint32_t group)
 {
-    gd_held *held;
+    gd_owned_group *owned;
     uint64_t bytes, kept;
     bool removed;
     gd_codec codec = GD_CODEC_ZSTD;
-    gd_status s = gd_held_open(x->r.repo, group, &held, &x->r.err);
+    gd_status s = gd_owned_group_open(x->r.repo, group, &owned, &x->r.err);
     must_have_words(x, s);
     if (s != GD_OK) {
         return;
     }
-    s = gd_held_live_bytes(held, &bytes, &kept, &x->r.err);
+    s = gd_owned_group_live_bytes(owned, &bytes, &kept, &x->r.err);
     must_have_words(x, s);
     MUST(s != GD_OK || kept <= bytes);
-    must_have_words(x, gd_held_punch(held, &bytes, &x->r.err));
-    must_have_words(x, gd_held_rewrite(held, (x->what & 1) != 0 ? &codec
-                                                                : NULL,
-                                       1, &bytes, &x->r.err));
-    must_have_words(x, gd_held_unlink(held, &removed, &x->r.err));
-    gd_held_close(held);
+    must_have_words(x, gd_owned_group_punch(owned, &bytes, &x->r.err));
+    must_have_words(x, gd_owned_group_rewrite(owned, (x->what & 1) != 0 ? &codec
+                                                                       : NULL,
+                                              1, &bytes, &x->r.err));
+    must_have_words(x, gd_owned_group_unlink(owned, &removed, &x->r.err));
+    gd_owned_group_close(owned);
 }
 
 static void
@@ -351,7 +351,7 @@ scrub(session *x, uint32_t group)
 static void
 relocate(session *x, uint32_t group)
 {
-    gd_relocation *relocation;
+    gd_block_copy *copy;
     gd_merge *merge;
     uint8_t addresses[8 * SLOTS];
     const uint8_t *pairs;
@@ -360,12 +360,12 @@ relocate(session *x, uint32_t group)
     for (uint32_t i = 0; i < SLOTS; i++) {
         gd_put64(addresses + 8 * i, (uint64_t)group << GD_SLOT_BITS | i);
     }
-    gd_status s = gd_relocation_open(x->r.repo, &relocation, &x->r.err);
+    gd_status s = gd_block_copy_open(x->r.repo, &copy, &x->r.err);
     MUST(s == GD_OK);
-    s = gd_relocation_add(relocation, addresses, SLOTS, &x->r.err);
+    s = gd_block_copy_add(copy, addresses, SLOTS, &x->r.err);
     must_have_words(x, s);
     if (s == GD_OK) {
-        s = gd_relocation_finish(relocation, &pairs, &count, &x->r.err);
+        s = gd_block_copy_finish(copy, &pairs, &count, &x->r.err);
         must_have_words(x, s);
     }
     for (unsigned i = 0; s == GD_OK && i < IMAGES; i++) {
@@ -378,7 +378,7 @@ relocate(session *x, uint32_t group)
             gd_merge_close(merge);
         }
     }
-    gd_relocation_close(relocation);
+    gd_block_copy_close(copy);
 }
 
 static void

@@ -6,12 +6,12 @@
  * what the header says); to read: the first 400 bytes of the header page, then
  * extents of 40 bytes.
  */
-#include "coding.h"
-#include "fuzz.h"
-#include "judge.h"
-#include "memory_env.h"
-#include "recipe.h"
-#include "remake.h"
+#include "engine/base/coding.h"
+#include "engine/files/spoolentry.h"
+#include "engine/format/recipe.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/memory_env.h"
+#include "tests/fuzz/remake.h"
 
 enum { PAGES_MAX = 14, FILE_MAX = (1 + PAGES_MAX) * GD_RECIPE_PAGE, EXTENT = 40 };
 
@@ -101,20 +101,21 @@ read_pages(const gd_recipe *recipe)
 }
 
 static void
-count_runs(const gd_judged *judged)
+count_runs(const gd_spool_entry *entry)
 {
     gd_run *runs;
     size_t count;
     gd_error err;
     uint64_t blocks, named = 0;
-    uint64_t pages = gd_recipe_pages(judged->recipe.header.extents);
-    if (!judged->complete) {
+    uint64_t pages = gd_recipe_pages(entry->recipe.header.extents);
+    if (!entry->complete) {
         return;
     }
-    gd_status measured = gd_judged_measure(judged, &blocks, &err);
+    gd_status measured = gd_spool_entry_measure(entry, &blocks, &err);
     MUST(measured == GD_OK || measured == GD_CORRUPT);
-    MUST(gd_judged_runs(judged, pages, 1, &runs, &count, &err) == GD_INVALID);
-    gd_status s = gd_judged_runs(judged, 0, pages, &runs, &count, &err);
+    MUST(gd_spool_entry_runs(entry, pages, 1, &runs, &count, &err) ==
+         GD_INVALID);
+    gd_status s = gd_spool_entry_runs(entry, 0, pages, &runs, &count, &err);
     MUST(s == GD_OK || s == GD_CORRUPT);
     if (s == GD_OK) {
         for (size_t i = 0; i < count; i++) {
@@ -122,7 +123,7 @@ count_runs(const gd_judged *judged)
             named += runs[i].blocks;
         }
         MUST(measured != GD_OK || named == blocks);
-        judged->env->release(judged->env, runs);
+        entry->env->release(entry->env, runs);
     }
 }
 
@@ -132,7 +133,7 @@ read_one(uint8_t flags, input *in)
     static uint8_t file[FILE_MAX];
     memory_env m;
     gd_recipe recipe;
-    gd_judged judged;
+    gd_spool_entry entry;
     gd_error err = {.text = ""};
     int fd;
     size_t length = lay_out(flags, in, file);
@@ -150,10 +151,10 @@ read_one(uint8_t flags, input *in)
         MUST(strstr(err.text, "images/a") != NULL);
     }
     m.env.close(&m.env, fd);
-    if (gd_judged_open_image(&m.env, AT_FDCWD, &params, "a", &judged, &err) ==
-        GD_OK) {
-        count_runs(&judged);
-        gd_judged_close(&judged);
+    if (gd_spool_entry_open_image(&m.env, AT_FDCWD, &params, "a", &entry,
+                                  &err) == GD_OK) {
+        count_runs(&entry);
+        gd_spool_entry_close(&entry);
     }
     MUST(memory_env_leaks(&m) == 0);
     memory_env_destroy(&m);

@@ -5,9 +5,9 @@
  * Input: flags, then either a segment as it is stored, with its header; or (flag
  * 1) codec, level, and plain bytes.
  */
-#include "coding.h"
-#include "fuzz.h"
-#include "segment.h"
+#include "engine/base/coding.h"
+#include "engine/format/segment.h"
+#include "tests/fuzz/fuzz.h"
 
 static void
 decode(gd_coder *coder, input *in)

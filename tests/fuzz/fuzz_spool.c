@@ -8,13 +8,13 @@
  * a proper one), and the first 400 bytes of a recipe, or none.  Names are parsed
  * by themselves, too.
  */
-#include "coding.h"
-#include "fuzz.h"
-#include "judge.h"
-#include "locks.h"
-#include "remake.h"
-#include "repository.h"
-#include "spool.h"
+#include "engine/base/coding.h"
+#include "engine/files/locks.h"
+#include "engine/files/spool.h"
+#include "engine/files/spoolentry.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/remake.h"
+#include "tests/fuzz/repository.h"
 
 enum { FILES = 8, HEADER = 400, PAGE = GD_RECIPE_PAGE };
 
@@ -104,15 +104,15 @@ make_image(repository *r)
 /* ---- judging ---- */
 
 static void
-look_at_runs(repository *r, const gd_judged *judged)
+look_at_runs(repository *r, const gd_spool_entry *entry)
 {
     gd_run *runs;
     size_t count;
-    if (!judged->complete) {
+    if (!entry->complete) {
         return;
     }
-    gd_status s = gd_judged_runs(
-        judged, 0, gd_recipe_pages(judged->recipe.header.extents), &runs,
+    gd_status s = gd_spool_entry_runs(
+        entry, 0, gd_recipe_pages(entry->recipe.header.extents), &runs,
         &count, &r->err);
     MUST(s == GD_OK || s == GD_CORRUPT);
     if (s == GD_OK) {
@@ -122,31 +122,31 @@ look_at_runs(repository *r, const gd_judged *judged)
 
 /* What the accounting may do with an entry. */
 static void
-settle(repository *r, gd_judged *judged, uint8_t how)
+settle(repository *r, gd_spool_entry *entry, uint8_t how)
 {
     char name[GD_NAME_SIZE];
     bool live;
-    gd_status s = gd_judged_live(judged, &live, &r->err);
+    gd_status s = gd_spool_entry_live(entry, &live, &r->err);
     MUST(s == GD_OK);
-    MUST(!live || judged->complete);
-    if (judged->complete) {
-        const gd_recipe_header *header = &judged->recipe.header;
-        bool own = judged->kind == GD_SPOOL_STORE ||
-                   judged->kind == GD_SPOOL_MERGED;
-        MUST(judged->damage.status == GD_OK);
+    MUST(!live || entry->complete);
+    if (entry->complete) {
+        const gd_recipe_header *header = &entry->recipe.header;
+        bool own = entry->kind == GD_SPOOL_STORE ||
+                   entry->kind == GD_SPOOL_MERGED;
+        MUST(entry->damage.status == GD_OK);
         MUST(gd_image_name(header->image_id, name, NULL) == GD_OK);
-        MUST(!own || memcmp(header->transaction_id, judged->id,
+        MUST(!own || memcmp(header->transaction_id, entry->id,
                             GD_ID_SIZE) == 0);
     }
-    s = gd_judged_lock(judged, GD_BYTE_WRITER, &r->err);
+    s = gd_spool_entry_lock(entry, GD_BYTE_WRITER, &r->err);
     MUST(s == GD_OK || s == GD_BUSY);
-    look_at_runs(r, judged);
+    look_at_runs(r, entry);
     if (how % 3 == 0) {
-        s = gd_judged_set_aside(judged, name, &r->err);
+        s = gd_spool_entry_set_aside(entry, name, &r->err);
         MUST(s == GD_OK || s == GD_NOTFOUND);
     }
     if (how % 2 == 0) {
-        s = gd_judged_unlink(judged, &r->err);
+        s = gd_spool_entry_unlink(entry, &r->err);
         MUST(s == GD_OK || s == GD_NOTFOUND);
     }
 }
@@ -155,23 +155,23 @@ static void
 settle_all(repository *r, uint8_t how)
 {
     gd_spool_base *entries;
-    gd_judged judged;
+    gd_spool_entry entry;
     size_t count;
     int root = r->repo->root;
-    MUST(gd_judged_list(r->env, root, &entries, &count, &r->err) == GD_OK);
+    MUST(gd_spool_entry_list(r->env, root, &entries, &count, &r->err) == GD_OK);
     for (size_t i = 0; i < count; i++) {
         MUST(i == 0 || strcmp(entries[i - 1].name, entries[i].name) < 0);
-        gd_status s = gd_judged_open_entry(r->env, root, &r->params,
-                                           entries[i].name, &judged, &r->err);
+        gd_status s = gd_spool_entry_open(r->env, root, &r->params,
+                                          entries[i].name, &entry, &r->err);
         MUST(s == GD_OK || (s != GD_BUSY && r->err.text[0] != '\0'));
         if (s == GD_OK) {
-            settle(r, &judged, (uint8_t)(how + i));
-            gd_judged_close(&judged);
+            settle(r, &entry, (uint8_t)(how + i));
+            gd_spool_entry_close(&entry);
         }
     }
     r->env->release(r->env, entries);
-    MUST(gd_judged_open_entry(r->env, root, &r->params, "../images/good",
-                              &judged, &r->err) == GD_INVALID);
+    MUST(gd_spool_entry_open(r->env, root, &r->params, "../images/good",
+                             &entry, &r->err) == GD_INVALID);
 }
 
 static void
@@ -190,16 +190,17 @@ static void
 judge_images(repository *r)
 {
     char names[FILES][MEMORY_PATH] = {{0}};
-    gd_judged judged;
+    gd_spool_entry entry;
     MUST(r->env->list(r->env, r->repo->root, GD_DIR_IMAGES, note_name,
                       names) == 0);
     for (size_t i = 0; i < FILES && names[i][0] != '\0'; i++) {
-        gd_status s = gd_judged_open_image(r->env, r->repo->root, &r->params,
-                                           names[i], &judged, &r->err);
+        gd_status s = gd_spool_entry_open_image(r->env, r->repo->root,
+                                                &r->params, names[i], &entry,
+                                                &r->err);
         MUST(s == GD_OK || r->err.text[0] != '\0');
         if (s == GD_OK) {
-            look_at_runs(r, &judged);
-            gd_judged_close(&judged);
+            look_at_runs(r, &entry);
+            gd_spool_entry_close(&entry);
         }
         s = gd_spool_delete(r->env, r->repo->root, &r->params, names[i],
                             i % 2 == 0 ? r->params.repository_id : NULL,

@@ -7,12 +7,12 @@
  * Input: how the images are cut and stored (2 bytes), their contents (4), flags
  * (1: ranges lie on blocks' borders), then ranges of 4 bytes.
  */
-#include "coding.h"
-#include "fuzz.h"
-#include "repository.h"
-#include "segment.h"
-#include "spool.h"
-#include "wire.h"
+#include "engine/base/coding.h"
+#include "engine/exchange/wire.h"
+#include "engine/files/spool.h"
+#include "engine/format/segment.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/repository.h"
 
 enum {
     BLOCK = 512,

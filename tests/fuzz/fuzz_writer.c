@@ -14,16 +14,16 @@
  */
 #include <errno.h>
 
-#include "blockgroup.h"
-#include "coding.h"
-#include "fuzz.h"
-#include "lookup.h"
-#include "maintainer.h"
-#include "reader.h"
-#include "repository.h"
-#include "segcache.h"
-#include "spool.h"
-#include "wire.h"
+#include "engine/base/coding.h"
+#include "engine/exchange/wire.h"
+#include "engine/files/blockgroup.h"
+#include "engine/files/spool.h"
+#include "engine/handle/segcache.h"
+#include "engine/read/reader.h"
+#include "engine/write/lookup.h"
+#include "tests/c/support/simple_maintainer.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/repository.h"
 
 enum {
     IMAGES = 6,

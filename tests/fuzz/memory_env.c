@@ -1,7 +1,7 @@
 /*
  * memory_env.c - see memory_env.h.
  */
-#include "memory_env.h"
+#include "tests/fuzz/memory_env.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -20,7 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "env.h"
+#include "engine/base/env.h"
 
 enum {
     MEMORY_FIRST_FD = 1 << 20, /* none of the real ones */

@@ -1,12 +1,12 @@
 /*
  * remake.c - see remake.h.  The offsets are those of format.rst.
  */
-#include "remake.h"
+#include "tests/fuzz/remake.h"
 
-#include "coding.h"
-#include "fpstore.h"
-#include "recipe.h"
-#include "segment.h"
+#include "engine/base/coding.h"
+#include "engine/format/fpstore.h"
+#include "engine/format/recipe.h"
+#include "engine/format/segment.h"
 
 enum { CHECKED = 504, CHECKED_PAGE = 4088 };
 

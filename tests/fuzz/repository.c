@@ -1,11 +1,11 @@
 /*
  * repository.c - see repository.h.
  */
-#include "repository.h"
+#include "tests/fuzz/repository.h"
 
-#include "fuzz.h"
-#include "reader.h"
-#include "spool.h"
+#include "engine/files/spool.h"
+#include "engine/read/reader.h"
+#include "tests/fuzz/fuzz.h"
 
 void
 repository_init(repository *r)

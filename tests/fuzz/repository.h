@@ -4,10 +4,10 @@
 #ifndef REPOSITORY_H
 #define REPOSITORY_H
 
-#include "memory_env.h"
-#include "params.h"
-#include "repo.h"
-#include "transaction.h"
+#include "engine/format/params.h"
+#include "engine/handle/repo.h"
+#include "engine/write/transaction.h"
+#include "tests/fuzz/memory_env.h"
 
 #define REPOSITORY_PATH "/repo"
 #define FILTER_PATH "/filter"

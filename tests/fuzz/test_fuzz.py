@@ -45,7 +45,7 @@ import pytest
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 ENGINE = TOP / 'glance_dedup' / 'engine'
 HERE = TOP / 'tests' / 'fuzz'
-MAINTAINER = TOP / 'tests' / 'c' / 'maintainer.c'
+MAINTAINER = TOP / 'tests' / 'c' / 'support' / 'simple_maintainer.c'
 CORPUS = HERE / 'corpus'
 ARTIFACTS = TOP / '.log' / 'fuzz'
 
@@ -58,7 +58,7 @@ CORPUS_MAX = 500_000  # bytes, of all targets
 
 COMPILE = ['-std=c11', '-D_GNU_SOURCE', '-O1', '-g', '-Wall', '-Wextra',
            '-Werror', '-fno-omit-frame-pointer', '-fno-sanitize-recover=all',
-           f'-I{ENGINE}', f'-I{HERE}', f'-I{MAINTAINER.parent}']
+           f'-I{ENGINE.parent}', f'-I{TOP}']
 LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread']
 FUZZER = ['clang', '-fsanitize=fuzzer-no-link,address,undefined']
 LINK_FUZZER = ['clang', '-fsanitize=fuzzer,address,undefined']
@@ -109,7 +109,7 @@ def shared_sources(replay):
     """What all targets are linked with."""
     own = [path for path in sorted(HERE.glob('*.c'))
            if not path.name.startswith('fuzz_')]
-    return sorted(ENGINE.glob('*.c')) + [MAINTAINER] + [
+    return sorted(ENGINE.glob('*/*.c')) + [MAINTAINER] + [
         path for path in own if replay or path.name != 'replay.c']
 
 
@@ -117,7 +117,9 @@ def build_all(directory, compiler, linker, replay):
     """A program for each target, by its name."""
     sources = shared_sources(replay) + [
         HERE / f'fuzz_{target}.c' for target in TARGETS]
-    objects = {source: directory / f'{source.stem}.o' for source in sources}
+    objects = {source: directory / '-'.join(
+        source.relative_to(TOP).with_suffix('.o').parts)
+        for source in sources}
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(
             lambda source: build([*compiler, *COMPILE, '-c', source,

@@ -5,7 +5,7 @@
  * them reach the server early, in no order, as any client may write back what
  * it likes when it likes: what a host's death leaves is not a prefix.
  */
-#include "sharedfs.h"
+#include "tests/sharedfs/sharedfs.h"
 
 #include <errno.h>
 #include <fcntl.h>

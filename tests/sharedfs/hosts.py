@@ -32,7 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 #: Seconds that anything may take.
 LIMIT = 60
 COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-O2', '-Wall', '-Wextra',
-           '-Werror', '-Wshadow', '-pthread']
+           '-Werror', '-Wshadow', '-pthread', f'-I{HERE.parent.parent}']
 
 
 def _output(*command):

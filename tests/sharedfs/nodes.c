@@ -1,7 +1,7 @@
 /*
  * nodes.c - the files that a client knows, their names, and their versions.
  */
-#include "sharedfs.h"
+#include "tests/sharedfs/sharedfs.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>

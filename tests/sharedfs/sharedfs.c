@@ -14,7 +14,7 @@
  * the open file's own descriptor, and fall when that is closed.
  */
 #define FUSE_USE_VERSION 312
-#include "sharedfs.h"
+#include "tests/sharedfs/sharedfs.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -11,14 +11,15 @@
 # under the License.
 """Builds the plain C engine, without Python, and runs its tests in C.
 
-Every ``tests/c/test_*.c`` is a program of its own, linked with the other
-files of that directory and with all of ``glance_dedup/engine/*.c``. It is
+``tests/c`` has the engine's folders. Every ``test_*.c`` in them is a program
+of its own, linked with ``tests/c/support`` and with all of the engine. It is
 built and run plain, with the address and undefined-behaviour sanitizers, and,
-if it uses threads, with the thread sanitizer. By hand, from the top::
+if it uses threads, with the thread sanitizer. ``tests/c/whole`` tests what no
+single folder answers for. By hand, from the top::
 
     gcc -std=c11 -D_GNU_SOURCE -g -fsanitize=address,undefined \\
-        -Iglance_dedup/engine -Itests/c tests/c/test_filter.c \\
-        tests/c/fault_env.c glance_dedup/engine/*.c -o /tmp/test_filter \\
+        -Iglance_dedup -I. tests/c/files/test_filter.c \\
+        tests/c/support/*.c glance_dedup/engine/*/*.c -o /tmp/test_filter \\
         -lcrypto -lxxhash -llz4 -lzstd -lpthread
     /tmp/test_filter [NAME OF A TEST...]
 """
@@ -35,9 +36,10 @@ import pytest
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 ENGINE = TOP / 'glance_dedup' / 'engine'
 TESTS = TOP / 'tests' / 'c'
+SUPPORT = TESTS / 'support'
 
 COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-Werror',
-           f'-I{ENGINE}', f'-I{TESTS}']
+           f'-I{ENGINE.parent}', f'-I{TOP}']
 LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread']
 VARIANTS = {
     'plain': ['-O2'],
@@ -55,13 +57,24 @@ RUN_TIMEOUT = 240    # and for one program
 
 
 def sources(directory, prefix=''):
-    """The C files of a directory; ``_*.c`` is the binding to Python."""
-    return sorted(path for path in directory.glob(f'{prefix}*.c')
-                  if not path.name.startswith('_'))
+    """The C files of a directory, and of those in it."""
+    return sorted(directory.rglob(f'{prefix}*.c'))
+
+
+def program_of(concept):
+    """The source of the tests of a file of the engine, or of the whole."""
+    path, = TESTS.glob(f'*/test_{concept}.c')
+    return path
+
+
+def object_name(path):
+    """No two files' objects have the same."""
+    return '-'.join(path.relative_to(TOP).with_suffix('.o').parts)
 
 
 def is_threaded(program):
-    return re.search(r'#include [<"](pthread|pool)\.h', program.read_text())
+    return re.search(r'#include [<"].*\b(pthread|pool)\.h',
+                     program.read_text())
 
 
 def runs():
@@ -92,9 +105,8 @@ def objects(tmp_path_factory):
     @functools.cache
     def compile_variant(variant):
         directory = tmp_path_factory.mktemp(f'c-{variant}')
-        shared = sources(ENGINE) + [path for path in sources(TESTS)
-                                    if not path.name.startswith('test_')]
-        results = [directory / f'{path.stem}.o' for path in shared]
+        shared = sources(ENGINE) + sources(SUPPORT)
+        results = [directory / object_name(path) for path in shared]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(
                 lambda path, result: build(

@@ -11,7 +11,8 @@
 # under the License.
 """The tests of the engine under faults, all of them; and that leaks are found.
 
-``tests/c/faults.h`` says what is tried; ``test_c.py`` tries a part of it.
+``tests/c/support/fault_tasks.h`` says what is tried; ``test_c.py`` tries a
+part of it.
 """
 
 import os
@@ -73,8 +74,8 @@ def test_leaks_are_found(tmp_path):
                     reason='valgrind is not installed')
 def test_valgrind(objects, tmp_path):
     """It sees what is not initialized, too, which no sanitizer of gcc does."""
-    program = build_program(test_c.TESTS / 'test_transaction.c', 'plain',
-                            objects, tmp_path)
+    program = build_program(test_c.program_of('transaction'), 'plain', objects,
+                            tmp_path)
     status, output = test_c.execute(
         ['valgrind', '--quiet', '--error-exitcode=9', '--leak-check=full',
          '--show-leak-kinds=definite,indirect', program], LONG)

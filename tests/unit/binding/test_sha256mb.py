@@ -13,7 +13,7 @@
 
 Whatever computes a fingerprint, it is the one that hashlib computes, and the
 engine builds and works without the library. The code itself is tested by
-tests/c/test_multibuffer.c and test_fingerprint.c.
+tests/c/format/test_sha256mb.c and test_fingerprint.c.
 """
 
 import hashlib
@@ -54,20 +54,21 @@ def test_stored_fingerprints(tmp_path, scope, threads):
         assert group[at:at + 32] == hashlib.sha256(before + block).digest()
 
 
-@pytest.mark.parametrize('program', ['test_fingerprint', 'test_multibuffer'])
-def test_build_without_the_library(program, objects, tmp_path):
-    without = tmp_path / 'multibuffer.o'
+@pytest.mark.parametrize('concept', ['fingerprint', 'sha256mb'])
+def test_build_without_the_library(concept, objects, tmp_path):
+    source = test_c.ENGINE / 'format' / 'sha256mb.c'
+    without = tmp_path / test_c.object_name(source)
     compiler = [*test_c.COMPILE, *test_c.VARIANTS['plain'],
                 '-DGD_WITHOUT_IPSEC_MB']
-    test_c.build([*compiler, '-c', test_c.ENGINE / 'multibuffer.c', '-o',
-                  without])
+    test_c.build([*compiler, '-c', source, '-o', without])
     symbols = subprocess.run(['nm', without], check=True, text=True,
                              capture_output=True).stdout
     assert 'dlopen' not in symbols
     others = [path for path in objects('plain')
-              if path.name != 'multibuffer.o']
-    test_c.build([*compiler, test_c.TESTS / f'{program}.c', *others, without,
-                  '-o', tmp_path / program, *test_c.LIBRARIES])
-    status, output = test_c.run(tmp_path / program)
+              if path.name != without.name]
+    program = tmp_path / concept
+    test_c.build([*compiler, test_c.program_of(concept), *others, without,
+                  '-o', program, *test_c.LIBRARIES])
+    status, output = test_c.run(program)
     assert status == 0, output
     assert re.search(r'^[1-9]\d* passed, 0 failed$', output, re.MULTILINE)

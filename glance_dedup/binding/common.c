@@ -1,0 +1,337 @@
+/*
+ * common.c - what all files of the binding stand on: errors, new and
+ * freed objects, arguments, results, and the use of a repository handle.
+ *
+ * Everything here REQUIRES the GIL, except gd_py_check_process.
+ */
+#include "binding/binding.h"
+
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/format/runs.h"
+
+/* ---- errors ---- */
+
+/* The one table from status to exception; names in glance_dedup.base.exceptions. */
+static const struct {
+    gd_status status;
+    const char *name;
+} error_classes[] = {
+    {GD_IO, "StorageError"},         {GD_CORRUPT, "DamagedError"},
+    {GD_NOSPACE, "NoSpaceError"},    {GD_NOTFOUND, "ImageNotFound"},
+    {GD_EXISTS, "ImageExists"},      {GD_BUSY, "BusyError"},
+    {GD_VERSION, "VersionError"},    {GD_INVALID, "InvalidParameter"},
+    {GD_DENIED, "AccessDenied"},     {GD_CLOSED, "ClosedError"},
+};
+
+enum { ERROR_CLASSES = sizeof error_classes / sizeof error_classes[0] };
+
+PyObject *
+gd_py_raise_in(const module_state *state, const gd_error *err)
+{
+    if (err->status == GD_NOMEM) {
+        PyErr_SetString(PyExc_MemoryError, err->text);
+        return NULL;
+    }
+    const char *name = "RepositoryError";
+    for (int i = 0; i < ERROR_CLASSES; i++) {
+        if (error_classes[i].status == err->status) {
+            name = error_classes[i].name;
+        }
+    }
+    PyObject *class = PyObject_GetAttrString(state->exceptions, name);
+    /* File names and image ids are bytes from elsewhere. */
+    PyObject *text =
+        PyUnicode_DecodeUTF8(err->text, (Py_ssize_t)strlen(err->text),
+                             "replace");
+    PyObject *error = NULL, *number = NULL;
+    if (class != NULL && text != NULL) {
+        error = PyObject_CallFunctionObjArgs(class, text, NULL);
+        number = PyLong_FromLong(err->sys_errno);
+    }
+    if (error != NULL && number != NULL &&
+        PyObject_SetAttrString(error, "errno", number) == 0) {
+        PyErr_SetObject(class, error);
+    }
+    Py_XDECREF(number);
+    Py_XDECREF(error);
+    Py_XDECREF(text);
+    Py_XDECREF(class);
+    return NULL;
+}
+
+PyObject *
+gd_py_raise(PyObject *self, const gd_error *err)
+{
+    return gd_py_raise_in(PyType_GetModuleState(Py_TYPE(self)), err);
+}
+
+PyObject *
+gd_py_none(PyObject *self, gd_status s, const gd_error *err)
+{
+    if (s != GD_OK) {
+        return gd_py_raise(self, err);
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+gd_py_not_busy(PyObject *self, gd_status s, const gd_error *err)
+{
+    if (s != GD_OK && s != GD_BUSY) {
+        return gd_py_raise(self, err);
+    }
+    return PyBool_FromLong(s == GD_OK);
+}
+
+/* ---- types and objects ---- */
+
+PyTypeObject *
+gd_py_add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
+void *
+gd_py_new_object(PyTypeObject *type)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
+
+void
+gd_py_free_object(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* ---- arguments ---- */
+
+int
+gd_py_to_u32(PyObject *object, void *out)
+{
+    unsigned long value = PyLong_AsUnsignedLong(object);
+    if (PyErr_Occurred() != NULL) {
+        return 0;
+    }
+    if (value > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a number of 32 bits is needed");
+        return 0;
+    }
+    *(uint32_t *)out = (uint32_t)value;
+    return 1;
+}
+
+int
+gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
+              uint8_t out[GD_ID_SIZE])
+{
+    if (length != GD_ID_SIZE) {
+        PyErr_Format(PyExc_ValueError, "%s: %d bytes are needed", what,
+                     (int)GD_ID_SIZE);
+        return 0;
+    }
+    memcpy(out, data, GD_ID_SIZE);
+    return 1;
+}
+
+int
+gd_py_parse_image(PyObject *args, const char **image_id,
+                  uint8_t room[GD_ID_SIZE], const uint8_t **upload)
+{
+    const char *given = NULL;
+    Py_ssize_t length = 0;
+    if (!PyArg_ParseTuple(args, "s|z#", image_id, &given, &length)) {
+        return 0;
+    }
+    *upload = given == NULL ? NULL : room;
+    return given == NULL || gd_py_copy_id("upload_id", given, length, room);
+}
+
+int
+gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number)
+{
+    gd_error err;
+    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, number)) {
+        return 0;
+    }
+    if (*number >= 1 && *number <= GD_MAX_GROUP) {
+        return 1;
+    }
+    gd_fail(&err, GD_INVALID, "no group has the number %u", *number);
+    gd_py_raise(self, &err);
+    return 0;
+}
+
+/* ---- packed arrays of blocks ---- */
+
+void
+gd_py_free_blocks(gd_py_blocks *list)
+{
+    PyMem_Free(list->fps);
+    PyMem_Free(list->lengths);
+    PyMem_Free(list->addresses);
+}
+
+int
+gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
+                  const Py_buffer *addresses, gd_py_blocks *list)
+{
+    size_t count = (size_t)lengths->len / 4;
+    memset(list, 0, sizeof *list);
+    if ((size_t)fps->len != count * GD_FINGERPRINT_SIZE ||
+        (size_t)lengths->len != count * 4 ||
+        (addresses != NULL && (size_t)addresses->len != count * 8)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "fingerprints of 32 bytes, lengths of 4 and addresses "
+                        "of 8 are needed, as many of each");
+        return 0;
+    }
+    list->count = count;
+    list->fps = PyMem_Calloc(count + 1, sizeof *list->fps);
+    list->lengths = PyMem_Calloc(count + 1, sizeof *list->lengths);
+    list->addresses = PyMem_Calloc(count + 1, sizeof *list->addresses);
+    if (list->fps == NULL || list->lengths == NULL ||
+        list->addresses == NULL) {
+        gd_py_free_blocks(list);
+        PyErr_NoMemory();
+        return 0;
+    }
+    memcpy(list->fps, fps->buf, (size_t)fps->len);
+    for (size_t i = 0; i < count; i++) {
+        list->lengths[i] = gd_get32((const uint8_t *)lengths->buf + i * 4);
+        if (addresses != NULL) {
+            uint64_t packed =
+                gd_get64((const uint8_t *)addresses->buf + i * 8);
+            uint64_t group = packed >> GD_SLOT_BITS;
+            /* One that is too large is none that was ever found. */
+            list->addresses[i] = (gd_address){
+                group > GD_MAX_GROUP ? 0 : (uint32_t)group,
+                (uint32_t)(packed & (GD_MAX_SLOTS - 1))};
+        }
+    }
+    return 1;
+}
+
+PyObject *
+gd_py_pack_addresses(const gd_address *addresses, size_t count)
+{
+    PyObject *result =
+        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
+    if (result != NULL) {
+        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
+        for (size_t i = 0; i < count; i++) {
+            gd_put64(out + i * 8,
+                     (uint64_t)addresses[i].group << GD_SLOT_BITS |
+                         addresses[i].slot);
+        }
+    }
+    return result;
+}
+
+/* ---- results ---- */
+
+PyObject *
+gd_py_header_dict(const gd_recipe_header *h)
+{
+    /* The project's name is whatever the file says: perhaps not UTF-8. */
+    PyObject *project = PyUnicode_DecodeUTF8(
+        h->project, (Py_ssize_t)strlen(h->project), "replace");
+    PyObject *hash_name = PyUnicode_DecodeUTF8(
+        h->hash.name, (Py_ssize_t)strlen(h->hash.name), "replace");
+    return Py_BuildValue(
+        "{sssNsNsy#sy#sy#sKsKsKsKsKsKsK}", "image_id", h->image_id, "project",
+        project, "hash_name", hash_name, "hash_value", h->hash.value,
+        (Py_ssize_t)h->hash.length, "scope", h->scope.id, (Py_ssize_t)GD_SCOPE_SIZE,
+        "upload_id", h->upload_id, (Py_ssize_t)GD_ID_SIZE, "size",
+        (unsigned long long)h->size, "zero_bytes",
+        (unsigned long long)h->zero_bytes, "new_bytes",
+        (unsigned long long)h->new_bytes, "stored_bytes",
+        (unsigned long long)h->stored_bytes, "extents",
+        (unsigned long long)h->extents, "fragments",
+        (unsigned long long)h->fragments, "created",
+        (unsigned long long)h->created);
+}
+
+PyObject *
+gd_py_whole_header_dict(const gd_recipe_header *header)
+{
+    PyObject *result = gd_py_header_dict(header);
+    PyObject *id = PyBytes_FromStringAndSize(
+        (const char *)header->transaction_id, GD_ID_SIZE);
+    if (result == NULL || id == NULL ||
+        PyDict_SetItemString(result, "transaction_id", id) < 0) {
+        Py_CLEAR(result);
+    }
+    Py_XDECREF(id);
+    return result;
+}
+
+/* ---- the use of a repository handle ---- */
+
+gd_status
+gd_py_check_process(const repository_object *self, gd_error *err)
+{
+    const gd_env *env = gd_env_posix();
+    if (env->getpid(env) != self->owner || self->state->forks != self->forks) {
+        return gd_fail(err, GD_CLOSED,
+                       "this handle was opened by process %ld, before a fork",
+                       (long)self->owner);
+    }
+    return GD_OK;
+}
+
+int
+gd_py_is_owner(const repository_object *self)
+{
+    return gd_py_check_process(self, NULL) == GD_OK;
+}
+
+static void
+free_when_unused(repository_object *self)
+{
+    if (self->closed && self->users == 0 && self->repo != NULL &&
+        gd_py_check_process(self, NULL) == GD_OK) {
+        gd_repo *repo = self->repo;
+        self->repo = NULL;
+        Py_BEGIN_ALLOW_THREADS
+        gd_repo_close(repo);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+int
+gd_py_enter_repository(repository_object *self)
+{
+    gd_error err;
+    if (self->closed || self->repo == NULL) {
+        gd_fail(&err, GD_CLOSED, "the repository handle is closed");
+    } else if (gd_py_check_process(self, &err) == GD_OK) {
+        self->users++;
+        return 1;
+    }
+    gd_py_raise((PyObject *)self, &err);
+    return 0;
+}
+
+void
+gd_py_leave_repository(repository_object *self)
+{
+    self->users--;
+    free_when_unused(self);
+}
+
+void
+gd_py_close_repository(repository_object *self)
+{
+    self->closed = 1;
+    free_when_unused(self);
+}

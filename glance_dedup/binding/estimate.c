@@ -1,0 +1,212 @@
+/*
+ * estimate.c - the type Estimate: what images would take.
+ */
+#include "binding/binding.h"
+
+#include "engine/exchange/estimate.h"
+
+typedef struct estimate_object {
+    PyObject_HEAD
+    gd_estimate *estimate;
+    int busy; /* a call is under way */
+} estimate_object;
+
+/* 0 with an exception set: another thread is at work. */
+static int
+enter(estimate_object *self)
+{
+    if (self->busy || self->estimate == NULL) {
+        PyErr_SetString(PyExc_ValueError,
+                        "an estimate belongs to one thread at a time");
+        return 0;
+    }
+    self->busy = 1;
+    return 1;
+}
+
+static gd_status
+open_chunker(gd_chunker *chunker, size_t block, size_t minimum, size_t average,
+             gd_error *err)
+{
+    return average == 0 ? gd_chunker_fixed(chunker, block, err)
+                        : gd_chunker_gear(chunker, minimum, average, block,
+                                          err);
+}
+
+static PyObject *
+estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"block_size",  "cut_minimum", "cut_average",
+                            "segment_size", "codec",       "codec_level",
+                            "again_codec", "again_level", "table_bytes",
+                            NULL};
+    Py_ssize_t block, minimum, average, segment, table;
+    const char *codec, *again;
+    gd_estimate_params params = {0};
+    gd_chunker chunker;
+    gd_error err;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$nnnnsisin", names, &block, &minimum, &average,
+            &segment, &codec, &params.codec_level, &again,
+            &params.again_level, &table)) {
+        return NULL;
+    }
+    estimate_object *self = gd_py_new_object(type);
+    if (self == NULL) {
+        return NULL;
+    }
+    params.segment_size = (size_t)segment;
+    params.table_bytes = (size_t)table;
+    gd_status s = open_chunker(&chunker, (size_t)block, (size_t)minimum,
+                               (size_t)average, &err);
+    if (s == GD_OK) {
+        s = gd_codec_parse(codec, &params.codec, &err);
+    }
+    if (s == GD_OK) {
+        s = gd_codec_parse(again, &params.again_codec, &err);
+    }
+    if (s == GD_OK) {
+        s = gd_estimate_open(gd_env_posix(), &chunker, &params,
+                             &self->estimate, &err);
+    }
+    if (s != GD_OK) {
+        gd_py_raise((PyObject *)self, &err);
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *
+estimate_take(PyObject *object, PyObject *args)
+{
+    estimate_object *self = (estimate_object *)object;
+    Py_buffer view;
+    int last;
+    size_t used = 0;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "y*p", &view, &last)) {
+        return NULL;
+    }
+    if (!enter(self)) {
+        PyBuffer_Release(&view);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_estimate_take(self->estimate, view.buf, (size_t)view.len,
+                         last != 0, &used, &err);
+    Py_END_ALLOW_THREADS
+    self->busy = 0;
+    PyBuffer_Release(&view);
+    return s == GD_OK ? PyLong_FromSize_t(used) : gd_py_raise(object, &err);
+}
+
+static PyObject *
+estimate_take_zeros(PyObject *object, PyObject *args)
+{
+    estimate_object *self = (estimate_object *)object;
+    unsigned long long length;
+    if (!PyArg_ParseTuple(args, "K", &length) || !enter(self)) {
+        return NULL;
+    }
+    gd_estimate_take_zeros(self->estimate, length);
+    self->busy = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+estimate_end(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    estimate_object *self = (estimate_object *)object;
+    uint64_t zeros, extents;
+    gd_error err;
+    gd_status s;
+    if (!enter(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_estimate_end(self->estimate, &zeros, &extents, &err);
+    Py_END_ALLOW_THREADS
+    self->busy = 0;
+    return s == GD_OK ? Py_BuildValue("(KK)", (unsigned long long)zeros,
+                                      (unsigned long long)extents)
+                      : gd_py_raise(object, &err);
+}
+
+static PyObject *
+list_of(const gd_estimated *sums, size_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *item = Py_BuildValue(
+            "(KKKd)", (unsigned long long)sums[i].new_bytes,
+            (unsigned long long)sums[i].new_blocks,
+            (unsigned long long)sums[i].stored_bytes, sums[i].stored_squares);
+        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static PyObject *
+estimate_sum(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    estimate_object *self = (estimate_object *)object;
+    gd_estimate_totals totals;
+    PyObject *result = NULL;
+    if (!enter(self)) {
+        return NULL;
+    }
+    size_t images = gd_estimate_images(self->estimate);
+    gd_estimated *sums = PyMem_Calloc(images + 1, sizeof *sums);
+    if (sums == NULL) {
+        PyErr_NoMemory();
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        gd_estimate_sum(self->estimate, sums, &totals);
+        Py_END_ALLOW_THREADS
+        result = Py_BuildValue(
+            "(NIKK)", list_of(sums, images), totals.level,
+            (unsigned long long)totals.again_plain,
+            (unsigned long long)totals.again_stored);
+    }
+    PyMem_Free(sums);
+    self->busy = 0;
+    return result;
+}
+
+static void
+estimate_dealloc(PyObject *object)
+{
+    estimate_object *self = (estimate_object *)object;
+    if (self->estimate != NULL) {
+        gd_estimate_close(self->estimate);
+    }
+    gd_py_free_object(object);
+}
+
+static PyMethodDef estimate_methods[] = {
+    {"take", estimate_take, METH_VARARGS, NULL},
+    {"take_zeros", estimate_take_zeros, METH_VARARGS, NULL},
+    {"end", estimate_end, METH_NOARGS, NULL},
+    {"sum", estimate_sum, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot estimate_slots[] = {
+    {Py_tp_new, estimate_new},
+    {Py_tp_dealloc, estimate_dealloc},
+    {Py_tp_methods, estimate_methods},
+    {0, NULL},
+};
+
+PyType_Spec gd_py_estimate_spec = {
+    .name = "glance_dedup._engine.Estimate",
+    .basicsize = sizeof(estimate_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = estimate_slots,
+};

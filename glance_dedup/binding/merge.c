@@ -1,0 +1,523 @@
+/*
+ * merge.c - glance_dedup._engine: Merge and Relocation, and the
+ * functions of the exact index.
+ */
+#include "binding/binding.h"
+
+#include <string.h>
+
+#include "engine/format/index.h"
+#include "engine/format/runs.h"
+#include "engine/maintain/blockcopy.h"
+#include "engine/maintain/merge.h"
+
+enum { PAIR_SIZE = 16 };
+
+/* ---- Merge ---- */
+
+typedef struct merge_object {
+    part_object part;
+    gd_merge *merge;
+} merge_object;
+
+static void
+release_merge(part_object *part)
+{
+    gd_merge_close(((merge_object *)part)->merge);
+}
+
+static PyObject *
+merge_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"maintenance", "image_id", "mapping", NULL};
+    const module_state *state = PyType_GetModuleState(type);
+    maintenance_object *maintenance;
+    const char *image_id;
+    Py_buffer mapping;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!sy*", names,
+                                     state->maintenance_type, &maintenance,
+                                     &image_id, &mapping)) {
+        return NULL;
+    }
+    merge_object *self = NULL;
+    if (mapping.len % PAIR_SIZE != 0) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the mapping is not a whole number of pairs");
+    } else if (gd_py_enter_maintenance(maintenance, 1)) {
+        self = (merge_object *)gd_py_new_part(maintenance, type);
+        if (self != NULL) {
+            gd_mapping pairs = {mapping.buf,
+                                (size_t)mapping.len / PAIR_SIZE};
+            gd_repo *repo = maintenance->owner->repo;
+            Py_BEGIN_ALLOW_THREADS
+            s = gd_merge_open(repo, image_id, pairs, &self->merge, &err);
+            Py_END_ALLOW_THREADS
+            if (s == GD_OK) {
+                gd_py_open_part(&self->part, release_merge);
+            } else {
+                gd_py_raise_in(state, &err);
+                Py_CLEAR(self);
+            }
+        }
+        gd_py_leave_maintenance(maintenance);
+    }
+    PyBuffer_Release(&mapping);
+    return (PyObject *)self;
+}
+
+/* Enters, and says whether there is an M. */
+static int
+enter_merged(merge_object *self)
+{
+    gd_error err;
+    if (!gd_py_enter_part(&self->part, 1)) {
+        return 0;
+    }
+    if (gd_merge_recipe(self->merge) != NULL) {
+        return 1;
+    }
+    gd_py_leave_maintenance(self->part.maintenance);
+    gd_fail(&err, GD_INVALID, "nothing was merged: there is no recipe");
+    gd_py_raise((PyObject *)self, &err);
+    return 0;
+}
+
+static PyObject *
+merge_header(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    merge_object *self = (merge_object *)object;
+    if (!enter_merged(self)) {
+        return NULL;
+    }
+    PyObject *result =
+        gd_py_whole_header_dict(&gd_merge_recipe(self->merge)->header);
+    gd_py_leave_maintenance(self->part.maintenance);
+    return result;
+}
+
+static PyObject *
+merge_exchange(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    merge_object *self = (merge_object *)object;
+    bool done = false;
+    gd_error err;
+    gd_status s;
+    if (!enter_merged(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_merge_exchange(self->merge, &done, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_maintenance(self->part.maintenance);
+    return s == GD_OK ? PyBool_FromLong(done) : gd_py_raise(object, &err);
+}
+
+static PyObject *
+merge_replaced(PyObject *object, void *unused)
+{
+    (void)unused;
+    merge_object *self = (merge_object *)object;
+    if (!gd_py_enter_part(&self->part, 0)) {
+        return NULL;
+    }
+    PyObject *result = PyLong_FromUnsignedLongLong(
+        gd_merge_facts_of(self->merge)->replaced);
+    gd_py_leave_maintenance(self->part.maintenance);
+    return result;
+}
+
+static PyObject *
+merge_replaced_bytes(PyObject *object, void *unused)
+{
+    (void)unused;
+    merge_object *self = (merge_object *)object;
+    if (!gd_py_enter_part(&self->part, 0)) {
+        return NULL;
+    }
+    PyObject *result = PyLong_FromUnsignedLongLong(
+        gd_merge_facts_of(self->merge)->replaced_bytes);
+    gd_py_leave_maintenance(self->part.maintenance);
+    return result;
+}
+
+static PyObject *
+merge_collisions(PyObject *object, void *unused)
+{
+    (void)unused;
+    merge_object *self = (merge_object *)object;
+    if (!gd_py_enter_part(&self->part, 0)) {
+        return NULL;
+    }
+    const gd_merge_facts *facts = gd_merge_facts_of(self->merge);
+    PyObject *result = PyBytes_FromStringAndSize(
+        NULL, (Py_ssize_t)(facts->collision_count * GD_ADDRESS_SIZE));
+    if (result != NULL) {
+        /* Nobody else has seen the bytes object yet. */
+        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
+        for (size_t i = 0; i < facts->collision_count; i++) {
+            gd_put64(out + i * GD_ADDRESS_SIZE, facts->collisions[i]);
+        }
+    }
+    gd_py_leave_maintenance(self->part.maintenance);
+    return result;
+}
+
+static PyObject *
+merge_name(PyObject *object, void *unused)
+{
+    (void)unused;
+    merge_object *self = (merge_object *)object;
+    if (!gd_py_enter_part(&self->part, 0)) {
+        return NULL;
+    }
+    const gd_recipe *recipe = gd_merge_recipe(self->merge);
+    PyObject *result = PyUnicode_FromString(recipe == NULL ? "" : recipe->name);
+    gd_py_leave_maintenance(self->part.maintenance);
+    return result;
+}
+
+static PyMethodDef merge_methods[] = {
+    {"header", merge_header, METH_NOARGS, NULL},
+    {"exchange", merge_exchange, METH_NOARGS, NULL},
+    {"close", gd_py_part_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef merge_attributes[] = {
+    {"replaced", merge_replaced, NULL, NULL, NULL},
+    {"replaced_bytes", merge_replaced_bytes, NULL, NULL, NULL},
+    {"collisions", merge_collisions, NULL, NULL, NULL},
+    {"name", merge_name, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot merge_slots[] = {
+    {Py_tp_new, merge_new},
+    {Py_tp_dealloc, gd_py_part_dealloc},
+    {Py_tp_methods, merge_methods},
+    {Py_tp_getset, merge_attributes},
+    {0, NULL},
+};
+
+PyType_Spec gd_py_merge_spec = {
+    .name = "glance_dedup._engine.Merge",
+    .basicsize = sizeof(merge_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = merge_slots,
+};
+
+/* ---- Relocation ---- */
+
+typedef struct relocation_object {
+    part_object part;
+    gd_block_copy *relocation;
+} relocation_object;
+
+static void
+release_relocation(part_object *part)
+{
+    gd_block_copy_close(((relocation_object *)part)->relocation);
+}
+
+static PyObject *
+relocation_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"maintenance", "repository", NULL};
+    const module_state *state = PyType_GetModuleState(type);
+    maintenance_object *maintenance;
+    PyObject *repository;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O!", names,
+                                     state->maintenance_type, &maintenance,
+                                     state->repository_type, &repository)) {
+        return NULL;
+    }
+    if (repository != (PyObject *)maintenance->owner) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the maintenance is of another repository handle");
+        return NULL;
+    }
+    if (!gd_py_enter_maintenance(maintenance, 1)) {
+        return NULL;
+    }
+    relocation_object *self =
+        (relocation_object *)gd_py_new_part(maintenance, type);
+    if (self != NULL) {
+        gd_repo *repo = maintenance->owner->repo;
+        Py_BEGIN_ALLOW_THREADS
+        s = gd_block_copy_open(repo, &self->relocation, &err);
+        Py_END_ALLOW_THREADS
+        if (s == GD_OK) {
+            gd_py_open_part(&self->part, release_relocation);
+        } else {
+            gd_py_raise_in(state, &err);
+            Py_CLEAR(self);
+        }
+    }
+    gd_py_leave_maintenance(maintenance);
+    return (PyObject *)self;
+}
+
+static PyObject *
+relocation_add(PyObject *object, PyObject *args)
+{
+    relocation_object *self = (relocation_object *)object;
+    Py_buffer view;
+    gd_error err;
+    gd_status s = GD_OK;
+    if (!PyArg_ParseTuple(args, "y*", &view)) {
+        return NULL;
+    }
+    if (view.len % GD_ADDRESS_SIZE != 0) {
+        PyErr_SetString(PyExc_ValueError, "an address has 8 bytes");
+    } else if (gd_py_enter_part(&self->part, 1)) {
+        Py_BEGIN_ALLOW_THREADS
+        s = gd_block_copy_add(self->relocation, view.buf,
+                              (size_t)view.len / GD_ADDRESS_SIZE, &err);
+        Py_END_ALLOW_THREADS
+        gd_py_leave_maintenance(self->part.maintenance);
+        if (s != GD_OK) {
+            gd_py_raise(object, &err);
+        }
+    }
+    PyBuffer_Release(&view);
+    if (PyErr_Occurred() != NULL) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+relocation_finish(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    relocation_object *self = (relocation_object *)object;
+    const uint8_t *pairs = NULL;
+    size_t count = 0;
+    gd_error err;
+    gd_status s;
+    if (!gd_py_enter_part(&self->part, 1)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_block_copy_finish(self->relocation, &pairs, &count, &err);
+    Py_END_ALLOW_THREADS
+    PyObject *result =
+        s == GD_OK ? PyBytes_FromStringAndSize(
+                         (const char *)pairs, (Py_ssize_t)(count * PAIR_SIZE))
+                   : gd_py_raise(object, &err);
+    gd_py_leave_maintenance(self->part.maintenance);
+    return result;
+}
+
+static PyMethodDef relocation_methods[] = {
+    {"add", relocation_add, METH_VARARGS, NULL},
+    {"finish", relocation_finish, METH_NOARGS, NULL},
+    {"close", gd_py_part_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot relocation_slots[] = {
+    {Py_tp_new, relocation_new},
+    {Py_tp_dealloc, gd_py_part_dealloc},
+    {Py_tp_methods, relocation_methods},
+    {0, NULL},
+};
+
+PyType_Spec gd_py_relocation_spec = {
+    .name = "glance_dedup._engine.Relocation",
+    .basicsize = sizeof(relocation_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = relocation_slots,
+};
+
+/* ---- the exact index ---- */
+
+/* Whether the buffer holds whole records; else an exception is set. */
+static int
+take_records(const Py_buffer *view, gd_records *records)
+{
+    if (view->len % GD_INDEX_RECORD != 0) {
+        PyErr_Format(PyExc_ValueError, "an index record has %d bytes",
+                     (int)GD_INDEX_RECORD);
+        return 0;
+    }
+    *records = (gd_records){view->buf,
+                            (size_t)view->len / GD_INDEX_RECORD};
+    return 1;
+}
+
+static PyObject *
+update_page(gd_records page, gd_records add, gd_records remove)
+{
+    size_t most = page.count + add.count;
+    gd_error err;
+    gd_index_result result;
+    result.page = PyMem_Malloc(most * GD_INDEX_RECORD + 1);
+    result.pairs = PyMem_Malloc(most * PAIR_SIZE + 1);
+    PyObject *answer = NULL;
+    if (result.page == NULL || result.pairs == NULL) {
+        PyErr_NoMemory();
+    } else if (gd_index_update(page, add, remove, &result, &err) != GD_OK) {
+        PyErr_SetString(PyExc_ValueError, err.text);
+    } else {
+        answer = Py_BuildValue(
+            "(y#y#)", (const char *)result.page,
+            (Py_ssize_t)(result.page_count * GD_INDEX_RECORD),
+            (const char *)result.pairs,
+            (Py_ssize_t)(result.pair_count * PAIR_SIZE));
+    }
+    PyMem_Free(result.page);
+    PyMem_Free(result.pairs);
+    return answer;
+}
+
+static PyObject *
+engine_index_update(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer page, add, remove;
+    gd_records records[3];
+    PyObject *answer = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &page, &add, &remove)) {
+        return NULL;
+    }
+    if (take_records(&page, &records[0]) && take_records(&add, &records[1]) &&
+        take_records(&remove, &records[2])) {
+        answer = update_page(records[0], records[1], records[2]);
+    }
+    PyBuffer_Release(&remove);
+    PyBuffer_Release(&add);
+    PyBuffer_Release(&page);
+    return answer;
+}
+
+/* A bytes object of the records, sorted; takes the memory over. */
+static PyObject *
+sorted_records(PyObject *module, uint8_t *records, size_t count)
+{
+    gd_error err;
+    gd_status s;
+    PyObject *result = NULL;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_index_sort(gd_env_posix(), records, count, &err);
+    Py_END_ALLOW_THREADS
+    if (s != GD_OK) {
+        gd_py_raise_in(PyModule_GetState(module), &err);
+    } else {
+        result = PyBytes_FromStringAndSize(
+            (const char *)records, (Py_ssize_t)(count * GD_INDEX_RECORD));
+    }
+    PyMem_Free(records);
+    return result;
+}
+
+static PyObject *
+engine_index_records(PyObject *module, PyObject *args)
+{
+    Py_buffer entries;
+    uint32_t number, first;
+    if (!PyArg_ParseTuple(args, "y*O&O&", &entries, gd_py_to_u32, &number,
+                          gd_py_to_u32, &first)) {
+        return NULL;
+    }
+    size_t count = (size_t)entries.len / GD_LISTED_ENTRY;
+    PyObject *result = NULL;
+    if (entries.len % GD_LISTED_ENTRY != 0 || number < 1 ||
+        number > GD_MAX_GROUP || first > GD_MAX_SLOTS ||
+        count > GD_MAX_SLOTS - first) {
+        PyErr_SetString(PyExc_ValueError, "these are no entries of a group");
+    } else {
+        uint8_t *records = PyMem_Malloc(count * GD_INDEX_RECORD + 1);
+        if (records == NULL) {
+            PyErr_NoMemory();
+        } else {
+            count = gd_index_records(entries.buf, count, number, first,
+                                     records);
+            result = sorted_records(module, records, count);
+        }
+    }
+    PyBuffer_Release(&entries);
+    return result;
+}
+
+static PyObject *
+engine_index_sort(PyObject *module, PyObject *args)
+{
+    Py_buffer view;
+    gd_records given;
+    if (!PyArg_ParseTuple(args, "y*", &view)) {
+        return NULL;
+    }
+    PyObject *result = NULL;
+    if (take_records(&view, &given)) {
+        uint8_t *records = PyMem_Malloc((size_t)view.len + 1);
+        if (records == NULL) {
+            PyErr_NoMemory();
+        } else {
+            memcpy(records, view.buf, (size_t)view.len);
+            result = sorted_records(module, records, given.count);
+        }
+    }
+    PyBuffer_Release(&view);
+    return result;
+}
+
+/* The items (page, records) of sorted records. */
+static PyObject *
+split_records(gd_records records, unsigned bits)
+{
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < records.count;) {
+        const uint8_t *first = records.at + i * GD_INDEX_RECORD;
+        uint32_t page = gd_index_page(first, bits);
+        size_t n = 1;
+        while (i + n < records.count &&
+               gd_index_page(first + n * GD_INDEX_RECORD, bits) == page) {
+            n++;
+        }
+        PyObject *item =
+            Py_BuildValue("(Iy#)", page, (const char *)first,
+                          (Py_ssize_t)(n * GD_INDEX_RECORD));
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+        i += n;
+    }
+    return list;
+}
+
+static PyObject *
+engine_index_split(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer view;
+    uint32_t bits;
+    gd_records records;
+    PyObject *list = NULL;
+    if (!PyArg_ParseTuple(args, "y*O&", &view, gd_py_to_u32, &bits)) {
+        return NULL;
+    }
+    if (bits > GD_INDEX_BITS_MAX) {
+        PyErr_Format(PyExc_ValueError, "an index has at most %d bits",
+                     (int)GD_INDEX_BITS_MAX);
+    } else if (take_records(&view, &records)) {
+        list = split_records(records, bits);
+    }
+    PyBuffer_Release(&view);
+    return list;
+}
+
+PyMethodDef gd_py_index_functions[] = {
+    {"index_update", engine_index_update, METH_VARARGS, NULL},
+    {"index_records", engine_index_records, METH_VARARGS, NULL},
+    {"index_sort", engine_index_sort, METH_VARARGS, NULL},
+    {"index_split", engine_index_split, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};

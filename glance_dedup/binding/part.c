@@ -1,0 +1,120 @@
+/*
+ * part.c - the calls of a Maintenance, and its parts: what every object
+ * that it has open (Recipe, Group, Merge, ...) begins with.
+ *
+ * Lifetimes: a part keeps its Maintenance alive, which keeps the Repository
+ * alive; closing a Maintenance closes its parts.  Threads: one at a time uses
+ * a Maintenance with all its parts; a second is refused, since calls release
+ * the GIL.  In a forked child every object refuses and leaves all as it is.
+ */
+#include "binding/binding.h"
+
+int
+gd_py_enter_maintenance(maintenance_object *self, int locked)
+{
+    gd_error err;
+    if (self->closed) {
+        gd_fail(&err, GD_CLOSED, "the maintenance is closed");
+    } else if (!gd_py_is_owner(self->owner)) {
+        gd_fail(&err, GD_CLOSED,
+                "this maintenance was begun by process %ld, before a fork",
+                (long)self->owner->owner);
+    } else if (self->busy) {
+        gd_fail(&err, GD_BUSY, "another thread is using the maintenance");
+    } else if (locked && self->lock_fd < 0) {
+        gd_fail(&err, GD_INVALID, "only the maintainer may do that: its lock "
+                                  "was not taken");
+    } else {
+        self->busy = 1;
+        return 1;
+    }
+    gd_py_raise((PyObject *)self, &err);
+    return 0;
+}
+
+void
+gd_py_leave_maintenance(maintenance_object *self)
+{
+    self->busy = 0;
+}
+
+part_object *
+gd_py_new_part(maintenance_object *maintenance, PyTypeObject *type)
+{
+    part_object *self = gd_py_new_object(type);
+    if (self != NULL) {
+        Py_INCREF((PyObject *)maintenance);
+        self->maintenance = maintenance;
+    }
+    return self;
+}
+
+void
+gd_py_open_part(part_object *self, void (*release)(part_object *))
+{
+    maintenance_object *maintenance = self->maintenance;
+    self->release = release;
+    self->next = maintenance->parts;
+    self->link = &maintenance->parts;
+    if (self->next != NULL) {
+        self->next->link = &self->next;
+    }
+    maintenance->parts = self;
+}
+
+int
+gd_py_enter_part(part_object *self, int locked)
+{
+    gd_error err;
+    if (self->release == NULL) {
+        gd_fail(&err, GD_CLOSED, "this part of the maintenance is closed");
+        gd_py_raise((PyObject *)self, &err);
+        return 0;
+    }
+    return gd_py_enter_maintenance(self->maintenance, locked);
+}
+
+void
+gd_py_close_part(part_object *self)
+{
+    void (*release)(part_object *) = self->release;
+    if (release == NULL || !gd_py_is_owner(self->maintenance->owner)) {
+        return;
+    }
+    self->release = NULL;
+    *self->link = self->next;
+    if (self->next != NULL) {
+        self->next->link = self->link;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    release(self);
+    Py_END_ALLOW_THREADS
+}
+
+PyObject *
+gd_py_part_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    part_object *self = (part_object *)object;
+    if (self->release != NULL && gd_py_is_owner(self->maintenance->owner)) {
+        if (!gd_py_enter_part(self, 0)) {
+            return NULL;
+        }
+        gd_py_close_part(self);
+        gd_py_leave_maintenance(self->maintenance);
+    }
+    Py_RETURN_NONE;
+}
+
+/* Nobody else can be using it; its Maintenance may be in use elsewhere, whose
+ * list changes under the GIL only. */
+void
+gd_py_part_dealloc(PyObject *object)
+{
+    part_object *self = (part_object *)object;
+    if (self->maintenance != NULL) {
+        gd_py_close_part(self);
+        Py_DECREF((PyObject *)self->maintenance);
+    }
+    gd_py_free_object(object);
+}

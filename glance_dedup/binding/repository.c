@@ -1,0 +1,325 @@
+/*
+ * repository.c - glance_dedup._engine.Repository: the handle that
+ * everything else is opened with.
+ *
+ * Lifetimes: what is opened with it keeps the object alive; close() frees the
+ * handle when the last call, transaction, image and maintenance is done.
+ * Threads: any number at once.  In a forked child it refuses, and leaves the
+ * handle as it is.
+ */
+#include "binding/binding.h"
+
+#include <string.h>
+
+#include "engine/files/freespace.h"
+#include "engine/files/spool.h"
+#include "engine/handle/segcache.h"
+
+static PyObject *
+repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {
+        "path",         "repository_id",   "block_size", "group_slots",
+        "segment_size", "fingerprint",     "by_value",   "codec",
+        "codec_level",  "threads",         "lock_timeout_ms",
+        "allow_weak",   "reserve",         "codec_yields",
+        "direct_io",    "cut_minimum",     "cut_average", NULL};
+    PyObject *path = NULL;
+    const char *id, *fingerprint, *codec;
+    Py_ssize_t id_length;
+    int by_value, allow_weak = 0, codec_yields = 0, direct_io = 0;
+    unsigned long long reserve = 0;
+    gd_params params;
+    memset(&params, 0, sizeof params);
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "O&y#IIIspsiII|pKppII", names,
+            PyUnicode_FSConverter, &path, &id, &id_length, &params.block_size, &params.group_slots,
+            &params.segment_size, &fingerprint, &by_value, &codec,
+            &params.codec_level, &params.threads, &params.lock_timeout_ms,
+            &allow_weak, &reserve, &codec_yields, &direct_io,
+            &params.cut_minimum, &params.cut_average)) {
+        Py_XDECREF(path);
+        return NULL;
+    }
+    repository_object *self = NULL;
+    const module_state *state = PyType_GetModuleState(type);
+    gd_error err;
+    gd_status s = GD_OK;
+    params.by_value = by_value != 0;
+    params.reserve = reserve;
+    params.codec_yields = codec_yields != 0;
+    params.direct_io = direct_io != 0;
+    if (!gd_py_copy_id("repository_id", id, id_length, params.repository_id)) {
+        goto done;
+    }
+    if (strlen(fingerprint) >= sizeof params.digest) {
+        s = gd_fail(&err, GD_INVALID, "there is no digest '%.40s'",
+                    fingerprint);
+    } else {
+        strcpy(params.digest, fingerprint);
+        s = gd_codec_parse(codec, &params.codec, &err);
+    }
+    if (s != GD_OK) {
+        gd_py_raise_in(state, &err);
+        goto done;
+    }
+    self = gd_py_new_object(type);
+    if (self == NULL) {
+        goto done;
+    }
+    self->owner = gd_env_posix()->getpid(gd_env_posix());
+    self->forks = state->forks;
+    self->state = state;
+    const char *c_path = PyBytes_AsString(path);
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_open(gd_env_posix(), c_path, &params, allow_weak != 0,
+                     &self->repo, &err);
+    Py_END_ALLOW_THREADS
+    if (s != GD_OK) {
+        self->repo = NULL;
+        gd_py_raise_in(state, &err);
+        Py_CLEAR(self);
+    }
+done:
+    Py_XDECREF(path);
+    return (PyObject *)self;
+}
+
+static PyObject *
+repository_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    gd_py_close_repository((repository_object *)object);
+    Py_RETURN_NONE;
+}
+
+static void
+repository_dealloc(PyObject *object)
+{
+    gd_py_close_repository((repository_object *)object);
+    gd_py_free_object(object);
+}
+
+static PyObject *
+repository_delete(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *image_id;
+    const uint8_t *upload;
+    uint8_t upload_id[GD_ID_SIZE];
+    gd_error err;
+    gd_status s;
+    if (!gd_py_parse_image(args, &image_id, upload_id, &upload) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    gd_repo *repo = self->repo;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
+                        upload, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    return gd_py_none(object, s, &err);
+}
+
+/* attach_filter(path, bytes): REQUIRES as gd_repo_attach_filter, which
+ * repository.py sees to. */
+static PyObject *
+repository_attach_filter(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    PyObject *path = NULL;
+    unsigned long long budget;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "O&K", PyUnicode_FSConverter, &path,
+                          &budget)) {
+        return NULL;
+    }
+    if (!gd_py_enter_repository(self)) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    const char *c_path = PyBytes_AsString(path);
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_attach_filter(self->repo, c_path, budget, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    Py_DECREF(path);
+    return gd_py_none(object, s, &err);
+}
+
+static PyObject *
+repository_rebuild_filter(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    uint32_t groups;
+    int clear = 0;
+    gd_error err;
+    if (!PyArg_ParseTuple(args, "O&|p", gd_py_to_u32, &groups, &clear) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    gd_repo *repo = self->repo;
+    bool more = false;
+    uint32_t done = 0, total = 0;
+    gd_status s;
+    Py_BEGIN_ALLOW_THREADS
+    if (clear && repo->filter != NULL &&
+        gd_filter_rebuild_lock(repo->filter)) {
+        gd_filter_clear(repo->filter);
+        gd_filter_rebuild_unlock(repo->filter);
+    }
+    s = gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    if (s != GD_OK) {
+        return gd_py_raise(object, &err);
+    }
+    return Py_BuildValue("(NII)", PyBool_FromLong(more), done, total);
+}
+
+/* set_segment_cache(budget in bytes) */
+static PyObject *
+repository_set_segment_cache(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    unsigned long long budget;
+    if (!PyArg_ParseTuple(args, "K", &budget) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    gd_segcache_set_budget(self->repo->segcache, budget);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    Py_RETURN_NONE;
+}
+
+/* room() -> (free bytes, bytes that storing leaves free) */
+static PyObject *
+repository_room(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    repository_object *self = (repository_object *)object;
+    if (!gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    const gd_repo *repo = self->repo;
+    gd_space space;
+    gd_error err;
+    int rc;
+    Py_BEGIN_ALLOW_THREADS
+    rc = repo->env->free_space(repo->env, repo->root, &space);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    if (rc < 0) {
+        gd_fail_errno(&err, -rc, "cannot ask for the room on the disk");
+        return gd_py_raise(object, &err);
+    }
+    return Py_BuildValue(
+        "(KK)", (unsigned long long)space.free,
+        (unsigned long long)gd_freespace_kept(repo->params.reserve, space.total));
+}
+
+/* check_room(bytes) */
+static PyObject *
+repository_check_room(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    unsigned long long bytes;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "K", &bytes) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_check_room(self->repo, bytes, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    return gd_py_none(object, s, &err);
+}
+
+static PyObject *
+repository_statistics(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    repository_object *self = (repository_object *)object;
+    if (!gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    gd_counters *c = &self->repo->counters;
+    gd_filter_stats f;
+    gd_segcache_stats s;
+    gd_segcache_get_stats(self->repo->segcache, &s);
+    memset(&f, 0, sizeof f);
+    if (self->repo->filter != NULL) {
+        gd_filter_get_stats(self->repo->filter, &f);
+    }
+    PyObject *result = Py_BuildValue(
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
+        "blocks", atomic_load(&c->blocks),
+        "zero_blocks", atomic_load(&c->zero_blocks),
+        "hits", atomic_load(&c->hits),
+        "misses", atomic_load(&c->misses),
+        "candidates", atomic_load(&c->candidates),
+        "false_candidates", atomic_load(&c->false_candidates),
+        "cold_loads", atomic_load(&c->cold_loads),
+        "capped_loads", atomic_load(&c->capped_loads),
+        "compares", atomic_load(&c->compares),
+        "lock_refusals", atomic_load(&c->lock_refusals),
+        "sync_points", atomic_load(&c->sync_points),
+        "bytes_read", atomic_load(&c->bytes_read),
+        "spare_reads", atomic_load(&c->spare_reads),
+        "yielded_segments", atomic_load(&c->yielded_segments),
+        "phase_samples", atomic_load(&c->phase_samples),
+        "phase_changes", atomic_load(&c->phase_changes),
+        "store_reads", atomic_load(&c->store.reads),
+        "store_seeks", atomic_load(&c->store.seeks),
+        "store_bytes", atomic_load(&c->store.bytes),
+        "image_reads", atomic_load(&c->image.reads),
+        "image_seeks", atomic_load(&c->image.seeks),
+        "image_bytes", atomic_load(&c->image.bytes),
+        "cache_bytes", (unsigned long long)s.bytes,
+        "cache_hits", (unsigned long long)s.hits,
+        "cache_misses", (unsigned long long)s.misses,
+        "filter_bytes", (unsigned long long)f.bytes,
+        "filter_places", (unsigned long long)f.places,
+        "filter_hints", (unsigned long long)f.hints,
+        "filter_dropped", (unsigned long long)f.dropped,
+        "filter_level", f.level,
+        "filter_rebuilt", f.rebuilt,
+        "filter_complete", PyBool_FromLong(f.complete));
+    gd_py_leave_repository(self);
+    return result;
+}
+
+static PyMethodDef repository_methods[] = {
+    {"begin", gd_py_begin, METH_VARARGS, NULL},
+    {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
+    {"open_image", gd_py_open_image, METH_VARARGS, NULL},
+    {"delete", repository_delete, METH_VARARGS, NULL},
+    {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
+    {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
+    {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},
+    {"room", repository_room, METH_NOARGS, NULL},
+    {"check_room", repository_check_room, METH_VARARGS, NULL},
+    {"statistics", repository_statistics, METH_NOARGS, NULL},
+    {"close", repository_close, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot repository_slots[] = {
+    {Py_tp_new, repository_new},
+    {Py_tp_dealloc, repository_dealloc},
+    {Py_tp_methods, repository_methods},
+    {0, NULL},
+};
+
+PyType_Spec gd_py_repository_spec = {
+    .name = "glance_dedup._engine.Repository",
+    .basicsize = sizeof(repository_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = repository_slots,
+};

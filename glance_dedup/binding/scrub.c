@@ -1,0 +1,69 @@
+/*
+ * scrub.c - glance_dedup._engine: verify_slots.
+ */
+#include "binding/binding.h"
+
+#include "engine/base/coding.h"
+#include "engine/maintain/scrub.h"
+
+/* The slots with this verdict, 32 bits each. */
+static PyObject *
+slots_with(const uint8_t *verdicts, uint32_t first, uint32_t count,
+           gd_verdict wanted)
+{
+    Py_ssize_t used = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        used += verdicts[i] == wanted;
+    }
+    PyObject *slots = PyBytes_FromStringAndSize(NULL, 4 * used);
+    if (slots == NULL) {
+        return NULL;
+    }
+    uint8_t *out = (uint8_t *)PyBytes_AsString(slots);
+    for (uint32_t i = 0; i < count; i++) {
+        if (verdicts[i] == wanted) {
+            gd_put32(out, first + i);
+            out += 4;
+        }
+    }
+    return slots;
+}
+
+static PyObject *
+engine_verify_slots(PyObject *module, PyObject *args)
+{
+    const module_state *state = PyModule_GetState(module);
+    repository_object *repository;
+    uint32_t number, first, count;
+    gd_scrub_result found;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "O!O&O&O&", state->repository_type, &repository,
+                          gd_py_to_u32, &number, gd_py_to_u32, &first,
+                          gd_py_to_u32, &count) ||
+        !gd_py_enter_repository(repository)) {
+        return NULL;
+    }
+    gd_repo *repo = repository->repo;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_scrub(repo, number, first, count, &found, &err);
+    Py_END_ALLOW_THREADS
+    PyObject *result = NULL;
+    if (s == GD_OK) {
+        result = Py_BuildValue(
+            "(KNNN)", (unsigned long long)found.bytes,
+            slots_with(found.verdicts, first, count, GD_VERDICT_DAMAGED),
+            slots_with(found.verdicts, first, count, GD_VERDICT_INVALID),
+            slots_with(found.verdicts, first, count, GD_VERDICT_WORN));
+        repo->env->release(repo->env, found.verdicts);
+    } else {
+        gd_py_raise_in(state, &err);
+    }
+    gd_py_leave_repository(repository);
+    return result;
+}
+
+PyMethodDef gd_py_scrub_functions[] = {
+    {"verify_slots", engine_verify_slots, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,635 @@
+/*
+ * env.c - the table of the real machine, and the loops around it.
+ */
+#include "engine/base/env.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LARGE_PAGE = 2 << 20,
+    LEASE_MS = 60000, /* Linux takes a lease away after 45 s, as it is set */
+    LEASE_STEP_MS = 10,
+};
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* since Linux 6.1 */
+#endif
+
+static int
+result(int rc)
+{
+    return rc < 0 ? -errno : rc;
+}
+
+static int
+posix_openat(const gd_env *env, int dir, const char *path, int flags,
+             mode_t mode)
+{
+    (void)env;
+    return result(openat(dir, path, flags, mode));
+}
+
+static int
+posix_close(const gd_env *env, int fd)
+{
+    (void)env;
+    return result(close(fd));
+}
+
+static ssize_t
+posix_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+{
+    (void)env;
+    ssize_t n = pread(fd, buf, len, (off_t)offset);
+    return n < 0 ? -errno : n;
+}
+
+static ssize_t
+posix_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
+              uint64_t offset)
+{
+    (void)env;
+    ssize_t n = pwritev(fd, iov, count, (off_t)offset);
+    return n < 0 ? -errno : n;
+}
+
+static int
+posix_fsync(const gd_env *env, int fd)
+{
+    (void)env;
+    return result(fsync(fd));
+}
+
+static int
+posix_fdatasync(const gd_env *env, int fd)
+{
+    (void)env;
+    return result(fdatasync(fd));
+}
+
+static int
+posix_ftruncate(const gd_env *env, int fd, uint64_t length)
+{
+    (void)env;
+    return result(ftruncate(fd, (off_t)length));
+}
+
+static int
+posix_fallocate_range(const gd_env *env, int fd, uint64_t offset,
+                      uint64_t length)
+{
+    (void)env;
+    /* Returns the error itself; glibc writes zeros where the file system
+     * has no fallocate of its own. */
+    return -posix_fallocate(fd, (off_t)offset, (off_t)length);
+}
+
+static int
+posix_punch(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    (void)env;
+    return result(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                            (off_t)offset, (off_t)length));
+}
+
+static int
+posix_linkat(const gd_env *env, int dir, const char *from, const char *to)
+{
+    (void)env;
+    return result(linkat(dir, from, dir, to, 0));
+}
+
+static int
+posix_renameat(const gd_env *env, int dir, const char *from, const char *to)
+{
+    (void)env;
+    return result(renameat(dir, from, dir, to));
+}
+
+static int
+posix_unlinkat(const gd_env *env, int dir, const char *path)
+{
+    (void)env;
+    return result(unlinkat(dir, path, 0));
+}
+
+static int
+posix_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
+{
+    (void)env;
+    return result(mkdirat(dir, path, mode));
+}
+
+static int
+posix_fchmod(const gd_env *env, int fd, mode_t mode)
+{
+    (void)env;
+    return result(fchmod(fd, mode));
+}
+
+static int
+posix_fstat(const gd_env *env, int fd, struct stat *st)
+{
+    (void)env;
+    return result(fstat(fd, st));
+}
+
+static int
+posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
+{
+    (void)env;
+    return result(fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW));
+}
+
+/* Directories, too, are close-to-open: who opens one sees the names that others
+ * made or removed before.  Of an open file AT_STATX_FORCE_SYNC does the same. */
+static int
+posix_renew(const gd_env *env, int dir, const char *path, int fd)
+{
+    (void)env;
+    char parent[256] = ".";
+    struct statx now;
+    const char *slash = strrchr(path, '/');
+    if (slash != NULL && (size_t)(slash - path) >= sizeof parent) {
+        return -ENAMETOOLONG;
+    }
+    if (slash != NULL) {
+        snprintf(parent, sizeof parent, "%.*s", (int)(slash - path), path);
+    }
+    int opened = openat(dir, parent,
+                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (opened < 0) {
+        return -errno;
+    }
+    close(opened);
+    return fd < 0 ? 0
+                  : result(statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC,
+                                 STATX_BASIC_STATS, &now));
+}
+
+static int
+posix_free_space(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    struct statvfs found;
+    int rc = result(fstatvfs(fd, &found));
+    if (rc == 0) {
+        *space = (gd_space){
+            .free = (uint64_t)found.f_bavail * found.f_frsize,
+            .total = (uint64_t)found.f_blocks * found.f_frsize,
+            .free_files = found.f_favail,
+            .total_files = found.f_files,
+        };
+    }
+    return rc;
+}
+
+static int
+posix_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    struct flock lock = {
+        .l_type = type,
+        .l_whence = SEEK_SET,
+        .l_start = (off_t)byte,
+        .l_len = 1,
+        .l_pid = 0, /* an OFD lock belongs to no process */
+    };
+    int rc = result(fcntl(fd, F_OFD_SETLK, &lock));
+    return rc == -EACCES ? -EAGAIN : rc;
+}
+
+static int
+posix_list(const gd_env *env, int dir, const char *path,
+           void (*visit)(void *arg, const char *name), void *arg)
+{
+    (void)env;
+    int fd = openat(dir, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return -errno;
+    }
+    DIR *stream = fdopendir(fd);
+    if (stream == NULL) {
+        int rc = -errno;
+        close(fd);
+        return rc;
+    }
+    int rc = 0;
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(stream);
+        if (entry == NULL) {
+            rc = -errno;
+            break;
+        }
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            visit(arg, entry->d_name);
+        }
+    }
+    closedir(stream);
+    return rc;
+}
+
+static void
+posix_start_writeback(const gd_env *env, int fd, uint64_t offset,
+                      uint64_t length)
+{
+    (void)env;
+    (void)sync_file_range(fd, (off_t)offset, (off_t)length,
+                          SYNC_FILE_RANGE_WRITE);
+}
+
+static void
+posix_start_readahead(const gd_env *env, int fd, uint64_t offset,
+                      uint64_t length)
+{
+    (void)env;
+    (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
+}
+
+static void
+posix_drop_cache(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+{
+    (void)env;
+    (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+}
+
+/* Begins where a large page can: more is reserved, and the rest given back. */
+static void *
+posix_mmap_shared(const gd_env *env, int fd, size_t length)
+{
+    (void)env;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t whole = (length + page - 1) / page * page;
+    uint8_t *room = mmap(NULL, whole + LARGE_PAGE, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = LARGE_PAGE - (uintptr_t)room % LARGE_PAGE;
+    uint8_t *start = room + before;
+    munmap(room, before);
+    if (before < LARGE_PAGE) {
+        munmap(start + whole, LARGE_PAGE - before);
+    }
+    void *address = mmap(start, length, PROT_READ | PROT_WRITE,
+                         MAP_SHARED | MAP_FIXED, fd, 0);
+    if (address == MAP_FAILED) {
+        munmap(start, whole);
+        return NULL;
+    }
+    return address;
+}
+
+static void
+posix_use_large_pages(const gd_env *env, void *address, size_t length)
+{
+    (void)env;
+    (void)madvise(address, length, MADV_COLLAPSE);
+}
+
+static int
+posix_munmap(const gd_env *env, void *address, size_t length)
+{
+    (void)env;
+    return result(munmap(address, length));
+}
+
+static int
+posix_random(const gd_env *env, void *buf, size_t len)
+{
+    (void)env;
+    uint8_t *p = buf;
+    while (len > 0) {
+        ssize_t n = getrandom(p, len, 0);
+        if (n < 0 && errno != EINTR) {
+            return -errno;
+        }
+        if (n > 0) {
+            p += n;
+            len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+static pid_t
+posix_getpid(const gd_env *env)
+{
+    (void)env;
+    return getpid();
+}
+
+static uid_t
+posix_geteuid(const gd_env *env)
+{
+    (void)env;
+    return geteuid();
+}
+
+static int64_t
+posix_now(const gd_env *env)
+{
+    (void)env;
+    return (int64_t)time(NULL);
+}
+
+static int64_t
+clock_ns(clockid_t clock)
+{
+    struct timespec t = {0};
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int64_t
+posix_monotonic_ns(const gd_env *env)
+{
+    (void)env;
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+static int64_t
+posix_thread_ns(const gd_env *env)
+{
+    (void)env;
+    return clock_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
+static void
+posix_sleep_ms(const gd_env *env, unsigned ms)
+{
+    (void)env;
+    struct timespec t = {.tv_sec = ms / 1000,
+                         .tv_nsec = (long)(ms % 1000) * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+static void *
+posix_alloc(const gd_env *env, size_t size, bool zeroed)
+{
+    (void)env;
+    return zeroed ? calloc(1, size) : malloc(size);
+}
+
+static void
+posix_release(const gd_env *env, void *memory)
+{
+    (void)env;
+    free(memory);
+}
+
+const gd_env *
+gd_env_posix(void)
+{
+    static const gd_env table = {
+        .openat = posix_openat,
+        .close = posix_close,
+        .pread = posix_pread,
+        .pwritev = posix_pwritev,
+        .fsync = posix_fsync,
+        .fdatasync = posix_fdatasync,
+        .ftruncate = posix_ftruncate,
+        .fallocate = posix_fallocate_range,
+        .punch = posix_punch,
+        .linkat = posix_linkat,
+        .renameat = posix_renameat,
+        .unlinkat = posix_unlinkat,
+        .mkdirat = posix_mkdirat,
+        .fchmod = posix_fchmod,
+        .fstat = posix_fstat,
+        .fstatat = posix_fstatat,
+        .renew = posix_renew,
+        .free_space = posix_free_space,
+        .lock = posix_lock,
+        .list = posix_list,
+        .start_writeback = posix_start_writeback,
+        .start_readahead = posix_start_readahead,
+        .drop_cache = posix_drop_cache,
+        .mmap_shared = posix_mmap_shared,
+        .use_large_pages = posix_use_large_pages,
+        .munmap = posix_munmap,
+        .random = posix_random,
+        .getpid = posix_getpid,
+        .geteuid = posix_geteuid,
+        .now = posix_now,
+        .monotonic_ns = posix_monotonic_ns,
+        .thread_ns = posix_thread_ns,
+        .sleep_ms = posix_sleep_ms,
+        .alloc = posix_alloc,
+        .release = posix_release,
+    };
+    return &table;
+}
+
+gd_status
+gd_read_full(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset,
+             const char *file, gd_error *err)
+{
+    uint8_t *p = buf;
+    while (len > 0) {
+        ssize_t n = env->pread(env, fd, p, len, offset);
+        if (n == -EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return gd_fail_errno(err, (int)-n,
+                                 "cannot read %s at offset %llu", file,
+                                 (unsigned long long)offset);
+        }
+        if (n == 0) {
+            return gd_fail(err, GD_CORRUPT,
+                           "%s ends at offset %llu, before the %zu bytes that "
+                           "should follow",
+                           file, (unsigned long long)offset, len);
+        }
+        p += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_writev_full(const gd_env *env, int fd, struct iovec *iov, int count,
+               uint64_t offset, const char *file, gd_error *err)
+{
+    enum { AT_ONCE = 512 }; /* below every system's IOV_MAX */
+    while (count > 0) {
+        if (iov->iov_len == 0) {
+            iov++;
+            count--;
+            continue;
+        }
+        ssize_t n = env->pwritev(env, fd, iov,
+                                 count < AT_ONCE ? count : AT_ONCE, offset);
+        if (n == -EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return gd_fail_errno(err, n == 0 ? ENOSPC : (int)-n,
+                                 "cannot write %s at offset %llu", file,
+                                 (unsigned long long)offset);
+        }
+        offset += (uint64_t)n;
+        size_t left = (size_t)n;
+        while (count > 0 && left >= iov->iov_len) {
+            left -= iov->iov_len;
+            iov++;
+            count--;
+        }
+        if (left > 0) {
+            iov->iov_base = (uint8_t *)iov->iov_base + left;
+            iov->iov_len -= left;
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
+              uint64_t offset, const char *file, gd_error *err)
+{
+    struct iovec iov = {.iov_base = (void *)buf, .iov_len = len};
+    return gd_writev_full(env, fd, &iov, 1, offset, file, err);
+}
+
+/* For messages. */
+static const char *
+shown(const char *path)
+{
+    return strcmp(path, ".") == 0 ? "of the repository" : path;
+}
+
+/* O_NONBLOCK is for a FIFO in a file's place.  But with it the kernel refuses a
+ * file on which another program has a lease (Samba, knfsd), having asked for it
+ * back: so the file is opened again, in the same way, since what is in its place
+ * may change meanwhile, until that program has let go of it. */
+static int
+open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
+{
+    flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    int rc = env->openat(env, dir, path, flags, mode);
+    unsigned waited = 0;
+    while (rc == -EINTR || (rc == -EWOULDBLOCK && waited < LEASE_MS)) {
+        if (rc == -EWOULDBLOCK) {
+            env->sleep_ms(env, LEASE_STEP_MS);
+            waited += LEASE_STEP_MS;
+        }
+        rc = env->openat(env, dir, path, flags, mode);
+    }
+    return rc;
+}
+
+/* Only what is below the repository's directory is shared: not this host's
+ * filter, whose path is a whole one. */
+static int
+renew(const gd_env *env, int dir, const char *path, int fd)
+{
+    return dir == AT_FDCWD ? 0 : env->renew(env, dir, path, fd);
+}
+
+gd_status
+gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
+        int *fd, gd_error *err)
+{
+    int rc = open_once(env, dir, path, flags, mode);
+    if (rc == -ENOENT && dir != AT_FDCWD && (flags & O_CREAT) == 0) {
+        rc = renew(env, dir, path, -1);
+        rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
+    }
+    if (rc < 0) {
+        *fd = -1;
+        return gd_fail_errno(err, -rc, rc == -EWOULDBLOCK
+                             ? "cannot open %s: another program has a lease "
+                               "on it"
+                             : "cannot open %s", shown(path));
+    }
+    *fd = rc;
+    return GD_OK;
+}
+
+gd_status
+gd_sync_dir(const gd_env *env, int dir, const char *path, gd_error *err)
+{
+    int fd;
+    gd_status s = gd_open(env, dir, path, O_RDONLY | O_DIRECTORY, 0, &fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fsync(env, fd);
+    env->close(env, fd);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot fsync the directory %s",
+                             shown(path));
+    }
+    return GD_OK;
+}
+
+void *
+gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err)
+{
+    size_t total;
+    void *memory = NULL;
+    if (!__builtin_mul_overflow(count, size, &total)) {
+        memory = env->alloc(env, total == 0 ? 1 : total, true);
+    }
+    if (memory == NULL) {
+        gd_fail(err, GD_NOMEM, "out of memory: %zu times %zu bytes", count,
+                size);
+    }
+    return memory;
+}
+
+void *
+gd_alloc(const gd_env *env, size_t size, gd_error *err)
+{
+    void *memory = env->alloc(env, size, false);
+    if (memory == NULL) {
+        gd_fail(err, GD_NOMEM, "out of memory: %zu bytes", size);
+    }
+    return memory;
+}
+
+gd_status
+gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
+             gd_error *err)
+{
+    struct stat own, named;
+    *same = false;
+    int rc = renew(env, dir, path, fd);
+    if (rc == -ESTALE) {
+        return GD_OK; /* the file is gone from the server */
+    }
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot look anew for %s", path);
+    }
+    rc = env->fstat(env, fd, &own);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat the open file of %s",
+                             path);
+    }
+    rc = env->fstatat(env, dir, path, &named);
+    if (rc < 0 && rc != -ENOENT) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", path);
+    }
+    *same = rc >= 0 && own.st_ino == named.st_ino &&
+            own.st_dev == named.st_dev;
+    return GD_OK;
+}
+
+bool
+gd_same_file(const gd_env *env, int fd, int dir, const char *path)
+{
+    bool same;
+    return gd_find_same(env, fd, dir, path, &same, NULL) == GD_OK && same;
+}

@@ -1,0 +1,135 @@
+/*
+ * env.h - every system call the engine makes, in one table.
+ *
+ * The table lets a test count, delay or fail any call, and record the order
+ * of writes.  Entries return what the system call returns, or -errno on
+ * failure (never through errno, so that a fault is a plain value).  An entry
+ * that tests replace may keep its state behind the gd_env it is called with:
+ * embed a gd_env as the first member of a larger struct.
+ *
+ * All entries are safe to call from several threads at once.
+ */
+#ifndef GD_ENV_H
+#define GD_ENV_H
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "engine/base/status.h"
+
+typedef struct gd_env gd_env;
+
+typedef struct gd_space {
+    uint64_t free, total;               /* bytes */
+    uint64_t free_files, total_files;   /* inodes; 0 in all: they are made at
+                                         * need */
+} gd_space;
+
+struct gd_env {
+    int (*openat)(const gd_env *env, int dir, const char *path, int flags,
+                  mode_t mode);
+    int (*close)(const gd_env *env, int fd);
+    ssize_t (*pread)(const gd_env *env, int fd, void *buf, size_t len,
+                     uint64_t offset);
+    ssize_t (*pwritev)(const gd_env *env, int fd, const struct iovec *iov,
+                       int count, uint64_t offset);
+    int (*fsync)(const gd_env *env, int fd);
+    int (*fdatasync)(const gd_env *env, int fd);
+    int (*ftruncate)(const gd_env *env, int fd, uint64_t length);
+    int (*fallocate)(const gd_env *env, int fd, uint64_t offset,
+                     uint64_t length);
+    /* Gives the space of a range back, which then reads as zeros; the file's
+     * length stays. */
+    int (*punch)(const gd_env *env, int fd, uint64_t offset, uint64_t length);
+    int (*linkat)(const gd_env *env, int dir, const char *from, const char *to);
+    int (*renameat)(const gd_env *env, int dir, const char *from,
+                    const char *to);
+    int (*unlinkat)(const gd_env *env, int dir, const char *path);
+    int (*mkdirat)(const gd_env *env, int dir, const char *path, mode_t mode);
+    int (*fchmod)(const gd_env *env, int fd, mode_t mode);
+    int (*fstat)(const gd_env *env, int fd, struct stat *st);
+    /* Does not follow a symbolic link at the end of path. */
+    int (*fstatat)(const gd_env *env, int dir, const char *path,
+                   struct stat *st);
+    /* Has a file system that several hosts share ask its server anew: for the
+     * names in the directory of path, by opening it, and, unless fd is -1, for
+     * what that open file has become.  Costs microseconds elsewhere. */
+    int (*renew)(const gd_env *env, int dir, const char *path, int fd);
+    /* What this user may still take of the file system, and its size. */
+    int (*free_space)(const gd_env *env, int fd, gd_space *space);
+    /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
+     * -EAGAIN when another open file description holds it. */
+    int (*lock)(const gd_env *env, int fd, uint64_t byte, short type);
+    /* Calls visit with each name but "." and "..", in no order. */
+    int (*list)(const gd_env *env, int dir, const char *path,
+                void (*visit)(void *arg, const char *name), void *arg);
+    /* Starts write-back of a range, or read-ahead of one; both are advice,
+     * their failure is of no account. */
+    void (*start_writeback)(const gd_env *env, int fd, uint64_t offset,
+                            uint64_t length);
+    void (*start_readahead)(const gd_env *env, int fd, uint64_t offset,
+                            uint64_t length);
+    /* Makes the page cache forget a range, but what is dirty or mapped; advice,
+     * too.  Only whole pages. */
+    void (*drop_cache)(const gd_env *env, int fd, uint64_t offset,
+                       uint64_t length);
+    void *(*mmap_shared)(const gd_env *env, int fd, size_t length);
+    /* Has a mapping's memory put together in large pages, if the system can, so
+     * that it takes few steps to find a place in it; advice, too. */
+    void (*use_large_pages)(const gd_env *env, void *address, size_t length);
+    int (*munmap)(const gd_env *env, void *address, size_t length);
+    int (*random)(const gd_env *env, void *buf, size_t len);
+    pid_t (*getpid)(const gd_env *env);
+    uid_t (*geteuid)(const gd_env *env);
+    int64_t (*now)(const gd_env *env); /* seconds since the epoch */
+    /* Nanoseconds since some moment, and of processor time that the calling
+     * thread has used. */
+    int64_t (*monotonic_ns)(const gd_env *env);
+    int64_t (*thread_ns)(const gd_env *env);
+    void (*sleep_ms)(const gd_env *env, unsigned ms);
+    /* NULL when out of it. */
+    void *(*alloc)(const gd_env *env, size_t size, bool zeroed);
+    void (*release)(const gd_env *env, void *memory);
+};
+
+/* The table of the real machine. */
+const gd_env *gd_env_posix(void);
+
+/* Loops over short counts and EINTR.  At the end of the file
+ * gd_read_full returns GD_CORRUPT naming file and offset: whoever reads an
+ * exact length expects it to be there. */
+gd_status gd_read_full(const gd_env *env, int fd, void *buf, size_t len,
+                       uint64_t offset, const char *file, gd_error *err);
+gd_status gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
+                        uint64_t offset, const char *file, gd_error *err);
+/* Like gd_write_full for several pieces in a row; iov is consumed. */
+gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
+                         int count, uint64_t offset, const char *file,
+                         gd_error *err);
+/* Opens without following symbolic links, and without waiting for what is not
+ * a file; but for a lease that another program has on the file, for a minute at
+ * most; close-on-exec.  A name that is missing is asked for anew before it is
+ * said to be: another host may just have made it. */
+gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
+                  mode_t mode, int *fd, gd_error *err);
+/* Fsyncs a directory, so that names made or removed in it are durable. */
+gd_status gd_sync_dir(const gd_env *env, int dir, const char *path,
+                      gd_error *err);
+/* Zeroed memory for count * size bytes, checked for overflow; NULL on
+ * failure with GD_NOMEM in err. */
+void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
+/* The same without the zeros, which cost as much as filling a large buffer
+ * does: for what is filled before it is looked at. */
+void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
+/* Whether the name still leads to the open file (I4), for other hosts, too; what
+ * is read of it then is no older than the call. */
+bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
+/* The same for who must tell "no" from "cannot say". */
+gd_status gd_find_same(const gd_env *env, int fd, int dir, const char *path,
+                       bool *same, gd_error *err);
+
+#endif

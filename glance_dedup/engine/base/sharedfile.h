@@ -1,0 +1,34 @@
+/*
+ * sharedfile.h - a file that processes of one user map as shared memory.
+ *
+ * Such a file is used if and only if
+ * (1) it is a regular file (no symbolic link) of the effective user, and
+ *     nobody else may write to it: by truncating it they could kill us;
+ * (2) it has exactly the size asked for, and no holes, so that no store into
+ *     the mapping can fault for want of room (I10);
+ * (3) it begins with exactly the bytes asked for.
+ * Any other file of that name is replaced, together with what it held; who
+ * has it mapped keeps his mapping of the old one.
+ */
+#ifndef GD_SHAREDFILE_H
+#define GD_SHAREDFILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/env.h"
+#include "engine/base/status.h"
+
+enum { GD_SHAREDFILE_HEAD = 256 };
+
+/* Opens the file, or makes it: head, then zeros.  head_len is at most
+ * GD_SHAREDFILE_HEAD and size, and what head says must not change while the
+ * file is in use.  GD_NOSPACE when there is no room for it; then no file, not
+ * even a temporary one, takes up any.  GD_BUSY when another process has been
+ * making it for seconds.  GD_DENIED when the file is somebody else's and may
+ * not be replaced. */
+gd_status gd_sharedfile_open(const gd_env *env, const char *path,
+                             const uint8_t *head, size_t head_len,
+                             uint64_t size, int *fd, gd_error *err);
+
+#endif

@@ -1,0 +1,18 @@
+/*
+ * zero.h - which bytes are all zeros.
+ */
+#ifndef GD_ZERO_H
+#define GD_ZERO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Whether data[0..len) is all zeros, by reading it (never by asking the file
+ * system for holes).  Any alignment; len may be 0 (true).  The vectorised
+ * form stops early on the first non-zero byte's cache line; the scalar one is
+ * its reference in the tests. */
+bool gd_is_zero(const uint8_t *data, size_t len);
+bool gd_is_zero_scalar(const uint8_t *data, size_t len);
+
+#endif

@@ -1,0 +1,439 @@
+/*
+ * estimate.c - see estimate.h.
+ *
+ * Blocks that are not counted are taken for what the last counted one before
+ * them was, new or known: so what is compressed is what a segment would have,
+ * more or less, and a counted block stands for its part of it.
+ */
+#include "engine/exchange/estimate.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+#include "engine/base/zero.h"
+#include "engine/format/recipe.h"
+#include "engine/write/compresspolicy.h"
+
+enum {
+    FIRST_PLACES = 1 << 12,
+    /* Recompression is slow: of segments, all of the first are tried, and then
+     * one of so many. */
+    AGAIN_ALL = 256,
+    AGAIN_ONE_OF = 4,
+};
+
+/* A counted block; key 0: a free place. */
+typedef struct record {
+    uint64_t key;
+    uint32_t image; /* where it was first seen */
+    uint16_t length_less_1;
+    uint16_t stored; /* its part of its segment */
+} record;
+
+typedef enum stretch {
+    STRETCH_NONE,
+    STRETCH_ZEROS,
+    STRETCH_NEW,
+    STRETCH_KNOWN,
+} stretch;
+
+struct gd_estimate {
+    const gd_env *env;
+    gd_chunker chunker;
+    gd_estimate_params params;
+    gd_coder *coder;
+    gd_compress_policy policy; /* as an upload would make it */
+    record *places;
+    size_t place_count; /* a power of two, above 1 */
+    uint64_t secret; /* odd, random: see find */
+    size_t most_places; /* 0: any number */
+    size_t records;
+    unsigned level;
+    uint32_t image;
+    /* The image under way: */
+    uint64_t zeros, extents;
+    stretch stretch;
+    unsigned stretch_blocks;
+    bool last_is_new; /* of the counted blocks */
+    /* The segment under way, and those that would be joined: */
+    uint8_t *plain, *joined, *out;
+    size_t filled, joined_filled, joined_size;
+    uint64_t *keys; /* counted blocks of the segment */
+    size_t key_count;
+    uint64_t joined_count;
+    gd_estimate_totals totals;
+};
+
+/* ---- opening and closing ---- */
+
+static size_t
+most_places(size_t table_bytes)
+{
+    size_t places = FIRST_PLACES;
+    if (table_bytes == 0) {
+        return 0;
+    }
+    /* Two tables are there while records move from one to the other. */
+    while (4 * places * sizeof(record) <= table_bytes) {
+        places *= 2;
+    }
+    return places;
+}
+
+static gd_status
+open_buffers(gd_estimate *e, gd_error *err)
+{
+    const gd_env *env = e->env;
+    e->joined_size = gd_segment_joined((uint32_t)e->params.segment_size);
+    e->plain = gd_alloc(env, e->params.segment_size, err);
+    e->joined = gd_alloc(env, e->joined_size, err);
+    e->out = gd_alloc(env, e->joined_size, err);
+    /* No block is shorter than one byte, but few are than the average. */
+    e->keys = gd_calloc(env, e->params.segment_size, sizeof *e->keys, err);
+    e->places = gd_calloc(env, FIRST_PLACES, sizeof *e->places, err);
+    e->place_count = FIRST_PLACES;
+    if (e->plain == NULL || e->joined == NULL || e->out == NULL ||
+        e->keys == NULL || e->places == NULL) {
+        return GD_NOMEM;
+    }
+    return gd_coder_open(env, &e->coder, err);
+}
+
+gd_status
+gd_estimate_open(const gd_env *env, const gd_chunker *chunker,
+                 const gd_estimate_params *params, gd_estimate **estimate,
+                 gd_error *err)
+{
+    if (params->segment_size < chunker->max_length ||
+        params->segment_size > GD_SEGMENT_MAX) {
+        return gd_fail(err, GD_INVALID,
+                       "a segment has %zu to %d bytes, not %zu",
+                       chunker->max_length, GD_SEGMENT_MAX,
+                       params->segment_size);
+    }
+    gd_status s = gd_codec_check_level(params->codec, params->codec_level,
+                                       err);
+    if (s == GD_OK) {
+        s = gd_codec_check_level(params->again_codec, params->again_level,
+                                 err);
+    }
+    gd_estimate *e = s == GD_OK ? gd_calloc(env, 1, sizeof *e, err) : NULL;
+    if (e == NULL) {
+        return s == GD_OK ? GD_NOMEM : s;
+    }
+    e->env = env;
+    e->chunker = *chunker;
+    e->params = *params;
+    e->most_places = most_places(params->table_bytes);
+    int rc = env->random(env, &e->secret, sizeof e->secret);
+    e->secret |= 1;
+    s = rc < 0 ? gd_fail_errno(err, -rc, "no random bytes")
+               : open_buffers(e, err);
+    if (s != GD_OK) {
+        gd_estimate_close(e);
+        return s;
+    }
+    *estimate = e;
+    return GD_OK;
+}
+
+void
+gd_estimate_close(gd_estimate *e)
+{
+    const gd_env *env = e->env;
+    if (e->coder != NULL) {
+        gd_coder_close(env, e->coder);
+    }
+    env->release(env, e->places);
+    env->release(env, e->keys);
+    env->release(env, e->out);
+    env->release(env, e->joined);
+    env->release(env, e->plain);
+    env->release(env, e);
+}
+
+/* ---- the table ---- */
+
+static bool
+is_counted(const gd_estimate *e, uint64_t key)
+{
+    return (key & ((UINT64_C(1) << e->level) - 1)) == 0;
+}
+
+/* The place of the key, or the free one where it would be.  Images can be made whose
+ * blocks have any keys; so what place a key has nobody else knows. */
+static record *
+find(const gd_estimate *e, record *places, size_t count, uint64_t key)
+{
+    uint64_t product = key * e->secret; /* twice: what is in a row is scattered */
+    size_t at = (product ^ product >> 32) * e->secret >>
+                (__builtin_clzll(count) + 1);
+    while (places[at].key != 0 && places[at].key != key) {
+        at = (at + 1) & (count - 1);
+    }
+    return &places[at];
+}
+
+/* Moves what is still counted to a table of so many places. */
+static gd_status
+move_records(gd_estimate *e, size_t count, gd_error *err)
+{
+    record *places = gd_calloc(e->env, count, sizeof *places, err);
+    if (places == NULL) {
+        return GD_NOMEM;
+    }
+    e->records = 0;
+    for (size_t i = 0; i < e->place_count; i++) {
+        const record *r = &e->places[i];
+        if (r->key != 0 && is_counted(e, r->key)) {
+            *find(e, places, count, r->key) = *r;
+            e->records++;
+        }
+    }
+    e->env->release(e->env, e->places);
+    e->places = places;
+    e->place_count = count;
+    return GD_OK;
+}
+
+static gd_status
+make_room(gd_estimate *e, gd_error *err)
+{
+    gd_status s = GD_OK;
+    while (s == GD_OK && e->records > e->place_count / 4 * 3) {
+        size_t count = e->place_count;
+        if (e->most_places == 0 || count < e->most_places) {
+            count *= 2;
+        } else {
+            e->level++;
+        }
+        s = move_records(e, count, err);
+    }
+    return s;
+}
+
+/* ---- compressing ---- */
+
+static gd_status
+compressed(gd_estimate *e, gd_codec codec, int level, const uint8_t *plain,
+           size_t length, size_t *stored, gd_error *err)
+{
+    gd_status s = gd_segment_compress(e->coder, codec, level, plain, length,
+                                      e->out, stored, err);
+    if (*stored == 0) {
+        *stored = length;
+    }
+    *stored += GD_SEGMENT_HEADER;
+    return s;
+}
+
+static gd_status
+end_joined(gd_estimate *e, gd_error *err)
+{
+    size_t stored = 0;
+    gd_status s = GD_OK;
+    if (e->joined_filled == 0) {
+        return GD_OK;
+    }
+    uint64_t number = e->joined_count++;
+    if (number < AGAIN_ALL || number % AGAIN_ONE_OF == 0) {
+        s = compressed(e, e->params.again_codec, e->params.again_level,
+                       e->joined, e->joined_filled, &stored, err);
+        unsigned weight = number < AGAIN_ALL ? 1 : AGAIN_ONE_OF;
+        e->totals.again_plain += weight * e->joined_filled;
+        e->totals.again_stored += weight * stored;
+    }
+    e->joined_filled = 0;
+    return s;
+}
+
+static gd_status
+join(gd_estimate *e, gd_error *err)
+{
+    gd_status s = GD_OK;
+    if (e->joined_filled + e->filled > e->joined_size) {
+        s = end_joined(e, err);
+    }
+    memcpy(e->joined + e->joined_filled, e->plain, e->filled);
+    e->joined_filled += e->filled;
+    return s;
+}
+
+/* Gives each counted block its part of what the segment would take. */
+static void
+share_out(gd_estimate *e, size_t stored)
+{
+    for (size_t i = 0; i < e->key_count; i++) {
+        record *r = find(e, e->places, e->place_count, e->keys[i]);
+        if (r->key != 0) { /* else it is not counted any more */
+            size_t part =
+                ((r->length_less_1 + 1) * stored + e->filled / 2) / e->filled;
+            r->stored = part < UINT16_MAX ? (uint16_t)part : UINT16_MAX;
+        }
+    }
+}
+
+/* What an upload would make of the segment. */
+static gd_status
+uploaded(gd_estimate *e, size_t *stored, gd_error *err)
+{
+    uint64_t number;
+    *stored = e->filled + GD_SEGMENT_HEADER;
+    if (e->params.codec == GD_CODEC_NONE ||
+        gd_compress_policy_next(&e->policy, &number) == GD_TRY_NOT) {
+        return GD_OK;
+    }
+    gd_status s = compressed(e, e->params.codec, e->params.codec_level,
+                             e->plain, e->filled, stored, err);
+    gd_compress_policy_tried(&e->policy, number,
+                             *stored < e->filled + GD_SEGMENT_HEADER);
+    return s;
+}
+
+static gd_status
+end_segment(gd_estimate *e, gd_error *err)
+{
+    size_t stored;
+    gd_status s = GD_OK;
+    if (e->key_count > 0) {
+        s = uploaded(e, &stored, err);
+        share_out(e, stored);
+        if (s == GD_OK) {
+            s = join(e, err);
+        }
+    }
+    e->filled = e->key_count = 0;
+    return s;
+}
+
+/* ---- blocks ---- */
+
+/* Extents are counted as a recipe would have them if blocks that were stored
+ * one after the other were found so. */
+static void
+note_stretch(gd_estimate *e, stretch now)
+{
+    if (now != e->stretch ||
+        (now != STRETCH_ZEROS &&
+         e->stretch_blocks == GD_EXTENT_BLOCKS)) {
+        e->extents++;
+        e->stretch = now;
+        e->stretch_blocks = 0;
+    }
+    e->stretch_blocks++;
+}
+
+static gd_status
+add_new(gd_estimate *e, const uint8_t *data, size_t length, uint64_t key,
+        gd_error *err)
+{
+    gd_status s = GD_OK;
+    if (e->filled + length > e->params.segment_size) {
+        s = end_segment(e, err);
+    }
+    memcpy(e->plain + e->filled, data, length);
+    e->filled += length;
+    if (is_counted(e, key)) {
+        e->keys[e->key_count++] = key;
+    }
+    return s;
+}
+
+static gd_status
+take_block(gd_estimate *e, const uint8_t *data, size_t length, gd_error *err)
+{
+    if (gd_is_zero(data, length)) {
+        e->zeros += length;
+        note_stretch(e, STRETCH_ZEROS);
+        return GD_OK;
+    }
+    uint64_t key = XXH3_64bits(data, length);
+    key = key == 0 ? UINT64_C(1) << 63 : key;
+    gd_status s = GD_OK;
+    if (is_counted(e, key)) {
+        record *r = find(e, e->places, e->place_count, key);
+        e->last_is_new = r->key == 0;
+        if (e->last_is_new) {
+            *r = (record){.key = key,
+                          .image = e->image,
+                          .length_less_1 = (uint16_t)(length - 1)};
+            e->records++;
+            s = make_room(e, err);
+        }
+    }
+    note_stretch(e, e->last_is_new ? STRETCH_NEW : STRETCH_KNOWN);
+    if (s == GD_OK && e->last_is_new) {
+        s = add_new(e, data, length, key, err);
+    }
+    return s;
+}
+
+gd_status
+gd_estimate_take(gd_estimate *e, const uint8_t *data, size_t length, bool last,
+                 size_t *used, gd_error *err)
+{
+    gd_status s = GD_OK;
+    *used = 0;
+    while (s == GD_OK && *used < length) {
+        size_t cut = e->chunker.next(&e->chunker, data + *used, length - *used,
+                                     0, last);
+        if (cut == 0) {
+            break;
+        }
+        s = take_block(e, data + *used, cut, err);
+        *used += cut;
+    }
+    return s;
+}
+
+void
+gd_estimate_take_zeros(gd_estimate *e, uint64_t length)
+{
+    if (length > 0) {
+        e->zeros += length;
+        note_stretch(e, STRETCH_ZEROS);
+    }
+}
+
+gd_status
+gd_estimate_end(gd_estimate *e, uint64_t *zeros, uint64_t *extents,
+                gd_error *err)
+{
+    gd_status s = end_segment(e, err);
+    if (s == GD_OK) {
+        s = end_joined(e, err);
+    }
+    *zeros = e->zeros;
+    *extents = e->extents;
+    e->zeros = e->extents = 0;
+    e->stretch = STRETCH_NONE;
+    e->last_is_new = false;
+    e->image++;
+    return s;
+}
+
+/* ---- what came of it ---- */
+
+size_t
+gd_estimate_images(const gd_estimate *e)
+{
+    return e->image;
+}
+
+void
+gd_estimate_sum(const gd_estimate *e, gd_estimated *out,
+                gd_estimate_totals *totals)
+{
+    for (size_t i = 0; i < e->place_count; i++) {
+        const record *r = &e->places[i];
+        if (r->key != 0 && r->image < e->image) {
+            gd_estimated *sum = &out[r->image];
+            sum->new_bytes += r->length_less_1 + 1u;
+            sum->new_blocks++;
+            sum->stored_bytes += r->stored;
+            sum->stored_squares += (double)r->stored * r->stored;
+        }
+    }
+    *totals = e->totals;
+    totals->level = e->level;
+}

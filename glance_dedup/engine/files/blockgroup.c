@@ -1,0 +1,519 @@
+/*
+ * blockgroup.c - see blockgroup.h.
+ */
+#include "engine/files/blockgroup.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/base/zero.h"
+#include "engine/files/spool.h"
+#include "engine/format/address.h"
+
+#define GROUP_MAGIC "GDGROUP" /* with its final zero: 8 bytes */
+
+enum {
+    HEADER_SIZE = 512,
+    RECORD_SIZE = 512,
+    CHECKED = 504, /* bytes under the checksum of either */
+    MAKING_TRIES = 1000,
+};
+
+static uint64_t
+record_offset(uint64_t sequence)
+{
+    return HEADER_SIZE + (sequence & 1) * RECORD_SIZE;
+}
+
+/* The identity makes the checksum, which is the group's seed, that of this one
+ * group: a number is used again if its group was lost. */
+static gd_status
+encode_header(const gd_env *env, const gd_params *params,
+              const gd_scope *scope, uint32_t number, uint8_t out[HEADER_SIZE],
+              gd_error *err)
+{
+    memset(out, 0, HEADER_SIZE);
+    memcpy(out, GROUP_MAGIC, 8);
+    gd_put16(out + 8, GD_FORMAT_MAJOR);
+    gd_put16(out + 10, GD_FORMAT_MINOR);
+    gd_put32(out + 12, number);
+    memcpy(out + 16, params->repository_id, GD_ID_SIZE);
+    memcpy(out + 32, scope->id, GD_SCOPE_SIZE);
+    gd_put32(out + 48, params->group_slots);
+    gd_put32(out + 52, params->block_size);
+    memcpy(out + 56, params->digest, GD_DIGEST_NAME);
+    int rc = env->random(env, out + 72, GD_ID_SIZE);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
+    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+    return GD_OK;
+}
+
+static gd_status
+decode_header(gd_group *group, const gd_params *params,
+              const uint8_t in[HEADER_SIZE], gd_error *err)
+{
+    const char *name = group->name;
+    if (memcmp(in, GROUP_MAGIC, 8) != 0) {
+        return gd_fail(err, GD_CORRUPT, "%s is not a block group: no magic "
+                       "at offset 0", name);
+    }
+    if (gd_get16(in + 8) > GD_FORMAT_MAJOR) {
+        return gd_fail(err, GD_VERSION,
+                       "%s has format version %u; this program knows up to %d",
+                       name, gd_get16(in + 8), GD_FORMAT_MAJOR);
+    }
+    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the header's checksum is wrong (offset 0)", name);
+    }
+    if (memcmp(in + 16, params->repository_id, GD_ID_SIZE) != 0) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s belongs to another repository (offset 16)", name);
+    }
+    if (gd_get32(in + 12) != group->number) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s holds group %08x (offset 12): it was put under "
+                       "another's name", name, gd_get32(in + 12));
+    }
+    memcpy(group->scope.id, in + 32, GD_SCOPE_SIZE);
+    group->bounds.seed = gd_get64(in + CHECKED);
+    group->bounds.slots = gd_get32(in + 48);
+    group->bounds.max_block = gd_get32(in + 52);
+    if (group->bounds.slots < GD_SLOTS_MIN ||
+        group->bounds.slots > GD_MAX_SLOTS || group->bounds.max_block == 0 ||
+        group->bounds.max_block > params->block_size) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: impossible bounds in the header (offset 48)", name);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_group_open_as(const gd_env *env, int root, const gd_params *params,
+                 uint32_t number, const char *name, int flags, gd_group **out,
+                 gd_error *err)
+{
+    gd_group *group = gd_calloc(env, 1, sizeof *group, err);
+    if (group == NULL) {
+        return GD_NOMEM;
+    }
+    group->env = env;
+    group->number = number;
+    snprintf(group->name, sizeof group->name, "%s", name);
+    gd_status s = gd_open(env, root, group->name, flags, 0, &group->fd, err);
+    if (s != GD_OK) {
+        env->release(env, group);
+        return s;
+    }
+    uint8_t header[HEADER_SIZE];
+    struct stat st;
+    int rc = env->fstat(env, group->fd, &st);
+    if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot look at %s", group->name);
+    } else if (!S_ISREG(st.st_mode)) {
+        s = gd_fail(err, GD_CORRUPT, "%s is not an ordinary file",
+                    group->name);
+    } else {
+        group->inode = st.st_ino;
+        s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name,
+                         err);
+    }
+    if (s == GD_OK) {
+        s = decode_header(group, params, header, err);
+    }
+    if (s != GD_OK) {
+        gd_group_close(group);
+        return s;
+    }
+    *out = group;
+    return GD_OK;
+}
+
+gd_status
+gd_group_open(const gd_env *env, int root, const gd_params *params,
+              uint32_t number, int flags, gd_group **group, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_group_name(number, name);
+    gd_group *opened;
+    gd_status s = gd_group_open_as(env, root, params, number, name, flags,
+                                   &opened, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (gd_scope_equal(&opened->scope, &gd_spares_scope)) {
+        gd_group_close(opened);
+        return gd_fail(err, GD_CORRUPT, "%s has spare copies (offset 32): it "
+                       "was put under a group's name", name);
+    }
+    *group = opened;
+    return GD_OK;
+}
+
+void
+gd_group_close(gd_group *group)
+{
+    const gd_env *env = group->env;
+    env->close(env, group->fd);
+    env->release(env, group);
+}
+
+/* ---- creation ---- */
+
+static void
+note_highest(void *arg, const char *name)
+{
+    uint32_t *highest = arg, number;
+    if (gd_group_name_parse(name, &number) && number > *highest) {
+        *highest = number;
+    }
+}
+
+gd_status
+gd_group_write_new(const gd_env *env, int fd, const char *name,
+                   const gd_params *params, const gd_scope *scope,
+                   uint32_t number, gd_error *err)
+{
+    uint8_t header[HEADER_SIZE];
+    gd_status s = encode_header(env, params, scope, number, header, err);
+    if (s == GD_OK) {
+        s = gd_write_full(env, fd, header, sizeof header, 0, name, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    /* So that no later write of an entry lacks room. */
+    int rc;
+    do {
+        rc = env->fallocate(env, fd, 0, gd_data_start(params->group_slots));
+    } while (rc == -EINTR);
+    if (rc >= 0) {
+        rc = env->fsync(env, fd);
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot make group %08x as %s",
+                                  (unsigned)number, name)
+                  : GD_OK;
+}
+
+static gd_status
+find_highest(const gd_env *env, int root, uint32_t *highest, gd_error *err)
+{
+    *highest = 0;
+    int rc = env->list(env, root, GD_DIR_GROUPS, note_highest, highest);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS)
+                  : GD_OK;
+}
+
+/* Gives the file its number's name.  GD_EXISTS if someone was quicker. */
+static gd_status
+name_new_group(const gd_env *env, int root, const char *spool_name,
+               uint32_t number, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_group_name(number, name);
+    int rc = env->linkat(env, root, spool_name, name);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot link %s to %s", spool_name,
+                             name);
+    }
+    return gd_sync_dir(env, root, GD_DIR_GROUPS, err);
+}
+
+static gd_status
+create_under_lease(const gd_env *env, int root, const gd_params *params,
+                   const gd_scope *scope, uint32_t number, gd_error *err)
+{
+    gd_spool_file file;
+    gd_status s = gd_spool_create(env, root, GD_SPOOL_GROUP, &file, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_group_write_new(env, file.fd, file.name, params, scope, number,
+                           err);
+    if (s == GD_OK) {
+        s = name_new_group(env, root, file.name, number, err);
+    }
+    gd_spool_discard(env, root, &file);
+    return s;
+}
+
+gd_status
+gd_group_create(const gd_env *env, int root, const gd_params *params,
+                const gd_scope *scope, gd_locks *locks, uint32_t *number,
+                gd_error *err)
+{
+    uint32_t highest;
+    gd_status s = find_highest(env, root, &highest, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    uint32_t tries = 0; /* else a lock server that always refuses would have us
+                         * ask for each number that there is */
+    /* The lease comes first, so that nobody else takes the group between its
+     * naming and our first block. */
+    for (uint32_t n = highest + 1; n <= GD_MAX_GROUP; n++) {
+        if (++tries > MAKING_TRIES) {
+            return gd_fail(err, GD_BUSY, "no new group could be had in %d "
+                           "tries", MAKING_TRIES);
+        }
+        s = gd_locks_lease(locks, n, err);
+        if (s == GD_BUSY) {
+            continue;
+        }
+        if (s != GD_OK) {
+            return s;
+        }
+        /* Until we had the lease others may have made this group, a higher one,
+         * and removed it again.  A number that is above all others now was
+         * never used, since the highest-numbered group is not removed. */
+        s = find_highest(env, root, &highest, err);
+        if (s == GD_OK && highest >= n) {
+            gd_locks_unlease(locks, n);
+            n = highest;
+            continue;
+        }
+        if (s == GD_OK) {
+            s = create_under_lease(env, root, params, scope, n, err);
+        }
+        if (s == GD_OK) {
+            *number = n;
+            return GD_OK;
+        }
+        gd_locks_unlease(locks, n);
+        if (s != GD_EXISTS) {
+            return s;
+        }
+    }
+    return gd_fail(err, GD_NOSPACE, "all %d group numbers are used",
+                   GD_MAX_GROUP);
+}
+
+/* ---- published records ---- */
+
+static bool
+decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
+              gd_published *record)
+{
+    record->sequence = gd_get64(in);
+    record->generation = gd_get64(in + 8);
+    record->count = gd_get32(in + 16);
+    record->flags = gd_get32(in + 20);
+    record->end = gd_get64(in + 24);
+    record->codec = in[32];
+    record->level = in[33];
+    /* One of the highest sequences could not be superseded; none gets there by
+     * counting. */
+    return gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, bounds->seed) &&
+           record->count <= bounds->slots && record->sequence >> 63 == 0;
+}
+
+gd_status
+gd_group_read_published(const gd_group *group, gd_published *record,
+                        gd_error *err)
+{
+    uint8_t raw[2 * RECORD_SIZE];
+    gd_status s = gd_read_full(group->env, group->fd, raw, sizeof raw,
+                               HEADER_SIZE, group->name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    memset(record, 0, sizeof *record);
+    for (int i = 0; i < 2; i++) {
+        gd_published one;
+        if (decode_record(raw + i * RECORD_SIZE, &group->bounds, &one) &&
+            one.sequence >= record->sequence) {
+            *record = one;
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_group_write_published(const gd_group *group, const gd_published *record,
+                         gd_error *err)
+{
+    uint8_t raw[RECORD_SIZE] = {0};
+    gd_put64(raw, record->sequence);
+    gd_put64(raw + 8, record->generation);
+    gd_put32(raw + 16, record->count);
+    gd_put32(raw + 20, record->flags);
+    gd_put64(raw + 24, record->end);
+    raw[32] = record->codec;
+    raw[33] = record->level;
+    gd_put64(raw + CHECKED, gd_checksum(raw, CHECKED, group->bounds.seed));
+    return gd_write_full(group->env, group->fd, raw, sizeof raw,
+                         record_offset(record->sequence), group->name, err);
+}
+
+gd_status
+gd_group_settle_name(const gd_group *group, int root, gd_published *record,
+                     gd_error *err)
+{
+    /* Without a sync point: its maker may have died, or failed, before the
+     * name was durable. */
+    if (record->sequence != 0 && (record->flags & GD_GROUP_UNSETTLED) == 0) {
+        return GD_OK;
+    }
+    record->flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
+    return gd_sync_dir(group->env, root, GD_DIR_GROUPS, err);
+}
+
+gd_status
+gd_group_next_generation(const gd_env *env, gd_published *record,
+                         gd_error *err)
+{
+    uint8_t bytes[8];
+    int rc = env->random(env, bytes, sizeof bytes);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
+    record->generation = gd_get64(bytes);
+    return GD_OK;
+}
+
+/* ---- entries ---- */
+
+/* Bytes from the first entry's start to the last one's end. */
+static size_t
+entries_span(uint32_t first, uint32_t count)
+{
+    return (size_t)(gd_entry_offset(first + count - 1) + GD_ENTRY_SIZE -
+                    gd_entry_offset(first));
+}
+
+gd_status
+gd_group_read_entries(const gd_group *group, uint32_t first, uint32_t count,
+                      gd_entry *entries, gd_error *err)
+{
+    const gd_env *env = group->env;
+    if (first > group->bounds.slots || count > group->bounds.slots - first) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s has %u slots; slots %u to %u were asked for",
+                       group->name, group->bounds.slots, first,
+                       first + count - 1);
+    }
+    if (count == 0) {
+        return GD_OK;
+    }
+    size_t span = entries_span(first, count);
+    uint8_t *raw = gd_alloc(env, span, err);
+    if (raw == NULL) {
+        return GD_NOMEM;
+    }
+    uint64_t start = gd_entry_offset(first);
+    gd_status s = gd_read_full(env, group->fd, raw, span, start, group->name,
+                               err);
+    if (s == GD_OK && gd_is_zero(raw, span)) {
+        memset(entries, 0, count * sizeof *entries); /* most of a new group */
+        count = 0;
+    }
+    for (uint32_t i = 0; s == GD_OK && i < count; i++) {
+        gd_entry_decode(raw + gd_entry_offset(first + i) - start,
+                        &group->bounds, first + i, &entries[i]);
+    }
+    env->release(env, raw);
+    return s;
+}
+
+gd_status
+gd_group_write_entries(const gd_group *group, uint32_t first, uint32_t count,
+                       const gd_entry *entries, gd_error *err)
+{
+    const gd_env *env = group->env;
+    size_t span = entries_span(first, count);
+    uint8_t *raw = gd_calloc(env, span, 1, err);
+    if (raw == NULL) {
+        return GD_NOMEM;
+    }
+    uint64_t start = gd_entry_offset(first);
+    for (uint32_t i = 0; i < count; i++) {
+        gd_entry_encode(&entries[i], group->bounds.seed, first + i,
+                        raw + gd_entry_offset(first + i) - start);
+    }
+    gd_status s = gd_write_full(env, group->fd, raw, span, start, group->name,
+                                err);
+    env->release(env, raw);
+    return s;
+}
+
+gd_status
+gd_group_load_store(const gd_group *group, const gd_published *record,
+                    gd_fpstore **store, gd_error *err)
+{
+    const gd_env *env = group->env;
+    size_t span = record->count == 0 ? 0 : entries_span(0, record->count);
+    uint8_t *raw = gd_alloc(env, span, err);
+    if (raw == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_read_full(env, group->fd, raw, span, GD_STORE_START,
+                               group->name, err);
+    if (s == GD_OK) {
+        s = gd_fpstore_build(env, raw, group->number, record->count,
+                             &group->bounds, store, err);
+    }
+    env->release(env, raw);
+    if (s == GD_OK) {
+        (*store)->seed = group->bounds.seed;
+        (*store)->inode = group->inode;
+        (*store)->sequence = record->sequence;
+        (*store)->generation = record->generation;
+    }
+    return s;
+}
+
+bool
+gd_group_is_store(const gd_group *group, const gd_published *record,
+                  const gd_fpstore *store)
+{
+    return store->group == group->number && store->inode == group->inode &&
+           store->seed == group->bounds.seed &&
+           store->sequence == record->sequence &&
+           store->generation == record->generation &&
+           store->count == record->count;
+}
+
+/* ---- segments ---- */
+
+gd_status
+gd_group_match_segment(const gd_group *group, const gd_entry *entry,
+                       uint32_t slot, const gd_segment_header *header,
+                       gd_error *err)
+{
+    if (header->codec != entry->codec ||
+        header->stored_length != entry->stored_length ||
+        slot < header->first_slot ||
+        slot - header->first_slot >= header->blocks ||
+        entry->plain_offset + entry->plain_length > header->plain_length) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the segment at offset %u is not the one that slot "
+                       "%u names", group->name, entry->segment, slot);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_group_read_segment(const gd_group *group, const gd_entry *entry,
+                      uint32_t slot, gd_coder *coder, uint8_t *in,
+                      uint8_t *plain, gd_segment_header *header, gd_error *err)
+{
+    gd_status s = gd_read_full(group->env, group->fd, in,
+                               GD_SEGMENT_HEADER + (size_t)entry->stored_length,
+                               entry->segment, group->name, err);
+    if (s == GD_OK) {
+        s = gd_segment_header_decode(in, header, group->name, entry->segment,
+                                     err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_match_segment(group, entry, slot, header, err);
+    }
+    if (s == GD_OK) {
+        s = gd_segment_decode(coder, header, in + GD_SEGMENT_HEADER, plain,
+                              group->name, entry->segment, err);
+    }
+    return s;
+}

@@ -1,0 +1,184 @@
+/*
+ * fence.c - see fence.h.
+ */
+#include "engine/files/fence.h"
+
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/files/file.h"
+
+#define FENCE_MAGIC "GDFENCE" /* with its final zero: 8 bytes */
+
+enum {
+    RECORD_SIZE = 512,
+    CHECKED = 504, /* bytes under the checksum */
+};
+
+/* What the file holds: two records, either of which may not be valid. */
+typedef struct fence_file {
+    int fd;
+    bool valid[2];
+    gd_fence records[2];
+} fence_file;
+
+static void
+encode(const gd_fence *fence, uint8_t out[RECORD_SIZE])
+{
+    memset(out, 0, RECORD_SIZE);
+    memcpy(out, FENCE_MAGIC, 8);
+    memcpy(out + 8, fence->catalog_id, GD_ID_SIZE);
+    gd_put64(out + 24, fence->sequence);
+    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+}
+
+static bool
+decode(const uint8_t in[RECORD_SIZE], gd_fence *fence)
+{
+    memcpy(fence->catalog_id, in + 8, GD_ID_SIZE);
+    fence->sequence = gd_get64(in + 24);
+    return memcmp(in, FENCE_MAGIC, 8) == 0 &&
+           gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, 0);
+}
+
+static gd_status
+read_records(const gd_env *env, fence_file *file, gd_error *err)
+{
+    for (int i = 0; i < 2; i++) {
+        uint8_t raw[RECORD_SIZE];
+        gd_status s = gd_read_full(env, file->fd, raw, sizeof raw,
+                                   (uint64_t)i * RECORD_SIZE, GD_FILE_FENCE,
+                                   err);
+        if (s != GD_OK && s != GD_CORRUPT) {
+            return s;
+        }
+        /* A file that ends before it is one without this record. */
+        file->valid[i] = s == GD_OK && decode(raw, &file->records[i]);
+    }
+    return GD_OK;
+}
+
+/* The record that counts; -1: there is none. */
+static int
+newest(const fence_file *file)
+{
+    if (file->valid[0] && file->valid[1]) {
+        return file->records[1].sequence > file->records[0].sequence;
+    }
+    return file->valid[0] ? 0 : file->valid[1] ? 1 : -1;
+}
+
+gd_status
+gd_fence_read(const gd_env *env, int root, gd_fence *fence, bool *found,
+              gd_error *err)
+{
+    fence_file file;
+    *found = false;
+    gd_status s = gd_file_open(env, root, GD_FILE_FENCE, O_RDONLY, &file.fd,
+                               err);
+    if (s != GD_OK) {
+        return s == GD_NOTFOUND ? GD_OK : s;
+    }
+    s = read_records(env, &file, err);
+    env->close(env, file.fd);
+    if (s == GD_OK && newest(&file) >= 0) {
+        *fence = file.records[newest(&file)];
+        *found = true;
+    }
+    return s;
+}
+
+static gd_status
+sync_fence(const gd_env *env, const fence_file *file, gd_error *err)
+{
+    int rc = env->fsync(env, file->fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", GD_FILE_FENCE)
+                  : GD_OK;
+}
+
+static gd_status
+write_record(const gd_env *env, const fence_file *file, const gd_fence *fence,
+             gd_error *err)
+{
+    uint8_t raw[RECORD_SIZE];
+    encode(fence, raw);
+    gd_status s = gd_write_full(env, file->fd, raw, sizeof raw,
+                                (fence->sequence & 1) * RECORD_SIZE,
+                                GD_FILE_FENCE, err);
+    return s == GD_OK ? sync_fence(env, file, err) : s;
+}
+
+/* A later sequence of the same catalog. */
+static gd_status
+advance(const gd_env *env, const fence_file *file, const gd_fence *fence,
+        uint64_t before, gd_error *err)
+{
+    if (fence->sequence > before && ((fence->sequence - before) & 1) == 0) {
+        /* The place is that of the newest record, which a torn write would
+         * leave us without: so first one in between, in the other place. */
+        gd_fence between = *fence;
+        between.sequence--;
+        gd_status s = write_record(env, file, &between, err);
+        if (s != GD_OK) {
+            return s;
+        }
+    }
+    return write_record(env, file, fence, err);
+}
+
+/* Another catalog's record.  Whatever a crash leaves of the old one's makes the
+ * new catalog seem to be behind, or not to be meant: it is made anew then. */
+static gd_status
+replace(const gd_env *env, const fence_file *file, const gd_fence *fence,
+        gd_error *err)
+{
+    static const uint8_t nothing[RECORD_SIZE];
+    gd_status s = write_record(env, file, fence, err);
+    if (s == GD_OK) {
+        s = gd_write_full(env, file->fd, nothing, sizeof nothing,
+                          (~fence->sequence & 1) * RECORD_SIZE, GD_FILE_FENCE,
+                          err);
+    }
+    return s == GD_OK ? sync_fence(env, file, err) : s;
+}
+
+static gd_status
+write_fence(const gd_env *env, int root, const fence_file *file,
+            const gd_fence *fence, gd_error *err)
+{
+    int at = newest(file);
+    if (at < 0) {
+        /* So that a record is never in a file whose name is not durable. */
+        gd_status s = gd_sync_dir(env, root, ".", err);
+        return s == GD_OK ? write_record(env, file, fence, err) : s;
+    }
+    const gd_fence *old = &file->records[at];
+    if (memcmp(old->catalog_id, fence->catalog_id, GD_ID_SIZE) != 0) {
+        return replace(env, file, fence, err);
+    }
+    if (fence->sequence < old->sequence) {
+        return gd_fail(err, GD_INVALID,
+                       "%s says %llu; it cannot go back to %llu",
+                       GD_FILE_FENCE, (unsigned long long)old->sequence,
+                       (unsigned long long)fence->sequence);
+    }
+    return advance(env, file, fence, old->sequence, err);
+}
+
+gd_status
+gd_fence_write(const gd_env *env, int root, const gd_fence *fence,
+               gd_error *err)
+{
+    fence_file file;
+    gd_status s = gd_file_open_or_create(env, root, GD_FILE_FENCE, &file.fd,
+                                         err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = read_records(env, &file, err);
+    if (s == GD_OK) {
+        s = write_fence(env, root, &file, fence, err);
+    }
+    env->close(env, file.fd);
+    return s;
+}

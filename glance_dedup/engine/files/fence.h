@@ -1,0 +1,33 @@
+/*
+ * fence.h - the fence: what the catalog must not lie behind (I9; format.rst,
+ * "Fence").
+ *
+ * LevelDB may lose its last batches in a crash.  The fence says, outside of it,
+ * which batch must be there, since a spool entry was removed on its strength.
+ * Only the maintainer reads and writes it.
+ */
+#ifndef GD_FENCE_H
+#define GD_FENCE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/env.h"
+#include "engine/base/status.h"
+#include "engine/format/names.h"
+
+typedef struct gd_fence {
+    uint8_t catalog_id[GD_ID_SIZE];
+    uint64_t sequence;
+} gd_fence;
+
+/* *found: there is a valid record. */
+gd_status gd_fence_read(const gd_env *env, int root, gd_fence *fence,
+                        bool *found, gd_error *err);
+
+/* On return the record is durable, and the one that counts.  The sequence of
+ * a catalog never goes back: GD_INVALID.  Another catalog's may. */
+gd_status gd_fence_write(const gd_env *env, int root, const gd_fence *fence,
+                         gd_error *err);
+
+#endif

@@ -1,0 +1,570 @@
+/*
+ * filter.c - the fingerprint filter in shared memory.  See filter.h for the
+ * buckets and the hints.
+ *
+ * The header page, whose first 64 bytes are written once, before the file
+ * gets its name, and are fully determined by repository id and size:
+ *
+ *     0  magic "GDFILTER"
+ *     8  version, 4 bytes
+ *    12  zeros, 4 bytes
+ *    16  repository id, 16 bytes
+ *    32  size of the file in bytes, 8 bytes
+ *    40  number of buckets, 8 bytes
+ *    48  zeros, 8 bytes
+ *    56  checksum of bytes 0 to 55, 8 bytes
+ *
+ * A file is used if and only if it begins with exactly these bytes and is as
+ * sharedfile.h demands: of this user, of the size that they name, without
+ * holes.  So the processes of a host share one filter even if their budgets
+ * differ: the budget counts for who makes the file.
+ * Counters follow, which change, each on cache lines of its own, in the byte
+ * order of the machine (struct shared).  From byte 1024 on the page has the
+ * repository's path, which filters.py alone writes and reads.
+ *
+ * Nothing read from the mapping is trusted.  A level is capped, a group is
+ * checked for 0, a slot has too few bits to be out of bounds, and the counts
+ * of hints decide only when the level rises: wrong ones cost hints, and
+ * clearing the filter mends them.
+ *
+ * Memory order.  A hint is one word, complete in itself, and what it leads to
+ * is verified under a group lock.  The one order that matters is I1: who sees
+ * a hint must see the blocks that were made durable before it was published.
+ * Hence release where a hint is stored and acquire where hints are read.
+ * Level and counters are advice by themselves: relaxed.
+ */
+#include "engine/files/filter.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/base/sharedfile.h"
+
+enum {
+    VERSION = 1,
+    FIXED_SIZE = 64, /* the unchanging part of the header */
+    HEADER_SIZE = 4096,
+    BUCKET_WORDS = 8,
+    BUCKET_SIZE = 64,
+    LEVELS = GD_FILTER_MAX_LEVEL + 1,
+    TAG_BITS = 20,
+    SLOT_BITS = 15,
+    GROUP_BITS = 25,
+    ADDRESS_BITS = GROUP_BITS + SLOT_BITS,
+    ZEROS_SHIFT = ADDRESS_BITS + TAG_BITS,
+    REBUILD_LOCK = 0, /* the byte of the file that carries it */
+    /* Byte 1 is sharedfile.c's.  This one is held shared by whoever uses the
+     * file: who can lock it exclusively may unlink the file (filters.py). */
+    USERS_LOCK = 2,
+    OPEN_TRIES = 100,
+    OPEN_WAIT_MS = 10,
+    INSERT_TRIES = 4,
+};
+
+/* Bucket numbers are made from 32 bits of hash. */
+#define MAX_BUDGET ((uint64_t)BUCKET_SIZE << 32)
+
+#define REBUILD_COMPLETE ((uint64_t)1 << 32)
+
+typedef _Atomic uint64_t atomic_word;
+
+typedef struct shared {
+    uint8_t fixed[FIXED_SIZE];
+    alignas(64) _Atomic uint32_t level;
+    /* Cursor in the low 32 bits, REBUILD_COMPLETE above. */
+    alignas(64) atomic_word rebuild;
+    alignas(64) atomic_word dropped;
+    /* Hints by their zero bits; only those at or above the level count. */
+    alignas(64) _Atomic int64_t kept[LEVELS];
+} shared;
+
+static_assert(sizeof(shared) <= 1024, "the path follows at 1024");
+static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && sizeof(atomic_word) == 8,
+              "processes share the words");
+static_assert(ZEROS_SHIFT + 4 == 64, "a hint is one word");
+
+struct gd_filter {
+    const gd_env *env;
+    int fd;
+    uint64_t size;
+    uint64_t buckets;
+    shared *header;     /* the mapping */
+    atomic_word *words; /* in it */
+    /* The OFD lock belongs to fd, hence to all threads alike. */
+    atomic_bool rebuilding;
+};
+
+/* ---- hints ---- */
+
+/* What a fingerprint comes to in a filter. */
+typedef struct spot {
+    unsigned zeros;
+    uint64_t mark; /* zeros and tag, where a hint has them */
+    atomic_word *bucket[2];
+} spot;
+
+/* The fingerprint is hashed, so that a weak digest, whose bytes are not all
+ * random, spreads over the buckets as well as it can. */
+static spot
+find_spot(const gd_filter *filter, const gd_fingerprint *fp)
+{
+    XXH128_hash_t h = XXH3_128bits(fp->bytes, GD_FINGERPRINT_SIZE);
+    uint64_t cap = (uint64_t)1 << GD_FILTER_MAX_LEVEL;
+    uint64_t zeros = (uint64_t)__builtin_ctzll(h.low64 | cap);
+    uint64_t tag = h.low64 >> (64 - TAG_BITS);
+    uint64_t first = ((h.high64 >> 32) * filter->buckets) >> 32;
+    uint64_t second =
+        ((h.high64 & UINT32_MAX) * (filter->buckets - 1)) >> 32;
+    if (second >= first) {
+        second++; /* any bucket but the first */
+    }
+    return (spot){
+        .zeros = (unsigned)zeros,
+        .mark = zeros << ZEROS_SHIFT | tag << ADDRESS_BITS,
+        .bucket = {filter->words + first * BUCKET_WORDS,
+                   filter->words + second * BUCKET_WORDS},
+    };
+}
+
+static uint64_t
+make_hint(const spot *s, gd_address address)
+{
+    return s->mark | (uint64_t)address.group << SLOT_BITS | address.slot;
+}
+
+static unsigned
+hint_zeros(uint64_t hint)
+{
+    return (unsigned)(hint >> ZEROS_SHIFT);
+}
+
+static gd_address
+hint_address(uint64_t hint)
+{
+    return (gd_address){
+        .group = (uint32_t)(hint >> SLOT_BITS) & GD_MAX_GROUP,
+        .slot = (uint32_t)hint & (GD_MAX_SLOTS - 1),
+    };
+}
+
+/* An empty word has group 0 too. */
+static bool
+is_free(uint64_t word, unsigned level)
+{
+    return hint_address(word).group == 0 || hint_zeros(word) < level;
+}
+
+static bool
+is_address(gd_address a)
+{
+    return a.group >= 1 && a.group <= GD_MAX_GROUP && a.slot < GD_MAX_SLOTS;
+}
+
+/* ---- level and counters ---- */
+
+static unsigned
+load_level(const gd_filter *filter)
+{
+    uint32_t level =
+        atomic_load_explicit(&filter->header->level, memory_order_relaxed);
+    return level < GD_FILTER_MAX_LEVEL ? level : GD_FILTER_MAX_LEVEL;
+}
+
+static uint64_t
+places(const gd_filter *filter)
+{
+    return filter->buckets * BUCKET_WORDS;
+}
+
+static void
+count_kept(gd_filter *filter, unsigned zeros, int change)
+{
+    atomic_fetch_add_explicit(&filter->header->kept[zeros], change,
+                              memory_order_relaxed);
+}
+
+/* Processes that die between storing a hint and counting it, and foreign
+ * hands, make the counts wrong: the sum stays within reason. */
+static uint64_t
+count_hints(const gd_filter *filter, unsigned level)
+{
+    uint64_t most = places(filter), sum = 0;
+    for (unsigned zeros = level; zeros < LEVELS; zeros++) {
+        int64_t kept = atomic_load_explicit(&filter->header->kept[zeros],
+                                            memory_order_relaxed);
+        if (kept > 0) {
+            sum += (uint64_t)kept < most ? (uint64_t)kept : most;
+        }
+    }
+    return sum < most ? sum : most;
+}
+
+/* Of those that see the filter full at one level, the compare-and-swap lets
+ * one raise it. */
+static void
+raise_if_full(gd_filter *filter)
+{
+    uint32_t level = load_level(filter);
+    uint64_t full = places(filter) - places(filter) / 8;
+    if (level < GD_FILTER_MAX_LEVEL && count_hints(filter, level) > full) {
+        atomic_compare_exchange_strong_explicit(
+            &filter->header->level, &level, level + 1, memory_order_relaxed,
+            memory_order_relaxed);
+    }
+}
+
+/* ---- lookup, insert, remove ---- */
+
+static bool
+contains(const gd_address *list, size_t count, gd_address a)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].group == a.group && list[i].slot == a.slot) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+gd_filter_prefetch(const gd_filter *filter, const gd_fingerprint *fp)
+{
+    spot s = find_spot(filter, fp);
+    if (s.zeros >= load_level(filter)) {
+        __builtin_prefetch(s.bucket[0]);
+        __builtin_prefetch(s.bucket[1]);
+    }
+}
+
+size_t
+gd_filter_lookup(const gd_filter *filter, const gd_fingerprint *fp,
+                 gd_address out[GD_FILTER_CANDIDATES])
+{
+    spot s = find_spot(filter, fp);
+    if (s.zeros < load_level(filter)) {
+        return 0;
+    }
+    size_t count = 0;
+    for (unsigned i = 0; i < GD_FILTER_CANDIDATES; i++) {
+        uint64_t word =
+            atomic_load_explicit(&s.bucket[i / BUCKET_WORDS][i % BUCKET_WORDS],
+                                 memory_order_acquire);
+        if (word >> ADDRESS_BITS != s.mark >> ADDRESS_BITS) {
+            continue;
+        }
+        /* Two processes that insert one hint at once may store it twice. */
+        gd_address a = hint_address(word);
+        if (a.group != 0 && !contains(out, count, a)) {
+            out[count++] = a;
+        }
+    }
+    return count;
+}
+
+typedef struct vacancy {
+    atomic_word *place; /* NULL if there is none */
+    uint64_t word;      /* what is there now */
+} vacancy;
+
+/* A free place in the emptier bucket: that keeps both kinds of neighbours
+ * from filling up early.  False if the hint is there already. */
+static bool
+find_vacancy(const spot *s, unsigned level, uint64_t hint, vacancy *found)
+{
+    vacancy first[2] = {{NULL, 0}, {NULL, 0}};
+    unsigned free_places[2] = {0, 0};
+    for (unsigned b = 0; b < 2; b++) {
+        for (unsigned i = 0; i < BUCKET_WORDS; i++) {
+            atomic_word *place = &s->bucket[b][i];
+            uint64_t word = atomic_load_explicit(place, memory_order_relaxed);
+            if (word == hint) {
+                return false;
+            }
+            if (is_free(word, level)) {
+                free_places[b]++;
+                first[b] = (vacancy){place, word};
+            }
+        }
+    }
+    *found = first[free_places[1] > free_places[0] ? 1 : 0];
+    return true;
+}
+
+static bool
+store_hint(gd_filter *filter, vacancy v, uint64_t hint)
+{
+    if (!atomic_compare_exchange_strong_explicit(v.place, &v.word, hint,
+                                                 memory_order_release,
+                                                 memory_order_relaxed)) {
+        return false;
+    }
+    /* What was in the place is below the level: nobody counts those. */
+    count_kept(filter, hint_zeros(hint), 1);
+    return true;
+}
+
+void
+gd_filter_insert(gd_filter *filter, const gd_fingerprint *fp,
+                 gd_address address)
+{
+    spot s = find_spot(filter, fp);
+    unsigned level = load_level(filter);
+    if (s.zeros < level || !is_address(address)) {
+        return;
+    }
+    uint64_t hint = make_hint(&s, address);
+    for (unsigned i = 0; i < INSERT_TRIES; i++) {
+        vacancy v;
+        if (!find_vacancy(&s, level, hint, &v)) {
+            return;
+        }
+        if (v.place == NULL) {
+            break;
+        }
+        if (store_hint(filter, v, hint)) {
+            raise_if_full(filter);
+            return;
+        }
+    }
+    atomic_fetch_add_explicit(&filter->header->dropped, 1,
+                              memory_order_relaxed);
+    raise_if_full(filter);
+}
+
+void
+gd_filter_remove(gd_filter *filter, const gd_fingerprint *fp,
+                 gd_address address)
+{
+    if (!is_address(address)) {
+        return;
+    }
+    spot s = find_spot(filter, fp);
+    uint64_t hint = make_hint(&s, address);
+    for (unsigned i = 0; i < GD_FILTER_CANDIDATES; i++) {
+        uint64_t expected = hint;
+        if (atomic_compare_exchange_strong_explicit(
+                &s.bucket[i / BUCKET_WORDS][i % BUCKET_WORDS], &expected, 0,
+                memory_order_relaxed, memory_order_relaxed)) {
+            count_kept(filter, s.zeros, -1);
+        }
+    }
+}
+
+/* ---- rebuilding ---- */
+
+bool
+gd_filter_rebuild_lock(gd_filter *filter)
+{
+    if (atomic_exchange(&filter->rebuilding, true)) {
+        return false; /* another thread has it */
+    }
+    if (filter->env->lock(filter->env, filter->fd, REBUILD_LOCK, F_WRLCK) !=
+        0) {
+        atomic_store(&filter->rebuilding, false);
+        return false;
+    }
+    return true;
+}
+
+void
+gd_filter_rebuild_unlock(gd_filter *filter)
+{
+    filter->env->lock(filter->env, filter->fd, REBUILD_LOCK, F_UNLCK);
+    atomic_store(&filter->rebuilding, false);
+}
+
+void
+gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete)
+{
+    uint64_t state = group | (complete ? REBUILD_COMPLETE : 0);
+    atomic_store_explicit(&filter->header->rebuild, state,
+                          memory_order_release);
+}
+
+/* In a large filter nearly each bucket lies in another small page, and to find a
+ * page's place takes longer than to read the bucket.  The pages belong to the
+ * file, so that other processes have them, too. */
+void
+gd_filter_settle(gd_filter *filter)
+{
+    filter->env->use_large_pages(filter->env, filter->header, filter->size);
+}
+
+/* The counts are set, not counted down, so that wrong ones are mended; what
+ * others insert meanwhile may go uncounted.  The level falls last: before,
+ * old hints below it would come back. */
+void
+gd_filter_clear(gd_filter *filter)
+{
+    gd_filter_rebuild_set(filter, 0, false);
+    for (uint64_t i = 0; i < places(filter); i++) {
+        atomic_store_explicit(&filter->words[i], 0, memory_order_relaxed);
+    }
+    for (unsigned zeros = 0; zeros < LEVELS; zeros++) {
+        atomic_store_explicit(&filter->header->kept[zeros], 0,
+                              memory_order_relaxed);
+    }
+    atomic_store_explicit(&filter->header->dropped, 0, memory_order_relaxed);
+    atomic_store_explicit(&filter->header->level, 0, memory_order_release);
+}
+
+void
+gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats)
+{
+    uint64_t rebuild = atomic_load_explicit(&filter->header->rebuild,
+                                            memory_order_acquire);
+    bool sane = rebuild <= (REBUILD_COMPLETE | GD_MAX_GROUP) &&
+                (uint32_t)rebuild <= GD_MAX_GROUP;
+    unsigned level = load_level(filter);
+    *stats = (gd_filter_stats){
+        .bytes = filter->size,
+        .places = places(filter),
+        .hints = count_hints(filter, level),
+        .dropped = atomic_load_explicit(&filter->header->dropped,
+                                        memory_order_relaxed),
+        .level = level,
+        .rebuilt = sane ? (uint32_t)rebuild : 0,
+        .complete = sane && (rebuild & REBUILD_COMPLETE) != 0,
+    };
+}
+
+/* ---- opening ---- */
+
+static void
+encode_fixed(uint8_t fixed[FIXED_SIZE], const uint8_t repository_id[16],
+             uint64_t size, uint64_t buckets)
+{
+    memset(fixed, 0, FIXED_SIZE);
+    memcpy(fixed, "GDFILTER", 8);
+    gd_put32(fixed + 8, VERSION);
+    memcpy(fixed + 16, repository_id, 16);
+    gd_put64(fixed + 32, size);
+    gd_put64(fixed + 40, buckets);
+    gd_put64(fixed + 56, gd_checksum(fixed, 56, 0));
+}
+
+/* The size that an existing filter of the repository was made with, by its
+ * header; 0 if there is none.  Whether it may be used is decided later. */
+static uint64_t
+existing_size(const gd_env *env, const char *path,
+              const uint8_t repository_id[16])
+{
+    uint8_t found[FIXED_SIZE], fixed[FIXED_SIZE];
+    int fd;
+    if (gd_open(env, AT_FDCWD, path, O_RDONLY, 0, &fd, NULL) != GD_OK) {
+        return 0;
+    }
+    struct stat st;
+    bool read = env->fstat(env, fd, &st) == 0 &&
+                gd_read_full(env, fd, found, FIXED_SIZE, 0, path, NULL) ==
+                    GD_OK;
+    env->close(env, fd);
+    if (!read) {
+        return 0;
+    }
+    uint64_t size = gd_get64(found + 32), buckets = gd_get64(found + 40);
+    encode_fixed(fixed, repository_id, size, buckets);
+    bool sane = memcmp(found, fixed, FIXED_SIZE) == 0 &&
+                size == (uint64_t)st.st_size &&
+                size >= GD_FILTER_MIN_BYTES - BUCKET_SIZE &&
+                size <= MAX_BUDGET &&
+                size == HEADER_SIZE + buckets * BUCKET_SIZE;
+    return sane ? size : 0;
+}
+
+/* Opens the file, or makes it, and sees to it that it stays.  Where locks
+ * fail, or one is in the way for long, the file may be unlinked under us: then
+ * others make another one, and duplicates are missed. */
+static gd_status
+open_to_use(gd_filter *filter, const char *path,
+            const uint8_t fixed[FIXED_SIZE], gd_error *err)
+{
+    const gd_env *env = filter->env;
+    for (unsigned i = 1;; i++) {
+        gd_status s = gd_sharedfile_open(env, path, fixed, FIXED_SIZE,
+                                         filter->size, &filter->fd, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        int rc = env->lock(env, filter->fd, USERS_LOCK, F_RDLCK);
+        bool stays = rc != -EAGAIN && rc != -EACCES &&
+                     gd_same_file(env, filter->fd, AT_FDCWD, path);
+        if (stays || i == OPEN_TRIES) {
+            return GD_OK;
+        }
+        env->close(env, filter->fd);
+        env->sleep_ms(env, OPEN_WAIT_MS);
+    }
+}
+
+/* Opens and maps the file; what filter has is left to the caller on
+ * failure. */
+static gd_status
+open_and_map(gd_filter *filter, const char *path,
+             const uint8_t fixed[FIXED_SIZE], gd_error *err)
+{
+    const gd_env *env = filter->env;
+    gd_status s = open_to_use(filter, path, fixed, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    filter->header = env->mmap_shared(env, filter->fd, filter->size);
+    if (filter->header == NULL) {
+        env->close(env, filter->fd);
+        return gd_fail(err, GD_NOMEM, "cannot map the %llu bytes of %s",
+                       (unsigned long long)filter->size, path);
+    }
+    filter->words =
+        (atomic_word *)((uint8_t *)filter->header + HEADER_SIZE);
+    return GD_OK;
+}
+
+gd_status
+gd_filter_open(const gd_env *env, const char *path,
+               const uint8_t repository_id[16], uint64_t budget,
+               gd_filter **filter, gd_error *err)
+{
+    *filter = NULL;
+    if (budget < GD_FILTER_MIN_BYTES || budget > MAX_BUDGET) {
+        return gd_fail(err, GD_INVALID,
+                       "the filter's budget is %llu bytes; it must be from "
+                       "%d to %llu",
+                       (unsigned long long)budget, GD_FILTER_MIN_BYTES,
+                       (unsigned long long)MAX_BUDGET);
+    }
+    gd_filter *f = gd_calloc(env, 1, sizeof *f, err);
+    if (f == NULL) {
+        return GD_NOMEM;
+    }
+    uint8_t fixed[FIXED_SIZE];
+    f->env = env;
+    uint64_t size = existing_size(env, path, repository_id);
+    if (size == 0) {
+        size = budget;
+    }
+    f->buckets = (size - HEADER_SIZE) / BUCKET_SIZE;
+    f->size = HEADER_SIZE + f->buckets * BUCKET_SIZE;
+    atomic_init(&f->rebuilding, false);
+    encode_fixed(fixed, repository_id, f->size, f->buckets);
+    gd_status s = open_and_map(f, path, fixed, err);
+    if (s != GD_OK) {
+        env->release(env, f);
+        return s;
+    }
+    *filter = f;
+    return GD_OK;
+}
+
+void
+gd_filter_close(const gd_env *env, gd_filter *filter)
+{
+    if (filter != NULL) {
+        env->munmap(env, filter->header, filter->size);
+        env->close(env, filter->fd);
+        env->release(env, filter);
+    }
+}

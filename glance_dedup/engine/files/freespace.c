@@ -1,0 +1,62 @@
+/*
+ * freespace.c - see freespace.h.
+ */
+#include "engine/files/freespace.h"
+
+#include <errno.h>
+
+enum {
+    SHARE = 100,     /* of the file system at most one in so many is kept */
+    FILES_KEPT = 32, /* inodes; what the maintainer and some deletes need */
+};
+
+uint64_t
+gd_freespace_kept(uint64_t reserve, uint64_t total)
+{
+    return reserve < total / SHARE ? reserve : total / SHARE;
+}
+
+/* As the system's own refusal would be. */
+static gd_status
+no_space(gd_error *err)
+{
+    if (err != NULL) {
+        err->sys_errno = ENOSPC;
+    }
+    return GD_NOSPACE;
+}
+
+static gd_status
+check_files(const gd_space *space, gd_error *err)
+{
+    uint64_t kept = gd_freespace_kept(FILES_KEPT, space->total_files);
+    if (space->total_files == 0 || space->free_files > kept) {
+        return GD_OK;
+    }
+    gd_fail(err, GD_NOSPACE,
+            "the file system of the repository has room for %llu more files, "
+            "and %llu are kept for deleting and collecting",
+            (unsigned long long)space->free_files, (unsigned long long)kept);
+    return no_space(err);
+}
+
+gd_status
+gd_freespace_check(const gd_env *env, int fd, uint64_t reserve, uint64_t bytes,
+                   gd_error *err)
+{
+    gd_space space;
+    if (reserve == 0 || env->free_space(env, fd, &space) < 0) {
+        return GD_OK;
+    }
+    uint64_t kept = gd_freespace_kept(reserve, space.total);
+    if (space.free < kept || space.free - kept < bytes) {
+        gd_fail(err, GD_NOSPACE,
+                "no room for %llu bytes: the file system of the repository "
+                "has %llu bytes free, and %llu are kept for deleting and "
+                "collecting",
+                (unsigned long long)bytes, (unsigned long long)space.free,
+                (unsigned long long)kept);
+        return no_space(err);
+    }
+    return check_files(&space, err);
+}

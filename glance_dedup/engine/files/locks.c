@@ -1,0 +1,311 @@
+/*
+ * locks.c - see locks.h; which byte means what is in format.rst, "Locks".
+ */
+#include "engine/files/locks.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/base/groupmap.h"
+#include "engine/files/file.h"
+#include "engine/format/names.h"
+
+static uint64_t
+lease_byte(uint32_t group)
+{
+    return group;
+}
+
+static uint64_t
+share_byte(uint32_t group)
+{
+    return (UINT64_C(1) << 32) + group;
+}
+
+static uint64_t
+intent_byte(uint32_t group)
+{
+    return (UINT64_C(1) << 33) + group;
+}
+
+struct gd_locks {
+    const gd_env *env;
+    int fd;
+    pthread_mutex_t mutex; /* guards the maps, and lock calls with them */
+    gd_groupmap shared;    /* users of the shared lock in this process */
+    gd_groupmap leased;    /* 1: someone in this process has it */
+    gd_groupmap excluded;  /* 1: this process's collector is at work in it */
+    gd_groupmap announced; /* 1: it means to be */
+};
+
+gd_status
+gd_locks_open(const gd_env *env, int root, gd_locks **out, gd_error *err)
+{
+    gd_locks *locks = gd_calloc(env, 1, sizeof *locks, err);
+    if (locks == NULL) {
+        return GD_NOMEM;
+    }
+    locks->env = env;
+    gd_status s = gd_file_open(env, root, GD_FILE_GROUP_LOCKS, O_RDWR,
+                               &locks->fd, err);
+    if (s != GD_OK) {
+        env->release(env, locks);
+        return s;
+    }
+    pthread_mutex_init(&locks->mutex, NULL);
+    gd_groupmap_init(&locks->shared, env);
+    gd_groupmap_init(&locks->leased, env);
+    gd_groupmap_init(&locks->excluded, env);
+    gd_groupmap_init(&locks->announced, env);
+    *out = locks;
+    return GD_OK;
+}
+
+void
+gd_locks_close(gd_locks *locks)
+{
+    const gd_env *env = locks->env;
+    env->close(env, locks->fd);
+    pthread_mutex_destroy(&locks->mutex);
+    gd_groupmap_free(&locks->shared);
+    gd_groupmap_free(&locks->leased);
+    gd_groupmap_free(&locks->excluded);
+    gd_groupmap_free(&locks->announced);
+    env->release(env, locks);
+}
+
+/* GD_BUSY stays without words: it is an ordinary answer. */
+static gd_status
+try_byte(gd_locks *locks, uint64_t byte, short type, gd_error *err)
+{
+    int rc = locks->env->lock(locks->env, locks->fd, byte, type);
+    if (rc == -EAGAIN) {
+        return GD_BUSY;
+    }
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot lock byte %llu of %s",
+                             (unsigned long long)byte, GD_FILE_GROUP_LOCKS);
+    }
+    return GD_OK;
+}
+
+static void
+drop_byte(gd_locks *locks, uint64_t byte)
+{
+    (void)locks->env->lock(locks->env, locks->fd, byte, F_UNLCK);
+}
+
+/* GD_BUSY if the collector waits for the group.  Asked also where this process
+ * has the shared lock already: else the transactions of one busy process, each
+ * begun before the last has ended, would keep the collector out for ever. */
+static gd_status
+look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    if (gd_groupmap_get(&locks->announced, group) != 0) {
+        return GD_BUSY; /* asking the kernel would turn our own lock into a
+                         * shared one, and then drop it */
+    }
+    gd_status s = try_byte(locks, intent_byte(group), F_RDLCK, err);
+    if (s == GD_OK) {
+        drop_byte(locks, intent_byte(group));
+    }
+    return s;
+}
+
+gd_status
+gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    gd_status s = GD_OK;
+    pthread_mutex_lock(&locks->mutex);
+    uint32_t *users = gd_groupmap_at(&locks->shared, group, err);
+    if (users == NULL) {
+        s = GD_NOMEM;
+    } else if (gd_groupmap_get(&locks->excluded, group) != 0) {
+        s = GD_BUSY; /* the kernel would let us in, and others with us */
+    } else {
+        s = look_for_intent(locks, group, err);
+    }
+    if (s == GD_OK && *users == 0) {
+        s = try_byte(locks, share_byte(group), F_RDLCK, err);
+    }
+    if (s == GD_OK) {
+        ++*users;
+    }
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
+}
+
+void
+gd_locks_unshare(gd_locks *locks, uint32_t group)
+{
+    pthread_mutex_lock(&locks->mutex);
+    /* The group is in the map since it was shared: nothing is allocated. */
+    uint32_t *users = gd_groupmap_at(&locks->shared, group, NULL);
+    if (users != NULL && *users > 0 && --*users == 0) {
+        drop_byte(locks, share_byte(group));
+    }
+    pthread_mutex_unlock(&locks->mutex);
+}
+
+/* An exclusive lock, of which the map says whether this process has it.
+ * REQUIRES: the mutex. */
+static gd_status
+take_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
+               uint64_t byte, gd_error *err)
+{
+    uint32_t *taken = gd_groupmap_at(map, group, err);
+    if (taken == NULL) {
+        return GD_NOMEM;
+    }
+    if (*taken != 0) {
+        return GD_BUSY;
+    }
+    gd_status s = try_byte(locks, byte, F_WRLCK, err);
+    *taken = s == GD_OK;
+    return s;
+}
+
+static void
+drop_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
+               uint64_t byte)
+{
+    pthread_mutex_lock(&locks->mutex);
+    if (gd_groupmap_get(map, group) != 0) {
+        *gd_groupmap_at(map, group, NULL) = 0; /* it is there */
+        drop_byte(locks, byte);
+    }
+    pthread_mutex_unlock(&locks->mutex);
+}
+
+gd_status
+gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    gd_status s = GD_BUSY;
+    pthread_mutex_lock(&locks->mutex);
+    /* The shared lock is this very open file's: the kernel would turn it into
+     * an exclusive one, past the transactions that rely on it. */
+    if (gd_groupmap_get(&locks->shared, group) == 0) {
+        s = take_exclusive(locks, &locks->excluded, group, share_byte(group),
+                           err);
+    }
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
+}
+
+void
+gd_locks_admit(gd_locks *locks, uint32_t group)
+{
+    drop_exclusive(locks, &locks->excluded, group, share_byte(group));
+}
+
+gd_status
+gd_locks_announce(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    pthread_mutex_lock(&locks->mutex);
+    gd_status s = take_exclusive(locks, &locks->announced, group,
+                                 intent_byte(group), err);
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
+}
+
+void
+gd_locks_withdraw(gd_locks *locks, uint32_t group)
+{
+    drop_exclusive(locks, &locks->announced, group, intent_byte(group));
+}
+
+void
+gd_locks_withdraw_all(gd_locks *locks)
+{
+    pthread_mutex_lock(&locks->mutex);
+    for (size_t i = 0; i < locks->announced.places; i++) {
+        gd_groupmap_item *item = &locks->announced.items[i];
+        if (item->count != 0) {
+            item->count = 0;
+            drop_byte(locks, intent_byte(item->group));
+        }
+    }
+    pthread_mutex_unlock(&locks->mutex);
+}
+
+gd_status
+gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    pthread_mutex_lock(&locks->mutex);
+    gd_status s = take_exclusive(locks, &locks->leased, group,
+                                 lease_byte(group), err);
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
+}
+
+void
+gd_locks_unlease(gd_locks *locks, uint32_t group)
+{
+    drop_exclusive(locks, &locks->leased, group, lease_byte(group));
+}
+
+/* Each caller opens the file anew: so the lock keeps the threads of one
+ * process apart as it does processes. */
+gd_status
+gd_image_lock(const gd_env *env, int root, const char *image_id,
+              unsigned timeout_ms, int *fd, gd_error *err)
+{
+    enum { STEP_MS = 5 };
+    uint64_t byte = gd_checksum(image_id, strlen(image_id), 0) >> 2;
+    gd_status s = gd_file_open(env, root, GD_FILE_IMAGE_LOCKS, O_RDWR, fd,
+                               err);
+    if (s != GD_OK) {
+        return s;
+    }
+    for (unsigned waited = 0;; waited += STEP_MS) {
+        int rc = env->lock(env, *fd, byte, F_WRLCK);
+        if (rc >= 0) {
+            return GD_OK;
+        }
+        if (rc != -EAGAIN && rc != -EINTR) {
+            s = gd_fail_errno(err, -rc, "cannot lock image %s", image_id);
+            break;
+        }
+        if (waited >= timeout_ms) {
+            s = gd_fail(err, GD_BUSY,
+                        "image %s is being deleted or merged by another "
+                        "process for more than %u ms; try again",
+                        image_id, timeout_ms);
+            break;
+        }
+        env->sleep_ms(env, STEP_MS);
+    }
+    env->close(env, *fd);
+    *fd = -1;
+    return s;
+}
+
+void
+gd_image_unlock(const gd_env *env, int fd)
+{
+    env->close(env, fd);
+}
+
+gd_status
+gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
+{
+    enum { MAINTAINER_BYTE = 0 };
+    gd_status s = gd_file_open_or_create(env, root, GD_FILE_MAINTAINER_LOCK,
+                                         fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->lock(env, *fd, MAINTAINER_BYTE, F_WRLCK);
+    /* I4: of a file that was replaced there may be a second maintainer. */
+    if (rc >= 0 && gd_same_file(env, *fd, root, GD_FILE_MAINTAINER_LOCK)) {
+        return GD_OK;
+    }
+    env->close(env, *fd);
+    *fd = -1;
+    return rc < 0 && rc != -EAGAIN
+               ? gd_fail_errno(err, -rc, "cannot lock %s",
+                               GD_FILE_MAINTAINER_LOCK)
+               : GD_BUSY;
+}

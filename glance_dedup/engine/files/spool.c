@@ -1,0 +1,279 @@
+/*
+ * spool.c - see spool.h.
+ *
+ * The order of the steps is the protocol; each line that must not move says
+ * which rule it serves.
+ */
+#include "engine/files/spool.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "engine/files/file.h"
+#include "engine/files/locks.h"
+#include "engine/format/recipe.h"
+
+enum { TRIES = 100 };
+
+static gd_status
+new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
+         char name[GD_NAME_SIZE], gd_error *err)
+{
+    int rc = env->random(env, id, GD_ID_SIZE);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
+    gd_spool_name(kind, id, name);
+    return GD_OK;
+}
+
+/* Takes byte 0, if the name still leads to the file (N7.1); *taken tells. */
+static gd_status
+take_file(const gd_env *env, int root, const gd_spool_file *file, bool *taken,
+          gd_error *err)
+{
+    *taken = false;
+    int rc = env->lock(env, file->fd, GD_BYTE_WRITER, F_RDLCK);
+    if (rc == -EAGAIN) {
+        return GD_OK;
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock %s (does the file "
+                                  "system support OFD locks?)", file->name)
+                  : gd_find_same(env, file->fd, root, file->name, taken, err);
+}
+
+gd_status
+gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
+                gd_spool_file *file, gd_error *err)
+{
+    for (int i = 0; i < TRIES; i++) {
+        gd_status s = new_name(env, kind, file->id, file->name, err);
+        if (s == GD_OK) {
+            s = gd_file_create(env, root, file->name, O_RDWR, &file->fd, err);
+        }
+        if (s == GD_EXISTS) {
+            continue;
+        }
+        if (s != GD_OK) {
+            return s;
+        }
+        /* N7.1: between creating and locking, a maintainer may have judged the
+         * file to be a dead transaction's. */
+        bool taken;
+        s = take_file(env, root, file, &taken, err);
+        if (s == GD_OK && taken) {
+            return GD_OK;
+        }
+        env->close(env, file->fd);
+        file->fd = -1;
+        if (s != GD_OK) {
+            (void)env->unlinkat(env, root, file->name);
+            return s;
+        }
+    }
+    return gd_fail(err, GD_BUSY, "no spool file could be had in %d tries",
+                   TRIES);
+}
+
+/* A link can succeed and yet report an error (EEXIST may answer a request that
+ * a network file system repeated): what the name leads to decides.  Where that
+ * cannot be had, nothing is sure, and since an image that exists must not lose
+ * its spool entry (N8.5), *linked is true: the accounting will find out. */
+static gd_status
+link_image(const gd_env *env, int root, const gd_spool_file *file,
+           const char *image_id, const char *image_name, bool *linked,
+           gd_error *err)
+{
+    struct stat named;
+    int rc = env->linkat(env, root, file->name, image_name);
+    bool ours = rc >= 0 || gd_same_file(env, file->fd, root, image_name);
+    *linked = ours;
+    if (ours) {
+        return GD_OK;
+    }
+    int found = env->renew(env, root, image_name, -1);
+    if (found >= 0) {
+        found = env->fstatat(env, root, image_name, &named);
+    }
+    *linked = found < 0 && found != -ENOENT;
+    if (rc != -EEXIST) {
+        return gd_fail_errno(err, -rc, "cannot commit image %s", image_id);
+    }
+    return *linked ? gd_fail_errno(err, -found, "cannot find out whether image "
+                                   "%s was committed", image_id)
+                   : gd_fail(err, GD_EXISTS, "image %s exists already",
+                             image_id);
+}
+
+gd_status
+gd_spool_commit(const gd_env *env, int root, const gd_spool_file *file,
+                const char *image_id, bool *linked, gd_error *err)
+{
+    char image_name[GD_NAME_SIZE];
+    *linked = false;
+    gd_status s = gd_image_name(image_id, image_name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fsync(env, file->fd); /* N8.2 */
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot fsync the recipe of image %s",
+                             image_id);
+    }
+    s = gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N8.2 */
+    if (s == GD_OK) {
+        s = link_image(env, root, file, image_id, image_name, linked, err);
+    }
+    if (s == GD_OK) {
+        s = gd_sync_dir(env, root, GD_DIR_IMAGES, err); /* N8.3 */
+    }
+    return s;
+}
+
+void
+gd_spool_close(const gd_env *env, gd_spool_file *file)
+{
+    if (file->fd >= 0) {
+        env->close(env, file->fd);
+        file->fd = -1;
+    }
+}
+
+void
+gd_spool_discard(const gd_env *env, int root, gd_spool_file *file)
+{
+    if (file->fd >= 0) {
+        (void)env->unlinkat(env, root, file->name);
+        gd_spool_close(env, file);
+    }
+}
+
+gd_status
+gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
+                    gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_status s = gd_image_name(image_id, name, err);
+    for (int i = 0; s == GD_OK && i < TRIES; i++) {
+        s = gd_file_open(env, root, name, O_RDONLY, fd, err);
+        if (s == GD_NOTFOUND) {
+            return gd_fail(err, GD_NOTFOUND, "there is no image %s", image_id);
+        }
+        if (s != GD_OK) {
+            return s;
+        }
+        /* N11: the maintainer refuses this byte only on an inode that is no
+         * longer the image's. */
+        int rc = env->lock(env, *fd, GD_BYTE_USERS, F_RDLCK);
+        if (rc >= 0 && gd_same_file(env, *fd, root, name)) {
+            return GD_OK;
+        }
+        env->close(env, *fd);
+        *fd = -1;
+        if (rc < 0 && rc != -EAGAIN) {
+            return gd_fail_errno(err, -rc, "cannot lock %s", name);
+        }
+        env->sleep_ms(env, i < 10 ? 0 : 5);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    return gd_fail(err, GD_BUSY, "image %s changed %d times while it was "
+                   "being opened", image_id, TRIES);
+}
+
+/* Whether the open recipe is of this upload. */
+static gd_status
+check_upload(const gd_env *env, int fd, const gd_params *params,
+             const char *image_id, const uint8_t *upload_id, gd_error *err)
+{
+    gd_recipe recipe;
+    char name[GD_NAME_SIZE];
+    gd_status s = gd_image_name(image_id, name, err);
+    if (s == GD_OK) {
+        s = gd_recipe_open(env, fd, name, params, image_id, &recipe, err);
+    }
+    if (s == GD_OK &&
+        memcmp(recipe.header.upload_id, upload_id, GD_ID_SIZE) != 0) {
+        s = gd_fail(err, GD_NOTFOUND,
+                    "image %s is of another upload than the one named",
+                    image_id);
+    }
+    return s;
+}
+
+/* A name may need a block of the directory, or, on a tmpfs, an inode.  Where
+ * there is none, what is kept for the catalog is given up: nothing else would
+ * ever give room back. */
+static int
+link_entry(const gd_env *env, int root, const char *from, const char *to)
+{
+    int rc = env->linkat(env, root, from, to);
+    for (unsigned i = 0;
+         (rc == -ENOSPC || rc == -EDQUOT) && i < GD_RESERVE_FILES; i++) {
+        char name[GD_NAME_SIZE];
+        gd_reserve_name(i, name);
+        if (env->unlinkat(env, root, name) == 0) {
+            rc = env->linkat(env, root, from, to);
+        }
+    }
+    return rc;
+}
+
+gd_status
+gd_spool_move_image(const gd_env *env, int root, const char *image_id,
+                    gd_error *err)
+{
+    uint8_t id[GD_ID_SIZE];
+    char image_name[GD_NAME_SIZE], spool_name[GD_NAME_SIZE];
+    gd_status s = gd_image_name(image_id, image_name, err);
+    if (s == GD_OK) {
+        s = new_name(env, GD_SPOOL_DELETED, id, spool_name, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    /* N9.3: a link under a name of its own; a rename between two links of one
+     * file would do nothing and report success. */
+    int rc = link_entry(env, root, image_name, spool_name);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot delete image %s: no link %s",
+                             image_id, spool_name);
+    }
+    /* From here on the entry stays, whatever fails: accounting settles an
+     * unfinished delete (N4.6), and only it can tell one from a finished
+     * one. */
+    s = gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N9.4 */
+    if (s != GD_OK) {
+        return s;
+    }
+    rc = env->unlinkat(env, root, image_name); /* N9.5 */
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot delete image %s", image_id);
+    }
+    return gd_sync_dir(env, root, GD_DIR_IMAGES, err); /* N9.6 */
+}
+
+gd_status
+gd_spool_delete(const gd_env *env, int root, const gd_params *params,
+                const char *image_id, const uint8_t *upload_id, gd_error *err)
+{
+    int lock, fd;
+    gd_status s = gd_image_lock(env, root, image_id, params->lock_timeout_ms,
+                                &lock, err); /* N9.1 */
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_spool_open_image(env, root, image_id, &fd, err); /* N9.2 */
+    if (s == GD_OK) {
+        if (upload_id != NULL) {
+            s = check_upload(env, fd, params, image_id, upload_id, err);
+        }
+        if (s == GD_OK) {
+            s = gd_spool_move_image(env, root, image_id, err);
+        }
+        env->close(env, fd);
+    }
+    gd_image_unlock(env, lock); /* N9.7 */
+    return s;
+}

@@ -1,0 +1,92 @@
+/*
+ * spoolentry.h - a recipe's file opened by the maintainer, to be judged and
+ * settled (N3 to N6).
+ *
+ * The looks and the locks of N4 are here, one function each; their order is
+ * the accounting's.  Nothing here decides that an entry is dead: a look that
+ * failed is an error, never "no".  Belongs to one thread.
+ */
+#ifndef GD_SPOOLENTRY_H
+#define GD_SPOOLENTRY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/env.h"
+#include "engine/base/status.h"
+#include "engine/format/names.h"
+#include "engine/format/params.h"
+#include "engine/format/recipe.h"
+#include "engine/format/runs.h"
+
+typedef struct gd_spool_entry {
+    const gd_env *env;
+    int root;
+    const gd_params *params;
+    int fd;
+    char name[GD_NAME_SIZE];
+    gd_spool_kind kind; /* 0 in images/ */
+    uint8_t id[GD_ID_SIZE]; /* of an entry: the digits of its name */
+    uint64_t inode;
+    uint64_t modified; /* when it was last written, nanoseconds since 1970 */
+    uint64_t links;   /* names of the inode when it was opened */
+    bool complete;    /* it has a valid header page, in recipe */
+    gd_error damage;  /* why not; GD_OK where there never was one */
+    gd_recipe recipe;
+} gd_spool_entry;
+
+typedef struct gd_spool_base {
+    char name[2 + 2 * GD_ID_SIZE + 1]; /* inside spool/ */
+} gd_spool_base;
+
+/* The entries of the spool, sorted by name; released by the caller.  What is
+ * not named as an entry is left out. */
+gd_status gd_spool_entry_list(const gd_env *env, int root,
+                              gd_spool_base **entries, size_t *count,
+                              gd_error *err);
+
+/* Opens a spool entry, base being its name inside spool/.  GD_NOTFOUND if it
+ * is gone, GD_INVALID if no entry is called so.  A damaged one opens.
+ * params must outlive it. */
+gd_status gd_spool_entry_open(const gd_env *env, int root,
+                              const gd_params *params, const char *base,
+                              gd_spool_entry *entry, gd_error *err);
+/* Opens images/<image_id>, without locks. */
+gd_status gd_spool_entry_open_image(const gd_env *env, int root,
+                                    const gd_params *params,
+                                    const char *image_id,
+                                    gd_spool_entry *entry, gd_error *err);
+/* Lets go of its locks, too. */
+void gd_spool_entry_close(gd_spool_entry *entry);
+
+/* N4's look: whether images/<the header's id> is this inode, now.  A header
+ * that was not valid at the last look is read again: its writer may have
+ * completed and committed it since (N4.3). */
+gd_status gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err);
+
+/* Takes GD_BYTE_WRITER or GD_BYTE_USERS exclusively, until it is closed.
+ * GD_BUSY, without words, if it is refused. */
+gd_status gd_spool_entry_lock(const gd_spool_entry *entry, int byte,
+                              gd_error *err);
+
+/* Every extent of blocks in so many of the recipe's pages of extents, the first
+ * of which is number 0, in order; released by the caller.  GD_INVALID if it has
+ * fewer pages.  REQUIRES: complete. */
+gd_status gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first,
+                              uint64_t pages, gd_run **runs, size_t *count,
+                              gd_error *err);
+/* Verifies that all extents together make up the image; how many blocks they
+ * name.  REQUIRES: complete. */
+gd_status gd_spool_entry_measure(const gd_spool_entry *entry, uint64_t *blocks,
+                                 gd_error *err);
+
+/* Removes this name, if it still leads to this inode.  Not synced. */
+gd_status gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err);
+/* Gives the inode a name in quarantine/, durably. */
+gd_status gd_spool_entry_set_aside(const gd_spool_entry *entry,
+                                   char name[GD_NAME_SIZE], gd_error *err);
+/* N9 for a recipe of images/ that cannot be read: like any delete, but only if
+ * the name still leads to this inode.  REQUIRES: set aside. */
+gd_status gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err);
+
+#endif

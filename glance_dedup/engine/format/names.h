@@ -1,0 +1,66 @@
+/*
+ * names.h - the names of all files in a repository, made and parsed here.
+ *
+ * All are relative to the repository's directory.  doc/source/contributor/
+ * format.rst says what lies where.
+ */
+#ifndef GD_NAMES_H
+#define GD_NAMES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+#define GD_DIR_GROUPS "groups"
+#define GD_DIR_IMAGES "images"
+#define GD_DIR_SPOOL "spool"
+#define GD_DIR_LOCKS "locks"
+#define GD_FILE_GROUP_LOCKS "locks/groups"
+#define GD_DIR_QUARANTINE "quarantine"
+#define GD_DIR_SPARES "spares"
+#define GD_FILE_IMAGE_LOCKS "locks/images"
+#define GD_FILE_MAINTAINER_LOCK "locks/maintainer"
+#define GD_FILE_FENCE "fence"
+
+enum {
+    GD_NAME_SIZE = 160, /* of a buffer for any of these names */
+    GD_IMAGE_ID_MAX = 128,
+    GD_PROJECT_MAX = 128,
+    GD_ID_SIZE = 16,
+};
+
+/* Kinds of spool entries; see N4, N9, N10 and format.rst. */
+typedef enum gd_spool_kind {
+    GD_SPOOL_STORE = 'T',
+    GD_SPOOL_DELETED = 'D',
+    GD_SPOOL_GROUP = 'G',
+    GD_SPOOL_MERGED = 'M',
+    GD_SPOOL_REPLACED = 'O', /* what a merge took out of images/ */
+    GD_SPOOL_EXCHANGE = 'X', /* a second name of an M, for a moment */
+} gd_spool_kind;
+
+void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
+/* base is a name inside groups/. */
+bool gd_group_name_parse(const char *base, uint32_t *group);
+
+/* GD_INVALID unless the id has 1 to 128 characters of A-Z a-z 0-9 _ -
+ * (so it can be neither a path nor a temporary file). */
+gd_status gd_image_name(const char *image_id, char name[GD_NAME_SIZE],
+                        gd_error *err);
+
+void gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
+                   char name[GD_NAME_SIZE]);
+/* base is a name inside spool/. */
+bool gd_spool_name_parse(const char *base, gd_spool_kind *kind,
+                         uint8_t id[GD_ID_SIZE]);
+
+/* The second copies of a group's blocks. */
+void gd_spares_name(uint32_t group, char name[GD_NAME_SIZE]);
+
+enum { GD_RESERVE_FILES = 9 };
+/* What is given up where there is no room: the first holds bytes, all of them
+ * an inode each. */
+void gd_reserve_name(unsigned i, char name[GD_NAME_SIZE]);
+
+#endif

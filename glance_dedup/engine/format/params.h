@@ -1,0 +1,38 @@
+/*
+ * params.h - what a repository is, fixed when it was created
+ * (repository.json), and how this process uses it.
+ */
+#ifndef GD_PARAMS_H
+#define GD_PARAMS_H
+
+#include <stdint.h>
+
+#include "engine/format/names.h"
+#include "engine/format/segment.h"
+
+enum {
+    GD_FORMAT_MAJOR = 1,
+    GD_FORMAT_MINOR = 1,
+    GD_SLOTS_MIN = 64,
+    GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
+};
+
+typedef struct gd_params {
+    uint8_t repository_id[GD_ID_SIZE];
+    uint32_t block_size; /* of a block, at most */
+    uint32_t cut_minimum, cut_average; /* 0: blocks are of one size */
+    uint32_t group_slots;
+    uint32_t segment_size;
+    char digest[GD_DIGEST_NAME];
+    bool by_value; /* compare bytes, not only fingerprints (I5) */
+    /* The process's own: */
+    gd_codec codec;
+    int codec_level;
+    bool codec_yields; /* compress less where processors are short */
+    bool direct_io; /* new blocks are written beside the page cache */
+    unsigned threads;
+    unsigned lock_timeout_ms;
+    uint64_t reserve; /* bytes that storing leaves free (freespace.h) */
+} gd_params;
+
+#endif

@@ -1,0 +1,464 @@
+/*
+ * recipe.c - see recipe.h.
+ */
+#include "engine/format/recipe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+
+#define RECIPE_MAGIC "GDRECIPE" /* 8 bytes, without its final zero */
+
+enum {
+    EXTENT_SIZE = 40,
+    CHECKED = 4088, /* bytes under a page's checksum */
+    PAGES_AT_ONCE = 16,
+};
+
+/* ---- writing ---- */
+
+struct gd_recipe_writer {
+    const gd_env *env;
+    int fd;
+    char name[GD_NAME_SIZE];
+    uint64_t seed;
+    uint64_t extents, fragments, zero_bytes;
+    uint64_t length;
+    gd_extent open; /* the extent that may still grow; length 0: none */
+    gd_address next; /* where a block would continue the last fragment */
+    uint64_t pages;  /* extent pages already in the file */
+    uint32_t in_buffer; /* extents in the buffer's pages */
+    gd_fingerprint fingerprints[GD_EXTENT_BLOCKS]; /* of the open extent */
+    uint8_t buffer[PAGES_AT_ONCE * GD_RECIPE_PAGE];
+};
+
+gd_status
+gd_recipe_writer_open(const gd_env *env, int fd, const char *name,
+                      const uint8_t transaction_id[GD_ID_SIZE],
+                      gd_recipe_writer **out, gd_error *err)
+{
+    gd_recipe_writer *writer = gd_calloc(env, 1, sizeof *writer, err);
+    if (writer == NULL) {
+        return GD_NOMEM;
+    }
+    writer->env = env;
+    writer->fd = fd;
+    writer->seed = gd_get64(transaction_id);
+    snprintf(writer->name, sizeof writer->name, "%s", name);
+    *out = writer;
+    return GD_OK;
+}
+
+void
+gd_recipe_writer_close(gd_recipe_writer *writer)
+{
+    if (writer != NULL) {
+        writer->env->release(writer->env, writer);
+    }
+}
+
+uint64_t
+gd_recipe_length(const gd_recipe_writer *writer)
+{
+    return writer->length;
+}
+
+static void
+encode_extent(const gd_extent *extent, uint8_t out[EXTENT_SIZE])
+{
+    gd_put64(out, extent->offset);
+    gd_put64(out + 8, extent->length);
+    gd_put32(out + 16, extent->group);
+    gd_put32(out + 20, extent->slot);
+    gd_put32(out + 24, extent->blocks);
+    gd_put32(out + 28, (uint32_t)extent->kind);
+    gd_put64(out + 32, extent->digest);
+}
+
+/* Writes the buffer's pages, the last of which may be partly filled. */
+static gd_status
+write_pages(gd_recipe_writer *writer, gd_error *err)
+{
+    uint32_t pages = (writer->in_buffer + GD_EXTENTS_PER_PAGE - 1) /
+                     GD_EXTENTS_PER_PAGE;
+    uint32_t left = writer->in_buffer;
+    if (pages == 0) {
+        return GD_OK;
+    }
+    for (uint32_t i = 0; i < pages; i++) {
+        uint8_t *page = writer->buffer + i * GD_RECIPE_PAGE;
+        uint32_t here = left < GD_EXTENTS_PER_PAGE ? left : GD_EXTENTS_PER_PAGE;
+        gd_put32(page, (uint32_t)(writer->pages + i + 1));
+        gd_put32(page + 4, here);
+        gd_put64(page + CHECKED, gd_checksum(page, CHECKED, writer->seed));
+        left -= here;
+    }
+    gd_status s = gd_write_full(writer->env, writer->fd, writer->buffer,
+                                (size_t)pages * GD_RECIPE_PAGE,
+                                (writer->pages + 1) * GD_RECIPE_PAGE,
+                                writer->name, err);
+    writer->pages += pages;
+    writer->in_buffer = 0;
+    memset(writer->buffer, 0, sizeof writer->buffer);
+    return s;
+}
+
+/* Moves the open extent into the buffer. */
+static gd_status
+close_extent(gd_recipe_writer *writer, gd_error *err)
+{
+    gd_extent *extent = &writer->open;
+    if (extent->length == 0) {
+        return GD_OK;
+    }
+    if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
+        extent->digest = gd_checksum(writer->fingerprints,
+                                     extent->blocks * sizeof(gd_fingerprint),
+                                     0);
+    }
+    uint32_t at = writer->in_buffer;
+    encode_extent(extent, writer->buffer +
+                              at / GD_EXTENTS_PER_PAGE * GD_RECIPE_PAGE + 8 +
+                              at % GD_EXTENTS_PER_PAGE * EXTENT_SIZE);
+    extent->length = 0;
+    writer->extents++;
+    writer->in_buffer++;
+    if (writer->in_buffer == PAGES_AT_ONCE * GD_EXTENTS_PER_PAGE) {
+        return write_pages(writer, err);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_recipe_add_zeros(gd_recipe_writer *writer, uint64_t length, gd_error *err)
+{
+    gd_extent *extent = &writer->open;
+    if (length == 0) {
+        return GD_OK;
+    }
+    if (extent->length == 0 || extent->kind != GD_EXTENT_ZEROS) {
+        gd_status s = close_extent(writer, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        *extent = (gd_extent){.offset = writer->length};
+    }
+    extent->length += length;
+    writer->length += length;
+    writer->zero_bytes += length;
+    return GD_OK;
+}
+
+gd_status
+gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
+                    const gd_fingerprint *fp, uint32_t length, gd_error *err)
+{
+    gd_extent *extent = &writer->open;
+    bool continues = address.group == writer->next.group &&
+                     address.slot == writer->next.slot;
+    if (extent->length == 0 || extent->kind != GD_EXTENT_BLOCKS_KIND ||
+        !continues || extent->blocks == GD_EXTENT_BLOCKS) {
+        gd_status s = close_extent(writer, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        *extent = (gd_extent){.kind = GD_EXTENT_BLOCKS_KIND,
+                              .offset = writer->length,
+                              .group = address.group,
+                              .slot = address.slot};
+        writer->fragments += !continues;
+    }
+    writer->fingerprints[extent->blocks++] = *fp;
+    extent->length += length;
+    writer->length += length;
+    writer->next = (gd_address){address.group, address.slot + 1};
+    return GD_OK;
+}
+
+static void
+encode_hash(const gd_content_hash *hash, uint8_t out[GD_RECIPE_PAGE])
+{
+    size_t name_length = strlen(hash->name);
+    gd_put16(out + 400, (uint16_t)name_length);
+    gd_put16(out + 402, (uint16_t)hash->length);
+    memcpy(out + 404, hash->name, name_length);
+    memcpy(out + 436, hash->value, hash->length);
+}
+
+static void
+encode_header(const gd_params *params, const gd_recipe_header *header,
+              uint8_t out[GD_RECIPE_PAGE])
+{
+    size_t id_length = strlen(header->image_id);
+    size_t project_length = strlen(header->project);
+    memset(out, 0, GD_RECIPE_PAGE);
+    memcpy(out, RECIPE_MAGIC, 8);
+    gd_put16(out + 8, GD_FORMAT_MAJOR);
+    gd_put16(out + 10, GD_FORMAT_MINOR);
+    memcpy(out + 16, params->repository_id, GD_ID_SIZE);
+    memcpy(out + 32, header->scope.id, GD_SCOPE_SIZE);
+    memcpy(out + 48, header->transaction_id, GD_ID_SIZE);
+    memcpy(out + 64, header->upload_id, GD_ID_SIZE);
+    gd_put64(out + 80, header->size);
+    gd_put64(out + 88, header->zero_bytes);
+    gd_put64(out + 96, header->new_bytes);
+    gd_put64(out + 104, header->stored_bytes);
+    gd_put64(out + 112, header->extents);
+    gd_put64(out + 120, header->fragments);
+    gd_put64(out + 128, header->created);
+    gd_put16(out + 136, (uint16_t)id_length);
+    gd_put16(out + 138, (uint16_t)project_length);
+    memcpy(out + 144, header->image_id, id_length);
+    memcpy(out + 272, header->project, project_length);
+    encode_hash(&header->hash, out);
+    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+}
+
+gd_status
+gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
+                 gd_recipe_header *header, gd_error *err)
+{
+    gd_status s = close_extent(writer, err);
+    if (s == GD_OK) {
+        s = write_pages(writer, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    header->size = writer->length;
+    header->zero_bytes = writer->zero_bytes;
+    header->extents = writer->extents;
+    header->fragments = writer->fragments;
+    uint8_t page[GD_RECIPE_PAGE];
+    encode_header(params, header, page);
+    return gd_write_full(writer->env, writer->fd, page, sizeof page, 0,
+                         writer->name, err);
+}
+
+/* ---- reading ---- */
+
+/* A string with its length and zeros behind it; false if it is none. */
+static bool
+decode_string(const uint8_t *in, uint32_t length, uint32_t room, char *out)
+{
+    if (length > room || memchr(in, 0, length) != NULL) {
+        return false;
+    }
+    for (uint32_t i = length; i < room; i++) {
+        if (in[i] != 0) {
+            return false;
+        }
+    }
+    memcpy(out, in, length);
+    out[length] = '\0';
+    return true;
+}
+
+/* What is no hash is none: the image can be read without, and by its absence
+ * nobody is let in. */
+static void
+decode_hash(const uint8_t in[GD_RECIPE_PAGE], gd_content_hash *hash)
+{
+    uint32_t length = gd_get16(in + 402);
+    memset(hash, 0, sizeof *hash);
+    if (length > 0 && length <= GD_HASH_MAX &&
+        decode_string(in + 404, gd_get16(in + 400), GD_HASH_NAME_MAX,
+                      hash->name) &&
+        hash->name[0] != '\0') {
+        memcpy(hash->value, in + 436, length);
+        hash->length = length;
+    } else {
+        hash->name[0] = '\0';
+    }
+}
+
+static gd_status
+decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
+              const char *name, gd_recipe_header *header, gd_error *err)
+{
+    if (memcmp(in, RECIPE_MAGIC, 8) != 0) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s is not a recipe: no magic at offset 0", name);
+    }
+    if (gd_get16(in + 8) > GD_FORMAT_MAJOR) {
+        return gd_fail(err, GD_VERSION,
+                       "%s has format version %u; this program knows up to %d",
+                       name, gd_get16(in + 8), GD_FORMAT_MAJOR);
+    }
+    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the header page's checksum is wrong (offset 0)",
+                       name);
+    }
+    if (memcmp(in + 16, params->repository_id, GD_ID_SIZE) != 0) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s belongs to another repository (offset 16)", name);
+    }
+    memcpy(header->scope.id, in + 32, GD_SCOPE_SIZE);
+    memcpy(header->transaction_id, in + 48, GD_ID_SIZE);
+    memcpy(header->upload_id, in + 64, GD_ID_SIZE);
+    header->size = gd_get64(in + 80);
+    header->zero_bytes = gd_get64(in + 88);
+    header->new_bytes = gd_get64(in + 96);
+    header->stored_bytes = gd_get64(in + 104);
+    header->extents = gd_get64(in + 112);
+    header->fragments = gd_get64(in + 120);
+    header->created = gd_get64(in + 128);
+    decode_hash(in, &header->hash);
+    if (!decode_string(in + 144, gd_get16(in + 136), GD_IMAGE_ID_MAX,
+                       header->image_id) ||
+        !decode_string(in + 272, gd_get16(in + 138), GD_PROJECT_MAX,
+                       header->project) ||
+        header->size > INT64_MAX || header->zero_bytes > header->size ||
+        header->extents > header->size ||
+        gd_scope_equal(&header->scope, &gd_spares_scope)) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: impossible figures in the header page", name);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_recipe_open(const gd_env *env, int fd, const char *name,
+               const gd_params *params, const char *image_id,
+               gd_recipe *recipe, gd_error *err)
+{
+    uint8_t page[GD_RECIPE_PAGE];
+    *recipe = (gd_recipe){.env = env, .fd = fd};
+    snprintf(recipe->name, sizeof recipe->name, "%s", name);
+    gd_status s = gd_read_full(env, fd, page, sizeof page, 0, name, err);
+    if (s == GD_OK) {
+        s = decode_header(page, params, name, &recipe->header, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    if (image_id != NULL && strcmp(recipe->header.image_id, image_id) != 0) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s holds the recipe of image %s (offset 144): it was "
+                       "put under another's name", name,
+                       recipe->header.image_id);
+    }
+    struct stat st;
+    int rc = env->fstat(env, fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", name);
+    }
+    recipe->inode = st.st_ino;
+    uint64_t pages = 1 + gd_recipe_pages(recipe->header.extents);
+    if (pages > UINT32_MAX ||
+        (uint64_t)st.st_size != pages * GD_RECIPE_PAGE) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s has %llu bytes; its header says %llu pages", name,
+                       (unsigned long long)st.st_size,
+                       (unsigned long long)pages);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_recipe_check_scope(const gd_recipe *recipe, const gd_scope *scope,
+                      const char *group_name, gd_error *err)
+{
+    return gd_scope_equal(scope, &recipe->header.scope)
+               ? GD_OK
+               : gd_fail(err, GD_CORRUPT,
+                         "%s names %s, which has blocks of another scope "
+                         "(offset 32 of both)", recipe->name, group_name);
+}
+
+static bool
+decode_extent(const uint8_t in[EXTENT_SIZE], uint64_t size, gd_extent *extent)
+{
+    uint32_t kind = gd_get32(in + 28);
+    extent->offset = gd_get64(in);
+    extent->length = gd_get64(in + 8);
+    extent->group = gd_get32(in + 16);
+    extent->slot = gd_get32(in + 20);
+    extent->blocks = gd_get32(in + 24);
+    extent->kind = (gd_extent_kind)kind;
+    extent->digest = gd_get64(in + 32);
+    if (extent->length == 0 || extent->offset > size ||
+        extent->length > size - extent->offset) {
+        return false;
+    }
+    if (kind == GD_EXTENT_ZEROS) {
+        return extent->group == 0 && extent->slot == 0 && extent->blocks == 0;
+    }
+    return kind == GD_EXTENT_BLOCKS_KIND && extent->group >= 1 &&
+           extent->group <= GD_MAX_GROUP && extent->blocks >= 1 &&
+           extent->blocks <= GD_EXTENT_BLOCKS &&
+           extent->slot < GD_MAX_SLOTS && extent->length >= extent->blocks;
+}
+
+gd_status
+gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
+                    gd_recipe_page *page, gd_error *err)
+{
+    const gd_recipe_header *header = &recipe->header;
+    uint64_t offset = number * GD_RECIPE_PAGE;
+    uint8_t raw[GD_RECIPE_PAGE];
+    page->number = 0;
+    gd_status s = gd_read_full(recipe->env, recipe->fd, raw, sizeof raw, offset,
+                               recipe->name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    uint64_t before = (number - 1) * GD_EXTENTS_PER_PAGE;
+    uint64_t count = header->extents - before;
+    if (count > GD_EXTENTS_PER_PAGE) {
+        count = GD_EXTENTS_PER_PAGE;
+    }
+    uint64_t seed = gd_get64(header->transaction_id);
+    if (gd_get64(raw + CHECKED) != gd_checksum(raw, CHECKED, seed) ||
+        gd_get32(raw) != number || gd_get32(raw + 4) != count) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the page at offset %llu is not what its checksum "
+                       "says", recipe->name, (unsigned long long)offset);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        gd_extent *extent = &page->extents[i];
+        bool follows =
+            decode_extent(raw + 8 + i * EXTENT_SIZE, header->size, extent) &&
+            (i == 0 || extent->offset == extent[-1].offset + extent[-1].length);
+        if (!follows) {
+            return gd_fail(err, GD_CORRUPT,
+                           "%s: impossible extent at offset %llu", recipe->name,
+                           (unsigned long long)offset + 8 + i * EXTENT_SIZE);
+        }
+    }
+    page->count = (uint32_t)count;
+    page->number = number;
+    return GD_OK;
+}
+
+gd_status
+gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
+               uint32_t *index, gd_error *err)
+{
+    uint64_t low = 1, high = gd_recipe_pages(recipe->header.extents);
+    while (low <= high) {
+        uint64_t middle = low + (high - low) / 2;
+        gd_status s = gd_recipe_read_page(recipe, middle, page, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        const gd_extent *last = &page->extents[page->count - 1];
+        if (offset < page->extents[0].offset) {
+            high = middle - 1;
+        } else if (offset >= last->offset + last->length) {
+            low = middle + 1;
+        } else {
+            uint32_t at = 0;
+            while (offset - page->extents[at].offset >=
+                   page->extents[at].length) {
+                at++;
+            }
+            *index = at;
+            return GD_OK;
+        }
+    }
+    return gd_fail(err, GD_CORRUPT, "%s has no extent for offset %llu",
+                   recipe->name, (unsigned long long)offset);
+}

@@ -1,0 +1,145 @@
+/*
+ * recipe.h - recipes: an image's ordered extents (format.rst, "Recipes").
+ *
+ * A recipe is written once, page by page, so that neither writing nor reading
+ * one needs memory in proportion to the image.  The header page is written
+ * last: a file without a valid one is an image not yet complete.
+ */
+#ifndef GD_RECIPE_H
+#define GD_RECIPE_H
+
+#include <stdint.h>
+
+#include "engine/base/env.h"
+#include "engine/base/status.h"
+#include "engine/format/address.h"
+#include "engine/format/fingerprint.h"
+#include "engine/format/names.h"
+#include "engine/format/params.h"
+
+enum {
+    GD_RECIPE_PAGE = 4096,
+    GD_EXTENTS_PER_PAGE = 102,
+    GD_EXTENT_BLOCKS = 1024, /* at most, in one extent */
+};
+
+typedef enum gd_extent_kind {
+    GD_EXTENT_ZEROS = 0,
+    GD_EXTENT_BLOCKS_KIND = 1,
+} gd_extent_kind;
+
+typedef struct gd_extent {
+    uint64_t offset; /* in the image, bytes */
+    uint64_t length; /* bytes */
+    uint32_t group;
+    uint32_t slot;
+    uint32_t blocks;
+    gd_extent_kind kind;
+    uint64_t digest; /* over the blocks' fingerprints (I7) */
+} gd_extent;
+
+enum {
+    GD_HASH_NAME_MAX = 32,
+    GD_HASH_MAX = 64,
+};
+
+/* The hash of the whole image, as whoever stored it computed it over the bytes:
+ * by it another's word on the image is compared with what is here.  Recipes
+ * from before it, and those that such a program merged, have none. */
+typedef struct gd_content_hash {
+    char name[GD_HASH_NAME_MAX + 1]; /* as hashlib has it; "": none */
+    uint32_t length;
+    uint8_t value[GD_HASH_MAX];
+} gd_content_hash;
+
+typedef struct gd_recipe_header {
+    gd_scope scope; /* of all groups that the recipe names */
+    uint8_t transaction_id[GD_ID_SIZE];
+    uint8_t upload_id[GD_ID_SIZE];
+    uint64_t size;
+    uint64_t zero_bytes;
+    uint64_t new_bytes;    /* plain bytes this image was the first to store */
+    uint64_t stored_bytes; /* what was written for them */
+    uint64_t extents;
+    uint64_t fragments;
+    uint64_t created;
+    char image_id[GD_IMAGE_ID_MAX + 1];
+    char project[GD_PROJECT_MAX + 1];
+    gd_content_hash hash;
+} gd_recipe_header;
+
+/* ---- writing ---- */
+
+typedef struct gd_recipe_writer gd_recipe_writer;
+
+/* Writes into fd, whose words in errors are name.  fd stays the caller's.
+ * transaction_id seeds the pages' checksums. */
+gd_status gd_recipe_writer_open(const gd_env *env, int fd, const char *name,
+                                const uint8_t transaction_id[GD_ID_SIZE],
+                                gd_recipe_writer **writer, gd_error *err);
+void gd_recipe_writer_close(gd_recipe_writer *writer);
+
+gd_status gd_recipe_add_zeros(gd_recipe_writer *writer, uint64_t length,
+                              gd_error *err);
+gd_status gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
+                              const gd_fingerprint *fp, uint32_t length,
+                              gd_error *err);
+/* Bytes added so far. */
+uint64_t gd_recipe_length(const gd_recipe_writer *writer);
+
+/* Completes the file: last page, then the header page.  Fills in size,
+ * zero_bytes, extents and fragments; the rest is the caller's.  Does not
+ * sync. */
+gd_status gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
+                           gd_recipe_header *header, gd_error *err);
+
+/* ---- reading ---- */
+
+/* An open recipe; immutable, so threads may share it. */
+typedef struct gd_recipe {
+    const gd_env *env;
+    int fd;
+    uint64_t inode;
+    char name[GD_NAME_SIZE];
+    gd_recipe_header header;
+} gd_recipe;
+
+/* The pages of extents, behind the header page. */
+static inline uint64_t
+gd_recipe_pages(uint64_t extents)
+{
+    return extents / GD_EXTENTS_PER_PAGE + (extents % GD_EXTENTS_PER_PAGE != 0);
+}
+
+/* The bytes of a recipe's file. */
+static inline uint64_t
+gd_recipe_bytes(uint64_t extents)
+{
+    return (2 + extents / GD_EXTENTS_PER_PAGE) * GD_RECIPE_PAGE;
+}
+
+/* One page of extents. */
+typedef struct gd_recipe_page {
+    uint64_t number; /* from 1; 0: nothing loaded */
+    uint32_t count;
+    gd_extent extents[GD_EXTENTS_PER_PAGE];
+} gd_recipe_page;
+
+/* Verifies header page and length of the open file fd.  image_id is what the
+ * recipe must be of; NULL: of any image. */
+gd_status gd_recipe_open(const gd_env *env, int fd, const char *name,
+                         const gd_params *params, const char *image_id,
+                         gd_recipe *recipe, gd_error *err);
+/* GD_CORRUPT, naming both, unless the group, which is called group_name, has
+ * blocks of the recipe's scope. */
+gd_status gd_recipe_check_scope(const gd_recipe *recipe,
+                                const gd_scope *scope, const char *group_name,
+                                gd_error *err);
+gd_status gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
+                              gd_recipe_page *page, gd_error *err);
+/* Loads the page that holds the byte at offset, and finds its extent there.
+ * REQUIRES: offset < size. */
+gd_status gd_recipe_seek(const gd_recipe *recipe, uint64_t offset,
+                         gd_recipe_page *page, uint32_t *index, gd_error *err);
+
+#endif

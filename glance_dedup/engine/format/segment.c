@@ -1,0 +1,218 @@
+/*
+ * segment.c - see segment.h.  LZ4 blocks and Zstandard frames come from their
+ * own libraries, whose safe decoders bound every access.
+ */
+#include "engine/format/segment.h"
+
+#include <lz4.h>
+#include <string.h>
+#include <zstd.h>
+
+#include "engine/base/coding.h"
+
+#define SEGMENT_MAGIC UINT32_C(0x47534447) /* "GDSG" */
+
+struct gd_coder {
+    ZSTD_CCtx *compress;
+    ZSTD_DCtx *decode;
+};
+
+static uint64_t
+segment_checksum(const uint8_t header[GD_SEGMENT_HEADER],
+                 const struct iovec *stored, int pieces, uint64_t seed)
+{
+    /* The streaming state wants an alignment that the type carries, so it
+     * lies on the stack.  Without the initialisation a reset with a seed that
+     * happens to lie there already would trust the secret beside it. */
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_64bits_reset_withSeed(&state, seed);
+    XXH3_64bits_update(&state, header, GD_SEGMENT_HEADER - 8);
+    for (int i = 0; i < pieces; i++) {
+        XXH3_64bits_update(&state, stored[i].iov_base, stored[i].iov_len);
+    }
+    return XXH3_64bits_digest(&state);
+}
+
+void
+gd_segment_header_encode(const gd_segment_header *header, uint64_t seed,
+                         const struct iovec *stored, int pieces,
+                         uint8_t out[GD_SEGMENT_HEADER])
+{
+    memset(out, 0, GD_SEGMENT_HEADER);
+    gd_put32(out, SEGMENT_MAGIC);
+    out[4] = (uint8_t)header->codec;
+    gd_put16(out + 6, (uint16_t)header->blocks);
+    gd_put32(out + 8, header->first_slot);
+    gd_put32(out + 12, header->plain_length);
+    gd_put32(out + 16, header->stored_length);
+    gd_put64(out + 24, segment_checksum(out, stored, pieces, seed));
+}
+
+gd_status
+gd_segment_header_decode(const uint8_t in[GD_SEGMENT_HEADER],
+                         gd_segment_header *header, const char *file,
+                         uint64_t offset, gd_error *err)
+{
+    if (gd_get32(in) != SEGMENT_MAGIC) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s has no segment at offset %llu, where one should be",
+                       file, (unsigned long long)offset);
+    }
+    header->codec = (gd_codec)in[4];
+    header->blocks = gd_get16(in + 6);
+    header->first_slot = gd_get32(in + 8);
+    header->plain_length = gd_get32(in + 12);
+    header->stored_length = gd_get32(in + 16);
+    if (in[4] > GD_CODEC_ZSTD || header->blocks == 0 ||
+        header->plain_length == 0 || header->plain_length > GD_SEGMENT_MAX ||
+        header->stored_length == 0 ||
+        header->stored_length > header->plain_length ||
+        (header->codec == GD_CODEC_NONE &&
+         header->stored_length != header->plain_length)) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s has an impossible segment header at offset %llu",
+                       file, (unsigned long long)offset);
+    }
+    return GD_OK;
+}
+
+bool
+gd_segment_intact(const uint8_t *in, const gd_segment_header *header,
+                  uint64_t seed)
+{
+    struct iovec stored = {(void *)(in + GD_SEGMENT_HEADER),
+                           header->stored_length};
+    return gd_get64(in + 24) == segment_checksum(in, &stored, 1, seed);
+}
+
+gd_status
+gd_codec_parse(const char *name, gd_codec *codec, gd_error *err)
+{
+    static const char *const names[] = {"none", "lz4", "zstd"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *codec = (gd_codec)i;
+            return GD_OK;
+        }
+    }
+    return gd_fail(err, GD_INVALID,
+                   "there is no codec '%s': choose none, lz4 or zstd", name);
+}
+
+gd_status
+gd_codec_check_level(gd_codec codec, int level, gd_error *err)
+{
+    int highest = codec == GD_CODEC_ZSTD ? 19 : 0;
+    if (level < 0 || level > highest) {
+        return gd_fail(err, GD_INVALID,
+                       "codec level %d: zstd takes 1 to 19, and 0 is every "
+                       "codec's default",
+                       level);
+    }
+    return GD_OK;
+}
+
+int
+gd_codec_real_level(gd_codec codec, int level)
+{
+    return codec == GD_CODEC_ZSTD && level == 0 ? ZSTD_CLEVEL_DEFAULT : level;
+}
+
+int
+gd_codec_quick_level(int level)
+{
+    return level > ZSTD_CLEVEL_DEFAULT ? 0 : level;
+}
+
+gd_status
+gd_coder_open(const gd_env *env, gd_coder **coder, gd_error *err)
+{
+    *coder = gd_calloc(env, 1, sizeof **coder, err);
+    return *coder == NULL ? GD_NOMEM : GD_OK;
+}
+
+void
+gd_coder_close(const gd_env *env, gd_coder *coder)
+{
+    if (coder != NULL) {
+        ZSTD_freeCCtx(coder->compress);
+        ZSTD_freeDCtx(coder->decode);
+        env->release(env, coder);
+    }
+}
+
+static gd_status
+compress_zstd(gd_coder *coder, int level, const uint8_t *plain, size_t length,
+              uint8_t *out, size_t room, size_t *used, gd_error *err)
+{
+    if (coder->compress == NULL) {
+        coder->compress = ZSTD_createCCtx();
+        if (coder->compress == NULL) {
+            return gd_fail(err, GD_NOMEM, "no memory for a zstd context");
+        }
+    }
+    size_t n = ZSTD_compressCCtx(coder->compress, out, room, plain, length,
+                                 gd_codec_real_level(GD_CODEC_ZSTD, level));
+    /* Any error here is "no room": then compression does not pay. */
+    *used = ZSTD_isError(n) ? 0 : n;
+    return GD_OK;
+}
+
+gd_status
+gd_segment_compress(gd_coder *coder, gd_codec codec, int level,
+                    const uint8_t *plain, size_t length, uint8_t *out,
+                    size_t *stored, gd_error *err)
+{
+    size_t room = length - length / 16;
+    *stored = 0;
+    if (codec == GD_CODEC_LZ4) {
+        int n = LZ4_compress_default((const char *)plain, (char *)out,
+                                     (int)length, (int)room);
+        *stored = n > 0 ? (size_t)n : 0;
+    } else if (codec == GD_CODEC_ZSTD) {
+        gd_status s = compress_zstd(coder, level, plain, length, out, room,
+                                    stored, err);
+        if (s != GD_OK) {
+            return s;
+        }
+    }
+    if (*stored >= room) {
+        *stored = 0;
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_segment_decode(gd_coder *coder, const gd_segment_header *header,
+                  const uint8_t *stored, uint8_t *plain, const char *file,
+                  uint64_t offset, gd_error *err)
+{
+    size_t decoded = 0;
+    if (header->codec == GD_CODEC_NONE) {
+        memcpy(plain, stored, header->plain_length);
+        decoded = header->plain_length;
+    } else if (header->codec == GD_CODEC_LZ4) {
+        int n = LZ4_decompress_safe((const char *)stored, (char *)plain,
+                                    (int)header->stored_length,
+                                    (int)header->plain_length);
+        decoded = n < 0 ? 0 : (size_t)n;
+    } else {
+        if (coder->decode == NULL) {
+            coder->decode = ZSTD_createDCtx();
+            if (coder->decode == NULL) {
+                return gd_fail(err, GD_NOMEM, "no memory for a zstd context");
+            }
+        }
+        size_t n = ZSTD_decompressDCtx(coder->decode, plain,
+                                       header->plain_length, stored,
+                                       header->stored_length);
+        decoded = ZSTD_isError(n) ? 0 : n;
+    }
+    if (decoded != header->plain_length) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the segment at offset %llu does not decode", file,
+                       (unsigned long long)offset);
+    }
+    return GD_OK;
+}

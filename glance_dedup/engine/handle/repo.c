@@ -1,0 +1,341 @@
+/*
+ * repo.c - see repo.h.
+ */
+#include "engine/handle/repo.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/files/file.h"
+#include "engine/files/freespace.h"
+#include "engine/format/names.h"
+#include "engine/handle/segcache.h"
+#include "engine/handle/spareindex.h"
+
+/* ---- opening and closing ---- */
+
+static gd_status
+choose_chunker(const gd_params *params, gd_chunker *chunker, gd_error *err)
+{
+    return params->cut_average == 0
+               ? gd_chunker_fixed(chunker, params->block_size, err)
+               : gd_chunker_gear(chunker, params->cut_minimum,
+                                 params->cut_average, params->block_size,
+                                 err);
+}
+
+static gd_status
+check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
+{
+    if (params->group_slots < GD_SLOTS_MIN ||
+        params->group_slots > GD_MAX_SLOTS) {
+        return gd_fail(err, GD_INVALID, "group slots: %u is not %d to %d",
+                       params->group_slots, GD_SLOTS_MIN, GD_MAX_SLOTS);
+    }
+    uint32_t segment = params->segment_size;
+    if (segment < params->block_size || segment > GD_SEGMENT_MAX ||
+        (segment & (segment - 1)) != 0) {
+        return gd_fail(err, GD_INVALID,
+                       "segment size: %u is not a power of two from the block "
+                       "size, %u, to %d", segment, params->block_size,
+                       GD_SEGMENT_MAX);
+    }
+    if (!params->by_value && !gd_digest_is_cryptographic(digest)) {
+        return gd_fail(err, GD_INVALID,
+                       "fingerprint %s is not cryptographic: it needs "
+                       "comparison by value", params->digest);
+    }
+    return gd_codec_check_level(params->codec, params->codec_level, err);
+}
+
+static gd_status
+open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
+           gd_error *err)
+{
+    const gd_env *env = repo->env;
+    /* The path's own end may be a link: that is the operator's choice. */
+    int rc;
+    do {
+        rc = env->openat(env, AT_FDCWD, path,
+                         O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    } while (rc == -EINTR);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot open the repository %s", path);
+    }
+    repo->root = rc;
+    gd_status s = gd_directories_check(env, repo->root, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_digest_open(env, repo->params.digest, allow_weak_digest,
+                       &repo->digest, err);
+    if (s == GD_OK) {
+        s = check_params(&repo->params, repo->digest, err);
+    }
+    if (s == GD_OK) {
+        s = choose_chunker(&repo->params, &repo->chunker, err);
+    }
+    if (s == GD_OK) {
+        s = gd_pool_open(env, repo->params.threads, &repo->pool, err);
+    }
+    if (s == GD_OK) {
+        s = gd_locks_open(env, repo->root, &repo->locks, err);
+    }
+    if (s == GD_OK) {
+        s = gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err);
+    }
+    if (s == GD_OK) {
+        s = gd_segcache_open(env, &repo->segcache, err);
+    }
+    if (s == GD_OK) {
+        s = gd_spare_index_open(env, repo->root, &repo->params, &repo->spares,
+                                err);
+    }
+    return s;
+}
+
+gd_status
+gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
+             bool allow_weak_digest, gd_repo **out, gd_error *err)
+{
+    gd_repo *repo = gd_calloc(env, 1, sizeof *repo, err);
+    if (repo == NULL) {
+        return GD_NOMEM;
+    }
+    repo->env = env;
+    repo->owner = env->getpid(env);
+    repo->root = -1;
+    repo->params = *params;
+    pthread_mutex_init(&repo->mutex, NULL);
+    gd_groupmap_init(&repo->full, env);
+    gd_groupmap_init(&repo->scopes, env);
+    gd_status s = open_parts(repo, path, allow_weak_digest, err);
+    if (s != GD_OK) {
+        gd_repo_close(repo);
+        return s;
+    }
+    *out = repo;
+    return GD_OK;
+}
+
+gd_status
+gd_repo_attach_filter(gd_repo *repo, const char *path, uint64_t budget,
+                      gd_error *err)
+{
+    gd_filter *filter;
+    gd_status s = gd_filter_open(repo->env, path, repo->params.repository_id,
+                                 budget, &filter, err);
+    if (s == GD_OK) {
+        /* Before any group is read into it: a block that is published
+         * meanwhile is either read, or its hint goes to this filter. */
+        repo->filter = filter;
+    }
+    return s;
+}
+
+void
+gd_repo_close(gd_repo *repo)
+{
+    const gd_env *env = repo->env;
+    if (repo->filter != NULL) {
+        gd_filter_close(env, repo->filter);
+    }
+    if (repo->spares != NULL) {
+        gd_spare_index_close(repo->spares);
+    }
+    if (repo->segcache != NULL) {
+        gd_segcache_close(repo->segcache);
+    }
+    if (repo->cache != NULL) {
+        gd_fpcache_close(repo->cache);
+    }
+    if (repo->locks != NULL) {
+        gd_locks_close(repo->locks);
+    }
+    if (repo->pool != NULL) {
+        gd_pool_close(env, repo->pool);
+    }
+    if (repo->digest != NULL) {
+        gd_digest_close(env, repo->digest);
+    }
+    if (repo->root >= 0) {
+        env->close(env, repo->root);
+    }
+    gd_groupmap_free(&repo->full);
+    gd_groupmap_free(&repo->scopes);
+    pthread_mutex_destroy(&repo->mutex);
+    env->release(env, repo);
+}
+
+gd_status
+gd_repo_check_owner(const gd_repo *repo, gd_error *err)
+{
+    if (repo->env->getpid(repo->env) != repo->owner) {
+        return gd_fail(err, GD_CLOSED,
+                       "this handle was opened by process %ld, before a fork",
+                       (long)repo->owner);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
+{
+    return gd_freespace_check(repo->env, repo->root, repo->params.reserve,
+                              bytes, err);
+}
+
+/* ---- groups, and rebuilding the filter ---- */
+
+typedef struct group_list {
+    const gd_env *env;
+    uint32_t *numbers;
+    size_t count, room;
+    bool failed;
+} group_list;
+
+static void
+note_group(void *arg, const char *name)
+{
+    group_list *list = arg;
+    uint32_t number;
+    if (list->failed || !gd_group_name_parse(name, &number)) {
+        return;
+    }
+    if (list->count == list->room) {
+        size_t room = list->room == 0 ? 256 : list->room * 2;
+        uint32_t *larger = gd_calloc(list->env, room, sizeof *larger, NULL);
+        if (larger == NULL) {
+            list->failed = true;
+            return;
+        }
+        if (list->count > 0) {
+            memcpy(larger, list->numbers, list->count * sizeof *larger);
+        }
+        list->env->release(list->env, list->numbers);
+        list->numbers = larger;
+        list->room = room;
+    }
+    list->numbers[list->count++] = number;
+}
+
+static int
+ascending(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static gd_status
+list_groups(gd_repo *repo, group_list *list, gd_error *err)
+{
+    *list = (group_list){.env = repo->env};
+    int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_group,
+                             list);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
+    }
+    if (list->failed) {
+        return gd_fail(err, GD_NOMEM, "no memory for the list of groups");
+    }
+    if (list->count > 0) {
+        qsort(list->numbers, list->count, sizeof *list->numbers, ascending);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
+                    gd_error *err)
+{
+    group_list list;
+    gd_status s = list_groups(repo, &list, err);
+    if (s != GD_OK) {
+        repo->env->release(repo->env, list.numbers);
+        return s;
+    }
+    *numbers = list.numbers;
+    *count = list.count;
+    return GD_OK;
+}
+
+static void
+insert_entries(gd_filter *filter, uint32_t group, const gd_entry *entries,
+               uint32_t count)
+{
+    enum { AHEAD = 16 }; /* what is fetched while others are inserted */
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            gd_filter_prefetch(filter, &entries[i + AHEAD].fingerprint);
+        }
+        if (entries[i].state == GD_ENTRY_LIVE) {
+            gd_filter_insert(filter, &entries[i].fingerprint,
+                             (gd_address){group, i});
+        }
+    }
+}
+
+/* A group that cannot be read gives no hints; whoever reads its blocks will
+ * report it.  Without the group lock what is read may be out of date, which is
+ * good enough for hints. */
+static void
+insert_group(gd_repo *repo, uint32_t number)
+{
+    gd_group *group;
+    gd_published record;
+    if (gd_group_open(repo->env, repo->root, &repo->params, number, O_RDONLY,
+                      &group, NULL) != GD_OK) {
+        return;
+    }
+    gd_entry *entries =
+        gd_alloc(repo->env, group->bounds.slots * sizeof *entries, NULL);
+    if (entries != NULL &&
+        gd_group_read_published(group, &record, NULL) == GD_OK &&
+        gd_group_read_entries(group, 0, record.count, entries, NULL) ==
+            GD_OK) {
+        insert_entries(repo->filter, number, entries, record.count);
+    }
+    repo->env->release(repo->env, entries);
+    gd_group_close(group);
+}
+
+gd_status
+gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
+                       uint32_t *done, uint32_t *total, gd_error *err)
+{
+    group_list list;
+    gd_filter_stats stats;
+    *more = false;
+    *done = *total = 0;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s != GD_OK || repo->filter == NULL ||
+        !gd_filter_rebuild_lock(repo->filter)) {
+        return s;
+    }
+    s = list_groups(repo, &list, err);
+    gd_filter_get_stats(repo->filter, &stats);
+    size_t next = 0;
+    while (next < list.count && list.numbers[next] <= stats.rebuilt) {
+        next++;
+    }
+    /* Groups made since the rebuild began publish their own hints; the newest
+     * at its end are done again, at no harm. */
+    while (s == GD_OK && !stats.complete && next < list.count && groups > 0) {
+        insert_group(repo, list.numbers[next]);
+        gd_filter_rebuild_set(repo->filter, list.numbers[next], false);
+        next++;
+        groups--;
+    }
+    if (s == GD_OK && next == list.count && !stats.complete) {
+        gd_filter_rebuild_set(repo->filter,
+                              next == 0 ? 0 : list.numbers[next - 1], true);
+        gd_filter_settle(repo->filter);
+    }
+    *total = (uint32_t)list.count;
+    *done = stats.complete ? *total : (uint32_t)next;
+    *more = s == GD_OK && next < list.count && !stats.complete;
+    repo->env->release(repo->env, list.numbers);
+    gd_filter_rebuild_unlock(repo->filter);
+    return s;
+}

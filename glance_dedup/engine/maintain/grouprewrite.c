@@ -1,0 +1,777 @@
+/*
+ * grouprewrite.c - see grouprewrite.h.
+ *
+ * Slots are gone through in order, cut into runs, each of which becomes a
+ * segment.  A lot of runs at a time goes through three jobs of the pool's, one
+ * task for each run:
+ *
+ *     gather: read the old segments, verify   |
+ *             the blocks, compress them       | append all | read back, compare
+ */
+#include "engine/maintain/grouprewrite.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/format/fingerprint.h"
+#include "engine/read/verify.h"
+
+enum {
+    FIXED_HEADER = 512,
+    LOT_BYTES = 4 << 20, /* plain */
+    LOT_RUNS = 64,
+};
+
+/* Consecutive live slots, which become a segment. */
+typedef struct run {
+    uint32_t first, end;
+    uint32_t length; /* of the blocks together */
+    uint8_t *plain;  /* these, one behind the other */
+    uint8_t *packed; /* as they are stored, unless plain is */
+    bool copied;     /* the old segment, as it is stored */
+    gd_segment_header header;
+    uint8_t encoded[GD_SEGMENT_HEADER];
+    uint64_t read; /* bytes of old segments */
+    gd_status status;
+    gd_error err;
+} run;
+
+/* Of each thread. */
+typedef struct worker {
+    gd_hasher *hasher;
+    gd_coder *coder;
+    uint8_t *in;    /* a segment as it is stored */
+    uint8_t *plain; /* its plain bytes */
+} worker;
+
+struct gd_group_rewrite {
+    gd_owned_group *owned;
+    bool anew; /* all is compressed anew, with: */
+    gd_codec codec;
+    int level;
+    gd_spool_file file;
+    gd_group target;   /* the new file, as a group */
+    gd_entry *entries; /* the new ones, below next */
+    uint64_t end;      /* of the new file */
+    uint32_t next;     /* the first slot that was not gone through */
+    bool complete;
+    gd_published record; /* of the complete file */
+    worker *workers;
+    run *runs; /* the lot */
+    size_t count;
+    uint8_t *plain, *packed; /* the runs' */
+};
+
+/* ---- preparing ---- */
+
+static gd_status
+check_entries(const gd_owned_group *owned, gd_error *err)
+{
+    for (uint32_t i = 0; i < owned->group->bounds.slots; i++) {
+        uint8_t state = owned->entries[i].state;
+        if (i >= owned->published.count && state != GD_ENTRY_EMPTY) {
+            return gd_fail(err, GD_BUSY, "%s has entries that are not "
+                           "published, from slot %u on: they wait for the "
+                           "next upload", owned->group->name, i);
+        }
+        /* Only the old file has what may be read after all. */
+        if (state == GD_ENTRY_INVALID || state == GD_ENTRY_DAMAGED) {
+            return gd_fail(err, GD_CORRUPT, "%s: %s of slot %u (offset %llu) "
+                           "is damaged", owned->group->name,
+                           state == GD_ENTRY_INVALID ? "the entry"
+                                                     : "the block",
+                           i, (unsigned long long)gd_entry_offset(i));
+        }
+    }
+    return GD_OK;
+}
+
+/* The pool's threads, and the one that waits for them. */
+static unsigned
+count_workers(const gd_group_rewrite *r)
+{
+    return gd_pool_threads(r->owned->repo->pool) + 1;
+}
+
+static gd_status
+open_worker(gd_repo *repo, worker *w, gd_error *err)
+{
+    gd_status s = gd_hasher_open(repo->env, repo->digest, &w->hasher, err);
+    if (s == GD_OK) {
+        s = gd_coder_open(repo->env, &w->coder, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    w->in = gd_alloc(repo->env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+    w->plain = gd_alloc(repo->env, GD_SEGMENT_MAX, err);
+    return w->in == NULL || w->plain == NULL ? GD_NOMEM : GD_OK;
+}
+
+static void
+close_worker(const gd_env *env, worker *w)
+{
+    env->release(env, w->plain);
+    env->release(env, w->in);
+    gd_coder_close(env, w->coder);
+    if (w->hasher != NULL) {
+        gd_hasher_close(env, w->hasher);
+    }
+}
+
+static gd_status
+open_buffers(gd_group_rewrite *r, gd_error *err)
+{
+    gd_repo *repo = r->owned->repo;
+    const gd_env *env = repo->env;
+    unsigned count = count_workers(r);
+    r->entries = gd_calloc(env, r->owned->group->bounds.slots,
+                           sizeof *r->entries, err);
+    r->runs = gd_calloc(env, LOT_RUNS, sizeof *r->runs, err);
+    r->plain = gd_alloc(env, LOT_BYTES, err);
+    r->packed = gd_alloc(env, LOT_BYTES, err);
+    r->workers = gd_calloc(env, count, sizeof *r->workers, err);
+    gd_status s = r->entries == NULL || r->runs == NULL || r->plain == NULL ||
+                          r->packed == NULL || r->workers == NULL
+                      ? GD_NOMEM
+                      : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i < count; i++) {
+        s = open_worker(repo, &r->workers[i], err);
+    }
+    return s;
+}
+
+void
+gd_group_rewrite_close(gd_group_rewrite *r)
+{
+    gd_repo *repo = r->owned->repo;
+    const gd_env *env = repo->env;
+    for (unsigned i = 0; r->workers != NULL && i < count_workers(r); i++) {
+        close_worker(env, &r->workers[i]);
+    }
+    env->release(env, r->workers);
+    env->release(env, r->packed);
+    env->release(env, r->plain);
+    env->release(env, r->runs);
+    env->release(env, r->entries);
+    gd_spool_discard(env, repo->root, &r->file); /* if it is still there */
+    env->release(env, r);
+}
+
+/* The fixed header is the same, and with it the seed of all that follows. */
+static gd_status
+start_file(gd_group_rewrite *r, gd_error *err)
+{
+    const gd_group *old = r->owned->group;
+    const gd_env *env = old->env;
+    uint8_t header[FIXED_HEADER];
+    r->target = *old;
+    r->target.fd = r->file.fd;
+    memcpy(r->target.name, r->file.name, sizeof r->target.name);
+    r->end = gd_data_start(old->bounds.slots);
+    gd_status s = gd_repo_check_room(r->owned->repo, r->end, err);
+    if (s == GD_OK) {
+        s = gd_read_full(env, old->fd, header, sizeof header, 0, old->name,
+                         err);
+    }
+    if (s == GD_OK) {
+        s = gd_write_full(env, r->file.fd, header, sizeof header, 0,
+                          r->file.name, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc;
+    do {
+        rc = env->fallocate(env, r->file.fd, 0, r->end);
+    } while (rc == -EINTR);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot write %s anew as %s",
+                                  old->name, r->file.name)
+                  : GD_OK;
+}
+
+/* Whichever of the two files a crash leaves under the name must be whole. */
+static gd_status
+sync_old(const gd_owned_group *owned, gd_error *err)
+{
+    const gd_group *group = owned->group;
+    int rc = group->env->fsync(group->env, group->fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", group->name)
+                  : GD_OK;
+}
+
+static void
+expect_segments(const gd_owned_group *owned)
+{
+    const gd_group *group = owned->group;
+    uint64_t start = gd_data_start(group->bounds.slots);
+    if (owned->published.end > start) {
+        group->env->start_readahead(group->env, group->fd, start,
+                                    owned->published.end - start);
+    }
+}
+
+gd_status
+gd_group_rewrite_open(gd_owned_group *owned, const gd_codec *codec, int level,
+                      gd_group_rewrite **out, gd_error *err)
+{
+    gd_repo *repo = owned->repo;
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s == GD_OK) {
+        s = check_entries(owned, err);
+    }
+    if (s == GD_OK) {
+        s = sync_old(owned, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_group_rewrite *r = gd_calloc(repo->env, 1, sizeof *r, err);
+    if (r == NULL) {
+        return GD_NOMEM;
+    }
+    r->owned = owned;
+    r->anew = codec != NULL;
+    r->codec = codec != NULL ? *codec : GD_CODEC_NONE;
+    r->level = gd_codec_real_level(r->codec, level);
+    s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP, &r->file, err);
+    if (s != GD_OK) {
+        repo->env->release(repo->env, r);
+        return s;
+    }
+    s = open_buffers(r, err);
+    if (s == GD_OK) {
+        s = start_file(r, err);
+    }
+    if (s != GD_OK) {
+        gd_group_rewrite_close(r);
+        return s;
+    }
+    expect_segments(owned);
+    *out = r;
+    return GD_OK;
+}
+
+/* ---- cutting ---- */
+
+/* Whether two neighbours go into one segment.  What no codec made smaller goes
+ * with its like: so it is found out at a quick level that it stays so. */
+static bool
+goes_with(const gd_group_rewrite *r, const gd_entry *first,
+          const gd_entry *next)
+{
+    return r->anew ? (first->codec == GD_CODEC_NONE) ==
+                         (next->codec == GD_CODEC_NONE)
+                   : first->segment == next->segment;
+}
+
+/* The run that begins with a live slot. */
+static void
+cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
+{
+    const gd_entry *entries = r->owned->entries;
+    uint32_t most = GD_SEGMENT_MAX; /* of the old segment: entries that share
+                                     * bytes are not of our making */
+    if (r->anew) {
+        most = gd_segment_joined(r->owned->repo->params.segment_size);
+    }
+    one->first = first;
+    one->end = first;
+    one->length = 0;
+    while (one->end < r->owned->published.count &&
+           entries[one->end].state == GD_ENTRY_LIVE &&
+           goes_with(r, &entries[first], &entries[one->end]) &&
+           one->length + entries[one->end].plain_length <= most) {
+        one->length += entries[one->end].plain_length;
+        one->end++;
+    }
+}
+
+/* The next lot; empty at the end. */
+static void
+cut_lot(gd_group_rewrite *r)
+{
+    const gd_owned_group *owned = r->owned;
+    size_t used = 0;
+    r->count = 0;
+    while (r->next < owned->published.count && r->count < LOT_RUNS) {
+        if (owned->entries[r->next].state != GD_ENTRY_LIVE) {
+            r->entries[r->next] = owned->entries[r->next]; /* void, freed */
+            r->next++;
+            continue;
+        }
+        run *one = &r->runs[r->count];
+        cut_run(r, r->next, one);
+        if (used + one->length > LOT_BYTES) {
+            break;
+        }
+        one->plain = r->plain + used;
+        one->packed = r->packed + used;
+        used += one->length;
+        r->next = one->end;
+        r->count++;
+    }
+}
+
+/* ---- the pool's part: gathering and compressing ---- */
+
+/* Slots [first, end) that name one segment, which was read. */
+typedef struct old_segment {
+    gd_segment_header header;
+    uint32_t first, end;
+} old_segment;
+
+static gd_status
+verify_blocks(const gd_group_rewrite *r, worker *w, const old_segment *old,
+              gd_error *err)
+{
+    const gd_group *group = r->owned->group;
+    gd_verified blocks[GD_VERIFIED_AT_ONCE];
+    gd_status s = GD_OK;
+    for (uint32_t slot = old->first; s == GD_OK && slot < old->end;) {
+        size_t count = 0;
+        for (; slot < old->end && count < GD_VERIFIED_AT_ONCE; slot++) {
+            blocks[count++] =
+                (gd_verified){&r->owned->entries[slot], slot, false};
+        }
+        s = gd_verify_blocks(group, &old->header, w->plain, w->hasher, blocks,
+                             count, err);
+        for (size_t i = 0; s == GD_OK && i < count; i++) {
+            if (!blocks[i].good) {
+                s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u, in "
+                            "the segment at offset %u, is damaged",
+                            group->name, blocks[i].slot,
+                            blocks[i].entry->segment);
+            }
+        }
+    }
+    return s;
+}
+
+/* Reads the segment that the slot names, and verifies those blocks of it that
+ * are the run's. */
+static gd_status
+read_segment(const gd_group_rewrite *r, worker *w, run *one, uint32_t slot,
+             old_segment *old, gd_error *err)
+{
+    const gd_entry *entries = r->owned->entries;
+    gd_status s = gd_group_read_segment(r->owned->group, &entries[slot], slot,
+                                        w->coder, w->in, w->plain,
+                                        &old->header, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    one->read += GD_SEGMENT_HEADER + (uint64_t)old->header.stored_length;
+    uint64_t end = (uint64_t)old->header.first_slot + old->header.blocks;
+    old->first = old->end = slot;
+    while (old->end < one->end && old->end < end &&
+           entries[old->end].segment == entries[slot].segment) {
+        old->end++;
+    }
+    return verify_blocks(r, w, old, err);
+}
+
+/* Whether the run is all of this segment, down to its checksum.  One whose
+ * stored bytes have no room in the run's place is not of our making. */
+static bool
+is_whole(const gd_group_rewrite *r, const worker *w, const run *one,
+         const old_segment *old)
+{
+    return !r->anew && old->header.first_slot == one->first &&
+           old->header.blocks == one->end - one->first &&
+           old->header.stored_length <= one->length &&
+           gd_segment_intact(w->in, &old->header,
+                             r->owned->group->bounds.seed);
+}
+
+static gd_status
+fetch(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
+{
+    gd_status s = GD_OK;
+    uint32_t at = 0;
+    one->copied = false;
+    one->read = 0;
+    for (uint32_t slot = one->first; s == GD_OK && slot < one->end;) {
+        old_segment old;
+        s = read_segment(r, w, one, slot, &old, err);
+        for (; s == GD_OK && slot < old.end; slot++) {
+            const gd_entry *entry = &r->owned->entries[slot];
+            r->entries[slot] = *entry;
+            r->entries[slot].plain_offset = at;
+            memcpy(one->plain + at, w->plain + entry->plain_offset,
+                   entry->plain_length);
+            at += entry->plain_length;
+        }
+        if (s == GD_OK && is_whole(r, w, one, &old)) {
+            one->copied = true;
+            one->header = old.header;
+            memcpy(one->packed, w->in + GD_SEGMENT_HEADER,
+                   old.header.stored_length);
+        }
+    }
+    for (uint32_t i = one->first; one->copied && i < one->end; i++) {
+        r->entries[i].plain_offset = r->owned->entries[i].plain_offset;
+    }
+    return s;
+}
+
+/* The level at which a segment is packed that keeps its codec. */
+static int
+kept_level(const gd_owned_group *owned, gd_codec codec)
+{
+    int level = owned->published.level;
+    bool fits = owned->published.codec == codec &&
+                gd_codec_check_level(codec, level, NULL) == GD_OK;
+    return fits ? level : 0;
+}
+
+/* The plain bytes become a segment of their slots. */
+static gd_status
+pack(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
+{
+    gd_codec old = r->owned->entries[one->first].codec;
+    gd_codec codec = r->anew ? r->codec : old;
+    int level = r->anew ? r->level : kept_level(r->owned, codec);
+    int quick = gd_codec_quick_level(level);
+    size_t stored = 0;
+    gd_status s = GD_OK;
+    bool likely = true;
+    if (r->anew && old == GD_CODEC_NONE && quick != level) {
+        s = gd_segment_compress(w->coder, codec, quick, one->plain,
+                                one->length, one->packed, &stored, err);
+        likely = stored > 0;
+    }
+    if (s == GD_OK && likely) {
+        s = gd_segment_compress(w->coder, codec, level, one->plain,
+                                one->length, one->packed, &stored, err);
+    }
+    one->header = (gd_segment_header){
+        .codec = stored == 0 ? GD_CODEC_NONE : codec,
+        .blocks = one->end - one->first,
+        .first_slot = one->first,
+        .plain_length = one->length,
+        .stored_length = stored == 0 ? one->length : (uint32_t)stored,
+    };
+    return s;
+}
+
+/* What is stored of a run. */
+static struct iovec
+stored_bytes(const run *one)
+{
+    bool packed = one->copied || one->header.codec != GD_CODEC_NONE;
+    return (struct iovec){packed ? one->packed : one->plain,
+                          one->header.stored_length};
+}
+
+static void
+gather_task(void *arg, size_t task, unsigned number)
+{
+    gd_group_rewrite *r = arg;
+    run *one = &r->runs[task];
+    worker *w = &r->workers[number];
+    one->status = fetch(r, w, one, &one->err);
+    if (one->status == GD_OK && !one->copied) {
+        one->status = pack(r, w, one, &one->err);
+    }
+    if (one->status == GD_OK) {
+        struct iovec stored = stored_bytes(one);
+        gd_segment_header_encode(&one->header, r->target.bounds.seed, &stored,
+                                 1, one->encoded);
+    }
+}
+
+/* ---- the pool's part: reading back ---- */
+
+/* Whether what others will read are the blocks that were verified, whatever a
+ * codec, or memory, did to them.  (Whether the disk has it, only a later reading
+ * can tell.) */
+static gd_status
+read_back(const gd_group_rewrite *r, worker *w, const run *one, gd_error *err)
+{
+    gd_segment_header header;
+    const uint8_t *wanted = one->plain;
+    gd_status s = gd_group_read_segment(
+        &r->target, &r->entries[one->first], one->first, w->coder, w->in,
+        w->plain, &header, err);
+    for (uint32_t i = one->first; s == GD_OK && i < one->end; i++) {
+        const gd_entry *entry = &r->entries[i];
+        s = gd_group_match_segment(&r->target, entry, i, &header, err);
+        if (s == GD_OK && memcmp(w->plain + entry->plain_offset, wanted,
+                                 entry->plain_length) != 0) {
+            s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u is not "
+                        "what was written", r->target.name, i);
+        }
+        wanted += entry->plain_length;
+    }
+    return s;
+}
+
+static void
+read_back_task(void *arg, size_t task, unsigned number)
+{
+    gd_group_rewrite *r = arg;
+    run *one = &r->runs[task];
+    one->status = read_back(r, &r->workers[number], one, &one->err);
+}
+
+/* ---- a lot ---- */
+
+/* One task for each run; the error is the first run's that has one. */
+static gd_status
+run_job(gd_group_rewrite *r, void (*task)(void *, size_t, unsigned),
+        gd_error *err)
+{
+    gd_pool *pool = r->owned->repo->pool;
+    gd_job job = {.run = task, .arg = r, .tasks = r->count};
+    gd_pool_submit(pool, &job);
+    gd_pool_wait(pool, &job);
+    for (size_t i = 0; i < r->count; i++) {
+        if (r->runs[i].status != GD_OK) {
+            if (err != NULL) {
+                *err = r->runs[i].err;
+            }
+            return r->runs[i].status;
+        }
+    }
+    return GD_OK;
+}
+
+/* Writes the lot's segments behind the others, and has their entries say so. */
+static gd_status
+append_lot(gd_group_rewrite *r, uint64_t *written, gd_error *err)
+{
+    struct iovec pieces[2 * LOT_RUNS];
+    uint64_t at = r->end;
+    for (size_t i = 0; i < r->count; i++) {
+        run *one = &r->runs[i];
+        pieces[2 * i] = (struct iovec){one->encoded, sizeof one->encoded};
+        pieces[2 * i + 1] = stored_bytes(one);
+        for (uint32_t slot = one->first; slot < one->end; slot++) {
+            r->entries[slot].segment = (uint32_t)at;
+            r->entries[slot].stored_length = one->header.stored_length;
+            r->entries[slot].codec = (uint8_t)one->header.codec;
+        }
+        at += GD_SEGMENT_HEADER + (uint64_t)one->header.stored_length;
+        if (at > UINT32_MAX) {
+            return gd_fail(err, GD_NOSPACE, "%s would have more than 4 GiB",
+                           r->owned->group->name);
+        }
+    }
+    *written = at - r->end;
+    gd_status s = gd_repo_check_room(r->owned->repo, *written, err);
+    if (s == GD_OK) {
+        s = gd_writev_full(r->target.env, r->target.fd, pieces,
+                           (int)(2 * r->count), r->end, r->target.name, err);
+    }
+    if (s == GD_OK) {
+        r->target.env->start_writeback(r->target.env, r->target.fd, r->end,
+                                       *written);
+        r->end = at;
+    }
+    return s;
+}
+
+static gd_status
+write_lot(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
+{
+    gd_status s = run_job(r, gather_task, err);
+    if (s == GD_OK) {
+        s = append_lot(r, cost, err);
+    }
+    for (size_t i = 0; s == GD_OK && i < r->count; i++) {
+        *cost += r->runs[i].read;
+    }
+    return s == GD_OK ? run_job(r, read_back_task, err) : s;
+}
+
+/* ---- completing ---- */
+
+static gd_status
+write_entries(gd_group_rewrite *r, gd_error *err)
+{
+    uint32_t count = r->owned->published.count;
+    gd_status s = GD_OK;
+    for (uint32_t i = 0; s == GD_OK && i < count;) {
+        uint32_t n = 0;
+        /* An empty one is zeros, not an entry. */
+        while (i + n < count && r->entries[i + n].state != GD_ENTRY_EMPTY) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(&r->target, i, n, r->entries + i, err);
+        }
+        i += n + 1;
+    }
+    return s;
+}
+
+static gd_status
+complete_file(gd_group_rewrite *r, gd_error *err)
+{
+    const gd_env *env = r->target.env;
+    gd_published *record = &r->record;
+    *record = r->owned->published;
+    record->flags |= GD_GROUP_UNSETTLED;
+    record->end = r->end;
+    if (r->anew) {
+        record->codec = (uint8_t)r->codec;
+        record->level = (uint8_t)r->level;
+    }
+    gd_status s = gd_group_next_generation(env, record, err);
+    if (s == GD_OK) {
+        s = write_entries(r, err);
+    }
+    /* In both places: so that a torn write of the next one leaves one. */
+    for (int i = 0; s == GD_OK && i < 2; i++) {
+        record->sequence++;
+        s = gd_group_write_published(&r->target, record, err);
+    }
+    if (s == GD_OK) {
+        int rc = env->fsync(env, r->target.fd);
+        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s",
+                                   r->target.name)
+                   : GD_OK;
+    }
+    r->complete = s == GD_OK;
+    return s;
+}
+
+gd_status
+gd_group_rewrite_step(gd_group_rewrite *r, bool *done, uint64_t *cost,
+                      gd_error *err)
+{
+    gd_status s = GD_OK;
+    *cost = 0;
+    cut_lot(r);
+    if (r->count > 0) {
+        s = write_lot(r, cost, err);
+    } else if (!r->complete) {
+        s = complete_file(r, err);
+    }
+    *done = r->complete;
+    return s;
+}
+
+uint32_t
+gd_group_rewrite_slots(const gd_group_rewrite *r)
+{
+    return r->next;
+}
+
+static gd_status
+stat_file(const gd_group *group, struct stat *st, gd_error *err)
+{
+    int rc = group->env->fstat(group->env, group->fd, st);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
+                  : GD_OK;
+}
+
+gd_status
+gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
+                       uint64_t *after, gd_error *err)
+{
+    enum { PAGE = 4096 };
+    struct stat st;
+    gd_status s = stat_file(r->owned->group, &st, err);
+    if (s == GD_OK) {
+        *before = (uint64_t)st.st_blocks * 512;
+        /* Not what the file system has set aside for it, as XFS does for a
+         * file that grows. */
+        *after = (r->end + PAGE - 1) / PAGE * PAGE;
+    }
+    return s;
+}
+
+/* ---- the exchange ---- */
+
+/* The new file's name is durable.  If this is lost, the next one who enters the
+ * group syncs the directory once more, for nothing. */
+static void
+mark_settled(gd_owned_group *owned)
+{
+    gd_published record = owned->published;
+    record.sequence++;
+    record.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
+    if (gd_group_write_published(owned->group, &record, NULL) == GD_OK) {
+        owned->published = record;
+    }
+}
+
+/* From the rename on the new file is held's. */
+static gd_status
+exchange(gd_group_rewrite *r, uint64_t inode, gd_error *err)
+{
+    gd_owned_group *owned = r->owned;
+    gd_repo *repo = owned->repo;
+    const gd_env *env = repo->env;
+    gd_group *group = owned->group;
+    int rc = env->renameat(env, repo->root, r->file.name, group->name);
+    if (rc < 0 && !gd_same_file(env, r->file.fd, repo->root, group->name)) {
+        return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
+                             r->file.name, group->name);
+    }
+    env->close(env, group->fd);
+    group->fd = r->file.fd;
+    group->inode = inode;
+    r->file.fd = -1;
+    env->release(env, owned->entries);
+    owned->entries = r->entries;
+    r->entries = NULL;
+    owned->published = r->record;
+    owned->settled = true;
+    gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
+    owned->failed = s != GD_OK;
+    if (s == GD_OK) {
+        mark_settled(owned);
+    }
+    return s;
+}
+
+gd_status
+gd_group_rewrite_exchange(gd_group_rewrite *r, gd_error *err)
+{
+    struct stat st;
+    gd_status s = gd_owned_group_check(r->owned, err);
+    if (s == GD_OK) {
+        s = stat_file(&r->target, &st, err);
+    }
+    if (s == GD_OK) {
+        s = gd_owned_group_exclude(r->owned, err);
+    }
+    if (s == GD_OK) {
+        s = exchange(r, st.st_ino, err);
+        gd_fpcache_drop_removed(r->owned->repo->cache);
+    }
+    return s;
+}
+
+gd_status
+gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec, int level,
+                       uint64_t *bytes, gd_error *err)
+{
+    gd_group_rewrite *r;
+    bool done = false;
+    uint64_t cost, before, after;
+    *bytes = 0;
+    gd_status s = gd_group_rewrite_open(owned, codec, level, &r, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    while (s == GD_OK && !done) {
+        s = gd_group_rewrite_step(r, &done, &cost, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_rewrite_sizes(r, &before, &after, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_rewrite_exchange(r, err);
+    }
+    if (s == GD_OK && before > after) {
+        *bytes = before - after;
+    }
+    gd_group_rewrite_close(r);
+    return s;
+}

@@ -1,0 +1,837 @@
+/*
+ * ownedgroup.c - see ownedgroup.h.
+ */
+#include "engine/maintain/ownedgroup.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/files/file.h"
+#include "engine/write/appender.h"
+
+/* ---- entering and leaving ---- */
+
+static gd_status
+lease_group(gd_repo *repo, uint32_t number, gd_error *err)
+{
+    gd_status s = gd_locks_lease(repo->locks, number, err);
+    return s == GD_BUSY ? gd_fail(err, s, "group %08x is being appended to",
+                                  (unsigned)number)
+                        : s;
+}
+
+/* REQUIRES: the lease (N6.1). */
+static gd_status
+exclude_others(gd_repo *repo, uint32_t number, gd_error *err)
+{
+    gd_status s = gd_locks_exclude(repo->locks, number, err);
+    return s == GD_BUSY ? gd_fail(err, s, "a transaction names blocks of "
+                                  "group %08x", (unsigned)number)
+                        : s;
+}
+
+static bool
+has_state(const gd_owned_group *owned, gd_entry_state state)
+{
+    for (uint32_t i = 0; i < owned->group->bounds.slots; i++) {
+        if (owned->entries[i].state == state) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* I4: after locking. */
+static gd_status
+check_name(const gd_owned_group *owned, gd_error *err)
+{
+    const gd_group *group = owned->group;
+    const gd_repo *repo = owned->repo;
+    bool same;
+    gd_status s = gd_find_same(repo->env, group->fd, repo->root, group->name,
+                               &same, err);
+    return s != GD_OK || same ? s
+                              : gd_fail(err, GD_BUSY, "%s was replaced while "
+                                        "it was open", group->name);
+}
+
+static gd_status
+check_sealed(const gd_owned_group *owned, gd_error *err)
+{
+    const gd_published *published = &owned->published;
+    bool sealed = published->count == owned->group->bounds.slots &&
+                  (published->flags & GD_GROUP_POISONED) == 0;
+    return sealed ? GD_OK
+                  : gd_fail(err, GD_BUSY, "%s is not sealed: a writer may "
+                            "come to it", owned->group->name);
+}
+
+/* Of what others could change if locks were of no account. */
+static gd_status
+see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
+{
+    size_t length = (size_t)gd_data_start(group->bounds.slots);
+    uint8_t *start = gd_alloc(group->env, length, err);
+    if (start == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_read_full(group->env, group->fd, start, length, 0,
+                               group->name, err);
+    *checksum = s == GD_OK ? gd_checksum(start, length, 0) : 0;
+    group->env->release(group->env, start);
+    return s;
+}
+
+static gd_status
+read_group(gd_owned_group *owned, gd_error *err)
+{
+    gd_repo *repo = owned->repo;
+    gd_group *group = owned->group;
+    owned->entries = gd_calloc(repo->env, group->bounds.slots,
+                               sizeof *owned->entries, err);
+    if (owned->entries == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_group_read_published(group, &owned->published, err);
+    if (s == GD_OK) {
+        s = gd_group_settle_name(group, repo->root, &owned->published, err);
+    }
+    if (s == GD_OK) {
+        s = owned->excluded
+                ? gd_appender_treat_poisoned(repo, group, &owned->published,
+                                             err)
+                : check_sealed(owned, err);
+    }
+    if (s == GD_OK && !owned->excluded) {
+        s = see_group(group, &owned->seen, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_read_entries(group, 0, group->bounds.slots, owned->entries,
+                                  err);
+    }
+    if (s == GD_OK) {
+        /* Those that a collector before us freed may not be durable. */
+        owned->settled = !has_state(owned, GD_ENTRY_FREED);
+    }
+    return s;
+}
+
+static void
+free_owned_group(gd_owned_group *owned)
+{
+    const gd_env *env = owned->repo->env;
+    if (owned->group != NULL) {
+        gd_group_close(owned->group);
+    }
+    env->release(env, owned->entries);
+    env->release(env, owned);
+}
+
+static void
+unlock_group(gd_repo *repo, uint32_t number, bool excluded)
+{
+    if (excluded) {
+        gd_locks_admit(repo->locks, number);
+    }
+    gd_locks_unlease(repo->locks, number);
+}
+
+/* REQUIRES: the lease. */
+static gd_status
+enter_group(gd_owned_group *owned, uint32_t number, bool exclusively,
+            gd_error *err)
+{
+    gd_repo *repo = owned->repo;
+    gd_status s = GD_OK;
+    if (exclusively) {
+        s = exclude_others(repo, number, err);
+        owned->excluded = s == GD_OK;
+    }
+    /* Opened after locking: nobody may replace it any more. */
+    if (s == GD_OK) {
+        s = gd_group_open(repo->env, repo->root, &repo->params, number,
+                          O_RDWR, &owned->group, err);
+    }
+    if (s == GD_OK) {
+        s = check_name(owned, err);
+    }
+    return s == GD_OK ? read_group(owned, err) : s;
+}
+
+static gd_status
+hold_group(gd_repo *repo, uint32_t number, bool exclusively,
+           gd_owned_group **out, gd_error *err)
+{
+    gd_owned_group *owned = gd_calloc(repo->env, 1, sizeof *owned, err);
+    if (owned == NULL) {
+        return GD_NOMEM;
+    }
+    owned->repo = repo;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = lease_group(repo, number, err);
+    }
+    if (s == GD_OK) {
+        s = enter_group(owned, number, exclusively, err);
+        if (s != GD_OK) {
+            unlock_group(repo, number, owned->excluded);
+        }
+    }
+    if (s != GD_OK) {
+        free_owned_group(owned);
+        return s;
+    }
+    *out = owned;
+    return GD_OK;
+}
+
+gd_status
+gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
+                    gd_error *err)
+{
+    return hold_group(repo, number, true, owned, err);
+}
+
+gd_status
+gd_owned_group_lease(gd_repo *repo, uint32_t number, gd_owned_group **owned,
+                     gd_error *err)
+{
+    return hold_group(repo, number, false, owned, err);
+}
+
+/* Whether the group is the one that was leased.  REQUIRES: the exclusive lock. */
+static gd_status
+check_unchanged(const gd_owned_group *owned, gd_error *err)
+{
+    uint64_t now;
+    gd_status s = check_name(owned, err);
+    if (s == GD_OK) {
+        s = see_group(owned->group, &now, err);
+    }
+    return s == GD_OK && now != owned->seen
+               ? gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had "
+                         "not its lease", owned->group->name)
+               : s;
+}
+
+gd_status
+gd_owned_group_exclude(gd_owned_group *owned, gd_error *err)
+{
+    uint32_t number = owned->group->number;
+    if (owned->excluded) {
+        return GD_OK;
+    }
+    gd_status s = exclude_others(owned->repo, number, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = check_unchanged(owned, err);
+    owned->excluded = s == GD_OK;
+    if (s != GD_OK) {
+        gd_locks_admit(owned->repo->locks, number);
+    }
+    return s;
+}
+
+void
+gd_owned_group_close(gd_owned_group *owned)
+{
+    gd_repo *repo = owned->repo;
+    uint32_t number = owned->group->number;
+    bool excluded = owned->excluded;
+    free_owned_group(owned);
+    unlock_group(repo, number, excluded);
+}
+
+gd_status
+gd_owned_group_check(const gd_owned_group *owned, gd_error *err)
+{
+    if (owned->failed) {
+        return gd_fail(err, GD_CLOSED,
+                       "%s was removed, or something failed in it: enter it "
+                       "anew", owned->group->name);
+    }
+    return GD_OK;
+}
+
+/* ---- changing published entries ---- */
+
+static gd_status
+sync_group(const gd_group *group, gd_error *err)
+{
+    int rc = group->env->fdatasync(group->env, group->fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name)
+                  : GD_OK;
+}
+
+static gd_status
+next_generation(gd_owned_group *owned, gd_error *err)
+{
+    gd_published record = owned->published;
+    record.sequence++;
+    gd_status s = gd_group_next_generation(owned->repo->env, &record, err);
+    if (s == GD_OK) {
+        s = sync_group(owned->group, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_write_published(owned->group, &record, err);
+    }
+    if (s == GD_OK) {
+        s = sync_group(owned->group, err);
+    }
+    if (s == GD_OK) {
+        owned->published = record;
+    }
+    return s;
+}
+
+gd_status
+gd_owned_group_note_codec(gd_owned_group *owned, gd_codec codec, int level,
+                          gd_error *err)
+{
+    gd_published record = owned->published;
+    record.sequence++;
+    record.codec = (uint8_t)codec;
+    record.level = (uint8_t)gd_codec_real_level(codec, level);
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s == GD_OK) {
+        /* A torn write of this one falls back to that before it. */
+        s = sync_group(owned->group, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_write_published(owned->group, &record, err);
+    }
+    if (s == GD_OK) {
+        owned->published = record;
+        s = owned->excluded ? GD_OK
+                           : see_group(owned->group, &owned->seen, err);
+    }
+    return s;
+}
+
+/* Writes the entries that differ from what the file has, and all freed ones: an
+ * fdatasync that failed under an earlier collector leaves pages that look
+ * written and are not, so those have to be written again. */
+static gd_status
+write_changes(const gd_owned_group *owned, const gd_entry *entries,
+              gd_error *err)
+{
+    gd_status s = GD_OK;
+    uint32_t slots = owned->group->bounds.slots;
+    for (uint32_t i = 0; s == GD_OK && i < slots;) {
+        uint32_t n = 0;
+        while (i + n < slots &&
+               (entries[i + n].state == GD_ENTRY_FREED ||
+                entries[i + n].state != owned->entries[i + n].state)) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(owned->group, i, n, entries + i, err);
+        }
+        i += n + 1;
+    }
+    return s;
+}
+
+/* The one way in which published entries change; see ownedgroup.h for the
+ * order. entries are those of all slots, and become held's if that succeeds.
+ * */
+static gd_status
+change_entries(gd_owned_group *owned, gd_entry *entries, gd_error *err)
+{
+    gd_status s = next_generation(owned, err);
+    if (s == GD_OK) {
+        s = write_changes(owned, entries, err);
+    }
+    if (s == GD_OK) {
+        s = sync_group(owned->group, err);
+    }
+    if (s != GD_OK) {
+        owned->failed = true;
+        return s;
+    }
+    owned->repo->env->release(owned->repo->env, owned->entries);
+    owned->entries = entries;
+    owned->settled = true;
+    return GD_OK;
+}
+
+static gd_status
+copy_entries(const gd_owned_group *owned, gd_entry **copy, gd_error *err)
+{
+    uint32_t slots = owned->group->bounds.slots;
+    *copy = gd_calloc(owned->repo->env, slots, sizeof **copy, err);
+    if (*copy == NULL) {
+        return GD_NOMEM;
+    }
+    memcpy(*copy, owned->entries, slots * sizeof **copy);
+    return GD_OK;
+}
+
+static gd_status
+check_slots(const gd_owned_group *owned, const uint32_t *slots, size_t count,
+            gd_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (slots[i] >= owned->published.count) {
+            return gd_fail(err, GD_INVALID,
+                           "slot %u of %s is not published: only %u are",
+                           slots[i], owned->group->name,
+                           owned->published.count);
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
+                    uint32_t *freed, gd_error *err)
+{
+    gd_entry *entries;
+    *freed = 0;
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s == GD_OK) {
+        s = check_slots(owned, slots, count, err);
+    }
+    if (s == GD_OK) {
+        s = copy_entries(owned, &entries, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    uint32_t changed = 0;
+    for (size_t i = 0; i < count; i++) {
+        gd_entry *entry = &entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE ||
+            entry->state == GD_ENTRY_DAMAGED ||
+            entry->state == GD_ENTRY_INVALID) {
+            *entry = (gd_entry){.state = GD_ENTRY_FREED};
+            changed++;
+        }
+    }
+    s = changed == 0 ? GD_OK : change_entries(owned, entries, err);
+    if (s != GD_OK || changed == 0) {
+        owned->repo->env->release(owned->repo->env, entries);
+        return s;
+    }
+    *freed = changed;
+    return GD_OK;
+}
+
+/* ---- giving space back ---- */
+
+/* Bytes of the file, from the first to behind the last. */
+typedef struct range {
+    uint64_t from, to;
+} range;
+
+static int
+by_start(const void *a, const void *b)
+{
+    const range *x = a, *y = b;
+    return x->from < y->from ? -1 : x->from > y->from;
+}
+
+/* The segments that live and damaged entries name, published or not, sorted. */
+static gd_status
+needed_ranges(const gd_owned_group *owned, range **out, size_t *count,
+              gd_error *err)
+{
+    uint32_t slots = owned->group->bounds.slots;
+    range *ranges = gd_calloc(owned->repo->env, slots, sizeof *ranges, err);
+    if (ranges == NULL) {
+        return GD_NOMEM;
+    }
+    size_t n = 0;
+    for (uint32_t i = 0; i < slots; i++) {
+        const gd_entry *entry = &owned->entries[i];
+        uint64_t from = entry->segment, to = gd_entry_segment_end(entry);
+        if ((entry->state == GD_ENTRY_LIVE ||
+             entry->state == GD_ENTRY_DAMAGED) &&
+            (n == 0 || ranges[n - 1].from != from ||
+             ranges[n - 1].to != to)) {
+            ranges[n++] = (range){from, to};
+        }
+    }
+    if (n > 0) {
+        qsort(ranges, n, sizeof *ranges, by_start);
+    }
+    *out = ranges;
+    *count = n;
+    return GD_OK;
+}
+
+/* Whole blocks of the file system within [from, to).  False at an error, or
+ * where the file system cannot (*rc tells): then the space comes back when the
+ * group is rewritten. */
+static bool
+punch_within(const gd_group *group, uint64_t block, uint64_t from, uint64_t to,
+             int *rc)
+{
+    from = (from + block - 1) / block * block;
+    to = to / block * block;
+    *rc = 0;
+    if (from < to) {
+        do {
+            *rc = group->env->punch(group->env, group->fd, from, to - from);
+        } while (*rc == -EINTR);
+    }
+    return *rc >= 0;
+}
+
+static int
+punch_between(const gd_owned_group *owned, const range *needed, size_t count,
+              const struct stat *st)
+{
+    enum { BLOCK_MIN = 512, BLOCK_MAX = 1 << 20, BLOCK_USUAL = 4096 };
+    uint64_t block = (uint64_t)st->st_blksize;
+    if (block < BLOCK_MIN || block > BLOCK_MAX) {
+        block = BLOCK_USUAL;
+    }
+    uint64_t at = gd_data_start(owned->group->bounds.slots);
+    /* What lies behind is a tail that somebody has still to judge (N7.3). */
+    uint64_t end = owned->published.end;
+    if (end > (uint64_t)st->st_size) {
+        end = (uint64_t)st->st_size;
+    }
+    int rc = 0;
+    for (size_t i = 0; i < count && needed[i].from < end; i++) {
+        if (needed[i].from > at &&
+            !punch_within(owned->group, block, at, needed[i].from, &rc)) {
+            return rc;
+        }
+        if (needed[i].to > at) {
+            at = needed[i].to;
+        }
+    }
+    if (at < end) {
+        (void)punch_within(owned->group, block, at, end, &rc);
+    }
+    return rc;
+}
+
+/* N6.4: an entry must be freed on the disk before its bytes go.  Were it live
+ * again after a crash, an upload could name it: a hit is compared by its
+ * fingerprint. */
+static gd_status
+settle(gd_owned_group *owned, gd_error *err)
+{
+    if (owned->settled) {
+        return GD_OK;
+    }
+    gd_status s = write_changes(owned, owned->entries, err);
+    if (s == GD_OK) {
+        s = sync_group(owned->group, err);
+    }
+    owned->settled = s == GD_OK;
+    owned->failed = s != GD_OK;
+    return s;
+}
+
+static gd_status
+stat_group(const gd_group *group, struct stat *st, gd_error *err)
+{
+    int rc = group->env->fstat(group->env, group->fd, st);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
+                  : GD_OK;
+}
+
+gd_status
+gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
+{
+    range *needed = NULL;
+    size_t count;
+    struct stat before, after;
+    *bytes = 0;
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s != GD_OK || has_state(owned, GD_ENTRY_INVALID)) {
+        return s;
+    }
+    s = settle(owned, err);
+    if (s == GD_OK) {
+        s = stat_group(owned->group, &before, err);
+    }
+    if (s == GD_OK) {
+        s = needed_ranges(owned, &needed, &count, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = punch_between(owned, needed, count, &before);
+    owned->repo->env->release(owned->repo->env, needed);
+    if (rc < 0 && rc != -EOPNOTSUPP && rc != -ENOSYS) {
+        return gd_fail_errno(err, -rc, "cannot give space of %s back",
+                             owned->group->name);
+    }
+    s = stat_group(owned->group, &after, err);
+    if (s == GD_OK && after.st_blocks < before.st_blocks) {
+        *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
+    }
+    return s;
+}
+
+/* ---- what rewriting would keep ---- */
+
+/* What the entries tell of one segment. */
+typedef struct survey {
+    uint64_t live;  /* plain bytes that live */
+    uint64_t plain; /* plain bytes in all, as far as is known */
+    uint32_t last;  /* slot of the last live block */
+} survey;
+
+/* Freed entries do not say what they were.  Those between blocks of a segment
+ * show in the offsets; those behind its last live one are taken to be its own,
+ * up to what the next segment must have and a full segment can. */
+static void
+survey_segment(const gd_owned_group *owned, uint32_t first, survey *found)
+{
+    const gd_entry *entries = owned->entries;
+    uint32_t slots = owned->group->bounds.slots;
+    uint64_t most = owned->published.codec == GD_CODEC_NONE
+                        ? owned->repo->params.segment_size
+                        : gd_segment_joined(owned->repo->params.segment_size);
+    uint64_t behind = 0;
+    *found = (survey){.last = first};
+    for (uint32_t i = first; i < slots; i++) {
+        const gd_entry *entry = &entries[i];
+        if (entry->state != GD_ENTRY_LIVE) {
+            behind += owned->group->bounds.max_block;
+            continue;
+        }
+        if (entry->segment != entries[first].segment) {
+            behind -= behind < entry->plain_offset ? behind
+                                                   : entry->plain_offset;
+            break;
+        }
+        uint64_t end = (uint64_t)entry->plain_offset + entry->plain_length;
+        found->live += entry->plain_length;
+        found->plain = end > found->plain ? end : found->plain;
+        found->last = i;
+        behind = 0;
+    }
+    uint64_t room = found->plain < most ? most - found->plain : 0;
+    found->plain += behind < room ? behind : room;
+}
+
+gd_status
+gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
+                          uint64_t *kept, gd_error *err)
+{
+    *bytes = *kept = 0;
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    for (uint32_t i = 0; i < owned->group->bounds.slots; i++) {
+        const gd_entry *entry = &owned->entries[i];
+        if (entry->state == GD_ENTRY_LIVE) {
+            survey found;
+            survey_segment(owned, i, &found);
+            uint64_t stored = entry->stored_length;
+            *bytes += GD_SEGMENT_HEADER + stored;
+            *kept += GD_SEGMENT_HEADER +
+                     (found.live < found.plain
+                          ? stored * found.live / found.plain
+                          : stored);
+            i = found.last;
+        }
+    }
+    return GD_OK;
+}
+
+/* ---- damage ---- */
+
+/* The segment's bytes as far as they can be read; zeros for the others. */
+static void
+salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length)
+{
+    enum { STEP = 512 }; /* so that a bad sector spoils little else */
+    if (gd_read_full(group->env, group->fd, out, length, offset, group->name,
+                     NULL) == GD_OK) {
+        return;
+    }
+    memset(out, 0, length);
+    for (size_t at = 0; at < length; at += STEP) {
+        size_t here = length - at < STEP ? length - at : STEP;
+        if (gd_read_full(group->env, group->fd, out + at, here, offset + at,
+                         group->name, NULL) != GD_OK) {
+            memset(out + at, 0, here);
+        }
+    }
+}
+
+static gd_status
+write_quarantine(const gd_owned_group *owned, const char *name,
+                 const uint8_t *data, size_t length, gd_error *err)
+{
+    const gd_env *env = owned->repo->env;
+    int fd;
+    gd_status s = gd_file_create(env, owned->repo->root, name, O_WRONLY, &fd,
+                                 err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_write_full(env, fd, data, length, 0, name, err);
+    if (s == GD_OK) {
+        int rc = env->fsync(env, fd);
+        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", name) : GD_OK;
+    }
+    env->close(env, fd);
+    if (s != GD_OK) {
+        (void)env->unlinkat(env, owned->repo->root, name);
+    }
+    return s;
+}
+
+static gd_status
+quarantine_segment(const gd_owned_group *owned, const gd_entry *entry,
+                   gd_quarantine_name name, gd_error *err)
+{
+    const gd_env *env = owned->repo->env;
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
+    uint8_t digits[8];
+    int rc = env->random(env, digits, sizeof digits);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "no random bytes");
+    }
+    snprintf(name, GD_NAME_SIZE, GD_DIR_QUARANTINE "/%08x-%u-%016llx",
+             (unsigned)owned->group->number, entry->segment,
+             (unsigned long long)gd_get64(digits));
+    uint8_t *data = gd_calloc(env, length, 1, err);
+    if (data == NULL) {
+        return GD_NOMEM;
+    }
+    salvage(owned->group, entry->segment, data, length);
+    gd_status s = write_quarantine(owned, name, data, length, err);
+    env->release(env, data);
+    return s;
+}
+
+/* Whether an earlier one of the slots is of the same segment. */
+static bool
+is_repeated(const gd_owned_group *owned, const uint32_t *slots, size_t at)
+{
+    for (size_t i = 0; i < at; i++) {
+        const gd_entry *entry = &owned->entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE &&
+            entry->segment == owned->entries[slots[at]].segment) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static gd_status
+quarantine_segments(const gd_owned_group *owned, const uint32_t *slots,
+                    size_t count, gd_quarantine_name *names,
+                    size_t *name_count, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        const gd_entry *entry = &owned->entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE && !is_repeated(owned, slots, i)) {
+            s = quarantine_segment(owned, entry, names[*name_count], err);
+            *name_count += s == GD_OK;
+        }
+    }
+    if (s == GD_OK && *name_count > 0) {
+        s = gd_sync_dir(owned->repo->env, owned->repo->root, GD_DIR_QUARANTINE,
+                        err);
+    }
+    return s;
+}
+
+gd_status
+gd_owned_group_mark_damaged(gd_owned_group *owned, const uint32_t *slots,
+                            size_t count, gd_quarantine_name **names,
+                            size_t *name_count, gd_error *err)
+{
+    const gd_env *env = owned->repo->env;
+    gd_entry *entries;
+    *names = NULL;
+    *name_count = 0;
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s == GD_OK) {
+        s = check_slots(owned, slots, count, err);
+    }
+    if (s == GD_OK) {
+        *names = gd_calloc(env, count, sizeof **names, err);
+        s = *names == NULL ? GD_NOMEM : GD_OK;
+    }
+    if (s == GD_OK) {
+        s = quarantine_segments(owned, slots, count, *names, name_count, err);
+    }
+    if (s == GD_OK && *name_count > 0) {
+        s = copy_entries(owned, &entries, err);
+    }
+    if (s != GD_OK || *name_count == 0) {
+        return s;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (entries[slots[i]].state == GD_ENTRY_LIVE) {
+            entries[slots[i]].state = GD_ENTRY_DAMAGED;
+        }
+    }
+    s = change_entries(owned, entries, err);
+    if (s != GD_OK) {
+        env->release(env, entries);
+    }
+    return s;
+}
+
+/* ---- removing the group ---- */
+
+/* Whether a slot's entry forbids it.  What was given up or freed does not. */
+static bool
+is_in_the_way(const gd_owned_group *owned, uint32_t slot)
+{
+    uint8_t state = owned->entries[slot].state;
+    bool used = state != GD_ENTRY_EMPTY;
+    return slot < owned->published.count
+               ? used && state != GD_ENTRY_VOID && state != GD_ENTRY_FREED
+               : used;
+}
+
+gd_status
+gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
+{
+    gd_repo *repo = owned->repo;
+    uint32_t *numbers;
+    size_t count;
+    *removed = false;
+    gd_status s = gd_owned_group_check(owned, err);
+    for (uint32_t i = 0; s == GD_OK && i < owned->group->bounds.slots; i++) {
+        if (is_in_the_way(owned, i)) {
+            return GD_OK;
+        }
+    }
+    if (s == GD_OK) {
+        s = gd_repo_list_groups(repo, &numbers, &count, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    bool highest = count == 0 || numbers[count - 1] <= owned->group->number;
+    repo->env->release(repo->env, numbers);
+    if (highest) {
+        return GD_OK; /* its number would be given out again */
+    }
+    int rc = repo->env->unlinkat(repo->env, repo->root, owned->group->name);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot remove %s", owned->group->name);
+    }
+    owned->failed = true; /* it is gone */
+    *removed = true;
+    s = gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
+    gd_fpcache_drop_removed(repo->cache);
+    if (s == GD_OK) {
+        /* Other processes may have it open, for who knows how long. */
+        uint64_t start = gd_data_start(owned->group->bounds.slots);
+        (void)repo->env->punch(repo->env, owned->group->fd, start,
+                               UINT32_MAX - start);
+    }
+    return s;
+}

@@ -1,0 +1,23 @@
+/*
+ * usage.h - what the bytes of a group's file are: for whoever asks where the
+ * room went.  Told by the entries; no segment is read.
+ */
+#ifndef GD_USAGE_H
+#define GD_USAGE_H
+
+#include "engine/files/blockgroup.h"
+
+enum { GD_CODECS = 3 };
+
+typedef struct gd_usage {
+    uint64_t plain[GD_CODECS];  /* bytes of blocks that live, by codec */
+    uint64_t stored[GD_CODECS]; /* bytes of the segments they are in */
+    uint64_t segments;
+} gd_usage;
+
+/* Adds what a group has.  A damaged block counts as one that lives, since its
+ * bytes stay. */
+gd_status gd_usage_add_group(const gd_group *group, gd_usage *used,
+                             gd_error *err);
+
+#endif

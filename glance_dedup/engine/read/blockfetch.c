@@ -1,0 +1,490 @@
+/*
+ * blockfetch.c - see blockfetch.h.
+ */
+#include "engine/read/blockfetch.h"
+
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/handle/segcache.h"
+#include "engine/read/spare.h"
+
+enum {
+    LOT_SEGMENTS = 64, /* decoded at once, at most */
+    LOT_SMALL = 4,     /* of so few none is worth waking a thread for */
+};
+
+gd_status
+gd_block_fetch_open(gd_block_fetch *fetch, gd_repo *repo,
+                    const gd_recipe *recipe, const gd_taker *taker,
+                    gd_error *err)
+{
+    memset(fetch, 0, sizeof *fetch);
+    gd_status s = gd_plan_open(&fetch->plan, repo, recipe, err);
+    fetch->taker = *taker;
+    fetch->plan.zeros = taker->zeros;
+    fetch->plan.arg = taker->arg;
+    return s;
+}
+
+void
+gd_block_fetch_close(gd_block_fetch *fetch)
+{
+    const gd_env *env = fetch->plan.repo->env;
+    unsigned threads = gd_pool_threads(fetch->plan.repo->pool);
+    for (unsigned i = 0; fetch->scratch != NULL && i <= threads; i++) {
+        gd_coder_close(env, fetch->scratch[i].coder);
+        env->release(env, fetch->scratch[i].plain);
+    }
+    env->release(env, fetch->scratch);
+    env->release(env, fetch->in);
+    gd_plan_close(&fetch->plan);
+}
+
+static gd_status
+need_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
+{
+    if (scratch->coder != NULL) {
+        return GD_OK;
+    }
+    if (scratch->plain == NULL) {
+        scratch->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
+    }
+    return scratch->plain == NULL
+               ? GD_NOMEM
+               : gd_coder_open(env, &scratch->coder, err);
+}
+
+/* The caller's own, who is the last of the pool's workers. */
+static gd_scratch *
+own_scratch(const gd_block_fetch *fetch)
+{
+    return &fetch->scratch[gd_pool_threads(fetch->plan.repo->pool)];
+}
+
+/* Not needed where all comes out of the cache. */
+static gd_status
+need_buffers(gd_block_fetch *fetch, gd_error *err)
+{
+    gd_repo *repo = fetch->plan.repo;
+    if (fetch->in == NULL) {
+        fetch->in = gd_alloc(
+            repo->env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+    }
+    if (fetch->scratch == NULL) {
+        fetch->scratch = gd_calloc(repo->env, gd_pool_threads(repo->pool) + 1,
+                                   sizeof *fetch->scratch, err);
+    }
+    if (fetch->in == NULL || fetch->scratch == NULL) {
+        return GD_NOMEM;
+    }
+    return need_scratch(repo->env, own_scratch(fetch), err);
+}
+
+/* ---- verifying and handing out ---- */
+
+static gd_status
+verify_want(const gd_block_fetch *fetch, const gd_want *want,
+            const gd_segment_header *header, const uint8_t *plain,
+            gd_error *err)
+{
+    const gd_entry *entry = &want->entry;
+    gd_status s = gd_group_match_segment(want->group, entry, want->slot,
+                                         header, err);
+    if (s == GD_OK && gd_checksum(plain + entry->plain_offset,
+                                  entry->plain_length, 0) != entry->checksum) {
+        s = gd_fail(err, GD_CORRUPT,
+                    "%s: the block of slot %u, in the segment at offset %u, is "
+                    "not what its checksum says; %s needs it",
+                    want->group->name, want->slot, entry->segment,
+                    fetch->plan.recipe->name);
+    }
+    return s;
+}
+
+/* All wants of one segment. */
+static gd_status
+hand_out(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
+         const gd_segment_header *header, const uint8_t *stored,
+         const uint8_t *plain, gd_error *err)
+{
+    const gd_taker *taker = &fetch->taker;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = verify_want(fetch, &wants[i], header, plain, err);
+    }
+    return s == GD_OK ? taker->segment(taker->arg, wants, count, header,
+                                       stored, plain, err)
+                      : s;
+}
+
+/* ---- out of the cache ---- */
+
+/* *taken: false if it is not there. */
+static gd_status
+take_cached(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
+            bool *taken, gd_error *err)
+{
+    gd_segcache *cache = fetch->plan.repo->segcache;
+    gd_cached_segment *segment =
+        gd_segcache_get(cache, wants->group, wants->entry.segment);
+    *taken = segment != NULL;
+    if (segment == NULL) {
+        return GD_OK;
+    }
+    gd_status s = hand_out(fetch, wants, count, &segment->header, NULL,
+                           segment->plain, err);
+    if (s == GD_CORRUPT) {
+        gd_segcache_drop(cache, segment);
+    }
+    gd_segcache_return(cache, segment);
+    return s;
+}
+
+/* ---- from the disk ---- */
+
+/* All wants of one segment; in is its header, stored bytes behind it. */
+static gd_status
+take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
+             const gd_want *wants, size_t count, const uint8_t *in,
+             gd_error *err)
+{
+    gd_segment_header header;
+    const gd_group *group = wants->group;
+    uint32_t offset = wants->entry.segment;
+    gd_segcache *cache = fetch->plan.repo->segcache;
+    gd_cached_segment *kept = NULL;
+    gd_status s = gd_segment_header_decode(in, &header, group->name, offset,
+                                           err);
+    if (s == GD_OK) {
+        /* Before decoding: the lengths are those that were read. */
+        s = gd_group_match_segment(group, &wants->entry, wants->slot, &header,
+                                   err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    const uint8_t *stored = in + GD_SEGMENT_HEADER, *plain = stored;
+    if (fetch->cached && gd_segcache_enabled(cache)) {
+        kept = gd_segcache_new(cache, &header);
+    }
+    if (kept != NULL || header.codec != GD_CODEC_NONE) {
+        uint8_t *out = kept != NULL ? kept->plain : scratch->plain;
+        s = gd_segment_decode(scratch->coder, &header, stored, out,
+                              group->name, offset, err);
+        plain = out;
+    }
+    if (s == GD_OK) {
+        s = hand_out(fetch, wants, count, &header, stored, plain, err);
+    }
+    if (kept != NULL) {
+        if (s == GD_OK) {
+            gd_segcache_keep(cache, group, offset, kept);
+        }
+        gd_segcache_return(cache, kept);
+    }
+    return s;
+}
+
+/* ---- several segments at once ---- */
+
+typedef struct lot {
+    gd_block_fetch *fetch;
+    struct {
+        const gd_want *wants;
+        size_t count;
+        const uint8_t *in; /* NULL: out of the cache */
+        bool taken;        /* it was there */
+    } segments[LOT_SEGMENTS];
+    size_t count;
+    atomic_flag failed; /* who sets it, says in the next two why */
+    gd_status status;
+    gd_error *err;
+} lot;
+
+static void
+take_of_lot(void *arg, size_t task, unsigned worker)
+{
+    lot *l = arg;
+    gd_error error;
+    gd_status s;
+    const gd_want *wants = l->segments[task].wants;
+    size_t count = l->segments[task].count;
+    if (l->segments[task].in == NULL) {
+        s = take_cached(l->fetch, wants, count, &l->segments[task].taken,
+                        &error);
+    } else {
+        gd_scratch *scratch = &l->fetch->scratch[worker];
+        s = need_scratch(l->fetch->plan.repo->env, scratch, &error);
+        if (s == GD_OK) {
+            s = take_segment(l->fetch, scratch, wants, count,
+                             l->segments[task].in, &error);
+        }
+    }
+    if (s != GD_OK && !atomic_flag_test_and_set(&l->failed)) {
+        l->status = s;
+        if (l->err != NULL) {
+            *l->err = error;
+        }
+    }
+}
+
+/* With the pool's help, if there is enough to do for it. */
+static gd_status
+take_lot(lot *l, gd_error *err)
+{
+    gd_pool *pool = l->fetch->plan.repo->pool;
+    l->status = GD_OK;
+    l->err = err;
+    atomic_flag_clear(&l->failed);
+    if (!l->fetch->taker.parallel || l->count <= LOT_SMALL) {
+        for (size_t i = 0; l->status == GD_OK && i < l->count; i++) {
+            take_of_lot(l, i, gd_pool_threads(pool));
+        }
+    } else {
+        gd_job job = {.run = take_of_lot, .arg = l, .tasks = l->count};
+        gd_pool_submit(pool, &job);
+        gd_pool_wait(pool, &job);
+    }
+    l->count = 0;
+    return l->status;
+}
+
+/* Whether the lot is full. */
+static bool
+add_to_lot(lot *l, const gd_want *wants, size_t count, const uint8_t *in)
+{
+    l->segments[l->count].wants = wants;
+    l->segments[l->count].count = count;
+    l->segments[l->count].in = in;
+    return ++l->count == LOT_SEGMENTS;
+}
+
+/* Leaves in the plan what is not in the cache. */
+static gd_status
+take_all_cached(gd_block_fetch *fetch, gd_error *err)
+{
+    gd_plan *plan = &fetch->plan;
+    lot l = {.fetch = fetch};
+    size_t left = 0;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < plan->count;) {
+        size_t n = gd_plan_segment(&plan->wants[i], plan->count - i);
+        bool full = add_to_lot(&l, &plan->wants[i], n, NULL);
+        i += n;
+        if (!full && i < plan->count) {
+            continue;
+        }
+        size_t count = l.count;
+        s = take_lot(&l, err);
+        for (size_t j = 0; j < count; j++) {
+            if (!l.segments[j].taken) {
+                n = l.segments[j].count;
+                memmove(&plan->wants[left], l.segments[j].wants,
+                        n * sizeof plan->wants[0]);
+                left += n;
+            }
+        }
+    }
+    plan->count = left;
+    return s;
+}
+
+static gd_status
+take_neighbours(gd_block_fetch *fetch, const gd_want *wants, size_t count,
+                uint64_t end, gd_error *err)
+{
+    lot l = {.fetch = fetch};
+    const gd_group *group = wants->group;
+    uint64_t start = wants->entry.segment;
+    gd_plan_count(&fetch->plan, group, start, end);
+    gd_status s = gd_read_full(group->env, group->fd, fetch->in,
+                               (size_t)(end - start), start, group->name, err);
+    for (size_t i = 0; s == GD_OK && i < count;) {
+        size_t n = gd_plan_segment(wants + i, count - i);
+        bool full = add_to_lot(
+            &l, wants + i, n,
+            fetch->in + (wants[i].entry.segment - start));
+        i += n;
+        if (full || i == count) {
+            s = take_lot(&l, err);
+        }
+    }
+    return s;
+}
+
+static gd_status
+take_from_disk(gd_block_fetch *fetch, gd_error *err)
+{
+    const gd_plan *plan = &fetch->plan;
+    if (plan->count == 0) {
+        return GD_OK;
+    }
+    gd_status s = need_buffers(fetch, err);
+    if (!plan->asked) {
+        gd_plan_read_ahead(plan->wants, plan->count);
+    }
+    for (size_t i = 0; s == GD_OK && i < plan->count;) {
+        uint64_t end;
+        size_t n = gd_plan_neighbours(plan->wants + i, plan->count - i, &end);
+        s = take_neighbours(fetch, plan->wants + i, n, end, err);
+        i += n;
+    }
+    return s;
+}
+
+/* ---- damage ---- */
+
+/* Takes the spare copy of a block; without one, `wrong` and its words stand. */
+static gd_status
+take_spare(gd_block_fetch *fetch, const gd_want *want, gd_status wrong,
+           gd_error *err)
+{
+    gd_repo *repo = fetch->plan.repo;
+    const gd_entry *entry = &want->entry;
+    bool found = false;
+    gd_status s = gd_spare_read(repo, &want->group->scope,
+                                &entry->fingerprint, entry->plain_length,
+                                entry->checksum, fetch->in, &found, NULL);
+    if (s != GD_OK || !found) {
+        return wrong;
+    }
+    atomic_fetch_add(&repo->counters.spare_reads, 1);
+    return fetch->taker.block(fetch->taker.arg, want, fetch->in, err);
+}
+
+/* Takes the spare copies of the blocks whose entries say that they are damaged.
+ * One that has none stays in the plan: its bytes are verified as any other's,
+ * and what hindered their reading once may have passed. */
+static gd_status
+take_damaged(gd_block_fetch *fetch, gd_error *err)
+{
+    gd_plan *plan = &fetch->plan;
+    size_t left = 0;
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
+        const gd_want want = plan->wants[i];
+        gd_status taken = GD_CORRUPT;
+        if (want.entry.state == GD_ENTRY_DAMAGED) {
+            s = need_buffers(fetch, err);
+            if (s == GD_OK) {
+                taken = take_spare(fetch, &want, GD_CORRUPT, err);
+                s = taken == GD_CORRUPT ? GD_OK : taken;
+            }
+        }
+        if (s == GD_OK && taken != GD_OK) {
+            plan->wants[left++] = want;
+        }
+    }
+    plan->count = left;
+    return s;
+}
+
+/* What is wrong with a block that was tried for itself. */
+static gd_status
+say_damaged(const gd_block_fetch *fetch, const gd_want *want, gd_status s,
+            gd_error *err)
+{
+    return want->entry.state == GD_ENTRY_DAMAGED && s == GD_CORRUPT
+               ? gd_fail(err, s,
+                         "%s: the block of slot %u is known to be damaged (its "
+                         "bytes are in quarantine/), it has no spare copy, and "
+                         "%s needs it", want->group->name, want->slot,
+                         fetch->plan.recipe->name)
+               : s;
+}
+
+/* A block for itself.  *held: the want whose segment was decoded last. */
+static gd_status
+take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
+           gd_segment_header *header, gd_error *err)
+{
+    const gd_taker *taker = &fetch->taker;
+    const gd_scratch *scratch = own_scratch(fetch);
+    gd_status s = GD_OK;
+    if (*held == NULL || (*held)->group != want->group ||
+        (*held)->entry.segment != want->entry.segment) {
+        *held = NULL;
+        gd_plan_count(&fetch->plan, want->group, want->entry.segment,
+                      gd_entry_segment_end(&want->entry));
+        s = gd_group_read_segment(want->group, &want->entry, want->slot,
+                                  scratch->coder, fetch->in, scratch->plain,
+                                  header, err);
+    }
+    if (s == GD_OK) {
+        *held = want;
+        s = verify_want(fetch, want, header, scratch->plain, err);
+    }
+    if (s == GD_OK) {
+        return taker->block(taker->arg, want,
+                            scratch->plain + want->entry.plain_offset, err);
+    }
+    s = say_damaged(fetch, want, s, err);
+    return s == GD_CORRUPT || s == GD_IO ? take_spare(fetch, want, s, err)
+                                         : s;
+}
+
+static gd_status
+take_carefully(gd_block_fetch *fetch, gd_error *err)
+{
+    const gd_plan *plan = &fetch->plan;
+    const gd_want *held = NULL;
+    gd_segment_header header;
+    gd_status s = need_buffers(fetch, err);
+    for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
+        s = take_block(fetch, &plan->wants[i], &held, &header, err);
+    }
+    return s;
+}
+
+/* ---- all of it ---- */
+
+/* How ranges are read; a later way is tried when the one before failed. */
+typedef enum way {
+    AS_CACHED, /* open files and segments as they are at hand */
+    AFRESH,    /* files looked up by name, segments from the disk */
+    CAREFULLY, /* the same, each block for itself, or its spare copy */
+    WAYS,
+} way;
+
+static gd_status
+try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
+           gd_error *err)
+{
+    gd_plan *plan = &fetch->plan;
+    gd_status s = GD_OK;
+    plan->fresh = how != AS_CACHED;
+    plan->asked = plan->asked && how == AS_CACHED;
+    plan->full = false;
+    if (fetch->taker.start != NULL) {
+        fetch->taker.start(fetch->taker.arg);
+    }
+    for (size_t i = 0; s == GD_OK && !plan->full && i < count; i++) {
+        s = gd_plan_add(plan, ranges[i], err);
+    }
+    gd_plan_sort(plan);
+    if (s == GD_OK) {
+        s = take_damaged(fetch, err);
+    }
+    if (s == GD_OK && how == AS_CACHED && fetch->cached &&
+        gd_segcache_enabled(plan->repo->segcache)) {
+        s = take_all_cached(fetch, err);
+    }
+    if (s == GD_OK) {
+        s = how == CAREFULLY ? take_carefully(fetch, err)
+                             : take_from_disk(fetch, err);
+    }
+    gd_plan_clear(plan);
+    return s;
+}
+
+gd_status
+gd_block_fetch_ranges(gd_block_fetch *fetch, const gd_range *ranges,
+                      size_t count, gd_error *err)
+{
+    gd_status s = GD_CORRUPT;
+    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO); how++) {
+        s = try_ranges(fetch, ranges, count, (way)how, err);
+    }
+    return s;
+}

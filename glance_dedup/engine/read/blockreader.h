@@ -1,0 +1,43 @@
+/*
+ * blockreader.h - reads single blocks by their addresses, verified by checksum
+ * and by fingerprint (I7).
+ *
+ * For the maintainer's work, in which blocks are read one at a time, mostly in
+ * the order of their slots: the segment read last is kept; and for reading back
+ * what a transaction has stored, before there is a recipe.  Belongs to one
+ * thread at a time.
+ */
+#ifndef GD_BLOCKREADER_H
+#define GD_BLOCKREADER_H
+
+#include "engine/handle/repo.h"
+
+typedef struct gd_block_reader gd_block_reader;
+
+gd_status gd_block_reader_open(gd_repo *repo, gd_block_reader **reader,
+                               gd_error *err);
+void gd_block_reader_close(gd_block_reader *reader);
+
+/* *data has entry->plain_length bytes and is the reader's, until the next call.
+ * entry is filled in also if the block is GD_CORRUPT, as far as it could be
+ * read: its state says what it is. */
+gd_status gd_block_reader_read(gd_block_reader *reader, gd_address address,
+                               gd_entry *entry, const uint8_t **data,
+                               gd_error *err);
+
+/* Copies blocks, one behind the other, to out.  Each has to be the one meant
+ * (I7): with this fingerprint and length; else GD_CORRUPT names group and slot.
+ * No group stays open.
+ * REQUIRES: somebody holds the groups' shared locks (I6), and the blocks lie
+ * before a sync point (I1). */
+gd_status gd_block_reader_copy(gd_block_reader *reader,
+                               const gd_address *addresses,
+                               const gd_fingerprint *fps,
+                               const uint32_t *lengths, size_t count,
+                               uint8_t *out, gd_error *err);
+
+/* The group that was read from last; NULL if it could not be opened.  Valid
+ * until the next read. */
+const gd_group *gd_block_reader_group(const gd_block_reader *reader);
+
+#endif

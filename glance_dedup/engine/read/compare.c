@@ -1,0 +1,193 @@
+/*
+ * compare.c - see compare.h.
+ */
+#include "engine/read/compare.h"
+
+#include <string.h>
+
+enum { WINDOW = 64 }; /* entries read together */
+
+struct gd_compare {
+    gd_repo *repo;
+    gd_group *group; /* lent; NULL: none */
+    gd_entry entries[WINDOW];
+    uint32_t first, count; /* the slots of entries, of that group */
+    /* The segment read last, of any group; 0: none. */
+    uint32_t segment_group, segment;
+    gd_segment_header header;
+    gd_coder *coder;
+    uint8_t *in;          /* as it is stored */
+    uint8_t *decoded;
+    const uint8_t *plain; /* its plain bytes, in one of these */
+};
+
+gd_status
+gd_compare_open(gd_repo *repo, gd_compare **out, gd_error *err)
+{
+    const gd_env *env = repo->env;
+    gd_compare *compare = gd_calloc(env, 1, sizeof *compare, err);
+    if (compare == NULL) {
+        return GD_NOMEM;
+    }
+    compare->repo = repo;
+    gd_status s = gd_coder_open(env, &compare->coder, err);
+    if (s == GD_OK) {
+        compare->in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1,
+                                err);
+        compare->decoded = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
+        s = compare->in == NULL || compare->decoded == NULL ? GD_NOMEM : GD_OK;
+    }
+    if (s != GD_OK) {
+        gd_compare_close(compare);
+        return s;
+    }
+    *out = compare;
+    return GD_OK;
+}
+
+static void
+return_group(gd_compare *compare)
+{
+    if (compare->group != NULL) {
+        gd_fpcache_return_group(compare->repo->cache, compare->group);
+        compare->group = NULL;
+    }
+    compare->count = 0;
+}
+
+void
+gd_compare_close(gd_compare *compare)
+{
+    if (compare != NULL) {
+        const gd_env *env = compare->repo->env;
+        return_group(compare);
+        gd_coder_close(env, compare->coder);
+        env->release(env, compare->in);
+        env->release(env, compare->decoded);
+        env->release(env, compare);
+    }
+}
+
+/* ---- segments ---- */
+
+/* Bytes that are stored as they are need not be copied.  No checksum is
+ * verified: bytes that are equal are right. */
+static gd_status
+decode_segment(gd_compare *compare, const gd_group *group, uint32_t offset)
+{
+    const uint8_t *stored = compare->in + GD_SEGMENT_HEADER;
+    if (compare->header.codec == GD_CODEC_NONE) {
+        compare->plain = stored;
+        return GD_OK;
+    }
+    compare->plain = compare->decoded;
+    return gd_segment_decode(compare->coder, &compare->header, stored,
+                             compare->decoded, group->name, offset, NULL);
+}
+
+static gd_status
+need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
+             uint32_t slot)
+{
+    if (compare->segment_group == group->number &&
+        compare->segment == entry->segment) {
+        return gd_group_match_segment(group, entry, slot, &compare->header,
+                                      NULL);
+    }
+    compare->segment_group = 0;
+    gd_status s = gd_read_full(group->env, group->fd, compare->in,
+                               GD_SEGMENT_HEADER + (size_t)entry->stored_length,
+                               entry->segment, group->name, NULL);
+    if (s == GD_OK) {
+        s = gd_segment_header_decode(compare->in, &compare->header,
+                                     group->name, entry->segment, NULL);
+    }
+    if (s == GD_OK) {
+        s = gd_group_match_segment(group, entry, slot, &compare->header, NULL);
+    }
+    if (s == GD_OK) {
+        s = decode_segment(compare, group, entry->segment);
+    }
+    if (s == GD_OK) {
+        compare->segment_group = group->number;
+        compare->segment = entry->segment;
+    }
+    return s;
+}
+
+bool
+gd_compare_entry(gd_compare *compare, const gd_group *group,
+                 const gd_entry *entry, uint32_t slot, const uint8_t *data)
+{
+    atomic_fetch_add(&compare->repo->counters.compares, 1);
+    return need_segment(compare, group, entry, slot) == GD_OK &&
+           memcmp(compare->plain + entry->plain_offset, data,
+                  entry->plain_length) == 0;
+}
+
+/* ---- entries ---- */
+
+static gd_status
+need_group(gd_compare *compare, uint32_t number)
+{
+    if (compare->group != NULL && compare->group->number == number) {
+        return GD_OK;
+    }
+    return_group(compare);
+    gd_status s = gd_fpcache_group(compare->repo->cache, number, false,
+                                   &compare->group, NULL);
+    if (s != GD_OK) {
+        compare->group = NULL;
+    }
+    return s;
+}
+
+/* The kept entry of the slot, if it is that of such a block; else NULL. */
+static const gd_entry *
+kept_entry(const gd_compare *compare, uint32_t slot, const gd_fingerprint *fp,
+           uint32_t length)
+{
+    if (slot < compare->first || slot - compare->first >= compare->count) {
+        return NULL;
+    }
+    const gd_entry *entry = &compare->entries[slot - compare->first];
+    return entry->state == GD_ENTRY_LIVE && entry->plain_length == length &&
+                   gd_fingerprint_equal(&entry->fingerprint, fp)
+               ? entry
+               : NULL;
+}
+
+/* From this slot on: neighbours are asked for next. */
+static gd_status
+read_entries(gd_compare *compare, uint32_t slot)
+{
+    uint32_t slots = compare->group->bounds.slots;
+    uint32_t rest = slot < slots ? slots - slot : 0;
+    uint32_t count = rest < WINDOW ? rest : WINDOW;
+    compare->count = 0;
+    gd_status s = gd_group_read_entries(compare->group, slot, count,
+                                        compare->entries, NULL);
+    if (s == GD_OK) {
+        compare->first = slot;
+        compare->count = count;
+    }
+    return s;
+}
+
+bool
+gd_compare_block(gd_compare *compare, gd_address address,
+                 const gd_fingerprint *fp, const uint8_t *data,
+                 uint32_t length)
+{
+    if (need_group(compare, address.group) != GD_OK) {
+        return false;
+    }
+    const gd_entry *entry = kept_entry(compare, address.slot, fp, length);
+    /* One that is not as it should be may have been read before it was
+     * published. */
+    if (entry == NULL && read_entries(compare, address.slot) == GD_OK) {
+        entry = kept_entry(compare, address.slot, fp, length);
+    }
+    return entry != NULL && gd_compare_entry(compare, compare->group, entry,
+                                             address.slot, data);
+}

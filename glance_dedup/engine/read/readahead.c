@@ -1,0 +1,398 @@
+/*
+ * readahead.c - see readahead.h.
+ */
+#include "engine/read/readahead.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/handle/segcache.h"
+#include "engine/read/plan.h"
+
+enum {
+    SPAN_MIN = 4 << 20, /* bytes of blocks asked for at once, reading on: */
+    SPAN_MAX = 32 << 20,
+    /* The same, where what was asked for last is scattered: then more of what
+     * follows has neighbours in what follows that. */
+    SPAN_FAR = 128 << 20,
+    SCATTERED = 2 << 20, /* fewer bytes at once; two seeks take as long */
+    PIECES = 4096,         /* extents looked at for it, at most */
+    STRETCHES = 8192,      /* segments brought into order at once */
+    /* Bytes read over rather than seeked over, if that much is wanted around
+     * them; GD_READ_GAP always are. */
+    GAP = 512 << 10,
+    MANY_BLOCKS = 32,      /* more of them are not each looked at */
+    RECIPE_ONCE = 1 << 20, /* bytes of the recipe */
+    /* Of a single request the kernel may leave out what is more than the
+     * device takes at once. */
+    ASK_ONCE = 512 << 10,
+};
+
+/* How much of a group's store was asked for. */
+enum { SOME_ENTRIES = 1, WHOLE_STORE = 2 };
+
+/* What is wanted of an extent. */
+typedef struct piece {
+    uint32_t group, slot, blocks;
+} piece;
+
+/* Bytes of a group's file. */
+typedef struct stretch {
+    uint64_t start, end;
+} stretch;
+
+/* One step ahead. */
+typedef struct step {
+    gd_readahead *ahead;
+    bool reading_on;
+    uint64_t to, until; /* where in the image it ended, and has to end */
+    size_t count;
+    size_t stretch_count;
+    uint64_t asks, bytes; /* what was asked for of segments */
+    piece pieces[PIECES];
+    stretch stretches[STRETCHES];
+    gd_entry entries[GD_EXTENT_BLOCKS];
+} step;
+
+void
+gd_readahead_open(gd_readahead *ahead, gd_repo *repo, const gd_recipe *recipe)
+{
+    *ahead = (gd_readahead){.repo = repo, .recipe = recipe};
+    pthread_mutex_init(&ahead->mutex, NULL);
+    gd_groupmap_init(&ahead->stores, repo->env);
+}
+
+void
+gd_readahead_close(gd_readahead *ahead)
+{
+    gd_groupmap_free(&ahead->stores);
+    pthread_mutex_destroy(&ahead->mutex);
+}
+
+static void
+ask(gd_repo *repo, int fd, uint64_t inode, stretch bytes)
+{
+    const gd_env *env = repo->env;
+    gd_seeks_note(&repo->counters.image, inode, bytes.start,
+                  bytes.end - bytes.start);
+    while (bytes.start < bytes.end) {
+        uint64_t here = bytes.end - bytes.start;
+        here = here < ASK_ONCE ? here : ASK_ONCE;
+        env->start_readahead(env, fd, bytes.start, here);
+        bytes.start += here;
+    }
+}
+
+/* ---- the recipe ---- */
+
+/* So that looking for a page is not a seek for each. */
+static void
+ask_recipe(gd_readahead *ahead, uint64_t page)
+{
+    const gd_recipe *recipe = ahead->recipe;
+    uint64_t at = page * GD_RECIPE_PAGE;
+    uint64_t size = gd_recipe_bytes(recipe->header.extents);
+    if (at < ahead->recipe_start || at >= ahead->recipe_end) {
+        uint64_t end = at + RECIPE_ONCE < size ? at + RECIPE_ONCE : size;
+        ask(ahead->repo, recipe->fd, recipe->inode, (stretch){at, end});
+        ahead->recipe_start = at;
+        ahead->recipe_end = end;
+    }
+}
+
+/* The blocks of [skip, skip + length), if all of the extent have one length but
+ * the last, which may be shorter.  Where they have not, some are asked for in
+ * vain, and some later. */
+static piece
+part_of(const gd_extent *extent, uint64_t skip, uint64_t length)
+{
+    uint64_t from = skip * extent->blocks / extent->length;
+    uint64_t to = (skip + length - 1) * extent->blocks / extent->length;
+    from = from < to ? from : to; /* lengths that are lies overflow */
+    return (piece){extent->group, extent->slot + (uint32_t)from,
+                   (uint32_t)(to - from) + 1};
+}
+
+/* Notes the extents from offset on, up to `most` bytes of blocks. */
+static void
+list_pieces(step *step, uint64_t offset, uint64_t most)
+{
+    gd_recipe_page page;
+    uint32_t at;
+    gd_readahead *ahead = step->ahead;
+    const gd_recipe *recipe = ahead->recipe;
+    step->to = offset;
+    if (ahead->recipe_end == 0) {
+        ask_recipe(ahead, 0);
+    }
+    gd_status s = gd_recipe_seek(recipe, offset, &page, &at, NULL);
+    while (s == GD_OK && step->to < step->until && most > 0 &&
+           step->count < PIECES) {
+        const gd_extent *extent = &page.extents[at++];
+        uint64_t skip = step->to - extent->offset;
+        uint64_t here = extent->length - skip;
+        if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
+            here = here < most ? here : most;
+            most -= here;
+            step->pieces[step->count++] = part_of(extent, skip, here);
+        }
+        step->to += here;
+        if (at == page.count && step->to < step->until) {
+            ask_recipe(ahead, page.number + 1);
+            s = gd_recipe_read_page(recipe, page.number + 1, &page, NULL);
+            at = 0;
+            if (s == GD_OK && page.extents[0].offset != step->to) {
+                s = GD_CORRUPT;
+            }
+        }
+    }
+}
+
+static int
+by_address(const void *a, const void *b)
+{
+    const piece *x = a, *y = b;
+    if (x->group != y->group) {
+        return x->group < y->group ? -1 : 1;
+    }
+    return x->slot < y->slot ? -1 : x->slot > y->slot;
+}
+
+/* ---- one group ---- */
+
+static int
+by_start(const void *a, const void *b)
+{
+    const stretch *x = a, *y = b;
+    return x->start < y->start ? -1 : x->start > y->start;
+}
+
+/* Asks for the stretches noted, neighbours together.  A larger gap is read
+ * over as long as no more is read in vain than is wanted: a disk with a head
+ * gains, and one without loses little. */
+static void
+ask_stretches(step *step, const gd_group *group)
+{
+    const stretch *all = step->stretches;
+    size_t count = step->stretch_count;
+    step->stretch_count = 0;
+    if (count > 0) {
+        qsort(step->stretches, count, sizeof *all, by_start);
+    }
+    for (size_t i = 0; i < count;) {
+        stretch joined = all[i++];
+        uint64_t wanted = joined.end - joined.start, vain = 0;
+        for (; i < count; i++) {
+            uint64_t from = all[i].start, to = all[i].end;
+            uint64_t gap = from > joined.end ? from - joined.end : 0;
+            uint64_t more = to > joined.end ? to - joined.end - gap : 0;
+            if (gap > GAP ||
+                (gap > GD_READ_GAP && vain + gap > wanted + more)) {
+                break;
+            }
+            vain += gap;
+            wanted += more;
+            joined.end += gap + more;
+        }
+        ask(step->ahead->repo, group->fd, group->inode, joined);
+        step->asks++;
+        step->bytes += joined.end - joined.start;
+    }
+}
+
+static void
+note_stretch(step *step, const gd_group *group, uint64_t start,
+             const gd_entry *last)
+{
+    if (step->stretch_count == STRETCHES) {
+        ask_stretches(step, group);
+    }
+    step->stretches[step->stretch_count++] =
+        (stretch){start, gd_entry_segment_end(last)};
+}
+
+/* Notes the segments of the blocks wanted, but those that are in the cache. */
+static void
+note_segments(step *step, const gd_group *group, const piece *piece)
+{
+    gd_segcache *cache = step->ahead->repo->segcache;
+    bool cached = gd_segcache_enabled(cache);
+    uint32_t last = 0;
+    if (gd_group_read_entries(group, piece->slot, piece->blocks,
+                              step->entries, NULL) != GD_OK) {
+        return;
+    }
+    for (uint32_t i = 0; i < piece->blocks; i++) {
+        const gd_entry *entry = &step->entries[i];
+        if (entry->state == GD_ENTRY_LIVE && entry->segment != last) {
+            last = entry->segment;
+            if (!cached || !gd_segcache_has(cache, group, last)) {
+                note_stretch(step, group, last, entry);
+            }
+        }
+    }
+}
+
+/* Blocks that follow one another were mostly stored so: then the first and the
+ * last one tell where all of them are.  False if they do not. */
+static bool
+note_ends(step *step, const gd_group *group, const piece *piece)
+{
+    const gd_repo *repo = step->ahead->repo;
+    gd_entry first, last;
+    if (piece->blocks < MANY_BLOCKS || gd_segcache_enabled(repo->segcache) ||
+        gd_group_read_entries(group, piece->slot, 1, &first, NULL) != GD_OK ||
+        gd_group_read_entries(group, piece->slot + piece->blocks - 1, 1, &last,
+                              NULL) != GD_OK ||
+        first.state != GD_ENTRY_LIVE || last.state != GD_ENTRY_LIVE ||
+        first.segment > last.segment) {
+        return false;
+    }
+    uint64_t most = (uint64_t)piece->blocks * repo->chunker.average +
+                    2 * (uint64_t)repo->params.segment_size;
+    if (last.segment - first.segment > most) {
+        return false;
+    }
+    note_stretch(step, group, first.segment, &last);
+    return true;
+}
+
+static stretch
+entries_of(const piece *piece)
+{
+    return (stretch){gd_entry_offset(piece->slot),
+                     gd_entry_offset(piece->slot + piece->blocks - 1) +
+                         GD_ENTRY_SIZE};
+}
+
+/* The whole store is asked for where its entries would take several seeks, now
+ * or later: a store takes as long to read as two seeks. */
+static void
+ask_entries(step *step, const gd_group *group, const piece *pieces,
+            size_t count)
+{
+    gd_readahead *ahead = step->ahead;
+    stretch some = entries_of(pieces);
+    bool together = true;
+    for (size_t i = 1; i < count; i++) {
+        stretch next = entries_of(&pieces[i]);
+        together = together && next.start <= some.end + GD_READ_GAP;
+        some.end = next.end > some.end ? next.end : some.end;
+    }
+    uint32_t *asked = gd_groupmap_at(&ahead->stores, group->number, NULL);
+    if (asked == NULL || *asked == WHOLE_STORE) {
+        return;
+    }
+    if (*asked == SOME_ENTRIES || step->reading_on || !together) {
+        *asked = WHOLE_STORE;
+        some = (stretch){GD_STORE_START,
+                         gd_entry_offset(group->bounds.slots)};
+    } else {
+        *asked = SOME_ENTRIES;
+    }
+    ask(ahead->repo, group->fd, group->inode, some);
+}
+
+/* The pieces are all of one group. */
+static void
+ask_group(step *step, const piece *pieces, size_t count)
+{
+    gd_group *group;
+    const gd_recipe *recipe = step->ahead->recipe;
+    gd_fpcache *cache = step->ahead->repo->cache;
+    if (gd_fpcache_group(cache, pieces->group, false, &group, NULL) != GD_OK) {
+        return;
+    }
+    if (gd_recipe_check_scope(recipe, &group->scope, group->name, NULL) !=
+        GD_OK) {
+        gd_fpcache_return_group(cache, group);
+        return;
+    }
+    ask_entries(step, group, pieces, count);
+    for (size_t i = 0; i < count; i++) {
+        if (!note_ends(step, group, &pieces[i])) {
+            note_segments(step, group, &pieces[i]);
+        }
+    }
+    ask_stretches(step, group);
+    gd_fpcache_return_group(cache, group);
+}
+
+/* ---- how far ---- */
+
+/* Asks for what follows offset; returns the end of that. */
+static uint64_t
+go_ahead(gd_readahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
+         bool reading_on)
+{
+    const gd_env *env = ahead->repo->env;
+    step *step = gd_alloc(env, sizeof *step, NULL);
+    if (step == NULL) {
+        return offset;
+    }
+    step->ahead = ahead;
+    step->until = until;
+    step->reading_on = reading_on;
+    step->count = step->stretch_count = 0;
+    step->asks = step->bytes = 0;
+    list_pieces(step, offset, most);
+    qsort(step->pieces, step->count, sizeof *step->pieces, by_address);
+    for (size_t i = 0; i < step->count;) {
+        size_t n = 1;
+        while (i + n < step->count &&
+               step->pieces[i + n].group == step->pieces[i].group) {
+            n++;
+        }
+        ask_group(step, &step->pieces[i], n);
+        i += n;
+    }
+    uint64_t to = step->to;
+    ahead->scattered = step->bytes < step->asks * SCATTERED;
+    env->release(env, step);
+    return to;
+}
+
+/* How much to ask for before this range is read; 0: nothing, it was before, or
+ * another thread is asking. */
+static uint64_t
+choose_span(gd_readahead *ahead, uint64_t offset, uint64_t length)
+{
+    bool on = ahead->end > 0 && offset >= ahead->start && offset <= ahead->end;
+    bool enough = on && (ahead->end == ahead->recipe->header.size ||
+                         offset + length + ahead->span / 2 <= ahead->end);
+    if (ahead->busy || enough) {
+        return 0;
+    }
+    if (!on) {
+        ahead->start = ahead->end = offset;
+        ahead->span = 0;
+        return length;
+    }
+    uint64_t span = 2 * ahead->span;
+    uint64_t most = ahead->scattered ? SPAN_FAR : SPAN_MAX;
+    span = span < SPAN_MIN ? SPAN_MIN : span;
+    ahead->span = span < most ? span : most;
+    return ahead->span;
+}
+
+bool
+gd_readahead_read(gd_readahead *ahead, uint64_t offset, uint64_t length)
+{
+    pthread_mutex_lock(&ahead->mutex);
+    uint64_t most = choose_span(ahead, offset, length);
+    if (most > 0) {
+        uint64_t from = ahead->end;
+        bool reading_on = ahead->span > 0;
+        uint64_t until =
+            reading_on ? ahead->recipe->header.size : offset + length;
+        ahead->busy = true;
+        pthread_mutex_unlock(&ahead->mutex);
+        uint64_t to = go_ahead(ahead, from, until, most, reading_on);
+        pthread_mutex_lock(&ahead->mutex);
+        ahead->end = to;
+        ahead->busy = false;
+    }
+    bool asked = offset >= ahead->start && offset + length <= ahead->end;
+    pthread_mutex_unlock(&ahead->mutex);
+    return asked;
+}

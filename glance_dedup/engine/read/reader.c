@@ -1,0 +1,162 @@
+/*
+ * reader.c - see reader.h.
+ */
+#include "engine/read/reader.h"
+
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/read/blockfetch.h"
+
+enum { WINDOW = 4 << 20 }; /* bytes planned at once */
+
+/* ---- opening ---- */
+
+gd_status
+gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
+              gd_image **out, gd_error *err)
+{
+    int fd;
+    char name[GD_NAME_SIZE];
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = gd_image_name(image_id, name, err);
+    }
+    if (s == GD_OK) {
+        gd_fpcache_drop_removed(repo->cache);
+        s = gd_spool_open_image(repo->env, repo->root, image_id, &fd, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_image *image = gd_calloc(repo->env, 1, sizeof *image, err);
+    s = image == NULL ? GD_NOMEM
+                      : gd_recipe_open(repo->env, fd, name, &repo->params,
+                                       image_id, &image->recipe, err);
+    if (s == GD_OK && upload_id != NULL &&
+        memcmp(image->recipe.header.upload_id, upload_id, GD_ID_SIZE) != 0) {
+        s = gd_fail(err, GD_NOTFOUND,
+                    "image %s is of another upload than the one named",
+                    image_id);
+    }
+    if (s != GD_OK) {
+        repo->env->close(repo->env, fd);
+        repo->env->release(repo->env, image);
+        return s;
+    }
+    image->repo = repo;
+    gd_readahead_open(&image->ahead, repo, &image->recipe);
+    *out = image;
+    return GD_OK;
+}
+
+void
+gd_image_close(gd_image *image)
+{
+    const gd_env *env = image->repo->env;
+    gd_readahead_close(&image->ahead);
+    env->close(env, image->recipe.fd);
+    env->release(env, image);
+}
+
+const gd_recipe_header *
+gd_image_header(const gd_image *image)
+{
+    return &image->recipe.header;
+}
+
+uint64_t
+gd_image_pages(const gd_image *image)
+{
+    return gd_recipe_pages(image->recipe.header.extents);
+}
+
+gd_status
+gd_image_extents(gd_image *image, uint64_t number, gd_recipe_page *page,
+                 gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(image->repo, err);
+    return s == GD_OK ? gd_recipe_read_page(&image->recipe, number, page, err)
+                      : s;
+}
+
+/* ---- reading ---- */
+
+/* Where the bytes of a window go. */
+typedef struct window {
+    uint8_t *out;
+    uint64_t offset; /* of out[0], in the image */
+} window;
+
+static void
+take_zeros(void *arg, uint64_t offset, uint64_t length)
+{
+    const window *w = arg;
+    memset(w->out + (offset - w->offset), 0, length);
+}
+
+static gd_status
+take_block(void *arg, const gd_want *want, const uint8_t *block, gd_error *err)
+{
+    const window *w = arg;
+    (void)err;
+    memcpy(w->out + (want->offset - w->offset), block + want->from,
+           want->length);
+    return GD_OK;
+}
+
+static gd_status
+take_segment(void *arg, const gd_want *wants, size_t count,
+             const gd_segment_header *header, const uint8_t *stored,
+             const uint8_t *plain, gd_error *err)
+{
+    (void)header;
+    (void)stored;
+    for (size_t i = 0; i < count; i++) {
+        (void)take_block(arg, &wants[i], plain + wants[i].entry.plain_offset,
+                         err);
+    }
+    return GD_OK;
+}
+
+/* Bytes of a range that are in the image. */
+static uint64_t
+clip(const gd_image *image, uint64_t offset, uint64_t length)
+{
+    uint64_t size = image->recipe.header.size;
+    uint64_t rest = offset < size ? size - offset : 0;
+    return length < rest ? length : rest;
+}
+
+gd_status
+gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
+              size_t *done, gd_error *err)
+{
+    window w;
+    gd_block_fetch fetch;
+    const gd_taker taker = {.arg = &w,
+                            .zeros = take_zeros,
+                            .parallel = true,
+                            .segment = take_segment,
+                            .block = take_block};
+    *done = 0;
+    gd_status s = gd_repo_check_owner(image->repo, err);
+    length = (size_t)clip(image, offset, length);
+    if (s != GD_OK || length == 0) {
+        return s;
+    }
+    s = gd_block_fetch_open(&fetch, image->repo, &image->recipe, &taker, err);
+    fetch.cached = true;
+    while (s == GD_OK && *done < length) {
+        size_t here = length - *done < WINDOW ? length - *done : WINDOW;
+        w = (window){out + *done, offset + *done};
+        fetch.plan.asked = gd_readahead_read(&image->ahead, w.offset, here);
+        s = gd_block_fetch_ranges(&fetch, &(gd_range){w.offset, here}, 1, err);
+        *done += here;
+    }
+    gd_block_fetch_close(&fetch);
+    if (s == GD_OK) {
+        atomic_fetch_add(&image->repo->counters.bytes_read, length);
+    }
+    return s;
+}

@@ -1,0 +1,45 @@
+/*
+ * reader.h - reads an image (design.rst, "Reading").
+ *
+ * A read is planned in windows (plan.h): the extents that it touches, the
+ * entries of their blocks, then the segments in disk order, neighbours in one
+ * read (blockfetch.h).  Each block is verified before any of its bytes are
+ * handed out (I7).
+ *
+ * An open image holds a shared lock on its recipe, so that its blocks stay
+ * (I12), and is safe for several threads at once.
+ */
+#ifndef GD_READER_H
+#define GD_READER_H
+
+#include "engine/format/recipe.h"
+#include "engine/handle/repo.h"
+#include "engine/read/readahead.h"
+
+/* Immutable while it is open, but for what was asked for ahead. */
+typedef struct gd_image {
+    gd_repo *repo;
+    gd_recipe recipe;
+    gd_readahead ahead;
+} gd_image;
+
+/* With upload_id (or NULL), only if the image is of that upload; GD_NOTFOUND
+ * otherwise. */
+gd_status gd_image_open(gd_repo *repo, const char *image_id,
+                        const uint8_t *upload_id, gd_image **image,
+                        gd_error *err);
+void gd_image_close(gd_image *image);
+const gd_recipe_header *gd_image_header(const gd_image *image);
+
+/* Fills out[0..length) from offset; *done is less only at the image's end.
+ * After an error nothing in out counts. */
+gd_status gd_image_read(gd_image *image, uint8_t *out, size_t length,
+                        uint64_t offset, size_t *done, gd_error *err);
+
+/* One page of extents, for listing them; *page goes from 1 to the count of
+ * gd_image_pages. */
+uint64_t gd_image_pages(const gd_image *image);
+gd_status gd_image_extents(gd_image *image, uint64_t number,
+                           gd_recipe_page *page, gd_error *err);
+
+#endif

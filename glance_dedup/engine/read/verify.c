@@ -1,0 +1,41 @@
+/*
+ * verify.c - see verify.h.
+ */
+#include "engine/read/verify.h"
+
+#include "engine/base/coding.h"
+
+gd_status
+gd_verify_blocks(const gd_group *group, const gd_segment_header *header,
+                 const uint8_t *plain, gd_hasher *hasher, gd_verified *blocks,
+                 size_t count, gd_error *err)
+{
+    gd_hash_input inputs[GD_VERIFIED_AT_ONCE];
+    gd_fingerprint fingerprints[GD_VERIFIED_AT_ONCE];
+    size_t asked = 0, answered = 0;
+    for (size_t i = 0; i < count; i++) {
+        const gd_entry *entry = blocks[i].entry;
+        const uint8_t *data = plain + entry->plain_offset;
+        blocks[i].good =
+            gd_group_match_segment(group, entry, blocks[i].slot, header,
+                                   NULL) == GD_OK &&
+            gd_checksum(data, entry->plain_length, 0) == entry->checksum;
+        if (blocks[i].good) {
+            inputs[asked] = (gd_hash_input){data, entry->plain_length,
+                                            &fingerprints[asked]};
+            asked++;
+        }
+    }
+    gd_status s = asked == 0
+                      ? GD_OK
+                      : gd_hasher_compute_many(hasher, &group->scope, inputs,
+                                               asked, err);
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        if (blocks[i].good) {
+            blocks[i].good =
+                gd_fingerprint_equal(&fingerprints[answered++],
+                                     &blocks[i].entry->fingerprint);
+        }
+    }
+    return s;
+}

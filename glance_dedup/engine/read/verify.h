@@ -1,0 +1,28 @@
+/*
+ * verify.h - whether the blocks of a segment are what their entries say, by
+ * checksum and by fingerprint: for whoever writes them again, or judges them.
+ * (What is read for an image is verified by its checksum: see plan.h.)
+ */
+#ifndef GD_VERIFY_H
+#define GD_VERIFY_H
+
+#include "engine/files/blockgroup.h"
+#include "engine/format/fingerprint.h"
+
+enum { GD_VERIFIED_AT_ONCE = 64 };
+
+typedef struct gd_verified {
+    const gd_entry *entry;
+    uint32_t slot;
+    bool good;
+} gd_verified;
+
+/* Finds out which of the blocks are good: their entries are of this segment, of
+ * which plain are the bytes.  An error says that it could not be found out.
+ * REQUIRES: count <= GD_VERIFIED_AT_ONCE. */
+gd_status gd_verify_blocks(const gd_group *group,
+                           const gd_segment_header *header,
+                           const uint8_t *plain, gd_hasher *hasher,
+                           gd_verified *blocks, size_t count, gd_error *err);
+
+#endif

@@ -1,0 +1,671 @@
+/*
+ * appender.c - see appender.h.
+ */
+#include "engine/write/appender.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/write/directio.h"
+#include "engine/write/tailrecovery.h"
+
+/* Groups looked at when choosing one to lease: the newest of those that are not
+ * known to be full, or of another scope.  So a handle learns about all of them
+ * in time, and a project's group is found again behind any number of others'.
+ * Older ones are the collector's business. */
+enum { LOOK_BACK = 256 };
+
+struct gd_appender {
+    gd_repo *repo;
+    gd_group *group;
+    gd_published published;
+    uint32_t next_slot;
+    uint64_t synced_end; /* of the file, at the last sync point */
+    uint64_t end;        /* where the next segment goes */
+    gd_directio *direct;   /* NULL: through the page cache */
+    bool longer; /* the file may have zeros behind end, which direct wrote */
+    gd_entry *entries;   /* of slots from published.count */
+    bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
+};
+
+/* A handle forgets nothing of what it learns here.  The number of a group that was
+ * lost is used again; then the handle only leaves the new group to others. */
+static void
+remember(gd_repo *repo, gd_groupmap *map, uint32_t number, uint32_t what)
+{
+    pthread_mutex_lock(&repo->mutex);
+    uint32_t *item = gd_groupmap_at(map, number, NULL);
+    if (item != NULL) {
+        *item = what; /* else it will be looked at again: no harm */
+    }
+    pthread_mutex_unlock(&repo->mutex);
+}
+
+static void
+remember_full(gd_repo *repo, uint32_t number)
+{
+    remember(repo, &repo->full, number, 1);
+}
+
+/* Tells most scopes from one another; not 0.  Two that share a tag only have
+ * their groups looked at more often. */
+static uint32_t
+scope_tag(const gd_scope *scope)
+{
+    uint32_t tag = gd_get32(scope->id);
+    return tag == 0 ? 1 : tag;
+}
+
+/* ---- treating what a dead writer left (N7.3) ---- */
+
+/* Entries past the last one that is not empty are unused slots. */
+static uint32_t
+used_entries(const gd_entry *entries, uint32_t count)
+{
+    while (count > 0 && entries[count - 1].state == GD_ENTRY_EMPTY) {
+        count--;
+    }
+    return count;
+}
+
+static gd_status publish(gd_appender *appender, uint32_t count, gd_error *err);
+
+/* For entries that are published by now. */
+static void
+insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
+             const gd_entry *entries)
+{
+    gd_filter *filter = appender->repo->filter;
+    for (uint32_t i = 0; filter != NULL && i < count; i++) {
+        if (entries[i].state == GD_ENTRY_LIVE) {
+            gd_address address = {appender->group->number, base + i};
+            gd_filter_insert(filter, &entries[i].fingerprint, address);
+        }
+    }
+}
+
+/* How many slots behind the published count were ever used.  Mostly none of
+ * thousands: so they are looked at in pieces that stay in the cache. */
+static gd_status
+count_tail(const gd_appender *appender, uint32_t *count, gd_error *err)
+{
+    enum { PIECE = 1024 };
+    const gd_group *group = appender->group;
+    uint32_t base = appender->published.count;
+    uint32_t rest = group->bounds.slots - base;
+    gd_entry *entries = gd_alloc(group->env, PIECE * sizeof *entries, err);
+    gd_status s = entries == NULL ? GD_NOMEM : GD_OK;
+    *count = 0;
+    for (uint32_t i = 0; s == GD_OK && i < rest; i += PIECE) {
+        uint32_t n = rest - i < PIECE ? rest - i : PIECE;
+        s = gd_group_read_entries(group, base + i, n, entries, err);
+        uint32_t used = s == GD_OK ? used_entries(entries, n) : 0;
+        if (used > 0) {
+            *count = i + used;
+        }
+    }
+    group->env->release(group->env, entries);
+    return s;
+}
+
+/* Entries beyond the published count belong to a writer that died before it
+ * published them, or to one whose published record the machine's crash undid.
+ * In the second case committed recipes may name them: so nothing that verifies
+ * is given up, and a slot is never used a second time. */
+static gd_status
+treat_tail(gd_appender *appender, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    uint32_t base = appender->published.count, count;
+    gd_status s = count_tail(appender, &count, err);
+    appender->next_slot = base + count;
+    if (s != GD_OK || count == 0) {
+        return s;
+    }
+    gd_entry *entries = gd_calloc(env, count, sizeof *entries, err);
+    if (entries == NULL) {
+        return GD_NOMEM;
+    }
+    s = gd_group_read_entries(appender->group, base, count, entries, err);
+    if (s == GD_OK) {
+        s = gd_tail_recover(appender->repo, appender->group, base, entries,
+                            count, err);
+    }
+    if (s == GD_OK) {
+        s = publish(appender, base + count, err);
+    }
+    if (s == GD_OK) {
+        insert_hints(appender, base, count, entries);
+    }
+    env->release(env, entries);
+    return s;
+}
+
+gd_status
+gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
+                           gd_published *published, gd_error *err)
+{
+    gd_appender appender = {
+        .repo = repo, .group = group, .published = *published};
+    struct stat st;
+    if ((published->flags & GD_GROUP_POISONED) == 0) {
+        return GD_OK;
+    }
+    int rc = group->env->fstat(group->env, group->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
+    }
+    appender.end = (uint64_t)st.st_size;
+    gd_status s = treat_tail(&appender, err);
+    *published = appender.published;
+    return s;
+}
+
+/* ---- leasing ---- */
+
+/* Reads what the group is, with the lease and the shared lock held. */
+static gd_status
+settle_in(gd_appender *appender, gd_error *err)
+{
+    gd_group *group = appender->group;
+    struct stat st;
+    gd_status s = gd_group_read_published(group, &appender->published, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = group->env->fstat(group->env, group->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
+    }
+    if ((uint64_t)st.st_size < appender->published.end) {
+        return gd_fail(err, GD_CORRUPT, "%s has %llu bytes; %llu were "
+                       "published", group->name,
+                       (unsigned long long)st.st_size,
+                       (unsigned long long)appender->published.end);
+    }
+    s = gd_group_settle_name(group, appender->repo->root,
+                             &appender->published, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    uint64_t start = gd_data_start(group->bounds.slots);
+    appender->end = (uint64_t)st.st_size < start ? start
+                                                 : (uint64_t)st.st_size;
+    appender->synced_end = appender->end;
+    if ((appender->published.flags & GD_GROUP_POISONED) != 0) {
+        appender->next_slot = group->bounds.slots;
+        return GD_OK;
+    }
+    return treat_tail(appender, err);
+}
+
+/* A group's segments must be addressable by 32 bits. */
+static bool
+has_space(const gd_appender *appender)
+{
+    uint64_t most = (uint64_t)gd_appender_room(appender) *
+                    (appender->repo->params.block_size + GD_SEGMENT_HEADER);
+    return gd_appender_room(appender) > 0 &&
+           appender->end + most <= UINT32_MAX;
+}
+
+static gd_status
+check_name(const gd_group *group, const gd_repo *repo, gd_error *err)
+{
+    bool same;
+    gd_status s = gd_find_same(group->env, group->fd, repo->root, group->name,
+                               &same, err);
+    return s == GD_OK && !same ? GD_BUSY : s;
+}
+
+/* REQUIRES: the lease; it is given back unless the group can be used.
+ * GD_BUSY: the collector is at work in it, or it is full. */
+static gd_status
+enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
+            gd_appender **out, gd_error *err)
+{
+    gd_appender *appender = gd_calloc(repo->env, 1, sizeof *appender, err);
+    if (appender == NULL) {
+        gd_locks_unlease(repo->locks, number);
+        return GD_NOMEM;
+    }
+    appender->repo = repo;
+    gd_status s = gd_locks_share(repo->locks, number, err);
+    bool shared = s == GD_OK;
+    if (s == GD_OK) {
+        s = gd_group_open(repo->env, repo->root, &repo->params, number, O_RDWR,
+                          &appender->group, err);
+    }
+    /* Ask the file that will be written to, not what was looked at before. */
+    if (s == GD_OK && !gd_scope_equal(&appender->group->scope, scope)) {
+        s = gd_fail(err, GD_CORRUPT, "%s has become another scope's",
+                    appender->group->name);
+    }
+    /* I4: locked, but is it still this file?  Opened after locking, so only a
+     * rewriting before the lock could have replaced it: then we have the new
+     * one, unless this host remembers what the name led to before.  A group
+     * unlinked meanwhile is GD_NOTFOUND. */
+    if (s == GD_OK) {
+        s = check_name(appender->group, repo, err);
+    }
+    if (s == GD_OK) {
+        s = settle_in(appender, err);
+    }
+    if (s == GD_OK && has_space(appender)) {
+        if (repo->params.direct_io) {
+            appender->direct =
+                gd_directio_open(repo->env, repo->root, appender->group);
+        }
+        *out = appender;
+        return GD_OK;
+    }
+    if (s != GD_BUSY && s != GD_NOMEM) {
+        remember_full(repo, number); /* full, or not to be trusted */
+    }
+    if (appender->group != NULL) {
+        gd_group_close(appender->group);
+    }
+    if (shared) {
+        gd_locks_unshare(repo->locks, number);
+    }
+    gd_locks_unlease(repo->locks, number);
+    repo->env->release(repo->env, appender);
+    return s == GD_OK ? GD_BUSY : s;
+}
+
+typedef struct choice {
+    uint32_t number;
+    uint32_t count; /* published slots */
+} choice;
+
+typedef struct choices {
+    gd_repo *repo;
+    const gd_scope *scope;
+    const gd_groupmap *avoided;
+    size_t used;
+    choice newest[LOOK_BACK]; /* sorted by number, highest first */
+} choices;
+
+static bool
+may_be_ours(const choices *list, uint32_t number)
+{
+    uint32_t tag = gd_groupmap_get(&list->repo->scopes, number);
+    return tag == 0 || tag == scope_tag(list->scope);
+}
+
+static void
+note_choice(void *arg, const char *name)
+{
+    choices *list = arg;
+    uint32_t number;
+    if (!gd_group_name_parse(name, &number) ||
+        gd_groupmap_get(&list->repo->full, number) != 0 ||
+        !may_be_ours(list, number) ||
+        (list->avoided != NULL &&
+         gd_groupmap_get(list->avoided, number) != 0)) {
+        return;
+    }
+    size_t at = list->used;
+    while (at > 0 && list->newest[at - 1].number < number) {
+        at--;
+    }
+    if (at == LOOK_BACK) {
+        return;
+    }
+    size_t moved = list->used - at - (list->used == LOOK_BACK);
+    memmove(&list->newest[at + 1], &list->newest[at],
+            moved * sizeof list->newest[0]);
+    list->newest[at] = (choice){.number = number};
+    list->used += list->used < LOOK_BACK;
+}
+
+static int
+fullest_first(const void *a, const void *b)
+{
+    const choice *x = a, *y = b;
+    return x->count < y->count ? 1 : x->count > y->count ? -1 : 0;
+}
+
+/* How full the group is; false if it is not one to be leased, which is
+ * remembered. */
+static bool
+weigh_choice(choices *list, choice *one)
+{
+    gd_repo *repo = list->repo;
+    gd_group *group;
+    gd_published record;
+    /* Out of date is good enough: who leases it looks at it anew. */
+    if (gd_fpcache_group(repo->cache, one->number, false, &group, NULL) !=
+        GD_OK) {
+        return false;
+    }
+    remember(repo, &repo->scopes, one->number, scope_tag(&group->scope));
+    bool good = gd_scope_equal(&group->scope, list->scope) &&
+                gd_group_read_published(group, &record, NULL) == GD_OK;
+    if (good && (record.count == group->bounds.slots ||
+                 (record.flags & GD_GROUP_POISONED) != 0)) {
+        remember_full(repo, one->number);
+        good = false;
+    }
+    gd_fpcache_return_group(repo->cache, group);
+    if (good) {
+        one->count = record.count;
+    }
+    return good;
+}
+
+/* Leaves those that can be leased, the fullest first. */
+static void
+weigh_choices(choices *list)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < list->used; i++) {
+        choice one = list->newest[i];
+        if (weigh_choice(list, &one)) {
+            list->newest[kept++] = one;
+        }
+    }
+    list->used = kept;
+    qsort(list->newest, list->used, sizeof list->newest[0], fullest_first);
+}
+
+static gd_status
+lease_existing(gd_repo *repo, const gd_scope *scope,
+               const gd_groupmap *avoided, gd_appender **appender,
+               gd_error *err)
+{
+    choices *list = gd_calloc(repo->env, 1, sizeof *list, err);
+    if (list == NULL) {
+        return GD_NOMEM;
+    }
+    list->repo = repo;
+    list->scope = scope;
+    list->avoided = avoided;
+    pthread_mutex_lock(&repo->mutex);
+    int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_choice,
+                             list);
+    pthread_mutex_unlock(&repo->mutex);
+    gd_status s = GD_BUSY;
+    if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
+        list->used = 0;
+    }
+    weigh_choices(list);
+    for (size_t i = 0; s == GD_BUSY && i < list->used; i++) {
+        s = gd_locks_lease(repo->locks, list->newest[i].number, err);
+        if (s == GD_OK) {
+            s = enter_group(repo, scope, list->newest[i].number, appender,
+                            err);
+        }
+        if (s != GD_OK && s != GD_NOMEM) {
+            s = GD_BUSY; /* whatever is wrong with this one: take another */
+        }
+    }
+    repo->env->release(repo->env, list);
+    return s;
+}
+
+gd_status
+gd_appender_open(gd_repo *repo, const gd_scope *scope,
+                 const gd_groupmap *avoided, gd_appender **appender,
+                 gd_error *err)
+{
+    enum { NEW_GROUPS = 10 };
+    gd_status s = lease_existing(repo, scope, avoided, appender, err);
+    for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
+        uint32_t number;
+        s = gd_repo_check_room(repo, gd_data_start(repo->params.group_slots),
+                               err);
+        if (s != GD_OK) {
+            return s;
+        }
+        s = gd_group_create(repo->env, repo->root, &repo->params, scope,
+                            repo->locks, &number, err);
+        if (s == GD_OK) {
+            s = enter_group(repo, scope, number, appender, err);
+        }
+    }
+    if (s == GD_BUSY) {
+        gd_fail(err, GD_BUSY, "no group could be had to append to");
+    }
+    return s;
+}
+
+void
+gd_appender_close(gd_appender *appender)
+{
+    gd_repo *repo = appender->repo;
+    const gd_env *env = repo->env;
+    gd_group *group = appender->group;
+    gd_directio_close(appender->direct);
+    if ((appender->end > appender->synced_end || appender->longer) &&
+        !appender->cannot_cut) {
+        /* No entry names these bytes and nobody else knows the slots. */
+        (void)env->ftruncate(env, group->fd, appender->synced_end);
+    }
+    uint32_t number = group->number;
+    bool full = appender->published.count == group->bounds.slots;
+    gd_group_close(group);
+    gd_locks_unlease(repo->locks, number);
+    if (full) {
+        remember_full(repo, number);
+    }
+    env->release(env, appender->entries);
+    env->release(env, appender);
+}
+
+const gd_group *
+gd_appender_group(const gd_appender *appender)
+{
+    return appender->group;
+}
+
+uint32_t
+gd_appender_room(const gd_appender *appender)
+{
+    return appender->group->bounds.slots - appender->next_slot;
+}
+
+uint64_t
+gd_appender_unsynced(const gd_appender *appender)
+{
+    return appender->end - appender->synced_end;
+}
+
+/* ---- appending ---- */
+
+/* Once for all slots: so entries stay in place while a segment of them is being
+ * packed by another thread.  What is never touched takes no memory. */
+static gd_status
+reserve_entries(gd_appender *appender, gd_error *err)
+{
+    if (appender->entries == NULL) {
+        appender->entries = gd_calloc(
+            appender->repo->env,
+            appender->group->bounds.slots - appender->published.count,
+            sizeof *appender->entries, err);
+    }
+    return appender->entries == NULL ? GD_NOMEM : GD_OK;
+}
+
+gd_status
+gd_appender_take_slot(gd_appender *appender, const gd_fingerprint *fp,
+                      uint64_t checksum, uint32_t length,
+                      uint32_t plain_offset, uint32_t *slot, gd_error *err)
+{
+    gd_status s = reserve_entries(appender, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    *slot = appender->next_slot++;
+    appender->entries[*slot - appender->published.count] = (gd_entry){
+        .fingerprint = *fp,
+        .checksum = checksum,
+        .plain_length = length,
+        .plain_offset = plain_offset,
+        .state = GD_ENTRY_LIVE,
+    };
+    return GD_OK;
+}
+
+gd_entry *
+gd_appender_entry(gd_appender *appender, uint32_t slot)
+{
+    uint32_t base = appender->published.count;
+    return slot >= base && slot < appender->next_slot
+               ? &appender->entries[slot - base]
+               : NULL;
+}
+
+/* Tells the segment's entries where it will lie. */
+static void
+place_segment(gd_appender *appender, const gd_segment_header *header,
+              uint64_t offset)
+{
+    uint32_t first = header->first_slot - appender->published.count;
+    for (uint32_t i = 0; i < header->blocks; i++) {
+        gd_entry *entry = &appender->entries[first + i];
+        entry->segment = (uint32_t)offset;
+        entry->stored_length = header->stored_length;
+        entry->codec = (uint8_t)header->codec;
+    }
+}
+
+/* At the end; length is that of all pieces.  A failure beside the page cache is
+ * of no account: the same bytes are then written to the same place through it. */
+static gd_status
+write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
+             uint64_t length, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    const gd_group *group = appender->group;
+    if (appender->direct != NULL) {
+        appender->longer = true;
+        if (gd_directio_write(appender->direct, pieces, count, appender->end)) {
+            return GD_OK;
+        }
+        gd_directio_close(appender->direct);
+        appender->direct = NULL;
+    }
+    gd_status s = gd_writev_full(env, group->fd, pieces, (int)count,
+                                 appender->end, group->name, err);
+    if (s == GD_OK) {
+        env->start_writeback(env, group->fd, appender->end, length);
+    }
+    return s;
+}
+
+gd_status
+gd_appender_append(gd_appender *appender, gd_new_segment *segments,
+                   size_t count, uint64_t *written, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    size_t pieces = count;
+    for (size_t i = 0; i < count; i++) {
+        pieces += (size_t)segments[i].piece_count;
+    }
+    struct iovec *iov = gd_calloc(env, pieces, sizeof *iov, err);
+    gd_status s = iov == NULL ? GD_NOMEM : GD_OK;
+    uint64_t offset = appender->end;
+    size_t n = 0;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        gd_new_segment *segment = &segments[i];
+        place_segment(appender, &segment->header, offset);
+        iov[n++] = (struct iovec){segment->encoded, GD_SEGMENT_HEADER};
+        memcpy(&iov[n], segment->pieces,
+               (size_t)segment->piece_count * sizeof *iov);
+        n += (size_t)segment->piece_count;
+        offset += GD_SEGMENT_HEADER + segment->header.stored_length;
+    }
+    if (s == GD_OK) {
+        s = gd_repo_check_room(appender->repo, offset - appender->end, err);
+    }
+    if (s == GD_OK) {
+        s = write_pieces(appender, iov, n, offset - appender->end, err);
+    }
+    *written = offset - appender->end;
+    appender->end = offset; /* after an error too: so that it is cut off */
+    env->release(env, iov);
+    return s;
+}
+
+/* ---- the sync point ---- */
+
+/* Nobody may append here again (I1).  The mark may itself fail to reach the
+ * disk; then the next lessee meets an unpublished tail and renews it. */
+static void
+poison(gd_appender *appender)
+{
+    appender->published.sequence++;
+    appender->published.flags |= GD_GROUP_POISONED;
+    appender->cannot_cut = true;
+    (void)gd_group_write_published(appender->group, &appender->published,
+                                   NULL);
+    remember_full(appender->repo, appender->group->number);
+}
+
+static gd_status
+sync_group(gd_appender *appender, gd_error *err)
+{
+    gd_group *group = appender->group;
+    int rc = group->env->fdatasync(group->env, group->fd);
+    if (rc < 0) {
+        poison(appender);
+        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
+    }
+    return GD_OK;
+}
+
+/* N7.4: our own fdatasync, then the record that lets others see. */
+static gd_status
+publish(gd_appender *appender, uint32_t count, gd_error *err)
+{
+    gd_group *group = appender->group;
+    gd_status s = sync_group(appender, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_published record = appender->published;
+    record.sequence++;
+    record.count = count;
+    record.end = appender->end;
+    s = gd_group_next_generation(group->env, &record, err);
+    if (s == GD_OK) {
+        s = gd_group_write_published(group, &record, err);
+    }
+    if (s == GD_OK) {
+        appender->published = record;
+        appender->synced_end = appender->end;
+        atomic_fetch_add(&appender->repo->counters.sync_points, 1);
+    }
+    /* Of a full group the record is made durable, too: else, after a crash of
+     * the machine, the next writer would read and renew every group that was
+     * filled shortly before (I8). */
+    return s == GD_OK && count == group->bounds.slots
+               ? sync_group(appender, err)
+               : s;
+}
+
+gd_status
+gd_appender_sync(gd_appender *appender, gd_error *err)
+{
+    uint32_t base = appender->published.count;
+    uint32_t count = appender->next_slot - base;
+    if (count == 0) {
+        return GD_OK;
+    }
+    /* Once entries may be on the disk, the slots are used up, whatever
+     * happens: the next lessee renews or voids them. */
+    appender->cannot_cut = true;
+    gd_status s = gd_group_write_entries(appender->group, base, count,
+                                         appender->entries, err);
+    if (s == GD_OK) {
+        s = publish(appender, base + count, err);
+    }
+    if (s == GD_OK) {
+        appender->cannot_cut = false;
+        insert_hints(appender, base, count, appender->entries);
+    }
+    return s;
+}

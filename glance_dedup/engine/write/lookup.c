@@ -1,0 +1,526 @@
+/*
+ * lookup.c - see lookup.h.
+ */
+#include "engine/write/lookup.h"
+
+#include <string.h>
+
+#include "engine/read/compare.h"
+#include "engine/write/hints.h"
+
+enum {
+    AHEAD = 8,    /* blocks whose memory is fetched while others are looked at */
+    CHOSEN_AT_ONCE = 16,     /* stores read in one go over the disk */
+    CONFIRMED_AT_ONCE = 256, /* entries read together */
+};
+
+struct gd_lookup {
+    gd_repo *repo;
+    gd_scope scope;
+    gd_groupmap shared; /* 1: we hold the group's shared lock */
+    gd_fpstore *stores[GD_CACHED_STORES];
+    uint64_t hit_at[GD_CACHED_STORES]; /* the batch of the last hit */
+    int store_count;
+    int last; /* the store that gave the last hit: tried first */
+    uint32_t next_slot; /* behind that hit: tried before all */
+    uint64_t batch;
+    gd_hints *hints;
+    /* One for each thread, the caller's last; NULL unless hits are compared by
+     * value. */
+    gd_compare **compares;
+};
+
+static gd_status
+open_compares(gd_lookup *lookup, gd_error *err)
+{
+    gd_repo *repo = lookup->repo;
+    unsigned threads = gd_pool_threads(repo->pool);
+    lookup->compares = gd_calloc(repo->env, threads + 1,
+                                 sizeof *lookup->compares, err);
+    gd_status s = lookup->compares == NULL ? GD_NOMEM : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i <= threads; i++) {
+        s = gd_compare_open(repo, &lookup->compares[i], err);
+    }
+    return s;
+}
+
+static void
+close_compares(gd_lookup *lookup)
+{
+    gd_repo *repo = lookup->repo;
+    for (unsigned i = 0; lookup->compares != NULL &&
+                         i <= gd_pool_threads(repo->pool); i++) {
+        gd_compare_close(lookup->compares[i]);
+    }
+    repo->env->release(repo->env, lookup->compares);
+}
+
+gd_status
+gd_lookup_open(gd_repo *repo, const gd_scope *scope, gd_lookup **out,
+               gd_error *err)
+{
+    const gd_env *env = repo->env;
+    gd_lookup *lookup = gd_calloc(env, 1, sizeof *lookup, err);
+    if (lookup == NULL) {
+        return GD_NOMEM;
+    }
+    lookup->repo = repo;
+    lookup->scope = *scope;
+    gd_groupmap_init(&lookup->shared, env);
+    gd_status s = gd_hints_open(env, &lookup->hints, err);
+    if (s == GD_OK && repo->params.by_value) {
+        s = open_compares(lookup, err);
+    }
+    if (s != GD_OK) {
+        gd_lookup_close(lookup);
+        return s;
+    }
+    *out = lookup;
+    return GD_OK;
+}
+
+void
+gd_lookup_close(gd_lookup *lookup)
+{
+    gd_repo *repo = lookup->repo;
+    close_compares(lookup);
+    for (int i = 0; i < lookup->store_count; i++) {
+        gd_fpcache_return_store(repo->cache, lookup->stores[i]);
+    }
+    for (size_t i = 0; i < lookup->shared.places; i++) {
+        if (lookup->shared.items[i].count > 0) {
+            gd_locks_unshare(repo->locks, lookup->shared.items[i].group);
+        }
+    }
+    gd_groupmap_free(&lookup->shared);
+    gd_hints_close(repo->env, lookup->hints);
+    repo->env->release(repo->env, lookup);
+}
+
+/* ---- probing the stores at hand ---- */
+
+/* Whether the block of this address, which has the block's fingerprint, is the
+ * block (I5).  If it was compared ahead, block->address is that already. */
+static bool
+is_equal(gd_lookup *lookup, gd_address address, const gd_block *block)
+{
+    return lookup->compares == NULL ||
+           (block->address.group == address.group &&
+            block->address.slot == address.slot) ||
+           gd_compare_block(
+               lookup->compares[gd_pool_threads(lookup->repo->pool)], address,
+               &block->fingerprint, block->data, block->length);
+}
+
+/* The slot has the block's fingerprint. */
+static bool
+take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
+{
+    gd_address address = {lookup->stores[index]->group, slot};
+    if (!is_equal(lookup, address, block)) {
+        return false;
+    }
+    block->address = address;
+    lookup->hit_at[index] = lookup->batch;
+    lookup->last = index;
+    lookup->next_slot = slot + 1;
+    return true;
+}
+
+static bool
+probe_store(gd_lookup *lookup, int index, gd_block *block)
+{
+    uint32_t probe = 0, slot;
+    while (gd_fpstore_find(lookup->stores[index], &block->fingerprint, &probe,
+                           &slot)) {
+        if (take_hit(lookup, index, slot, block)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What follows one another in an image mostly does so in a group, too. */
+static bool
+probe_next(gd_lookup *lookup, gd_block *block)
+{
+    int index = lookup->last;
+    return index < lookup->store_count &&
+           gd_fpstore_matches(lookup->stores[index], lookup->next_slot,
+                              &block->fingerprint) &&
+           take_hit(lookup, index, lookup->next_slot, block);
+}
+
+static bool
+probe_all(gd_lookup *lookup, gd_block *block)
+{
+    int first = lookup->last;
+    if (probe_next(lookup, block) ||
+        (first < lookup->store_count && probe_store(lookup, first, block))) {
+        return true;
+    }
+    for (int i = 0; i < lookup->store_count; i++) {
+        if (i != first && probe_store(lookup, i, block)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+fetch_ahead(const gd_lookup *lookup, const gd_block *block)
+{
+    for (int i = 0; i < lookup->store_count; i++) {
+        gd_fpstore_prefetch(lookup->stores[i], &block->fingerprint);
+    }
+}
+
+/* New blocks come in runs, as duplicates do: behind a miss the indexes will be
+ * needed, behind a hit only the next slot. */
+static void
+probe_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
+{
+    bool missed = false;
+    for (size_t i = 0; i < count; i++) {
+        if (missed && i + AHEAD < count) {
+            fetch_ahead(lookup, &blocks[i + AHEAD]);
+        }
+        missed = !probe_all(lookup, &blocks[i]);
+        if (missed) {
+            blocks[i].address = (gd_address){0, 0};
+        }
+    }
+}
+
+/* ---- comparing ahead ---- */
+
+/* Where a block with this fingerprint is: behind the place before, or the first
+ * in any store at hand. */
+static bool
+guess(const gd_lookup *lookup, const gd_fingerprint *fp, int *index,
+      uint32_t *slot)
+{
+    if (*index < lookup->store_count &&
+        gd_fpstore_matches(lookup->stores[*index], *slot + 1, fp)) {
+        ++*slot;
+        return true;
+    }
+    for (int i = 0; i < lookup->store_count; i++) {
+        uint32_t probe = 0;
+        if (gd_fpstore_find(lookup->stores[i], fp, &probe, slot)) {
+            *index = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+void
+gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
+                  unsigned worker)
+{
+    int index = lookup->store_count; /* no place before */
+    uint32_t slot = 0;
+    for (size_t i = 0; lookup->compares != NULL && i < count; i++) {
+        gd_block *block = &blocks[i];
+        block->address = (gd_address){0, 0};
+        if (!guess(lookup, &block->fingerprint, &index, &slot)) {
+            continue;
+        }
+        gd_address address = {lookup->stores[index]->group, slot};
+        if (gd_compare_block(lookup->compares[worker], address,
+                             &block->fingerprint, block->data,
+                             block->length)) {
+            block->address = address;
+        }
+    }
+}
+
+static int
+store_of(const gd_lookup *lookup, uint32_t group)
+{
+    for (int i = 0; i < lookup->store_count; i++) {
+        if (lookup->stores[i]->group == group) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* ---- hints ---- */
+
+static void
+drop_store(gd_lookup *lookup, int at)
+{
+    gd_fpcache_return_store(lookup->repo->cache, lookup->stores[at]);
+    lookup->store_count--;
+    lookup->stores[at] = lookup->stores[lookup->store_count];
+    lookup->hit_at[at] = lookup->hit_at[lookup->store_count];
+}
+
+/* A hint to a store at hand is a false one, or we would have found the block,
+ * unless the slot was published after the store was loaded: then the store is
+ * given back, to be loaded anew. */
+static void
+take_hint(gd_lookup *lookup, const gd_block *block, gd_address to)
+{
+    int at = store_of(lookup, to.group);
+    if (at >= 0 && to.slot < lookup->stores[at]->count) {
+        atomic_fetch_add(&lookup->repo->counters.false_candidates, 1);
+        gd_filter_remove(lookup->repo->filter, &block->fingerprint, to);
+        return;
+    }
+    if (at >= 0) {
+        drop_store(lookup, at);
+    }
+    gd_hints_add(lookup->hints, &block->address, to.group);
+}
+
+/* Asks the filter for the blocks that no store at hand has. */
+static void
+take_hints(gd_lookup *lookup, const gd_block *blocks, size_t count)
+{
+    const gd_filter *filter = lookup->repo->filter;
+    size_t candidates = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i + AHEAD < count && blocks[i + AHEAD].address.group == 0) {
+            gd_filter_prefetch(filter, &blocks[i + AHEAD].fingerprint);
+        }
+        if (blocks[i].address.group != 0) {
+            continue;
+        }
+        gd_address hints[GD_FILTER_CANDIDATES];
+        size_t n = gd_filter_lookup(filter, &blocks[i].fingerprint, hints);
+        candidates += n;
+        for (size_t k = 0; k < n; k++) {
+            take_hint(lookup, &blocks[i], hints[k]);
+        }
+    }
+    atomic_fetch_add(&lookup->repo->counters.candidates, candidates);
+}
+
+/* ---- loading stores ---- */
+
+/* Mostly answered by a file that is open.  A group keeps its scope. */
+static bool
+is_in_scope(const gd_lookup *lookup, uint32_t number)
+{
+    gd_group *group;
+    if (gd_fpcache_group(lookup->repo->cache, number, false, &group, NULL) !=
+        GD_OK) {
+        return false;
+    }
+    bool is = gd_scope_equal(&group->scope, &lookup->scope);
+    gd_fpcache_return_group(lookup->repo->cache, group);
+    return is;
+}
+
+/* The shared lock first, then the entries (N7.2). */
+static gd_status
+lock_group(gd_lookup *lookup, uint32_t group)
+{
+    uint32_t *held = gd_groupmap_at(&lookup->shared, group, NULL);
+    if (held == NULL) {
+        return GD_NOMEM;
+    }
+    if (*held != 0) {
+        return GD_OK;
+    }
+    gd_status s = gd_locks_share(lookup->repo->locks, group, NULL);
+    if (s == GD_OK) {
+        *held = 1;
+    } else {
+        atomic_fetch_add(&lookup->repo->counters.lock_refusals, 1);
+    }
+    return s;
+}
+
+static int
+place_for_store(gd_lookup *lookup)
+{
+    if (lookup->store_count < GD_CACHED_STORES) {
+        return lookup->store_count++;
+    }
+    int oldest = 0;
+    for (int i = 1; i < lookup->store_count; i++) {
+        if (lookup->hit_at[i] < lookup->hit_at[oldest]) {
+            oldest = i;
+        }
+    }
+    gd_fpcache_return_store(lookup->repo->cache, lookup->stores[oldest]);
+    return oldest;
+}
+
+/* False: its store cannot be had now, which counts as a miss.  If it can, the
+ * disk is asked for it. */
+static bool
+prepare_store(gd_lookup *lookup, uint32_t group)
+{
+    if (!is_in_scope(lookup, group) || lock_group(lookup, group) != GD_OK) {
+        return false;
+    }
+    gd_fpcache_expect_store(lookup->repo->cache, group);
+    return true;
+}
+
+/* -1: it cannot be had, either. */
+static int
+load_store(gd_lookup *lookup, uint32_t group)
+{
+    gd_counters *counters = &lookup->repo->counters;
+    gd_fpstore *store;
+    bool cold;
+    if (gd_fpcache_store(lookup->repo->cache, group, &store, &cold, NULL) !=
+        GD_OK) {
+        return -1;
+    }
+    if (cold) { /* the group's first page and its entries, in one go */
+        atomic_fetch_add(&counters->cold_loads, 1);
+        gd_seeks_note(&counters->store, group, 0,
+                      GD_STORE_START + gd_store_size(store->count));
+    }
+    int at = place_for_store(lookup);
+    lookup->stores[at] = store;
+    lookup->hit_at[at] = lookup->batch;
+    return at;
+}
+
+/* Loads the stores in the order of the disk, but those of which the ones before
+ * had all that was hoped for. */
+static void
+load_chosen(gd_lookup *lookup, const uint32_t *groups, size_t group_count,
+            gd_block *blocks, size_t count)
+{
+    bool ready[CHOSEN_AT_ONCE];
+    for (size_t g = 0; g < group_count; g++) {
+        ready[g] = prepare_store(lookup, groups[g]);
+    }
+    for (size_t g = 0; g < group_count; g++) {
+        if (!ready[g] || !gd_hints_want(lookup->hints, groups[g])) {
+            continue;
+        }
+        int at = load_store(lookup, groups[g]);
+        for (size_t i = 0; at >= 0 && i < count; i++) {
+            if (blocks[i].address.group == 0 &&
+                !probe_next(lookup, &blocks[i])) {
+                (void)probe_store(lookup, at, &blocks[i]);
+            }
+        }
+    }
+}
+
+static void
+load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count,
+                   size_t most)
+{
+    uint32_t groups[CHOSEN_AT_ONCE];
+    size_t n;
+    do {
+        n = gd_hints_choose(lookup->hints,
+                            most < CHOSEN_AT_ONCE ? most : CHOSEN_AT_ONCE,
+                            groups);
+        load_chosen(lookup, groups, n, blocks, count);
+        most -= n;
+    } while (n > 0);
+    atomic_fetch_add(&lookup->repo->counters.capped_loads,
+                     gd_hints_left(lookup->hints));
+}
+
+void
+gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
+                unsigned loads)
+{
+    lookup->batch++;
+    probe_batch(lookup, blocks, count);
+    if (lookup->repo->filter != NULL) {
+        gd_hints_clear(lookup->hints);
+        take_hints(lookup, blocks, count);
+        load_hinted_stores(lookup, blocks, count, loads);
+    }
+}
+
+/* ---- confirming ---- */
+
+/* Blocks, from the first, at consecutive addresses. */
+static size_t
+count_run(const gd_block *blocks, size_t count)
+{
+    size_t n = 1;
+    while (n < count && n < CONFIRMED_AT_ONCE &&
+           blocks[n].address.group == blocks->address.group &&
+           blocks[n].address.slot == blocks->address.slot + n) {
+        n++;
+    }
+    return n;
+}
+
+static bool
+is_block(const gd_entry *entry, const gd_block *block)
+{
+    return entry->state == GD_ENTRY_LIVE &&
+           entry->plain_length == block->length &&
+           gd_fingerprint_equal(&entry->fingerprint, &block->fingerprint);
+}
+
+/* What is not published may not be durable, whatever its entry says (I1). */
+static gd_status
+confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
+{
+    gd_group *group;
+    gd_published record;
+    gd_entry entries[CONFIRMED_AT_ONCE];
+    gd_address first = blocks->address;
+    gd_status s = gd_fpcache_group(lookup->repo->cache, first.group, true,
+                                   &group, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_scope_equal(&group->scope, &lookup->scope)
+            ? gd_group_read_published(group, &record, err)
+            : GD_NOTFOUND;
+    if (s == GD_OK) {
+        s = gd_group_read_entries(group, first.slot, (uint32_t)count, entries,
+                                  err);
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        if (first.slot + i >= record.count ||
+            !is_block(&entries[i], &blocks[i])) {
+            blocks[i].address = (gd_address){0, 0};
+        }
+    }
+    gd_fpcache_return_group(lookup->repo->cache, group);
+    return s;
+}
+
+gd_status
+gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
+                  gd_error *err)
+{
+    gd_status result = GD_OK;
+    for (size_t i = 0; i < count;) {
+        size_t n = 1;
+        if (blocks[i].address.group != 0) {
+            n = count_run(blocks + i, count - i);
+            gd_error why;
+            gd_status s = confirm_run(lookup, blocks + i, n, &why);
+            if (s != GD_OK && s != GD_NOTFOUND && s != GD_CORRUPT &&
+                s != GD_VERSION && result == GD_OK) {
+                result = s;
+                *err = why;
+            }
+            if (s != GD_OK) {
+                for (size_t k = i; k < i + n; k++) {
+                    blocks[k].address = (gd_address){0, 0};
+                }
+            }
+        }
+        i += n;
+    }
+    return result;
+}
+
+bool
+gd_lookup_holds(const gd_lookup *lookup, uint32_t group)
+{
+    return gd_groupmap_get(&lookup->shared, group) != 0;
+}

@@ -1,0 +1,626 @@
+/*
+ * packer.c - see packer.h.
+ *
+ * Blocks are copied, one behind the other, into the plain buffer of a lot, in
+ * which each segment has its place of segment_size bytes.  There are two lots:
+ * one is being filled, the other may be under way in the pool (write_lot).  All
+ * segments of a lot are closed but the last of the one being filled, which a
+ * flush takes along into the other.
+ *
+ * Who fills touches only the lot being filled and the slots it takes; who
+ * writes, only the other lot, its entries, and the appender's end.
+ */
+#include "engine/write/packer.h"
+
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/read/compare.h"
+#include "engine/write/appender.h"
+#include "engine/write/compresspolicy.h"
+
+enum {
+    SYNC_BYTES = 256 << 20,
+    LOT_BYTES = 4 << 20, /* plain */
+    TIMED_BYTES = 64 << 10, /* one segment in as many is timed */
+};
+
+typedef struct lot {
+    gd_new_segment *segments;
+    struct iovec *stored; /* one for each segment */
+    gd_entry **entries;   /* the first of each segment's */
+    uint8_t *plain;
+    size_t count;
+} lot;
+
+struct gd_packer {
+    gd_repo *repo;
+    gd_scope scope; /* of the group now open, and of the next */
+    gd_appender *appender; /* NULL until the first new block */
+    gd_groupmap shared;    /* groups whose shared lock we took, how often */
+    gd_groupmap avoided;   /* 1: nothing may be added to the group */
+    gd_fpstore *own;       /* what we added to the group now open */
+    uint64_t new_bytes, stored_bytes;
+
+    lot lots[2];
+    size_t room; /* segments in a lot */
+    int filling; /* which of the lots */
+    bool last_is_open;
+    gd_compare *compare; /* NULL unless hits are compared by value */
+
+    /* Of the lot under way: */
+    bool writing;
+    gd_job write_job, pack_job;
+    uint8_t *packed;   /* segment_size bytes for each segment */
+    gd_coder **coders; /* one for each thread, and the waiter's */
+    gd_compress_policy policy;
+    atomic_int pack_status;
+    gd_status write_status;
+    gd_error write_error;
+};
+
+static lot *
+lot_under_way(gd_packer *packer)
+{
+    return &packer->lots[packer->filling ^ 1];
+}
+
+static uint8_t *
+plain_of(const gd_packer *packer, const lot *l, size_t index)
+{
+    return l->plain + index * packer->repo->params.segment_size;
+}
+
+static gd_status
+open_coders(gd_packer *packer, gd_error *err)
+{
+    gd_repo *repo = packer->repo;
+    unsigned count = gd_pool_threads(repo->pool) + 1;
+    packer->coders = gd_calloc(repo->env, count, sizeof *packer->coders, err);
+    gd_status s = packer->coders == NULL ? GD_NOMEM : GD_OK;
+    for (unsigned i = 0; s == GD_OK && i < count; i++) {
+        s = gd_coder_open(repo->env, &packer->coders[i], err);
+    }
+    if (s == GD_OK && repo->params.codec != GD_CODEC_NONE) {
+        packer->packed = gd_alloc(
+            repo->env, packer->room * repo->params.segment_size, err);
+        s = packer->packed == NULL ? GD_NOMEM : GD_OK;
+    }
+    return s;
+}
+
+static gd_status
+open_lot(gd_packer *packer, lot *l, gd_error *err)
+{
+    const gd_env *env = packer->repo->env;
+    l->segments = gd_calloc(env, packer->room, sizeof *l->segments, err);
+    l->stored = gd_calloc(env, packer->room, sizeof *l->stored, err);
+    l->entries = gd_calloc(env, packer->room, sizeof *l->entries, err);
+    l->plain = gd_alloc(
+        env, packer->room * packer->repo->params.segment_size, err);
+    return l->segments == NULL || l->stored == NULL || l->entries == NULL ||
+                   l->plain == NULL
+               ? GD_NOMEM
+               : GD_OK;
+}
+
+gd_status
+gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
+               gd_error *err)
+{
+    gd_packer *packer = gd_calloc(repo->env, 1, sizeof *packer, err);
+    if (packer == NULL) {
+        return GD_NOMEM;
+    }
+    packer->repo = repo;
+    packer->scope = *scope;
+    packer->room = LOT_BYTES / repo->params.segment_size + 2;
+    gd_groupmap_init(&packer->shared, repo->env);
+    gd_groupmap_init(&packer->avoided, repo->env);
+    gd_status s = open_coders(packer, err);
+    for (int i = 0; s == GD_OK && i < 2; i++) {
+        s = open_lot(packer, &packer->lots[i], err);
+    }
+    if (s == GD_OK && repo->params.by_value) {
+        s = gd_compare_open(repo, &packer->compare, err);
+    }
+    if (s == GD_OK) {
+        s = gd_fpstore_new(repo->env, GD_MAX_SLOTS, &packer->own, err);
+    }
+    if (s != GD_OK) {
+        gd_packer_close(packer);
+        return s;
+    }
+    *out = packer;
+    return GD_OK;
+}
+
+static void
+close_lot(const gd_env *env, lot *l)
+{
+    env->release(env, l->segments);
+    env->release(env, l->stored);
+    env->release(env, l->entries);
+    env->release(env, l->plain);
+}
+
+static void
+unshare_all(gd_packer *packer)
+{
+    for (size_t i = 0; i < packer->shared.places; i++) {
+        const gd_groupmap_item *item = &packer->shared.items[i];
+        for (uint32_t n = 0; n < item->count; n++) {
+            gd_locks_unshare(packer->repo->locks, item->group);
+        }
+    }
+    gd_groupmap_free(&packer->shared);
+}
+
+void
+gd_packer_close(gd_packer *packer)
+{
+    gd_repo *repo = packer->repo;
+    const gd_env *env = repo->env;
+    if (packer->writing) {
+        gd_pool_wait(repo->pool, &packer->write_job);
+    }
+    if (packer->appender != NULL) {
+        gd_appender_close(packer->appender);
+    }
+    gd_compare_close(packer->compare);
+    unshare_all(packer);
+    gd_groupmap_free(&packer->avoided);
+    for (unsigned i = 0;
+         packer->coders != NULL && i <= gd_pool_threads(repo->pool); i++) {
+        gd_coder_close(env, packer->coders[i]);
+    }
+    if (packer->own != NULL) {
+        gd_fpstore_free(env, packer->own);
+    }
+    close_lot(env, &packer->lots[0]);
+    close_lot(env, &packer->lots[1]);
+    env->release(env, packer->coders);
+    env->release(env, packer->packed);
+    env->release(env, packer);
+}
+
+uint64_t
+gd_packer_new_bytes(const gd_packer *packer)
+{
+    return packer->new_bytes;
+}
+
+uint64_t
+gd_packer_stored_bytes(const gd_packer *packer)
+{
+    return packer->stored_bytes;
+}
+
+/* ---- the pool's part ---- */
+
+/* Whether the copies are what was fingerprinted. */
+static bool
+is_unchanged(const gd_segment_header *header, const gd_entry *entries,
+             const uint8_t *plain)
+{
+    bool same = true;
+    for (uint32_t i = 0; i < header->blocks; i++) {
+        same &= entries[i].checksum ==
+                gd_checksum(plain + entries[i].plain_offset,
+                            entries[i].plain_length, 0);
+    }
+    return same;
+}
+
+/* *stored is 0 if the segment is to be stored as it is: compressing it does not
+ * pay, or is not tried. */
+static gd_status
+try_compressing(gd_packer *packer, gd_coder *coder, const uint8_t *plain,
+                size_t length, uint8_t *out, size_t *stored)
+{
+    const gd_params *params = &packer->repo->params;
+    int quick = gd_codec_quick_level(params->codec_level);
+    uint64_t number;
+    gd_try try = gd_compress_policy_next(&packer->policy, &number);
+    gd_status s = GD_OK;
+    bool likely = true;
+    *stored = 0;
+    if (try == GD_TRY_YIELD) {
+        atomic_fetch_add(&packer->repo->counters.yielded_segments, 1);
+    }
+    if (try == GD_TRY_YIELD || try == GD_TRY_NOT) {
+        return GD_OK;
+    }
+    if (try == GD_TRY_QUICKLY && quick != params->codec_level) {
+        s = gd_segment_compress(coder, params->codec, quick, plain, length,
+                                out, stored, NULL);
+        likely = *stored > 0;
+    }
+    if (s == GD_OK && likely) {
+        s = gd_segment_compress(coder, params->codec, params->codec_level,
+                                plain, length, out, stored, NULL);
+    }
+    gd_compress_policy_tried(&packer->policy, number, *stored > 0);
+    return s;
+}
+
+static void
+pack_one(gd_packer *packer, size_t task, unsigned worker)
+{
+    const gd_params *params = &packer->repo->params;
+    lot *l = lot_under_way(packer);
+    gd_new_segment *segment = &l->segments[task];
+    gd_segment_header *header = &segment->header;
+    uint8_t *plain = plain_of(packer, l, task);
+    if (!is_unchanged(header, l->entries[task], plain)) {
+        atomic_store(&packer->pack_status, GD_IO);
+        return;
+    }
+    header->codec = GD_CODEC_NONE;
+    header->stored_length = header->plain_length;
+    l->stored[task] = (struct iovec){plain, header->plain_length};
+    segment->pieces = &l->stored[task];
+    segment->piece_count = 1;
+    if (params->codec != GD_CODEC_NONE) {
+        uint8_t *out = packer->packed + task * params->segment_size;
+        size_t stored;
+        gd_status s = try_compressing(packer, packer->coders[worker], plain,
+                                      header->plain_length, out, &stored);
+        if (s != GD_OK) {
+            atomic_store(&packer->pack_status, (int)s);
+            return;
+        }
+        if (stored > 0) {
+            header->codec = params->codec;
+            header->stored_length = (uint32_t)stored;
+            l->stored[task] = (struct iovec){out, stored};
+        }
+    }
+    gd_segment_header_encode(
+        header, gd_appender_group(packer->appender)->bounds.seed,
+        segment->pieces, segment->piece_count, segment->encoded);
+}
+
+/* Asking for the time costs a microsecond, which small segments have not got. */
+static bool
+is_timed(const gd_params *params, size_t task)
+{
+    return params->codec_yields && params->codec != GD_CODEC_NONE &&
+           task * params->segment_size % TIMED_BYTES == 0;
+}
+
+static void
+pack_segment(void *arg, size_t task, unsigned worker)
+{
+    gd_packer *packer = arg;
+    const gd_repo *repo = packer->repo;
+    bool timed = is_timed(&repo->params, task);
+    gd_compress_policy_watch watch;
+    if (timed) {
+        gd_compress_policy_start(repo->env, &watch);
+    }
+    pack_one(packer, task, worker);
+    if (timed) {
+        gd_compress_policy_stop(&packer->policy, repo->env, &watch);
+    }
+}
+
+/* Packs the lot under way, on all threads, and appends it. */
+static void
+write_lot(void *arg, size_t task, unsigned worker)
+{
+    (void)task;
+    (void)worker;
+    gd_packer *packer = arg;
+    gd_pool *pool = packer->repo->pool;
+    lot *l = lot_under_way(packer);
+    gd_error *err = &packer->write_error;
+    uint64_t written = 0;
+    atomic_store(&packer->pack_status, GD_OK);
+    packer->pack_job =
+        (gd_job){.run = pack_segment, .arg = packer, .tasks = l->count};
+    gd_pool_submit(pool, &packer->pack_job);
+    gd_pool_wait(pool, &packer->pack_job);
+    gd_compress_policy_end_lot(&packer->policy);
+    gd_status s = (gd_status)atomic_load(&packer->pack_status);
+    if (s == GD_IO) {
+        gd_fail(err, s, GD_CHANGED_IN_MEMORY);
+    } else if (s != GD_OK) {
+        gd_fail(err, s, "a segment could not be compressed");
+    } else {
+        s = gd_appender_append(packer->appender, l->segments, l->count,
+                               &written, err);
+    }
+    packer->stored_bytes += written;
+    packer->write_status = s;
+}
+
+/* ---- flushing ---- */
+
+/* Until the lot under way is written; its error, at each call from then on. */
+static gd_status
+finish_writing(gd_packer *packer, gd_error *err)
+{
+    if (packer->writing) {
+        gd_pool_wait(packer->repo->pool, &packer->write_job);
+        packer->writing = false;
+    }
+    if (packer->write_status != GD_OK && err != NULL) {
+        *err = packer->write_error;
+    }
+    return packer->write_status;
+}
+
+/* Takes the open segment along from the end of one lot to the start of the
+ * other. */
+static void
+take_along(gd_packer *packer, lot *from, lot *to)
+{
+    size_t last = --from->count;
+    to->segments[0] = from->segments[last];
+    to->entries[0] = from->entries[last];
+    memcpy(plain_of(packer, to, 0), plain_of(packer, from, last),
+           from->segments[last].header.plain_length);
+    to->count = 1;
+}
+
+static gd_status
+start_writing(gd_packer *packer, gd_error *err)
+{
+    gd_status s = finish_writing(packer, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    lot *full = &packer->lots[packer->filling];
+    lot *next = lot_under_way(packer);
+    next->count = 0;
+    if (packer->last_is_open) {
+        take_along(packer, full, next);
+    }
+    packer->filling ^= 1;
+    if (full->count > 0) {
+        packer->write_job =
+            (gd_job){.run = write_lot, .arg = packer, .tasks = 1};
+        packer->writing = true;
+        gd_pool_submit(packer->repo->pool, &packer->write_job);
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_packer_flush(gd_packer *packer, gd_error *err)
+{
+    size_t closed =
+        packer->lots[packer->filling].count - packer->last_is_open;
+    if (closed == 0) {
+        return GD_OK;
+    }
+    gd_status s = finish_writing(packer, err);
+    if (s == GD_OK && gd_appender_unsynced(packer->appender) >= SYNC_BYTES) {
+        return gd_packer_sync(packer, err);
+    }
+    return s == GD_OK ? start_writing(packer, err) : s;
+}
+
+gd_status
+gd_packer_sync(gd_packer *packer, gd_error *err)
+{
+    if (packer->appender == NULL) {
+        return GD_OK;
+    }
+    packer->last_is_open = false;
+    gd_status s = start_writing(packer, err);
+    if (s == GD_OK) {
+        s = finish_writing(packer, err);
+    }
+    return s == GD_OK ? gd_appender_sync(packer->appender, err) : s;
+}
+
+/* ---- adding ---- */
+
+static gd_status
+leave_group(gd_packer *packer, gd_error *err)
+{
+    gd_status s = gd_packer_sync(packer, err);
+    if (s == GD_OK) {
+        gd_appender_close(packer->appender);
+        packer->appender = NULL;
+    }
+    return s;
+}
+
+gd_status
+gd_packer_set_scope(gd_packer *packer, const gd_scope *scope, gd_error *err)
+{
+    bool other = !gd_scope_equal(&packer->scope, scope);
+    gd_status s = other && packer->appender != NULL ? leave_group(packer, err)
+                                                    : GD_OK;
+    if (s == GD_OK) {
+        packer->scope = *scope;
+    }
+    return s;
+}
+
+gd_status
+gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err)
+{
+    uint32_t *avoided = gd_groupmap_at(&packer->avoided, group, err);
+    if (avoided == NULL) {
+        return GD_NOMEM;
+    }
+    *avoided = 1;
+    return packer->appender != NULL &&
+                   gd_appender_group(packer->appender)->number == group
+               ? leave_group(packer, err)
+               : GD_OK;
+}
+
+/* Makes sure that there is an appender with room for a slot. */
+static gd_status
+need_appender(gd_packer *packer, gd_error *err)
+{
+    if (packer->appender != NULL) {
+        if (gd_appender_room(packer->appender) > 0) {
+            return GD_OK;
+        }
+        gd_status s = leave_group(packer, err);
+        if (s != GD_OK) {
+            return s;
+        }
+    }
+    gd_status s = gd_appender_open(packer->repo, &packer->scope,
+                                   &packer->avoided, &packer->appender, err);
+    if (s != GD_OK) {
+        packer->appender = NULL;
+        return s;
+    }
+    uint32_t group = gd_appender_group(packer->appender)->number;
+    uint32_t *taken = gd_groupmap_at(&packer->shared, group, err);
+    if (taken == NULL) {
+        gd_locks_unshare(packer->repo->locks, group);
+        return GD_NOMEM;
+    }
+    ++*taken;
+    gd_fpstore_clear(packer->own, group);
+    return GD_OK;
+}
+
+/* Makes sure that the last segment of the lot being filled is open and has room
+ * for the block. */
+static gd_status
+need_segment(gd_packer *packer, uint32_t length, gd_error *err)
+{
+    lot *l = &packer->lots[packer->filling];
+    if (packer->last_is_open) {
+        if (l->segments[l->count - 1].header.plain_length + length <=
+            packer->repo->params.segment_size) {
+            return GD_OK;
+        }
+        packer->last_is_open = false;
+    }
+    if (l->count == packer->room) {
+        gd_status s = gd_packer_flush(packer, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        l = &packer->lots[packer->filling];
+    }
+    memset(&l->segments[l->count++], 0, sizeof *l->segments);
+    packer->last_is_open = true;
+    return GD_OK;
+}
+
+gd_status
+gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
+              const gd_fingerprint *fp, uint64_t checksum, gd_address *address,
+              gd_error *err)
+{
+    gd_status s = need_appender(packer, err);
+    if (s == GD_OK) {
+        s = need_segment(packer, length, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    lot *l = &packer->lots[packer->filling];
+    size_t last = l->count - 1;
+    gd_segment_header *header = &l->segments[last].header;
+    s = gd_appender_take_slot(packer->appender, fp, checksum, length,
+                              header->plain_length, &address->slot, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    address->group = gd_appender_group(packer->appender)->number;
+    if (header->blocks++ == 0) {
+        header->first_slot = address->slot;
+        l->entries[last] = gd_appender_entry(packer->appender, address->slot);
+    }
+    memcpy(plain_of(packer, l, last) + header->plain_length, data, length);
+    header->plain_length += length;
+    packer->new_bytes += length;
+    gd_fpstore_add(packer->own, address->slot, fp);
+    return GD_OK;
+}
+
+/* ---- finding our own ---- */
+
+/* Where the slot's segment is in the lot being filled; NULL if it is not. */
+static const uint8_t *
+waiting_segment(const gd_packer *packer, uint32_t slot)
+{
+    const lot *l = &packer->lots[packer->filling];
+    for (size_t i = 0; i < l->count; i++) {
+        const gd_segment_header *header = &l->segments[i].header;
+        if (slot >= header->first_slot &&
+            slot - header->first_slot < header->blocks) {
+            return plain_of(packer, l, i);
+        }
+    }
+    return NULL;
+}
+
+static bool
+equals_own(gd_packer *packer, uint32_t slot, const gd_fingerprint *fp,
+           const uint8_t *data, uint32_t length)
+{
+    const gd_group *group = gd_appender_group(packer->appender);
+    const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
+    const uint8_t *waiting = waiting_segment(packer, slot);
+    if (unsynced != NULL && unsynced->plain_length != length) {
+        return false;
+    }
+    if (unsynced != NULL && waiting != NULL) {
+        atomic_fetch_add(&packer->repo->counters.compares, 1);
+        return memcmp(waiting + unsynced->plain_offset, data, length) == 0;
+    }
+    if (finish_writing(packer, NULL) != GD_OK) {
+        return false; /* the next flush will say why */
+    }
+    return unsynced != NULL
+               ? gd_compare_entry(packer->compare, group, unsynced, slot, data)
+               : gd_compare_block(packer->compare,
+                                  (gd_address){group->number, slot}, fp, data,
+                                  length);
+}
+
+gd_address
+gd_packer_find(gd_packer *packer, const uint8_t *data, uint32_t length,
+               const gd_fingerprint *fp)
+{
+    uint32_t probe = 0, slot;
+    if (packer->appender == NULL) {
+        return (gd_address){0, 0};
+    }
+    while (gd_fpstore_find(packer->own, fp, &probe, &slot)) {
+        if (packer->compare == NULL ||
+            equals_own(packer, slot, fp, data, length)) {
+            return (gd_address){packer->own->group, slot};
+        }
+    }
+    return (gd_address){0, 0};
+}
+
+bool
+gd_packer_added(gd_packer *packer, gd_address address,
+                const gd_fingerprint *fp, uint32_t length)
+{
+    uint32_t slot = address.slot;
+    gd_entry entry;
+    if (packer->appender == NULL || address.group != packer->own->group ||
+        !gd_fpstore_matches(packer->own, slot, fp)) {
+        return false;
+    }
+    const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);
+    if (unsynced != NULL) {
+        return unsynced->plain_length == length;
+    }
+    return gd_group_read_entries(gd_appender_group(packer->appender), slot, 1,
+                                 &entry, NULL) == GD_OK &&
+           entry.state == GD_ENTRY_LIVE && entry.plain_length == length;
+}
+
+bool
+gd_packer_holds(const gd_packer *packer, uint32_t group)
+{
+    return gd_groupmap_get(&packer->shared, group) != 0;
+}

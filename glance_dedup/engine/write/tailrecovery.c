@@ -1,0 +1,249 @@
+/*
+ * tailrecovery.c - see tailrecovery.h.
+ */
+#include "engine/write/tailrecovery.h"
+
+#include "engine/read/verify.h"
+
+/* Entries of consecutive slots that name one segment. */
+typedef struct part {
+    uint32_t first; /* in the tail */
+    uint32_t count;
+} part;
+
+/* What a thread needs; made at its first task. */
+typedef struct scratch {
+    gd_hasher *hasher;
+    gd_coder *coder;
+    uint8_t *in, *plain;
+} scratch;
+
+typedef struct renewal {
+    gd_repo *repo;
+    const gd_group *group;
+    uint32_t base; /* the slot of the first entry */
+    gd_entry *entries;
+    part *parts;
+    uint32_t part_count;
+    scratch *scratches; /* by worker */
+    pthread_mutex_t mutex;
+    gd_error failure; /* the first one; guarded by mutex */
+    atomic_bool failed;
+} renewal;
+
+/* ---- one segment ---- */
+
+static gd_status
+prepare(renewal *x, scratch *own, gd_error *err)
+{
+    const gd_env *env = x->repo->env;
+    gd_status s = GD_OK;
+    if (own->hasher == NULL) {
+        s = gd_hasher_open(env, x->repo->digest, &own->hasher, err);
+    }
+    if (s == GD_OK && own->coder == NULL) {
+        s = gd_coder_open(env, &own->coder, err);
+    }
+    if (s == GD_OK && own->in == NULL) {
+        own->in = gd_alloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+        s = own->in == NULL ? GD_NOMEM : GD_OK;
+    }
+    if (s == GD_OK && own->plain == NULL) {
+        own->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
+        s = own->plain == NULL ? GD_NOMEM : GD_OK;
+    }
+    return s;
+}
+
+static void
+release(const gd_env *env, scratch *own)
+{
+    if (own->hasher != NULL) {
+        gd_hasher_close(env, own->hasher);
+    }
+    gd_coder_close(env, own->coder);
+    env->release(env, own->in);
+    env->release(env, own->plain);
+}
+
+/* header: NULL if the segment cannot be read.  *any: whether one verifies. */
+static gd_status
+verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
+               uint32_t first_slot, const gd_segment_header *header,
+               const scratch *own, bool *any, gd_error *err)
+{
+    gd_verified blocks[GD_VERIFIED_AT_ONCE];
+    *any = false;
+    for (uint32_t i = 0, n; i < count; i += n) {
+        n = count - i;
+        n = n < GD_VERIFIED_AT_ONCE ? n : GD_VERIFIED_AT_ONCE;
+        for (uint32_t k = 0; k < n; k++) {
+            blocks[k] = (gd_verified){&entries[i + k], first_slot + i + k,
+                                      false};
+        }
+        gd_status s = header == NULL
+                          ? GD_OK
+                          : gd_verify_blocks(group, header, own->plain,
+                                             own->hasher, blocks, n, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        for (uint32_t k = 0; k < n; k++) {
+            entries[i + k].state =
+                blocks[k].good ? GD_ENTRY_LIVE : GD_ENTRY_DAMAGED;
+            *any |= blocks[k].good;
+        }
+    }
+    return GD_OK;
+}
+
+/* What was torn has not the checksum of its header.  Once the blocks that it
+ * spoiled are freed, nothing would tell that from damage; so what is there now
+ * gets its checksum.  Of all the segment's bytes only those that no block needs
+ * change (format.rst, "Segments"): a crash in between costs nothing. */
+static void
+mend_checksum(uint8_t *in, const gd_segment_header *header, uint64_t seed)
+{
+    const struct iovec stored = {in + GD_SEGMENT_HEADER,
+                                 header->stored_length};
+    if (!gd_segment_intact(in, header, seed)) {
+        gd_segment_header_encode(header, seed, &stored, 1, in);
+    }
+}
+
+/* The same bytes are written again, so that the coming fdatasync makes them
+ * durable.  A block that does not verify becomes damaged, which no look-up
+ * returns: its neighbours need not go with it, nor what its entry says, since a
+ * recipe may name it, and what hinders the reading may pass. */
+static gd_status
+renew_part(renewal *x, const part *one, scratch *own, gd_error *err)
+{
+    const gd_group *group = x->group;
+    gd_entry *entries = x->entries + one->first;
+    uint32_t slot = x->base + one->first;
+    gd_segment_header header;
+    bool any;
+    gd_status s = gd_group_read_segment(group, entries, slot, own->coder,
+                                        own->in, own->plain, &header, err);
+    if (s != GD_OK && s != GD_CORRUPT) {
+        return s;
+    }
+    s = verify_entries(group, entries, one->count, slot,
+                       s == GD_OK ? &header : NULL, own, &any, err);
+    if (s != GD_OK || !any) {
+        return s;
+    }
+    mend_checksum(own->in, &header, group->bounds.seed);
+    return gd_write_full(group->env, group->fd, own->in,
+                         GD_SEGMENT_HEADER + (size_t)header.stored_length,
+                         entries->segment, group->name, err);
+}
+
+/* ---- all of them ---- */
+
+static void
+run_part(void *arg, size_t task, unsigned worker)
+{
+    renewal *x = arg;
+    gd_error err;
+    if (atomic_load(&x->failed)) {
+        return;
+    }
+    gd_status s = prepare(x, &x->scratches[worker], &err);
+    if (s == GD_OK) {
+        s = renew_part(x, &x->parts[task], &x->scratches[worker], &err);
+    }
+    if (s != GD_OK) {
+        pthread_mutex_lock(&x->mutex);
+        if (!atomic_load(&x->failed)) {
+            x->failure = err;
+            atomic_store(&x->failed, true);
+        }
+        pthread_mutex_unlock(&x->mutex);
+    }
+}
+
+/* Finds the segments, has the disk begin to read them, and voids the gaps. */
+static void
+divide(renewal *x, uint32_t count)
+{
+    gd_entry *entries = x->entries;
+    for (uint32_t i = 0; i < count;) {
+        uint32_t n = 1;
+        if (entries[i].state == GD_ENTRY_EMPTY) {
+            entries[i].state = GD_ENTRY_VOID;
+        }
+        if (entries[i].state == GD_ENTRY_LIVE) {
+            while (i + n < count && entries[i + n].state == GD_ENTRY_LIVE &&
+                   entries[i + n].segment == entries[i].segment) {
+                n++;
+            }
+            x->parts[x->part_count++] = (part){i, n};
+            x->group->env->start_readahead(
+                x->group->env, x->group->fd, entries[i].segment,
+                GD_SEGMENT_HEADER + (uint64_t)entries[i].stored_length);
+        }
+        i += n;
+    }
+}
+
+/* All but those that are not valid: they stay as they are found, so that
+ * nothing is lost if that was but a passing fault. */
+static gd_status
+write_entries(const renewal *x, uint32_t count, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (uint32_t i = 0; s == GD_OK && i < count;) {
+        uint32_t n = 0;
+        while (i + n < count && x->entries[i + n].state != GD_ENTRY_INVALID) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(x->group, x->base + i, n,
+                                       x->entries + i, err);
+        }
+        i += n + 1;
+    }
+    return s;
+}
+
+static gd_status
+renew(renewal *x, uint32_t count, gd_error *err)
+{
+    gd_job job = {.run = run_part, .arg = x};
+    divide(x, count);
+    job.tasks = x->part_count;
+    gd_pool_submit(x->repo->pool, &job);
+    gd_pool_wait(x->repo->pool, &job);
+    if (atomic_load(&x->failed)) {
+        if (err != NULL) {
+            *err = x->failure;
+        }
+        return x->failure.status;
+    }
+    return write_entries(x, count, err);
+}
+
+gd_status
+gd_tail_recover(gd_repo *repo, const gd_group *group, uint32_t base,
+                gd_entry *entries, uint32_t count, gd_error *err)
+{
+    const gd_env *env = repo->env;
+    unsigned workers = gd_pool_threads(repo->pool) + 1;
+    renewal x = {.repo = repo, .group = group, .base = base,
+                 .entries = entries};
+    x.parts = gd_calloc(env, count, sizeof *x.parts, err);
+    x.scratches = gd_calloc(env, workers, sizeof *x.scratches, err);
+    gd_status s = GD_NOMEM;
+    if (x.parts != NULL && x.scratches != NULL) {
+        pthread_mutex_init(&x.mutex, NULL);
+        s = renew(&x, count, err);
+        pthread_mutex_destroy(&x.mutex);
+        for (unsigned i = 0; i < workers; i++) {
+            release(env, &x.scratches[i]);
+        }
+    }
+    env->release(env, x.scratches);
+    env->release(env, x.parts);
+    return s;
+}

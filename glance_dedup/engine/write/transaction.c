@@ -1,0 +1,497 @@
+/*
+ * transaction.c - see transaction.h.
+ */
+#include "engine/write/transaction.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/write/intake.h"
+
+enum { FIND_LOADS = 16 }; /* stores loaded for a batch of fingerprints */
+
+struct gd_transaction {
+    gd_repo *repo;
+    char image_id[GD_IMAGE_ID_MAX + 1];
+    char project[GD_PROJECT_MAX + 1];
+    gd_scope scope;
+    gd_spool_file spool;
+    gd_intake intake;
+    gd_content_hash hash;
+    bool failed;
+    bool linked;
+};
+
+/* ---- begin and end ---- */
+
+static gd_status
+check_project(const char *project, gd_error *err)
+{
+    size_t length = strnlen(project, GD_PROJECT_MAX + 1);
+    if (length > GD_PROJECT_MAX) {
+        return gd_fail(err, GD_INVALID, "a project's name has at most %d bytes",
+                       GD_PROJECT_MAX);
+    }
+    return GD_OK;
+}
+
+static gd_status
+check_scope(const gd_scope *scope, gd_error *err)
+{
+    return gd_scope_equal(scope, &gd_spares_scope)
+               ? gd_fail(err, GD_INVALID, "this scope id marks spare copies")
+               : GD_OK;
+}
+
+static gd_status
+check_absent(gd_repo *repo, const char *image_id, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    struct stat st;
+    const gd_env *env = repo->env;
+    gd_status s = gd_image_name(image_id, name, err);
+    if (s == GD_OK && env->fstatat(env, repo->root, name, &st) == 0) {
+        /* Another host may have deleted it. */
+        (void)env->renew(env, repo->root, name, -1);
+        if (env->fstatat(env, repo->root, name, &st) == 0) {
+            s = gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
+        }
+    }
+    return s;
+}
+
+static gd_status
+open_parts(gd_transaction *transaction, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    gd_status s = gd_intake_open(&transaction->intake, repo,
+                                 &transaction->scope, err);
+    if (s == GD_OK) {
+        s = gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
+                            &transaction->spool, err);
+    }
+    if (s == GD_OK) {
+        s = gd_recipe_writer_open(repo->env, transaction->spool.fd,
+                                  transaction->spool.name,
+                                  transaction->spool.id,
+                                  &transaction->intake.recipe, err);
+    }
+    return s;
+}
+
+gd_status
+gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
+                     const gd_scope *scope, gd_transaction **out,
+                     gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = check_absent(repo, image_id, err);
+    }
+    if (s == GD_OK) {
+        s = check_project(project, err);
+    }
+    if (s == GD_OK) {
+        s = check_scope(scope, err);
+    }
+    if (s == GD_OK) {
+        gd_fpcache_drop_removed(repo->cache);
+        s = gd_repo_check_room(repo, gd_recipe_bytes(0), err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_transaction *transaction =
+        gd_calloc(repo->env, 1, sizeof *transaction, err);
+    if (transaction == NULL) {
+        return GD_NOMEM;
+    }
+    transaction->repo = repo;
+    transaction->scope = *scope;
+    transaction->spool.fd = -1;
+    snprintf(transaction->image_id, sizeof transaction->image_id, "%s",
+             image_id);
+    snprintf(transaction->project, sizeof transaction->project, "%s", project);
+    s = open_parts(transaction, err);
+    if (s != GD_OK) {
+        gd_transaction_end(transaction);
+        return s;
+    }
+    *out = transaction;
+    return GD_OK;
+}
+
+const uint8_t *
+gd_transaction_upload_id(const gd_transaction *transaction)
+{
+    return transaction->spool.id;
+}
+
+void
+gd_transaction_end(gd_transaction *transaction)
+{
+    gd_repo *repo = transaction->repo;
+    const gd_env *env = repo->env;
+    /* N8.5: the spool file first, then the locks. */
+    if (transaction->linked) {
+        gd_spool_close(env, &transaction->spool);
+    } else {
+        gd_spool_discard(env, repo->root, &transaction->spool);
+    }
+    gd_recipe_writer_close(transaction->intake.recipe);
+    gd_intake_close(&transaction->intake);
+    env->release(env, transaction);
+}
+
+/* ---- writing ---- */
+
+static gd_status
+check_under_way(const gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(transaction->repo, err);
+    if (s == GD_OK && (transaction->failed || transaction->linked)) {
+        s = gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
+                    transaction->image_id,
+                    transaction->failed ? "failed" : "ended");
+    }
+    return s;
+}
+
+gd_status
+gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
+                     size_t length, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_intake_take(&transaction->intake, data, length, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+/* ---- blocks by their fingerprints ---- */
+
+/* Stores the blocks that wait, so that what is appended next comes behind them,
+ * and the batch's places are free. */
+static gd_status
+store_waiting(gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = gd_intake_store(&transaction->intake, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+static gd_status
+check_boundary(const gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK && transaction->intake.batch.carried > 0) {
+        s = gd_fail(err, GD_INVALID,
+                    "image %s: what was written last ends within a block, so "
+                    "that no other can follow it", transaction->image_id);
+    }
+    return s;
+}
+
+/* Looks up what is in the batch's places. */
+static void
+find_batch(gd_intake *intake, size_t count)
+{
+    gd_block *blocks = intake->batch.blocks;
+    gd_error ignored; /* what could not be looked up was not found */
+    gd_lookup_batch(intake->lookup, blocks, count, FIND_LOADS);
+    /* By its fingerprint alone; the length may be a lie. */
+    (void)gd_lookup_confirm(intake->lookup, blocks, count, &ignored);
+    for (size_t i = 0; i < count; i++) {
+        gd_block *block = &blocks[i];
+        if (block->address.group != 0) {
+            continue;
+        }
+        gd_address own = gd_packer_find(intake->packer, NULL, block->length,
+                                        &block->fingerprint);
+        if (own.group != 0 &&
+            gd_packer_added(intake->packer, own, &block->fingerprint,
+                            block->length)) {
+            block->address = own;
+        }
+    }
+}
+
+/* Fills the batch's places from the caller's arrays, as many as fit. */
+static size_t
+fill_places(gd_intake *intake, const gd_fingerprint *fps,
+            const uint32_t *lengths, const gd_address *addresses, size_t count)
+{
+    size_t n = count < intake->batch_blocks ? count : intake->batch_blocks;
+    for (size_t i = 0; i < n; i++) {
+        intake->batch.blocks[i] = (gd_block){
+            .length = lengths[i],
+            .fingerprint = fps[i],
+            .address = addresses == NULL ? (gd_address){0, 0} : addresses[i],
+        };
+    }
+    return n;
+}
+
+gd_status
+gd_transaction_find(gd_transaction *transaction, const gd_fingerprint *fps,
+                    const uint32_t *lengths, size_t count,
+                    gd_address *addresses, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    transaction->intake.told = true;
+    memset(addresses, 0, count * sizeof *addresses);
+    if (transaction->repo->params.by_value) {
+        return GD_OK; /* nobody has bytes to compare (I5) */
+    }
+    for (size_t at = 0; at < count;) {
+        size_t n = fill_places(&transaction->intake, fps + at, lengths + at,
+                               NULL, count - at);
+        find_batch(&transaction->intake, n);
+        for (size_t i = 0; i < n; i++) {
+            addresses[at + i] = transaction->intake.batch.blocks[i].address;
+        }
+        at += n;
+    }
+    return GD_OK;
+}
+
+/* Only what find could have returned: under a shared lock that we hold (I6),
+ * and by what the group says now, or of our own making.  *good: how many
+ * of the batch's places are, from the first. */
+static gd_status
+count_found(const gd_intake *intake, const gd_address *addresses, size_t count,
+            size_t *good, gd_error *err)
+{
+    gd_block *blocks = intake->batch.blocks;
+    for (*good = 0; *good < count; ++*good) {
+        uint32_t group = addresses[*good].group;
+        if (!gd_lookup_holds(intake->lookup, group) &&
+            !gd_packer_holds(intake->packer, group)) {
+            return GD_OK;
+        }
+    }
+    gd_status s = gd_lookup_confirm(intake->lookup, blocks, count, err);
+    *good = 0;
+    while (*good < count &&
+           (blocks[*good].address.group != 0 ||
+            gd_packer_added(intake->packer, addresses[*good],
+                            &blocks[*good].fingerprint,
+                            blocks[*good].length))) {
+        ++*good;
+    }
+    return *good == count ? GD_OK : s;
+}
+
+static gd_status
+check_found(gd_transaction *transaction, const gd_fingerprint *fps,
+            const uint32_t *lengths, const gd_address *addresses, size_t count,
+            gd_error *err)
+{
+    for (size_t at = 0; at < count;) {
+        size_t n = fill_places(&transaction->intake, fps + at, lengths + at,
+                               addresses + at, count - at);
+        size_t good;
+        gd_status s =
+            count_found(&transaction->intake, addresses + at, n, &good, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        if (good < n) {
+            gd_address bad = addresses[at + good];
+            return gd_fail(err, GD_INVALID,
+                           "image %s: slot %u of group %08x is not where this "
+                           "transaction found the block that is to be added",
+                           transaction->image_id, (unsigned)bad.slot,
+                           (unsigned)bad.group);
+        }
+        at += n;
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
+                   const uint32_t *lengths, const gd_address *addresses,
+                   size_t count, gd_error *err)
+{
+    gd_status s = check_boundary(transaction, err);
+    if (s == GD_OK && transaction->repo->params.by_value && count > 0) {
+        s = gd_fail(err, GD_INVALID, "image %s: where blocks are compared by "
+                    "value, none is found by its fingerprint",
+                    transaction->image_id);
+    }
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = check_found(transaction, fps, lengths, addresses, count, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = gd_recipe_add_block(transaction->intake.recipe, addresses[i],
+                                &fps[i], lengths[i], err);
+    }
+    gd_counters *counters = &transaction->repo->counters;
+    atomic_fetch_add(&counters->blocks, count);
+    atomic_fetch_add(&counters->hits, count);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+static gd_status
+check_lengths(const gd_transaction *transaction, const uint32_t *lengths,
+              size_t count, gd_error *err)
+{
+    size_t most = transaction->intake.chunker.max_length;
+    for (size_t i = 0; i < count; i++) {
+        if (lengths[i] == 0 || lengths[i] > most) {
+            return gd_fail(err, GD_INVALID,
+                           "image %s: a block has 1 to %zu bytes, not %u",
+                           transaction->image_id, most, (unsigned)lengths[i]);
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
+                            const uint32_t *lengths, size_t count,
+                            gd_address *addresses, gd_error *err)
+{
+    gd_status s = check_boundary(transaction, err);
+    if (s == GD_OK) {
+        s = check_lengths(transaction, lengths, count, err);
+    }
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    transaction->intake.told = true;
+    s = gd_intake_take_blocks(&transaction->intake, data, lengths, count,
+                              addresses, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+gd_status
+gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
+                         gd_error *err)
+{
+    gd_status s = check_boundary(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    if (length > INT64_MAX - gd_recipe_length(transaction->intake.recipe)) {
+        return gd_fail(err, GD_INVALID, "image %s: with %llu bytes of zeros "
+                       "more it would be longer than any file can be",
+                       transaction->image_id, (unsigned long long)length);
+    }
+    transaction->intake.told = true;
+    uint32_t block = transaction->intake.chunker.max_length;
+    atomic_fetch_add(&transaction->repo->counters.zero_blocks,
+                     length / block + (length % block != 0));
+    s = gd_recipe_add_zeros(transaction->intake.recipe, length, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
+gd_status
+gd_transaction_keep(gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = gd_packer_sync(transaction->intake.packer, err);
+        transaction->failed = s != GD_OK;
+    }
+    return s;
+}
+
+/* ---- committing ---- */
+
+/* N8.1: every block durable and published. */
+static gd_status
+store_rest(gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = gd_intake_finish(&transaction->intake, err);
+    return s == GD_OK ? gd_packer_sync(transaction->intake.packer, err) : s;
+}
+
+static gd_status
+finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
+              gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    const gd_intake *intake = &transaction->intake;
+    memset(header, 0, sizeof *header);
+    header->scope = transaction->scope;
+    memcpy(header->transaction_id, transaction->spool.id, GD_ID_SIZE);
+    memcpy(header->upload_id, transaction->spool.id, GD_ID_SIZE);
+    memcpy(header->image_id, transaction->image_id, sizeof header->image_id);
+    memcpy(header->project, transaction->project, sizeof header->project);
+    header->hash = transaction->hash;
+    header->new_bytes = gd_packer_new_bytes(intake->packer);
+    header->stored_bytes = gd_packer_stored_bytes(intake->packer);
+    header->created = (uint64_t)repo->env->now(repo->env);
+    return gd_recipe_finish(intake->recipe, &repo->params, header, err);
+}
+
+gd_status
+gd_transaction_set_hash(gd_transaction *transaction, const char *name,
+                        const uint8_t *value, size_t length, gd_error *err)
+{
+    gd_content_hash *hash = &transaction->hash;
+    size_t name_length = strnlen(name, GD_HASH_NAME_MAX + 1);
+    if (name_length == 0 || name_length > GD_HASH_NAME_MAX || length == 0 ||
+        length > GD_HASH_MAX) {
+        return gd_fail(err, GD_INVALID,
+                       "a hash has a name of 1 to %d bytes and a value of 1 to "
+                       "%d", GD_HASH_NAME_MAX, GD_HASH_MAX);
+    }
+    memset(hash, 0, sizeof *hash);
+    memcpy(hash->name, name, name_length);
+    memcpy(hash->value, value, length);
+    hash->length = (uint32_t)length;
+    return GD_OK;
+}
+
+gd_status
+gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
+                      bool *linked, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    *linked = transaction->linked;
+    gd_status s = gd_transaction_write(transaction, NULL, 0, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = store_rest(transaction, err);
+    if (s == GD_OK) {
+        s = finish_recipe(transaction, header, err);
+    }
+    if (s == GD_OK) {
+        s = gd_spool_commit(repo->env, repo->root, &transaction->spool,
+                            transaction->image_id, &transaction->linked, err);
+    }
+    *linked = transaction->linked;
+    transaction->failed = s != GD_OK;
+    return s;
+}

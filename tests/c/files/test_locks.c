@@ -1,0 +1,512 @@
+/*
+ * test_locks.c - who is let in beside whom: in one handle, in two, and in two
+ * processes.  Two handles of one process are two open files, so the kernel
+ * keeps them apart as it does processes.
+ */
+#include "engine/files/locks.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+typedef struct fixture {
+    scratch x;
+    gd_locks *a, *b; /* two handles */
+    int raw;         /* a third open file: the collector's */
+} fixture;
+
+static void
+setup(fixture *t)
+{
+    scratch_init(&t->x);
+    CHECK_INT(gd_locks_open(t->x.env, t->x.root, &t->a, &t->x.err), GD_OK);
+    CHECK_INT(gd_locks_open(t->x.env, t->x.root, &t->b, &t->x.err), GD_OK);
+    t->raw = openat(t->x.root, GD_FILE_GROUP_LOCKS, O_RDWR | O_CLOEXEC);
+    CHECK(t->raw >= 0);
+}
+
+static void
+teardown(fixture *t)
+{
+    close(t->raw);
+    gd_locks_close(t->a);
+    gd_locks_close(t->b);
+    CHECK_INT(scratch_destroy(&t->x), 0);
+}
+
+static int
+raw_lock(const fixture *t, uint64_t byte, short type)
+{
+    const gd_env *env = gd_env_posix();
+    return env->lock(env, t->raw, byte, type);
+}
+
+/* Whether nobody else holds the byte; it is left as it was. */
+static bool
+is_free(const fixture *t, uint64_t byte)
+{
+    bool got = raw_lock(t, byte, F_WRLCK) >= 0;
+    if (got) {
+        raw_lock(t, byte, F_UNLCK);
+    }
+    return got;
+}
+
+#define SHARE_BYTE(group) ((UINT64_C(1) << 32) + (group))
+#define INTENT_BYTE(group) ((UINT64_C(1) << 33) + (group))
+
+/* The bytes of format.rst, and no others. */
+static void
+test_which_bytes(void)
+{
+    fixture t;
+    setup(&t);
+    const uint32_t group = 0x1ffffff;
+    CHECK_INT(gd_locks_share(t.a, group, NULL), GD_OK);
+    CHECK(!is_free(&t, SHARE_BYTE(group)));
+    CHECK(is_free(&t, SHARE_BYTE(group - 1)));
+    CHECK(is_free(&t, SHARE_BYTE(group) + 1));
+    CHECK(is_free(&t, INTENT_BYTE(group)));
+    CHECK(is_free(&t, group));
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(group), F_RDLCK), 0); /* shared */
+    raw_lock(&t, SHARE_BYTE(group), F_UNLCK);
+    CHECK_INT(gd_locks_lease(t.a, group, NULL), GD_OK);
+    CHECK(!is_free(&t, group));
+    CHECK(is_free(&t, group - 1));
+    CHECK_INT(raw_lock(&t, group, F_RDLCK), -EAGAIN); /* exclusive */
+    gd_locks_unlease(t.a, group);
+    gd_locks_unshare(t.a, group);
+    CHECK(is_free(&t, group));
+    CHECK(is_free(&t, SHARE_BYTE(group)));
+    teardown(&t);
+}
+
+static void
+test_share_is_counted(void)
+{
+    fixture t;
+    setup(&t);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(gd_locks_share(t.a, 5, NULL), GD_OK);
+    }
+    CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_OK);
+    gd_locks_unshare(t.a, 5);
+    gd_locks_unshare(t.b, 5);
+    gd_locks_unshare(t.b, 5); /* one too many: a's are not b's */
+    CHECK(!is_free(&t, SHARE_BYTE(5)));
+    gd_locks_unshare(t.a, 5);
+    CHECK(!is_free(&t, SHARE_BYTE(5)));
+    gd_locks_unshare(t.a, 5);
+    CHECK(is_free(&t, SHARE_BYTE(5)));
+    gd_locks_unshare(t.a, 5);
+    gd_locks_unshare(t.a, 6); /* never shared */
+    CHECK_INT(gd_locks_share(t.a, 5, NULL), GD_OK);
+    CHECK(!is_free(&t, SHARE_BYTE(5)));
+    teardown(&t);
+}
+
+static void
+test_the_collector_refuses(void)
+{
+    fixture t;
+    setup(&t);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(9), F_WRLCK), 0);
+    CHECK_INT(gd_locks_share(t.a, 9, &err), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.a, 9, &err), GD_BUSY);
+    CHECK(strcmp(err.text, "as it was") == 0);
+    CHECK_INT(gd_locks_share(t.a, 8, &err), GD_OK);
+    raw_lock(&t, SHARE_BYTE(9), F_UNLCK);
+    CHECK_INT(gd_locks_share(t.a, 9, &err), GD_OK);
+    gd_locks_unshare(t.a, 9);
+    CHECK(is_free(&t, SHARE_BYTE(9)));
+    teardown(&t);
+}
+
+/* The mark of intent keeps new sharers out, also of a handle that shares
+ * already; those that are in stay. */
+static void
+test_intent_refuses(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_OK);
+    CHECK_INT(raw_lock(&t, INTENT_BYTE(9), F_WRLCK), 0);
+    CHECK_INT(gd_locks_share(t.b, 9, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.b, 10, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_BUSY);
+    CHECK(!is_free(&t, SHARE_BYTE(9)));
+    gd_locks_unshare(t.a, 9);
+    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_BUSY);
+    CHECK(is_free(&t, SHARE_BYTE(9)));
+    raw_lock(&t, INTENT_BYTE(9), F_UNLCK);
+    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_OK);
+    CHECK(is_free(&t, INTENT_BYTE(9))); /* the look at it left no lock */
+    teardown(&t);
+}
+
+static void
+test_one_lease(void)
+{
+    fixture t;
+    setup(&t);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lease(t.b, 3, &err), GD_BUSY);
+    CHECK(strcmp(err.text, "as it was") == 0);
+    CHECK_INT(gd_locks_lease(t.b, 4, &err), GD_OK);
+    gd_locks_unlease(t.b, 3); /* not its own */
+    CHECK_INT(gd_locks_lease(t.b, 3, &err), GD_BUSY);
+    gd_locks_unlease(t.a, 3);
+    gd_locks_unlease(t.a, 3);
+    CHECK_INT(gd_locks_lease(t.b, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_BUSY);
+    gd_locks_unlease(t.b, 3);
+    CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
+    /* Lease and group lock are two things. */
+    CHECK_INT(gd_locks_share(t.b, 3, &err), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_closing_releases(void)
+{
+    fixture t;
+    gd_locks *c;
+    setup(&t);
+    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &t.x.err), GD_OK);
+    CHECK_INT(gd_locks_lease(c, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(c, 3, NULL), GD_OK);
+    gd_locks_close(c);
+    CHECK(is_free(&t, 3) && is_free(&t, SHARE_BYTE(3)));
+    teardown(&t);
+}
+
+/* ---- the collector's ---- */
+
+static void
+test_exclude(void)
+{
+    fixture t;
+    setup(&t);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_OK);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    CHECK(is_free(&t, SHARE_BYTE(6)) && is_free(&t, SHARE_BYTE(8)));
+    CHECK(is_free(&t, 7) && is_free(&t, INTENT_BYTE(7)));
+    CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_exclude(t.b, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.b, 7, &err), GD_BUSY);
+    /* Nor does its own handle share it: the kernel would not mind, and would
+     * let everyone in. */
+    CHECK_INT(gd_locks_share(t.a, 7, &err), GD_BUSY);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    gd_locks_unshare(t.a, 7);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    CHECK(strcmp(err.text, "as it was") == 0);
+    gd_locks_admit(t.b, 7); /* not its own */
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
+    gd_locks_admit(t.a, 7);
+    gd_locks_admit(t.a, 7);
+    CHECK(is_free(&t, SHARE_BYTE(7)));
+    CHECK_INT(gd_locks_share(t.a, 7, &err), GD_OK);
+    teardown(&t);
+}
+
+/* The exclusive lock is refused where this process shares the group: the kernel
+ * would turn the one into the other. */
+static void
+test_exclude_is_refused(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_exclude(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), 0); /* as it was: shared */
+    raw_lock(&t, SHARE_BYTE(7), F_UNLCK);
+    gd_locks_unshare(t.a, 7);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unshare(t.a, 7);
+    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unshare(t.b, 7);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_announce(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_announce(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(raw_lock(&t, INTENT_BYTE(7), F_RDLCK), -EAGAIN); /* still */
+    CHECK_INT(gd_locks_share(t.a, 6, NULL), GD_OK);
+    /* Who announced it gets in as soon as the last has left. */
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unshare(t.b, 7);
+    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
+    gd_locks_withdraw(t.b, 7); /* not its own */
+    CHECK(!is_free(&t, INTENT_BYTE(7)));
+    gd_locks_withdraw(t.a, 7);
+    gd_locks_withdraw(t.a, 7);
+    CHECK(is_free(&t, INTENT_BYTE(7)) && !is_free(&t, SHARE_BYTE(7)));
+    for (uint32_t i = 1; i < 200; i++) {
+        CHECK_INT(gd_locks_announce(t.a, i, NULL), GD_OK);
+    }
+    CHECK_INT(gd_locks_announce(t.b, 300, NULL), GD_OK);
+    gd_locks_withdraw_all(t.a);
+    for (uint32_t i = 1; i < 200; i++) {
+        CHECK(is_free(&t, INTENT_BYTE(i)));
+    }
+    CHECK(!is_free(&t, INTENT_BYTE(300)));
+    CHECK_INT(gd_locks_announce(t.b, 7, NULL), GD_OK);
+    teardown(&t);
+}
+
+static int
+lock_and_replace(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    char name[4096];
+    ssize_t length = readlink(path, name, sizeof name - 1);
+    if (CHECK(length > 0)) {
+        name[length] = '\0';
+        CHECK_INT(unlink(name), 0);
+        close(open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    }
+    return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
+}
+
+/* I4: who comes later would lock the other file. */
+static void
+test_maintainer_lock_of_a_file_that_was_replaced(void)
+{
+    fixture t;
+    gd_error err;
+    int fd;
+    setup(&t);
+    t.x.f.env.lock = lock_and_replace;
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &fd, &err), GD_BUSY);
+    CHECK_INT(fd, -1);
+    teardown(&t);
+}
+
+static void
+test_maintainer_lock(void)
+{
+    fixture t;
+    gd_error err;
+    struct stat st;
+    int one, two;
+    setup(&t);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &one, &err), GD_OK);
+    CHECK_INT(fstatat(t.x.root, GD_FILE_MAINTAINER_LOCK, &st, 0), 0);
+    CHECK_INT(st.st_mode & 0777, 0600);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_BUSY);
+    CHECK_INT(two, -1);
+    int raw = openat(t.x.root, GD_FILE_MAINTAINER_LOCK, O_RDWR | O_CLOEXEC);
+    const gd_env *env = gd_env_posix();
+    CHECK_INT(env->lock(env, raw, 0, F_RDLCK), -EAGAIN);
+    CHECK_INT(env->lock(env, raw, 1, F_WRLCK), 0);
+    close(raw);
+    t.x.env->close(t.x.env, one);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_OK);
+    t.x.env->close(t.x.env, two);
+    fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
+    CHECK_CONTAINS(err.text, "locks/maintainer");
+    CHECK_INT(unlinkat(t.x.root, GD_FILE_MAINTAINER_LOCK, 0), 0);
+    CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_MAINTAINER_LOCK), 0);
+    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
+    CHECK(!scratch_exists(&t.x, "elsewhere"));
+    teardown(&t);
+}
+
+/* Says one character, and waits until it is killed. */
+static void
+tell_and_wait(int to, bool good)
+{
+    char word = good ? 'y' : 'n';
+    if (write(to, &word, 1) == 1) {
+        pause();
+    }
+    _exit(1);
+}
+
+/* Another process sees what is held here, and what it holds goes with it. */
+static void
+test_across_processes(void)
+{
+    fixture t;
+    int pipes[2];
+    char word = 0;
+    setup(&t);
+    CHECK_INT(gd_locks_lease(t.a, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(t.a, 3, NULL), GD_OK);
+    REQUIRE(pipe(pipes) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        gd_locks *own;
+        bool good = gd_locks_open(t.x.env, t.x.root, &own, NULL) == GD_OK &&
+                    gd_locks_lease(own, 3, NULL) == GD_BUSY &&
+                    gd_locks_share(own, 3, NULL) == GD_OK &&
+                    gd_locks_lease(own, 4, NULL) == GD_OK;
+        tell_and_wait(pipes[1], good);
+    }
+    CHECK_INT(read(pipes[0], &word, 1), 1);
+    CHECK_INT(word, 'y');
+    CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_BUSY);
+    gd_locks_unshare(t.a, 3);
+    CHECK(!is_free(&t, SHARE_BYTE(3)));
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    CHECK(is_free(&t, SHARE_BYTE(3)));
+    CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_OK);
+    close(pipes[0]);
+    close(pipes[1]);
+    teardown(&t);
+}
+
+/* ---- the image lock ---- */
+
+static void
+test_image_lock(void)
+{
+    fixture t;
+    gd_error err;
+    int one, two, three;
+    setup(&t);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &one, &err),
+              GD_OK);
+    int64_t before = (int64_t)time(NULL);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 60, &two, &err),
+              GD_BUSY);
+    CHECK_CONTAINS(err.text, "image-1");
+    CHECK_CONTAINS(err.text, "60 ms");
+    CHECK_INT(two, -1);
+    CHECK((int64_t)time(NULL) - before < 20);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-2", 0, &three, &err),
+              GD_OK);
+    /* XXH3-64 of the id, shifted right by 2. */
+    const gd_env *env = gd_env_posix();
+    int raw = openat(t.x.root, GD_FILE_IMAGE_LOCKS, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->lock(env, raw, UINT64_C(2441164120403282042), F_RDLCK),
+              -EAGAIN);
+    gd_image_unlock(t.x.env, one);
+    CHECK_INT(env->lock(env, raw, UINT64_C(2441164120403282042), F_WRLCK), 0);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &two, &err),
+              GD_BUSY);
+    close(raw);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &two, &err),
+              GD_OK);
+    gd_image_unlock(t.x.env, two);
+    gd_image_unlock(t.x.env, three);
+    teardown(&t);
+}
+
+static int sleeps;
+static int sleeper_holds;
+
+/* The holder lets go while the other waits for the third time. */
+static void
+sleep_and_let_go(const gd_env *env, unsigned ms)
+{
+    (void)ms;
+    if (++sleeps == 3) {
+        gd_image_unlock(env, sleeper_holds);
+    }
+}
+
+static void
+test_image_lock_is_waited_for(void)
+{
+    fixture t;
+    gd_error err;
+    int fd;
+    setup(&t);
+    sleeps = 0;
+    t.x.f.env.sleep_ms = sleep_and_let_go;
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 0, &sleeper_holds, &err),
+              GD_OK);
+    CHECK_INT(sleeps, 0);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 1000, &fd, &err), GD_OK);
+    CHECK_INT(sleeps, 3);
+    gd_image_unlock(t.x.env, fd);
+    teardown(&t);
+}
+
+/* ---- failures ---- */
+
+static void
+test_failures(void)
+{
+    fixture t;
+    gd_error err;
+    gd_locks *c;
+    int fd;
+    setup(&t);
+    fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, true);
+    CHECK_INT(gd_locks_share(t.a, 3, &err), GD_IO);
+    CHECK_CONTAINS(err.text, "locks/groups");
+    CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_exclude(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_announce(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 50, &fd, &err), GD_IO);
+    CHECK_CONTAINS(err.text, "image i");
+    fault_env_heal(&t.x.f);
+    CHECK_INT(gd_locks_share(t.a, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
+    fault_env_fail(&t.x.f, FAULT_ALLOC, 1, ENOMEM, true);
+    CHECK_INT(gd_locks_share(t.b, 3, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_lease(t.b, 4, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_exclude(t.b, 4, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_announce(t.b, 4, &err), GD_NOMEM);
+    gd_locks_unshare(t.a, 3);
+    gd_locks_unlease(t.a, 3);
+    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_NOMEM);
+    fault_env_heal(&t.x.f);
+    CHECK(is_free(&t, 3) && is_free(&t, 4) && is_free(&t, SHARE_BYTE(3)));
+    CHECK_INT(renameat(t.x.root, GD_FILE_GROUP_LOCKS, t.x.root, "elsewhere"),
+              0);
+    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_NOTFOUND);
+    CHECK_CONTAINS(err.text, "locks/groups");
+    CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_GROUP_LOCKS), 0);
+    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_IO);
+    teardown(&t);
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_which_bytes);
+    RUN(test_share_is_counted);
+    RUN(test_the_collector_refuses);
+    RUN(test_intent_refuses);
+    RUN(test_one_lease);
+    RUN(test_closing_releases);
+    RUN(test_across_processes);
+    RUN(test_exclude);
+    RUN(test_exclude_is_refused);
+    RUN(test_announce);
+    RUN(test_maintainer_lock);
+    RUN(test_maintainer_lock_of_a_file_that_was_replaced);
+    RUN(test_image_lock);
+    RUN(test_image_lock_is_waited_for);
+    RUN(test_failures);
+    return REPORT();
+}

@@ -1,0 +1,332 @@
+/*
+ * test_segment.c - segment headers and the codecs: known bytes, no flipped bit
+ * passes, and no stored bytes, however hostile, decode beyond their bounds.
+ */
+#include "engine/format/segment.h"
+
+#include "engine/base/coding.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+#define SEED UINT64_C(0x1122334455667788)
+
+enum { LENGTH = 65536 };
+
+typedef struct fixture {
+    fault_env f;
+    gd_coder *coder;
+    gd_error err;
+    uint8_t plain[LENGTH], back[LENGTH];
+    uint8_t raw[GD_SEGMENT_HEADER + LENGTH]; /* header and stored bytes */
+} fixture;
+
+static fixture x;
+
+static void
+setup(void)
+{
+    memset(&x, 0, sizeof x);
+    fault_env_init(&x.f);
+    CHECK_INT(gd_coder_open(&x.f.env, &x.coder, &x.err), GD_OK);
+    fill_image(x.plain, LENGTH, 4096, 4, 1);
+}
+
+static void
+teardown(void)
+{
+    gd_coder_close(&x.f.env, x.coder);
+    CHECK_INT(fault_env_leaks(&x.f), 0);
+    fault_env_destroy(&x.f);
+}
+
+static gd_status
+decode_header(gd_segment_header *header)
+{
+    return gd_segment_header_decode(x.raw, header, "groups/00000001", 77,
+                                    &x.err);
+}
+
+static void
+test_known_bytes(void)
+{
+    static const golden known[] = {
+        {0, "47445347010003003d0000000030000005"}, {24, "28af6d4647682be8"}};
+    static const uint8_t stored[] = {0x11, 0x22, 0x33, 0x44, 0x55};
+    const gd_segment_header header = {.codec = GD_CODEC_LZ4,
+                                      .blocks = 3,
+                                      .first_slot = 61,
+                                      .plain_length = 12288,
+                                      .stored_length = sizeof stored};
+    gd_segment_header back;
+    setup();
+    for (size_t cut = 0; cut <= sizeof stored; cut++) {
+        struct iovec pieces[] = {{(void *)stored, cut},
+                                 {(void *)(stored + cut), 5 - cut}};
+        gd_segment_header_encode(&header, SEED, pieces, 2, x.raw);
+        CHECK(GOLDEN_MATCHES(x.raw, GD_SEGMENT_HEADER, known));
+    }
+    memcpy(x.raw + GD_SEGMENT_HEADER, stored, sizeof stored);
+    CHECK_INT(decode_header(&back), GD_OK);
+    CHECK(memcmp(&header, &back, sizeof header) == 0);
+    CHECK(gd_segment_intact(x.raw, &back, SEED));
+    CHECK(!gd_segment_intact(x.raw, &back, SEED + 1));
+    teardown();
+}
+
+/* Overwrites eight bytes somewhere on the stack below. */
+static __attribute__((noinline)) uint8_t
+scribble(size_t at)
+{
+    volatile uint8_t area[8192];
+    for (size_t i = 0; i < 8; i++) {
+        area[at + i] = 0xcc;
+    }
+    return area[at];
+}
+
+/* The checksum is that of the format, whatever earlier calls left on the
+ * stack: xxHash's streaming state keeps a seed's secret from one use to the
+ * next. */
+static void
+test_checksum_is_repeatable(void)
+{
+    static const gd_segment_header header = {GD_CODEC_NONE, 1, 0, 4096, 4096};
+    struct iovec piece = {x.plain, 4096};
+    unsigned wrong = 0;
+    setup();
+    gd_segment_header_encode(&header, SEED, &piece, 1, x.raw);
+    memcpy(x.back, x.raw, 24);
+    memcpy(x.back + 24, x.plain, 4096);
+    uint64_t wanted = gd_checksum(x.back, 24 + 4096, SEED);
+    /* Nothing else may use the stack between two calls. */
+    for (size_t at = 0; at + 8 <= 8192; at += 8) {
+        gd_segment_header_encode(&header, SEED, &piece, 1, x.raw);
+        (void)scribble(at);
+        gd_segment_header_encode(&header, SEED, &piece, 1, x.raw);
+        wrong += gd_get64(x.raw + 24) != wanted;
+    }
+    CHECK_INT(wrong, 0);
+    teardown();
+}
+
+/* A segment of plain in raw.  False if compression does not pay. */
+static bool
+make_segment(gd_codec codec, int level, size_t length,
+             gd_segment_header *header)
+{
+    size_t stored;
+    CHECK_INT(gd_segment_compress(x.coder, codec, level, x.plain, length,
+                                  x.raw + GD_SEGMENT_HEADER, &stored, &x.err),
+              GD_OK);
+    *header = (gd_segment_header){.codec = codec,
+                                  .blocks = 1,
+                                  .plain_length = (uint32_t)length,
+                                  .stored_length = (uint32_t)stored};
+    struct iovec piece = {x.raw + GD_SEGMENT_HEADER, stored};
+    gd_segment_header_encode(header, SEED, &piece, 1, x.raw);
+    return stored > 0;
+}
+
+static gd_status
+decode(const gd_segment_header *header)
+{
+    return gd_segment_decode(x.coder, header, x.raw + GD_SEGMENT_HEADER,
+                             x.back, "groups/00000001", 77, &x.err);
+}
+
+static void
+test_every_flip_is_noticed(void)
+{
+    setup();
+    gd_segment_header header;
+    REQUIRE(make_segment(GD_CODEC_LZ4, 0, 4096, &header));
+    for (size_t at = 0; at < GD_SEGMENT_HEADER + header.stored_length; at++) {
+        for (int bit = 0; bit < 8; bit++) {
+            gd_segment_header back;
+            x.raw[at] ^= (uint8_t)(1 << bit);
+            if (decode_header(&back) == GD_OK &&
+                back.stored_length <= LENGTH &&
+                !CHECK(!gd_segment_intact(x.raw, &back, SEED))) {
+                fprintf(stderr, "byte %zu\n", at);
+            }
+            x.raw[at] ^= (uint8_t)(1 << bit);
+        }
+    }
+    CHECK(gd_segment_intact(x.raw, &header, SEED));
+    teardown();
+}
+
+static void
+test_bounds_of_headers(void)
+{
+    static const struct {
+        gd_segment_header header;
+        gd_status wanted;
+    } cases[] = {
+        {{GD_CODEC_NONE, 1, 0, 1, 1}, GD_OK},
+        {{GD_CODEC_NONE, 256, 32000, 1 << 20, 1 << 20}, GD_OK},
+        {{GD_CODEC_ZSTD, 65535, 0, 1 << 20, 1}, GD_OK},
+        {{GD_CODEC_LZ4, 1, 0, 4096, 4096}, GD_OK},
+        {{GD_CODEC_NONE, 0, 0, 4096, 4096}, GD_CORRUPT},
+        {{GD_CODEC_NONE, 1, 0, 0, 0}, GD_CORRUPT},
+        {{GD_CODEC_NONE, 1, 0, 4096, 4095}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, 4096, 0}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, 4096, 4097}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, (1 << 20) + 1, 1}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, UINT32_MAX, UINT32_MAX}, GD_CORRUPT},
+        {{(gd_codec)3, 1, 0, 4096, 4096}, GD_CORRUPT},
+        {{(gd_codec)255, 1, 0, 4096, 4096}, GD_CORRUPT},
+    };
+    setup();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gd_segment_header back;
+        gd_segment_header_encode(&cases[i].header, SEED, NULL, 0, x.raw);
+        CHECK_INT(decode_header(&back), cases[i].wanted);
+        if (cases[i].wanted != GD_OK) {
+            CHECK_CONTAINS(x.err.text, "groups/00000001");
+            CHECK_CONTAINS(x.err.text, "77");
+        }
+    }
+    teardown();
+}
+
+/* ---- codecs ---- */
+
+static void
+test_round_trips(void)
+{
+    static const size_t lengths[] = {1, 2, 15, 16, 17, 31, 32, 500, 4096,
+                                     4097, 12345, 65535, LENGTH};
+    setup();
+    unsigned paid = 0;
+    memset(x.plain, 't', 4096);
+    for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+            gd_segment_header header;
+            int level = codec == GD_CODEC_ZSTD ? (int)i : 0;
+            size_t length = lengths[i];
+            if (make_segment((gd_codec)codec, level, length, &header)) {
+                paid++;
+                CHECK(header.stored_length < length - length / 16);
+                memset(x.back, 0xee, LENGTH);
+                CHECK_INT(decode(&header), GD_OK);
+                CHECK(memcmp(x.back, x.plain, length) == 0);
+                CHECK(length == LENGTH || x.back[length] == 0xee);
+            } else {
+                CHECK(codec == GD_CODEC_NONE || length <= 32);
+            }
+        }
+    }
+    CHECK(paid >= 2 * 6);
+    teardown();
+}
+
+/* The last byte of a sixteenth decides; out has no more room than plain. */
+static void
+test_what_does_not_pay(void)
+{
+    setup();
+    fill_random(x.plain, LENGTH, 9);
+    for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
+        uint8_t *out = malloc(4096); /* so that a sanitizer sees its end */
+        bool paid = false;
+        for (size_t text = 0; text < 1024; text++) {
+            size_t stored;
+            memset(x.plain, 'a', text);
+            CHECK_INT(gd_segment_compress(x.coder, (gd_codec)codec, 0, x.plain,
+                                          4096, out, &stored, &x.err),
+                      GD_OK);
+            CHECK(stored < 4096 - 256);
+            CHECK(!paid || stored > 0);
+            paid = stored > 0;
+        }
+        CHECK(paid);
+        free(out);
+        fill_random(x.plain, LENGTH, 9);
+    }
+    teardown();
+}
+
+/* Cut short, longer, noise, another codec, and every bit flipped: an error, or
+ * bytes; never beyond the lengths that the header names. */
+static void
+test_hostile_bytes(void)
+{
+    setup();
+    for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
+        gd_segment_header header;
+        fill_image(x.plain, LENGTH, 4096, 4, 1);
+        REQUIRE(make_segment((gd_codec)codec, 0, 4096, &header));
+        uint32_t whole = header.stored_length;
+        for (uint32_t plain = 1; plain < 9000; plain += 127) {
+            header.plain_length = plain;
+            CHECK_INT(decode(&header), GD_CORRUPT); /* never is it 4096 */
+            CHECK_CONTAINS(x.err.text, "groups/00000001");
+        }
+        header.plain_length = 4096;
+        for (uint32_t stored = 1; stored < whole; stored++) {
+            header.stored_length = stored;
+            CHECK_INT(decode(&header), GD_CORRUPT);
+        }
+        header.stored_length = whole;
+        for (uint32_t bit = 0; bit < 8 * whole; bit++) {
+            x.raw[GD_SEGMENT_HEADER + bit / 8] ^= (uint8_t)(1 << bit % 8);
+            memset(x.back, 0xee, LENGTH);
+            (void)decode(&header);
+            CHECK(x.back[4096] == 0xee);
+            x.raw[GD_SEGMENT_HEADER + bit / 8] ^= (uint8_t)(1 << bit % 8);
+        }
+        CHECK_INT(decode(&header), GD_OK);
+        header.codec = codec == GD_CODEC_LZ4 ? GD_CODEC_ZSTD : GD_CODEC_LZ4;
+        CHECK_INT(decode(&header), GD_CORRUPT);
+        for (uint64_t seed = 0; seed < 300; seed++) {
+            fill_random(x.raw + GD_SEGMENT_HEADER, whole, seed);
+            header.codec = (gd_codec)codec;
+            memset(x.back, 0xee, LENGTH);
+            (void)decode(&header);
+            CHECK(x.back[4096] == 0xee);
+        }
+    }
+    teardown();
+}
+
+/* ---- parameters ---- */
+
+static void
+test_names_and_levels(void)
+{
+    gd_codec codec;
+    gd_error err;
+    CHECK_INT(gd_codec_parse("none", &codec, &err), GD_OK);
+    CHECK_INT(codec, 0);
+    CHECK_INT(gd_codec_parse("lz4", &codec, &err), GD_OK);
+    CHECK_INT(codec, 1);
+    CHECK_INT(gd_codec_parse("zstd", &codec, &err), GD_OK);
+    CHECK_INT(codec, 2);
+    CHECK_INT(gd_codec_parse("ZSTD", &codec, &err), GD_INVALID);
+    CHECK_INT(gd_codec_parse("", &codec, &err), GD_INVALID);
+    CHECK_INT(gd_codec_parse("gzip", &codec, &err), GD_INVALID);
+    CHECK_CONTAINS(err.text, "gzip");
+    for (int level = -1; level <= 20; level++) {
+        gd_status zstd = level >= 0 && level <= 19 ? GD_OK : GD_INVALID;
+        gd_status other = level == 0 ? GD_OK : GD_INVALID;
+        CHECK_INT(gd_codec_check_level(GD_CODEC_ZSTD, level, &err), zstd);
+        CHECK_INT(gd_codec_check_level(GD_CODEC_LZ4, level, &err), other);
+        CHECK_INT(gd_codec_check_level(GD_CODEC_NONE, level, &err), other);
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_known_bytes);
+    RUN(test_checksum_is_repeatable);
+    RUN(test_every_flip_is_noticed);
+    RUN(test_bounds_of_headers);
+    RUN(test_round_trips);
+    RUN(test_what_does_not_pay);
+    RUN(test_hostile_bytes);
+    RUN(test_names_and_levels);
+    return REPORT();
+}

@@ -1,0 +1,41 @@
+/*
+ * simple_maintainer.h - the smallest maintainer, for tests of the engine
+ * alone: it keeps no accounts, but counts anew what every recipe names
+ * whenever it collects. The order of its steps is that of N4 to N6, N9 and
+ * N10.
+ *
+ * One that fails stops where it is; what it leaves is for the next.  One at a
+ * time in a process.
+ */
+#ifndef SIMPLE_MAINTAINER_H
+#define SIMPLE_MAINTAINER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/format/segment.h"
+#include "engine/handle/repo.h"
+
+enum {
+    MAINTAINER_REWRITE = 1, /* each group that has nothing unpublished */
+    MAINTAINER_UNLINK = 2,  /* groups that are empty */
+    MAINTAINER_ANNOUNCE = 4, /* intent for those that are busy */
+};
+
+/* Groups that are busy are left alone.  *spooled: entries of the spool that were
+ * left in place.  With a codec but none, rewriting compresses anew. */
+gd_status maintainer_collect(gd_repo *repo, unsigned options, gd_codec codec,
+                             size_t *spooled, gd_error *err);
+/* Rewrites the image to the lowest addresses that have its blocks' fingerprints.
+ * GD_BUSY, GD_NOTFOUND: not done. */
+gd_status maintainer_merge(gd_repo *repo, const char *image_id,
+                           gd_error *err);
+/* Stores the group's live blocks elsewhere, and merges all images to these. */
+gd_status maintainer_evacuate(gd_repo *repo, uint32_t group, gd_error *err);
+/* Writes spare copies of what lives among the group's first slots. */
+gd_status maintainer_spare(gd_repo *repo, uint32_t group, uint32_t slots,
+                           gd_error *err);
+/* GD_CORRUPT if a published slot is not good. */
+gd_status maintainer_scrub(gd_repo *repo, gd_error *err);
+
+#endif

@@ -1,0 +1,228 @@
+/*
+ * test_compresspolicy.c - compression gives way: how many segments are tried,
+ * whatever comes, and how many are given up under which pressure.
+ */
+#include "engine/write/compresspolicy.h"
+
+#include <pthread.h>
+
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+/* One segment, by one thread.  Whether it was tried. */
+static bool
+segment(gd_compress_policy *policy, bool pays)
+{
+    uint64_t number;
+    gd_try try = gd_compress_policy_next(policy, &number);
+    if (try == GD_TRY_WHOLLY || try == GD_TRY_QUICKLY) {
+        gd_compress_policy_tried(policy, number, pays);
+        return true;
+    }
+    CHECK_INT(try, policy->share > 0 ? GD_TRY_YIELD : GD_TRY_NOT);
+    return false;
+}
+
+/* ---- nothing to gain ---- */
+
+/* However long nothing pays, little is lost when something does again: a quarter
+ * of that stretch, and never more than seven segments. */
+static void
+test_what_is_lost(void)
+{
+    for (unsigned noise = 0; noise < 200; noise++) {
+        gd_compress_policy policy = {0};
+        unsigned tried = 0, lost = 0;
+        for (unsigned i = 0; i < 10; i++) {
+            CHECK(segment(&policy, true)); /* one that follows gain */
+        }
+        for (unsigned i = 0; i < noise; i++) {
+            tried += segment(&policy, false);
+        }
+        while (lost < 100 && !segment(&policy, true)) {
+            lost++;
+        }
+        CHECK(lost <= noise / 4 && lost <= GD_COMPRESS_UNTRIED);
+        CHECK(tried >= noise / 8 && tried <= 14 + noise / 8);
+        for (unsigned i = 0; i < 10; i++) {
+            CHECK(segment(&policy, true));
+        }
+    }
+}
+
+/* At the very beginning, too. */
+static void
+test_what_is_saved(void)
+{
+    gd_compress_policy policy = {0};
+    unsigned tried = 0;
+    for (unsigned i = 0; i < 100000; i++) {
+        tried += segment(&policy, false);
+    }
+    CHECK(tried < 100000 / 8 + 20);
+}
+
+/* After one that did not pay, it is found out quickly whether the next would. */
+static void
+test_quick_tries(void)
+{
+    gd_compress_policy policy = {0};
+    uint64_t number;
+    CHECK_INT(gd_compress_policy_next(&policy, &number), GD_TRY_WHOLLY);
+    gd_compress_policy_tried(&policy, number, true);
+    CHECK_INT(gd_compress_policy_next(&policy, &number), GD_TRY_WHOLLY);
+    gd_compress_policy_tried(&policy, number, false);
+    CHECK_INT(gd_compress_policy_next(&policy, &number), GD_TRY_QUICKLY);
+    gd_compress_policy_tried(&policy, number, false);
+    CHECK_INT(gd_compress_policy_next(&policy, &number), GD_TRY_QUICKLY);
+    gd_compress_policy_tried(&policy, number, true);
+    CHECK_INT(gd_compress_policy_next(&policy, &number), GD_TRY_WHOLLY);
+    CHECK_INT(number, 4);
+}
+
+enum { THREADS = 4, SEGMENTS = 40000 };
+
+typedef struct crowd {
+    gd_compress_policy policy;
+    bool tried[SEGMENTS];
+} crowd;
+
+static void *
+work(void *arg)
+{
+    crowd *c = arg;
+    uint64_t number, dice = (uintptr_t)&number;
+    while (atomic_load(&c->policy.next) < SEGMENTS - THREADS) {
+        gd_try try = gd_compress_policy_next(&c->policy, &number);
+        if (try != GD_TRY_NOT) {
+            c->tried[number] = true;
+            gd_compress_policy_tried(&c->policy, number,
+                                     next_random(&dice) % 64 == 0);
+        }
+    }
+    return NULL;
+}
+
+/* The same bound with any number of threads, in whatever order they report. */
+static void
+test_many_threads(void)
+{
+    static crowd c;
+    pthread_t threads[THREADS];
+    unsigned untried = 0, longest = 0;
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < THREADS; i++) {
+        REQUIRE(pthread_create(&threads[i], NULL, work, &c) == 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    for (uint64_t i = 0; i < atomic_load(&c.policy.next); i++) {
+        untried = c.tried[i] ? 0 : untried + 1;
+        longest = untried > longest ? untried : longest;
+    }
+    CHECK(longest > 0 && longest <= GD_COMPRESS_UNTRIED);
+}
+
+/* ---- no processor to spare ---- */
+
+static void
+test_shares(void)
+{
+    unsigned before = 0;
+    CHECK_INT(gd_compress_policy_share(0, 0), 0);
+    CHECK_INT(gd_compress_policy_share(1000, 0), 0); /* nothing was measured */
+    CHECK_INT(gd_compress_policy_share(1000, 1000), 0);
+    CHECK_INT(gd_compress_policy_share(4000, 1000), 0);
+    CHECK_INT(gd_compress_policy_share(6000, 1000), GD_COMPRESS_SHARES / 2);
+    CHECK_INT(gd_compress_policy_share(8000, 1000), GD_COMPRESS_SHARES);
+    CHECK_INT(gd_compress_policy_share(INT64_MAX / 4, 1), GD_COMPRESS_SHARES);
+    for (uint64_t elapsed = 0; elapsed < 10000; elapsed += 10) {
+        unsigned share = gd_compress_policy_share(elapsed, 1000);
+        CHECK(share >= before && share <= GD_COMPRESS_SHARES);
+        before = share;
+    }
+}
+
+/* Spread evenly: any run has its share, but for one. */
+static void
+test_spread(void)
+{
+    for (unsigned share = 0; share <= GD_COMPRESS_SHARES; share++) {
+        gd_compress_policy policy = {.share = share};
+        unsigned given_up = 0;
+        for (unsigned i = 1; i <= 300; i++) {
+            given_up += !segment(&policy, true);
+            CHECK_INT(given_up, i * share / GD_COMPRESS_SHARES);
+        }
+    }
+}
+
+static void
+lot(gd_compress_policy *policy, int64_t elapsed, int64_t worked)
+{
+    atomic_store(&policy->elapsed, elapsed);
+    atomic_store(&policy->worked, worked);
+    gd_compress_policy_end_lot(policy);
+}
+
+/* One lot that had to wait is chance; several are not; nor is quiet. */
+static void
+test_lots_before(void)
+{
+    gd_compress_policy policy = {0};
+    for (int i = 0; i < 20; i++) {
+        lot(&policy, 1100, 1000);
+        CHECK_INT(policy.share, 0);
+    }
+    lot(&policy, 20000, 1000);
+    CHECK_INT(policy.share, 0);
+    for (int i = 0; i < 8; i++) {
+        lot(&policy, 20000, 1000);
+    }
+    CHECK_INT(policy.share, GD_COMPRESS_SHARES);
+    lot(&policy, 1100, 1000);
+    CHECK(policy.share > 0);
+    for (int i = 0; i < 24; i++) {
+        lot(&policy, 1100, 1000);
+    }
+    CHECK_INT(policy.share, 0);
+    lot(&policy, 0, 0); /* nothing was measured */
+    CHECK_INT(policy.share, 0);
+}
+
+/* The real clocks: work takes the time of a processor, waiting takes none. */
+static void
+test_watch(void)
+{
+    const gd_env *env = gd_env_posix();
+    gd_compress_policy policy = {0};
+    gd_compress_policy_watch watch;
+    gd_compress_policy_start(env, &watch);
+    while (env->thread_ns(env) - watch.worked < 2000000) {
+    }
+    gd_compress_policy_stop(&policy, env, &watch);
+    CHECK(atomic_load(&policy.worked) >= 2000000);
+    CHECK(atomic_load(&policy.elapsed) >= 1000000);
+    int64_t worked = atomic_load(&policy.worked);
+    gd_compress_policy_start(env, &watch);
+    env->sleep_ms(env, 1000);
+    gd_compress_policy_stop(&policy, env, &watch);
+    CHECK(atomic_load(&policy.elapsed) >= 900000000);
+    CHECK(atomic_load(&policy.worked) - worked < 900000000);
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_what_is_lost);
+    RUN(test_what_is_saved);
+    RUN(test_quick_tries);
+    RUN(test_many_threads);
+    RUN(test_shares);
+    RUN(test_spread);
+    RUN(test_lots_before);
+    RUN(test_watch);
+    return REPORT();
+}

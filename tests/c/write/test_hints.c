@@ -1,0 +1,177 @@
+/*
+ * test_hints.c - which groups are chosen for a batch: few, those with most
+ * blocks, and in the order of their numbers.
+ */
+#include "engine/write/hints.h"
+
+#include "tests/c/support/check.h"
+#include "tests/c/support/fault_env.h"
+
+enum { BLOCKS = 20000 };
+
+static fault_env f;
+static gd_hints *hints;
+static gd_address blocks[BLOCKS]; /* group 0: not found */
+
+static void
+setup(void)
+{
+    fault_env_init(&f);
+    memset(blocks, 0, sizeof blocks);
+    REQUIRE(gd_hints_open(&f.env, &hints, NULL) == GD_OK);
+    gd_hints_clear(hints);
+}
+
+static void
+teardown(void)
+{
+    gd_hints_close(&f.env, hints);
+    CHECK_INT(fault_env_leaks(&f), 0);
+    fault_env_destroy(&f);
+}
+
+/* The blocks [first, end) are hinted to up to two groups. */
+static void
+add(size_t first, size_t end, uint32_t group, uint32_t other)
+{
+    for (size_t i = first; i < end; i++) {
+        gd_hints_add(hints, &blocks[i], group);
+        if (other != 0) {
+            gd_hints_add(hints, &blocks[i], other);
+        }
+    }
+}
+
+static void
+find(size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++) {
+        blocks[i].group = 1;
+    }
+}
+
+static void
+test_most_first(void)
+{
+    uint32_t groups[16];
+    setup();
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
+    add(0, 2, 3, 0);
+    add(2, 10, 9, 0);
+    add(10, 15, 4, 0);
+    add(15, 16, 1, 0);
+    CHECK_INT(gd_hints_choose(hints, 2, groups), 2);
+    CHECK_INT(groups[0], 4);
+    CHECK_INT(groups[1], 9);
+    CHECK_INT(gd_hints_left(hints), 2);
+    CHECK_INT(gd_hints_choose(hints, 0, groups), 0);
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 2);
+    CHECK_INT(groups[0], 1);
+    CHECK_INT(groups[1], 3);
+    CHECK_INT(gd_hints_left(hints), 0);
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
+    teardown();
+}
+
+/* What another group chosen has is no reason to choose one, as long as it may
+ * be found there. */
+static void
+test_copies(void)
+{
+    uint32_t groups[16];
+    setup();
+    add(0, 8, 7, 5);
+    add(8, 10, 5, 6);
+    add(10, 11, 6, 0);
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 2);
+    CHECK_INT(groups[0], 5); /* ten, and leaves one, which 6 has */
+    CHECK_INT(groups[1], 6);
+    teardown();
+}
+
+static void
+test_copies_of_all(void)
+{
+    uint32_t groups[16];
+    setup();
+    add(0, 8, 7, 5);
+    add(8, 9, 7, 0);
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
+    CHECK_INT(groups[0], 7);
+    /* All is found but what only this group has. */
+    find(0, 8);
+    CHECK(gd_hints_want(hints, 7));
+    CHECK(!gd_hints_want(hints, 5));
+    CHECK(!gd_hints_want(hints, 8));
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
+    find(8, 9);
+    CHECK(!gd_hints_want(hints, 7));
+    teardown();
+}
+
+/* The group chosen had nothing: the copies are worth a try. */
+static void
+test_second_choice(void)
+{
+    uint32_t groups[16];
+    setup();
+    add(0, 8, 7, 5);
+    add(8, 9, 7, 0);
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
+    find(0, 2);
+    CHECK_INT(gd_hints_left(hints), 1);
+    CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
+    CHECK_INT(groups[0], 5);
+    CHECK_INT(gd_hints_left(hints), 0);
+    teardown();
+}
+
+/* More than there is room for: some are forgotten, nothing else. */
+static void
+test_too_many(void)
+{
+    static uint32_t groups[BLOCKS];
+    setup();
+    for (uint32_t round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i < 1000; i++) {
+            add(i, i + 1, 1000 - i, 0);
+        }
+        size_t n = gd_hints_choose(hints, BLOCKS, groups);
+        CHECK(n >= 100 && n < 1000);
+        for (size_t i = 0; i < n; i++) {
+            CHECK_INT(groups[i], 1000 - n + 1 + i); /* the first ones */
+        }
+        gd_hints_clear(hints);
+        CHECK_INT(gd_hints_left(hints), 0);
+        add(0, BLOCKS, 2, 1);
+        CHECK_INT(gd_hints_choose(hints, BLOCKS, groups), 1);
+        CHECK_INT(groups[0], 2);
+        gd_hints_clear(hints);
+    }
+    teardown();
+}
+
+static void
+test_without_memory(void)
+{
+    setup();
+    gd_hints *other;
+    gd_error err;
+    fault_env_fail(&f, FAULT_ALLOC, 1, ENOMEM, false);
+    CHECK_INT(gd_hints_open(&f.env, &other, &err), GD_NOMEM);
+    gd_hints_close(&f.env, other);
+    teardown();
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_most_first);
+    RUN(test_copies);
+    RUN(test_copies_of_all);
+    RUN(test_second_choice);
+    RUN(test_too_many);
+    RUN(test_without_memory);
+    return REPORT();
+}
