@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * chunking.c - the rate at which the engine cuts, and does nothing else.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dede.c - counts the equal blocks of images, exactly; dede.py calls it.
  *

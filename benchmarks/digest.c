@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * digest.c - the rate at which the engine computes fingerprints, and does
  * nothing else: what storing duplicates is measured against.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * diskmodel.h - what a disk with a head would be asked for by a program's reads
  * and writes, which a quick disk, or a virtual one, hides.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * livedfs.c - one step of an experiment: writes or reads an image, or a plain
  * file, and says what that took.  livedfs.py calls it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * synthetic.c - fills a repository with groups and recipes, as fast as the
  * disk takes fingerprint stores.

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""The style of the Python code and of the shell scripts."""
+"""The style of the Python code, of the C code and of the shell scripts."""
 
 import pathlib
 import shutil
@@ -19,6 +19,7 @@ import sys
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
+C_LICENSE = '/* SPDX-License-Identifier: Apache-2.0 */\n'
 
 
 def test_python_style():
@@ -27,6 +28,16 @@ def test_python_style():
         [sys.executable, '-m', 'flake8'], cwd=TOP, capture_output=True,
         text=True, timeout=280)
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
+
+
+def test_c_license():
+    """Every C file says in its first line under which licence it stands."""
+    paths = [path for directory in ('glance_dedup', 'tests', 'benchmarks')
+             for path in (TOP / directory).rglob('*.[ch]')]
+    assert paths
+    without = sorted(str(path.relative_to(TOP)) for path in paths
+                     if not path.read_text().startswith(C_LICENSE))
+    assert not without, f'the first line must be {C_LICENSE}in {without}'
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * blockreader.c - glance_dedup._engine.BlockReader: reads back, by their
  * addresses, blocks of an image on its way in.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * common.c - what all files of the binding stand on: errors, new and
  * freed objects, arguments, results, and the use of a repository handle.

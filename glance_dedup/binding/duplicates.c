@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * duplicates.c - glance_dedup._engine: the functions on pairs of
  * addresses that merging is made of.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fingerprint.c - the functions of fingerprints: what the engine would
  * compute, and how far that may be relied on.

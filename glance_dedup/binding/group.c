@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * group.c - glance_dedup._engine.Group: a group that the maintainer
  * holds alone, to free, rewrite or unlink.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * image.c - glance_dedup._engine.Image: an image open for reading.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * maintenance.c - glance_dedup._engine.Maintenance: the maintainer's
  * lock, the fence, intents, and the listings.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * merge.c - glance_dedup._engine: Merge and Relocation, and the
  * functions of the exact index.

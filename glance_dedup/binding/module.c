@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * module.c - glance_dedup._engine: the module, which puts together what
  * all other files of the binding define.

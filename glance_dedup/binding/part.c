@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * part.c - the calls of a Maintenance, and its parts: what every object
  * that it has open (Recipe, Group, Merge, ...) begins with.

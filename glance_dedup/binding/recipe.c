@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * recipe.c - glance_dedup._engine.Recipe: a recipe as the accounting
  * judges it, from the spool or of an image.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * repository.c - glance_dedup._engine.Repository: the handle that
  * everything else is opened with.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * rewriting.c - glance_dedup._engine.Rewriting: a sealed group that is
  * compressed anew, under its lease until the exchange; and codec_mark.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * runs.c - the arithmetic on runs: counting them, comparing them.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spare.c - glance_dedup._engine: write_spares.
  */

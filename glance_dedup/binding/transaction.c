@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * transaction.c - glance_dedup._engine.Transaction: an image on its way
  * in, as bytes or as blocks found by their fingerprints.

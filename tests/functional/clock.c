@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * clock.c - preloaded: a time of day that a test sets while a process runs.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * faults.c - a library to be preloaded: the nth system call of a kind, on a file
  * below a directory, fails; or every one from there on.

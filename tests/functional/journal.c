@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * journal.c - see journal.h; and the calls that are of interest to it alone:
  * those of Python, and of LevelDB.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * journal.h - the mutating calls below a directory, noted with their data.
  *

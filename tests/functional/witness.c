@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * witness.c - a library to be preloaded: it tells a test, over a socket, of
  * each system call of interest before and after it is made, and waits for the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz.h - what every fuzz target needs: taking an input apart, and refusing
  * what must not be.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_catalog.c - the arithmetic on what comes out of the catalog, whose values
  * may be anything: counters, index pages, pairs of duplicates; and the fence.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_chunker.c - where a stream is cut does not depend on the pieces it comes
  * in; the fast cuts, and the fast test for zeros, agree with the scalar ones.

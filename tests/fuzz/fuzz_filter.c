@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_filter.c - the filter over a file of any content: what it says is within
  * its bounds, whatever others write into the mapping meanwhile; and a new one

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_fpstore.c - entries: what decodes encodes to the same bytes, what is
  * called live is within its bounds, and a store finds exactly the live ones.

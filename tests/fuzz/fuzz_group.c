@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_group.c - a block group's file of any content: header, published
  * records, entries, the store made of them, and every segment that a live entry

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_reader.c - a repository some of whose bytes are anybody's: every way to
  * read it gives the right bytes or an error that has words; nothing else that is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_recipe.c - recipes: one of any content is read page by page, sought in,
  * and counted, or refused; and what the writer makes reads back as it was told.

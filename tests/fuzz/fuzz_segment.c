@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_segment.c - segments: any header and stored bytes decode within their
  * buffers or are refused, and what is compressed decodes to the same.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_spool.c - a spool and an images/ directory of any names and contents: the
  * maintainer's looks, locks and steps find out what is what, unlink only names

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_wire.c - descriptions and frames for other repositories: any ranges are
  * refused, or give frames that another implementation of their layout, here,

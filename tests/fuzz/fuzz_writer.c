@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_writer.c - the input is a program: two processes store, abort, delete,
  * read, collect, merge, rewrite and evacuate in one repository, run into errors

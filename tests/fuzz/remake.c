@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * remake.c - see remake.h.  The offsets are those of format.rst.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * remake.h - makes the checksums of spoiled files right again, so that a fuzzer
  * gets behind them: they find damage, they are no defence.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * replay.c - a main for fuzz targets where there is no fuzzer: runs each file
  * that is named, and each file of a directory that is named, once.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * repository.h - a repository in memory, for targets that need a whole one.
  */

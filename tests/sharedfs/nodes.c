@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nodes.c - the files that a client knows, their names, and their versions.
  */

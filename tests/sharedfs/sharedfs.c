@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sharedfs.c - a file system that hosts share, to try out what they rely on:
  * one host's client, as sharedfs.h describes it.

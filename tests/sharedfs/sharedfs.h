@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sharedfs.h - what the parts of the shared file system have in common.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * coding.h - integers on disk (little-endian) and checksums.
  *

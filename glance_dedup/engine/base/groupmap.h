@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * groupmap.h - a map from group numbers to counts; absent groups count 0.
  *

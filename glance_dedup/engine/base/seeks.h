@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * seeks.h - counts what a disk with a head would do: a read that does not begin
  * where the last one of its kind ended is a seek (design.rst, "Seeks").

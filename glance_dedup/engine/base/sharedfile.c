@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sharedfile.c - opening or making a file of shared memory.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sharedfile.h - a file that processes of one user map as shared memory.
  *

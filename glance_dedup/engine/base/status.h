@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * status.h - what a call of the engine can come to, and the words for it.
  *

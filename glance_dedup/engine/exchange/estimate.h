@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * estimate.h - what images would take if they were stored: they are cut, blocks
  * that were seen before are left out, and what is new is compressed, but nothing

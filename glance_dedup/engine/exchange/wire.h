@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * wire.h - images for other repositories: descriptions, and blocks in frames
  * (the HTTP reference has the layouts).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * blockgroup.h - a block group's file: header, published records, entries,
  * segments (format.rst, "Block groups").

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fence.h - the fence: what the catalog must not lie behind (I9; format.rst,
  * "Fence").

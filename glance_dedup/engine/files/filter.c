@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * filter.c - the fingerprint filter in shared memory.  See filter.h for the
  * buckets and the hints.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * filter.h - the fingerprint filter: a host's shared-memory index from
  * fingerprint bits to addresses.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * freespace.h - room on the disk: storing stops before the disk is full, so
  * that deleting, accounting and collecting always have some.

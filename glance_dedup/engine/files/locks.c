@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * locks.c - see locks.h; which byte means what is in format.rst, "Locks".
  */

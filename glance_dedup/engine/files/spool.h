@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spool.h - the spool: recipes in flight, and the steps by which an image
  * comes into being and goes (N7.1, N8, N9; rule numbers in spool.c).

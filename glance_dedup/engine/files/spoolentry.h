@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spoolentry.h - a recipe's file opened by the maintainer, to be judged and
  * settled (N3 to N6).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * address.h - a block's address: the number of its group, and its slot there.
  *

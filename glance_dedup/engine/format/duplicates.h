@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * duplicates.h - arithmetic on pairs of addresses, for merging.
  *

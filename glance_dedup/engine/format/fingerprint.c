@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fingerprint.c - digests by name, and hashers that reuse their context.
  * See fingerprint.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fpstore.h - the fingerprint store: a group's table of entries, on the disk
  * and as it is held in memory for look-ups.

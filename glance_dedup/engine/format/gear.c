@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gear.c - content-defined cutting.  See chunker.h.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * index.h - records of the exact index (format.rst, "Catalog").
  *

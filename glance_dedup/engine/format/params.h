@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * params.h - what a repository is, fixed when it was created
  * (repository.json), and how this process uses it.

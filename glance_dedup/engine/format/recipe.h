@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * recipe.h - recipes: an image's ordered extents (format.rst, "Recipes").
  *

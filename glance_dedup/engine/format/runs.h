@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * runs.h - arithmetic on runs: the extents of blocks of a recipe, as the
  * accounts see them.

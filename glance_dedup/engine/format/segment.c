@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * segment.c - see segment.h.  LZ4 blocks and Zstandard frames come from their
  * own libraries, whose safe decoders bound every access.

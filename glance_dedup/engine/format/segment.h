@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * segment.h - segments: runs of consecutively stored new blocks, compressed
  * together; the unit of data I/O in a group.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sha256mb.h - SHA-256 of several blocks at once, one in each lane of the
  * processor's vector registers.

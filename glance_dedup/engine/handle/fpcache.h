@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fpcache.h - what a process keeps at hand of the groups: open files and
  * loaded fingerprint stores, each in a bounded LRU.

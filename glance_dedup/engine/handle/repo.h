@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * repo.h - a process's handle on a repository: what all its transactions and
  * readers share.

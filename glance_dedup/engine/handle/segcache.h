@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * segcache.h - decompressed segments that all readers of a handle share, up to
  * a budget of bytes; the one longest unused goes first.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spareindex.h - what a handle knows of the files of spares/: which fingerprints
  * each has, so that they need not be read again for each damaged block.

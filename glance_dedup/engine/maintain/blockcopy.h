@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * blockcopy.h - stores blocks anew at other addresses, for the evacuation of a
  * group and for healing.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * grouprewrite.h - a group's rewriting: a new file with the same addresses and
  * only what lives, put in the old one's place (I4).  Two stages:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * merge.h - rewrites an image's recipe to other addresses of the same blocks,
  * and puts it in the old one's place (N10).

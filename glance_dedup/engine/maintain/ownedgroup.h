@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ownedgroup.h - a group that the maintainer has to itself: freeing in it,
  * giving its space back, and removing it (N6; I4).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scrub.h - reads what is stored and judges it, before anybody asks for it.
  *

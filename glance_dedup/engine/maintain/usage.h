@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * usage.h - what the bytes of a group's file are: for whoever asks where the
  * room went.  Told by the entries; no segment is read.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * blockfetch.h - reads planned blocks in disk order and hands them out
  * verified.

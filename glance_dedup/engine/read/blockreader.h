@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * blockreader.h - reads single blocks by their addresses, verified by checksum
  * and by fingerprint (I7).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * compare.h - whether a stored block has the very bytes of another one (I5,
  * policy `value`).

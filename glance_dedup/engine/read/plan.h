@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan.h - what has to be read for ranges of an image: its blocks, with their
  * entries, to be brought into disk order (design.rst, "Reading").

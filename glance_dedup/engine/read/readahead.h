@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * readahead.h - asks for what will be read of an image, in the order in which
  * it lies on the disk, some way ahead of the reading (design.rst, "Reading").

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spare.h - second copies of blocks that many images need (format.rst, "Spare
  * copies").

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * verify.h - whether the blocks of a segment are what their entries say, by
  * checksum and by fingerprint: for whoever writes them again, or judges them.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * appender.h - one writer's place in a group: the lease, the slots it gives
  * out, and the sync point (I1, I4; N7.3, N7.4).

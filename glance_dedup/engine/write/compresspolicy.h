@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * compresspolicy.h - which of a transaction's segments are worth compressing.
  *

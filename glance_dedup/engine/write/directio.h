@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * directio.h - appends to a group's file beside the page cache.
  *

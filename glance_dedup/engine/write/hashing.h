@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hashing.h - the fingerprints of many blocks, computed by all threads.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hints.h - which groups' fingerprint stores are worth loading for a batch.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * intake.h - the way of an image's bytes into a transaction: they are cut into
  * blocks, which are taken in batches; each batch is fingerprinted and looked up;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * packer.h - packs a transaction's new blocks into segments, compresses them
  * on the pool, and hands them to the appender; goes on to the next group when

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * phase.h - where blocks of fixed size would be found, if they are not where
  * the stream is cut.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tailrecovery.h - the entries behind a group's published count: what a writer
  * left that died before it published them, or whose record a crash of the

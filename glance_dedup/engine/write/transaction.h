@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * transaction.h - one image's store operation, from begin to commit or abort
  * (design.rst, "Storing"; N7 and N8).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_env.c - the loops around system calls, the table of the real machine,
  * and the table of faults that other tests rely on.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_groupmap.c - the map agrees with an array, whatever the keys.
  */

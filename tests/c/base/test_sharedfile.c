@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_sharedfile.c - which files are used, which are replaced, and that of
  * many creators one wins.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_status.c - statuses, and the sentences that go with them.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_estimate.c - what is counted, by a table that is large enough and by one
  * that is not; and what becomes of a lack of memory.

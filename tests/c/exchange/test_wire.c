@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_wire.c - descriptions and frames: exact, verified (I7), and nothing in
  * them that was not asked for.

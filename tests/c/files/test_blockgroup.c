@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_blockgroup.c - a group's file: known bytes, no flipped bit passes, torn
  * published records, entries across sectors, and creation under contention.

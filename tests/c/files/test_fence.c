@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_fence.c - the fence: its bytes, which record counts, that it never goes
  * back, and that no crash while it is written loses it.

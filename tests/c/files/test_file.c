@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_file.c - modes that the repository's directory says, whatever the
  * umask; and what is not followed or not taken for a file of ours.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_filter.c - hints kept, found, sampled and given up; by several threads
  * and processes; and whatever lies in the file.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_freespace.c - storing stops before the disk is full, and what deletes
  * does not; a failed question is no answer.

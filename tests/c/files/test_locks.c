@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_locks.c - who is let in beside whom: in one handle, in two, and in two
  * processes.  Two handles of one process are two open files, so the kernel

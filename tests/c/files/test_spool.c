@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_spool.c - how an image comes into being and goes: the steps of N7.1,
  * N8, N9 and N11, their order, and what is left when one of them fails.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_spoolentry.c - entries of the spool, and recipes, as the maintainer
  * meets them: what they are, whether they live, who is using them, and that

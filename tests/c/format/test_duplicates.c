@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_duplicates.c - arithmetic on pairs of addresses: it agrees with the
  * simplest possible implementation, for any contents.

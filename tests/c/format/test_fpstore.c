@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_fpstore.c - entries: known bytes, no flipped bit passes, bounds; and
  * the table in memory finds what was put in, and nothing else.

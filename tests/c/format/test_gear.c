@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_gear.c - content-defined cuts: against their reference, and what they are
  * for.

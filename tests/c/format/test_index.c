@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_index.c - records of the exact index: sorting and updating agree with
  * the simplest possible implementation, for any contents.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_names.c - the names of files: made as format.rst says, and nothing that
  * could lead elsewhere is ever made of an id.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_recipe.c - recipes: known bytes, what is merged into one extent, many
  * pages, seeking, and that no damaged, exchanged or hostile page is believed.

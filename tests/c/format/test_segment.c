@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_segment.c - segment headers and the codecs: known bytes, no flipped bit
  * passes, and no stored bytes, however hostile, decode beyond their bounds.

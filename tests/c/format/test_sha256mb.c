@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_sha256mb.c - SHA-256 of several blocks at once: that it is right,
  * stays within the blocks, and says when it is not done.

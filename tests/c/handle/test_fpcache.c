@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_fpcache.c - open groups and loaded stores: lent, kept within bounds,
  * given up when they are out of date, and never freed while somebody has them.

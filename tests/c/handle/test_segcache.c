@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_segcache.c - the segments that all readers share: found by file and
  * place, within the budget, and there as long as anyone has them.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_blockcopy.c - blocks stored anew: the copies are equal, durable,
  * published and held, and in no group that a block was taken from.

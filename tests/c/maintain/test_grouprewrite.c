@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_grouprewrite.c - a group's rewriting: the same blocks at the same
  * addresses, less space, and the old file until the new one is durable.

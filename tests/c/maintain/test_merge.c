@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_merge.c - merging (N10): the image stays the same to the byte, whatever
  * becomes of it meanwhile; nothing is merged that is not equal, live and

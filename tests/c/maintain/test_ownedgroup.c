@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_ownedgroup.c - a group that the maintainer has to itself: who is kept
  * out, what freeing leaves, in which order it reaches the disk, what is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_scrub.c - every flipped byte of a group is noticed for the block that it
  * spoils and for no other; what changes between two readings is no damage; and

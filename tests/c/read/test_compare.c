@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_compare.c - blocks compared by their bytes: only equal ones are equal,
  * whatever is wrong with what is stored, and few calls are made for it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_readahead.c - what is asked of the disk before it is read: all of it,
  * once, in its order there, and counted.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_reader.c - reading: any range is exact, and whatever is damaged,
  * exchanged or missing is an error that names it, never wrong bytes (I7).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_spare.c - spare copies: whole or not at all, verified by fingerprint,
  * and in the place of a block that is damaged, never of another.

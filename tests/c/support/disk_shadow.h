@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * disk_shadow.h - what of a repository's files the disk has, and what only the
  * page cache: so that a test can let the machine crash.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fault_env.h - a table of system calls that counts them and can fail them.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fault_tasks.h - tasks, and what is demanded of each when the nth call of
  * some kind fails, once or from then on.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reference_xxh3.c - see reference_xxh3.h.  The header's own code, compiled
  * here.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reference_xxh3.h - XXH3 without vector registers, to compare the quicker code
  * with.

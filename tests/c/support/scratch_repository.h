@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scratch_repository.h - a repository that a test makes, spoils and throws
  * away.

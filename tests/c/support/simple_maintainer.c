@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * simple_maintainer.c - see simple_maintainer.h.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * simple_maintainer.h - the smallest maintainer, for tests of the engine
  * alone: it keeps no accounts, but counts anew what every recipe names

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_faults.c - what writers, readers and deleters do, under faults: see
  * fault_tasks.h for what is tried, and what is demanded.

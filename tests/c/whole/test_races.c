@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_races.c - transactions, readers and deleters beside the maintainer, all on
  * one handle: what they share are caches of groups, of fingerprint stores, of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_threads.c - threads that store, read and delete on one handle.  Here
  * the engine works with the table of the real machine: the fault_env's mutex

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_appender.c - a writer's place in a group: which group, what becomes of
  * a dead writer's tail (N7.3), and that nothing counts before the writer's own

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_compresspolicy.c - compression gives way: how many segments are tried,
  * whatever comes, and how many are given up under which pressure.

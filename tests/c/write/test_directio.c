@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_directio.c - appending beside the page cache: the file has the same
  * bytes as it would have otherwise, wherever an append begins and ends, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_hints.c - which groups are chosen for a batch: few, those with most
  * blocks, and in the order of their numbers.

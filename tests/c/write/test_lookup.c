@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_lookup.c - duplicates: found by hints and beside hints, only under the
  * group's lock, never beyond what is published, and only if they are equal.

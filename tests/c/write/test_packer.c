@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_packer.c - new blocks on their way into segments: whatever their
  * lengths, and whenever they are flushed or synced, each is found where its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_phase.c - images whose blocks are stored already, at another phase: they
  * are found there, and what is cut anew is the same bytes, whatever they are

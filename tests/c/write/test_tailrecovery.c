@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_tailrecovery.c - a long tail, renewed on many threads: the same as on
  * one. What becomes of each kind of entry is test_appender.c's to say.

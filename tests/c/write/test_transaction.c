@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_transaction.c - storing images: what goes in comes out, whatever its
  * blocks, the sizes, the codec and the digest; and what an abort, a failed
