@@ -4,18 +4,11 @@
  */
 #include "engine/write/appender.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#include "engine/base/coding.h"
 #include "engine/write/directio.h"
+#include "engine/write/groupchoice.h"
 #include "engine/write/tailrecovery.h"
-
-/* Groups looked at when choosing one to lease: the newest of those that are not
- * known to be full, or of another scope.  So a handle learns about all of them
- * in time, and a project's group is found again behind any number of others'.
- * Older ones are the collector's business. */
-enum { LOOK_BACK = 256 };
 
 struct gd_appender {
     gd_repo *repo;
@@ -29,34 +22,6 @@ struct gd_appender {
     gd_entry *entries;   /* of slots from published.count */
     bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
 };
-
-/* A handle forgets nothing of what it learns here.  The number of a group that was
- * lost is used again; then the handle only leaves the new group to others. */
-static void
-remember(gd_repo *repo, gd_groupmap *map, uint32_t number, uint32_t what)
-{
-    pthread_mutex_lock(&repo->mutex);
-    uint32_t *item = gd_groupmap_at(map, number, NULL);
-    if (item != NULL) {
-        *item = what; /* else it will be looked at again: no harm */
-    }
-    pthread_mutex_unlock(&repo->mutex);
-}
-
-static void
-remember_full(gd_repo *repo, uint32_t number)
-{
-    remember(repo, &repo->full, number, 1);
-}
-
-/* Tells most scopes from one another; not 0.  Two that share a tag only have
- * their groups looked at more often. */
-static uint32_t
-scope_tag(const gd_scope *scope)
-{
-    uint32_t tag = gd_get32(scope->id);
-    return tag == 0 ? 1 : tag;
-}
 
 /* ---- treating what a dead writer left (N7.3) ---- */
 
@@ -262,7 +227,8 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         return GD_OK;
     }
     if (s != GD_BUSY && s != GD_NOMEM) {
-        remember_full(repo, number); /* full, or not to be trusted */
+        /* Full, or not to be trusted. */
+        gd_groupchoice_remember_full(repo, number);
     }
     if (appender->group != NULL) {
         gd_group_close(appender->group);
@@ -275,135 +241,28 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
     return s == GD_OK ? GD_BUSY : s;
 }
 
-typedef struct choice {
-    uint32_t number;
-    uint32_t count; /* published slots */
-} choice;
-
-typedef struct choices {
-    gd_repo *repo;
-    const gd_scope *scope;
-    const gd_groupmap *avoided;
-    size_t used;
-    choice newest[LOOK_BACK]; /* sorted by number, highest first */
-} choices;
-
-static bool
-may_be_ours(const choices *list, uint32_t number)
-{
-    uint32_t tag = gd_groupmap_get(&list->repo->scopes, number);
-    return tag == 0 || tag == scope_tag(list->scope);
-}
-
-static void
-note_choice(void *arg, const char *name)
-{
-    choices *list = arg;
-    uint32_t number;
-    if (!gd_group_name_parse(name, &number) ||
-        gd_groupmap_get(&list->repo->full, number) != 0 ||
-        !may_be_ours(list, number) ||
-        (list->avoided != NULL &&
-         gd_groupmap_get(list->avoided, number) != 0)) {
-        return;
-    }
-    size_t at = list->used;
-    while (at > 0 && list->newest[at - 1].number < number) {
-        at--;
-    }
-    if (at == LOOK_BACK) {
-        return;
-    }
-    size_t moved = list->used - at - (list->used == LOOK_BACK);
-    memmove(&list->newest[at + 1], &list->newest[at],
-            moved * sizeof list->newest[0]);
-    list->newest[at] = (choice){.number = number};
-    list->used += list->used < LOOK_BACK;
-}
-
-static int
-fullest_first(const void *a, const void *b)
-{
-    const choice *x = a, *y = b;
-    return x->count < y->count ? 1 : x->count > y->count ? -1 : 0;
-}
-
-/* How full the group is; false if it is not one to be leased, which is
- * remembered. */
-static bool
-weigh_choice(choices *list, choice *one)
-{
-    gd_repo *repo = list->repo;
-    gd_group *group;
-    gd_published record;
-    /* Out of date is good enough: who leases it looks at it anew. */
-    if (gd_fpcache_group(repo->cache, one->number, false, &group, NULL) !=
-        GD_OK) {
-        return false;
-    }
-    remember(repo, &repo->scopes, one->number, scope_tag(&group->scope));
-    bool good = gd_scope_equal(&group->scope, list->scope) &&
-                gd_group_read_published(group, &record, NULL) == GD_OK;
-    if (good && (record.count == group->bounds.slots ||
-                 (record.flags & GD_GROUP_POISONED) != 0)) {
-        remember_full(repo, one->number);
-        good = false;
-    }
-    gd_fpcache_return_group(repo->cache, group);
-    if (good) {
-        one->count = record.count;
-    }
-    return good;
-}
-
-/* Leaves those that can be leased, the fullest first. */
-static void
-weigh_choices(choices *list)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < list->used; i++) {
-        choice one = list->newest[i];
-        if (weigh_choice(list, &one)) {
-            list->newest[kept++] = one;
-        }
-    }
-    list->used = kept;
-    qsort(list->newest, list->used, sizeof list->newest[0], fullest_first);
-}
-
 static gd_status
 lease_existing(gd_repo *repo, const gd_scope *scope,
                const gd_groupmap *avoided, gd_appender **appender,
                gd_error *err)
 {
-    choices *list = gd_calloc(repo->env, 1, sizeof *list, err);
-    if (list == NULL) {
-        return GD_NOMEM;
+    uint32_t numbers[GD_GROUPCHOICE_MOST];
+    size_t count;
+    gd_status s = gd_groupchoice_list(repo, scope, avoided, numbers, &count,
+                                      err);
+    if (s != GD_OK) {
+        return s;
     }
-    list->repo = repo;
-    list->scope = scope;
-    list->avoided = avoided;
-    pthread_mutex_lock(&repo->mutex);
-    int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_choice,
-                             list);
-    pthread_mutex_unlock(&repo->mutex);
-    gd_status s = GD_BUSY;
-    if (rc < 0) {
-        s = gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
-        list->used = 0;
-    }
-    weigh_choices(list);
-    for (size_t i = 0; s == GD_BUSY && i < list->used; i++) {
-        s = gd_locks_lease(repo->locks, list->newest[i].number, err);
+    s = GD_BUSY;
+    for (size_t i = 0; s == GD_BUSY && i < count; i++) {
+        s = gd_locks_lease(repo->locks, numbers[i], err);
         if (s == GD_OK) {
-            s = enter_group(repo, scope, list->newest[i].number, appender,
-                            err);
+            s = enter_group(repo, scope, numbers[i], appender, err);
         }
         if (s != GD_OK && s != GD_NOMEM) {
             s = GD_BUSY; /* whatever is wrong with this one: take another */
         }
     }
-    repo->env->release(repo->env, list);
     return s;
 }
 
@@ -450,7 +309,7 @@ gd_appender_close(gd_appender *appender)
     gd_group_close(group);
     gd_locks_unlease(repo->locks, number);
     if (full) {
-        remember_full(repo, number);
+        gd_groupchoice_remember_full(repo, number);
     }
     env->release(env, appender->entries);
     env->release(env, appender);
@@ -603,7 +462,7 @@ poison(gd_appender *appender)
     appender->cannot_cut = true;
     (void)gd_group_write_published(appender->group, &appender->published,
                                    NULL);
-    remember_full(appender->repo, appender->group->number);
+    gd_groupchoice_remember_full(appender->repo, appender->group->number);
 }
 
 static gd_status
