@@ -71,19 +71,19 @@ group_fact(PyObject *object, uint32_t (*fact)(const gd_owned_group *))
 static uint32_t
 number_of(const gd_owned_group *owned)
 {
-    return owned->group->number;
+    return owned->leased->group->number;
 }
 
 static uint32_t
 slots_of(const gd_owned_group *owned)
 {
-    return owned->group->bounds.slots;
+    return owned->leased->group->bounds.slots;
 }
 
 static uint32_t
 published_of(const gd_owned_group *owned)
 {
-    return owned->published.count;
+    return owned->leased->published.count;
 }
 
 static PyObject *
@@ -119,7 +119,7 @@ group_states(PyObject *object, PyObject *unused)
     PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)slots);
     char *out = result == NULL ? NULL : PyBytes_AsString(result);
     for (uint32_t i = 0; out != NULL && i < slots; i++) {
-        out[i] = (char)self->owned->entries[i].state;
+        out[i] = (char)self->owned->leased->entries[i].state;
     }
     gd_py_leave_maintenance(self->part.maintenance);
     return result;

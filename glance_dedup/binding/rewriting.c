@@ -11,7 +11,8 @@
 
 typedef struct rewriting_object {
     part_object part;
-    gd_owned_group *owned;
+    gd_leased_group *leased;
+    gd_owned_group *owned; /* NULL until the exchange is tried */
     gd_group_rewrite *rewriting;
     gd_codec codec;
     int level;
@@ -23,7 +24,11 @@ release_rewriting(part_object *part)
 {
     rewriting_object *self = (rewriting_object *)part;
     gd_group_rewrite_close(self->rewriting);
-    gd_owned_group_close(self->owned);
+    if (self->owned != NULL) {
+        gd_owned_group_close(self->owned);
+    } else {
+        gd_leased_group_close(self->leased);
+    }
 }
 
 static gd_status
@@ -36,14 +41,14 @@ parse_codec(const char *name, int level, gd_codec *codec, gd_error *err)
 static gd_status
 begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
 {
-    gd_status s = gd_owned_group_lease(repo, number, &self->owned, err);
+    gd_status s = gd_leased_group_open(repo, number, &self->leased, err);
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_rewrite_open(self->owned, &self->codec, self->level,
+    s = gd_group_rewrite_open(self->leased, &self->codec, self->level,
                               &self->rewriting, err);
     if (s != GD_OK) {
-        gd_owned_group_close(self->owned);
+        gd_leased_group_close(self->leased);
     }
     return s;
 }
@@ -154,6 +159,19 @@ rewriting_sizes(PyObject *object, PyObject *unused)
                       : gd_py_raise(object, &err);
 }
 
+/* GD_BUSY: it may be tried again. */
+static gd_status
+exchange(rewriting_object *self, gd_error *err)
+{
+    gd_status s = self->owned != NULL
+                      ? GD_OK
+                      : gd_leased_group_exclude(self->leased, &self->owned,
+                                                err);
+    return s == GD_OK ? gd_group_rewrite_exchange(self->rewriting, self->owned,
+                                                  err)
+                      : s;
+}
+
 static PyObject *
 rewriting_exchange(PyObject *object, PyObject *unused)
 {
@@ -165,7 +183,7 @@ rewriting_exchange(PyObject *object, PyObject *unused)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    s = gd_group_rewrite_exchange(self->rewriting, &err);
+    s = exchange(self, &err);
     Py_END_ALLOW_THREADS
     self->complete = s == GD_BUSY; /* else it is used up */
     gd_py_leave_maintenance(self->part.maintenance);
@@ -183,7 +201,8 @@ rewriting_keep_old(PyObject *object, PyObject *unused)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_note_codec(self->owned, self->codec, self->level, &err);
+    s = gd_leased_group_note_codec(self->leased, self->codec, self->level,
+                                   &err);
     Py_END_ALLOW_THREADS
     self->complete = 0;
     gd_py_leave_maintenance(self->part.maintenance);
@@ -205,13 +224,13 @@ rewriting_fact(PyObject *object, uint32_t (*fact)(const rewriting_object *))
 static uint32_t
 number_of(const rewriting_object *self)
 {
-    return self->owned->group->number;
+    return self->leased->group->number;
 }
 
 static uint32_t
 slots_of(const rewriting_object *self)
 {
-    return self->owned->group->bounds.slots;
+    return self->leased->group->bounds.slots;
 }
 
 static uint32_t

@@ -375,24 +375,24 @@ MUTANTS = (
     Mutant(
         'holes-before-the-entries-are-synced', 'N6.4', (
             Edit(_OWNED_GROUP,
-                 '        s = write_changes(owned, entries, err);\n'
+                 '        s = write_changes(owned->leased, entries, err);\n'
                  '    }\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = sync_group(owned->group, err);\n'
+                 '        s = sync_group(owned->leased->group, err);\n'
                  '    }\n',
-                 '        s = write_changes(owned, entries, err);\n'
+                 '        s = write_changes(owned->leased, entries, err);\n'
                  '    }\n'),),
         workload='collection'),
     Mutant(
         'entries-before-the-generation', 'N6.4', (
             Edit(_OWNED_GROUP,
-                 '    gd_status s = next_generation(owned, err);\n'
+                 '    gd_status s = next_generation(owned->leased, err);\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = write_changes(owned, entries, err);\n'
+                 '        s = write_changes(owned->leased, entries, err);\n'
                  '    }\n',
-                 '    gd_status s = write_changes(owned, entries, err);\n'
+                 '    gd_status s = write_changes(owned->leased, entries, err);\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = next_generation(owned, err);\n'
+                 '        s = next_generation(owned->leased, err);\n'
                  '    }\n'),),
         tests=('tests/unit/test_c.py::test_c[test_ownedgroup-plain]',),
         why_not='it takes a process that outlives the collector, with a '
@@ -411,9 +411,13 @@ MUTANTS = (
         workload='recompressing'),
     Mutant(
         'exchange-beside-transactions', 'I4, I6', (
-            Edit(_REWRITE,
-                 '        s = gd_owned_group_exclude(r->owned, err);\n',
-                 '        s = GD_OK;\n'),),
+            Edit(_OWNED_GROUP,
+                 '    gd_status s = exclude_others(leased, err);\n'
+                 '    if (s != GD_OK) {\n'
+                 '        return s;\n',
+                 '    gd_status s = GD_OK;\n'
+                 '    if (s != GD_OK) {\n'
+                 '        return s;\n'),),
         tests=('tests/unit/test_c.py::test_c[test_grouprewrite-plain]',),
         why_not='the addresses and blocks are the same in both files, so it '
         'takes a process that compares bytes in the old one'),

@@ -48,7 +48,7 @@ typedef struct worker {
 } worker;
 
 struct gd_group_rewrite {
-    gd_owned_group *owned;
+    gd_leased_group *leased;
     bool anew; /* all is compressed anew, with: */
     gd_codec codec;
     int level;
@@ -68,19 +68,19 @@ struct gd_group_rewrite {
 /* ---- preparing ---- */
 
 static gd_status
-check_entries(const gd_owned_group *owned, gd_error *err)
+check_entries(const gd_leased_group *leased, gd_error *err)
 {
-    for (uint32_t i = 0; i < owned->group->bounds.slots; i++) {
-        uint8_t state = owned->entries[i].state;
-        if (i >= owned->published.count && state != GD_ENTRY_EMPTY) {
+    for (uint32_t i = 0; i < leased->group->bounds.slots; i++) {
+        uint8_t state = leased->entries[i].state;
+        if (i >= leased->published.count && state != GD_ENTRY_EMPTY) {
             return gd_fail(err, GD_BUSY, "%s has entries that are not "
                            "published, from slot %u on: they wait for the "
-                           "next upload", owned->group->name, i);
+                           "next upload", leased->group->name, i);
         }
         /* Only the old file has what may be read after all. */
         if (state == GD_ENTRY_INVALID || state == GD_ENTRY_DAMAGED) {
             return gd_fail(err, GD_CORRUPT, "%s: %s of slot %u (offset %llu) "
-                           "is damaged", owned->group->name,
+                           "is damaged", leased->group->name,
                            state == GD_ENTRY_INVALID ? "the entry"
                                                      : "the block",
                            i, (unsigned long long)gd_entry_offset(i));
@@ -93,7 +93,7 @@ check_entries(const gd_owned_group *owned, gd_error *err)
 static unsigned
 count_workers(const gd_group_rewrite *r)
 {
-    return gd_pool_threads(r->owned->repo->pool) + 1;
+    return gd_pool_threads(r->leased->repo->pool) + 1;
 }
 
 static gd_status
@@ -125,10 +125,10 @@ close_worker(const gd_env *env, worker *w)
 static gd_status
 open_buffers(gd_group_rewrite *r, gd_error *err)
 {
-    gd_repo *repo = r->owned->repo;
+    gd_repo *repo = r->leased->repo;
     const gd_env *env = repo->env;
     unsigned count = count_workers(r);
-    r->entries = gd_calloc(env, r->owned->group->bounds.slots,
+    r->entries = gd_calloc(env, r->leased->group->bounds.slots,
                            sizeof *r->entries, err);
     r->runs = gd_calloc(env, LOT_RUNS, sizeof *r->runs, err);
     r->plain = gd_alloc(env, LOT_BYTES, err);
@@ -147,7 +147,7 @@ open_buffers(gd_group_rewrite *r, gd_error *err)
 void
 gd_group_rewrite_close(gd_group_rewrite *r)
 {
-    gd_repo *repo = r->owned->repo;
+    gd_repo *repo = r->leased->repo;
     const gd_env *env = repo->env;
     for (unsigned i = 0; r->workers != NULL && i < count_workers(r); i++) {
         close_worker(env, &r->workers[i]);
@@ -165,14 +165,14 @@ gd_group_rewrite_close(gd_group_rewrite *r)
 static gd_status
 start_file(gd_group_rewrite *r, gd_error *err)
 {
-    const gd_group *old = r->owned->group;
+    const gd_group *old = r->leased->group;
     const gd_env *env = old->env;
     uint8_t header[FIXED_HEADER];
     r->target = *old;
     r->target.fd = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
-    gd_status s = gd_repo_check_room(r->owned->repo, r->end, err);
+    gd_status s = gd_repo_check_room(r->leased->repo, r->end, err);
     if (s == GD_OK) {
         s = gd_read_full(env, old->fd, header, sizeof header, 0, old->name,
                          err);
@@ -195,36 +195,33 @@ start_file(gd_group_rewrite *r, gd_error *err)
 
 /* Whichever of the two files a crash leaves under the name must be whole. */
 static gd_status
-sync_old(const gd_owned_group *owned, gd_error *err)
+sync_old(const gd_leased_group *leased, gd_error *err)
 {
-    const gd_group *group = owned->group;
+    const gd_group *group = leased->group;
     int rc = group->env->fsync(group->env, group->fd);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", group->name)
                   : GD_OK;
 }
 
 static void
-expect_segments(const gd_owned_group *owned)
+expect_segments(const gd_leased_group *leased)
 {
-    const gd_group *group = owned->group;
+    const gd_group *group = leased->group;
     uint64_t start = gd_data_start(group->bounds.slots);
-    if (owned->published.end > start) {
+    if (leased->published.end > start) {
         group->env->start_readahead(group->env, group->fd, start,
-                                    owned->published.end - start);
+                                    leased->published.end - start);
     }
 }
 
 gd_status
-gd_group_rewrite_open(gd_owned_group *owned, const gd_codec *codec, int level,
+gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
                       gd_group_rewrite **out, gd_error *err)
 {
-    gd_repo *repo = owned->repo;
-    gd_status s = gd_owned_group_check(owned, err);
+    gd_repo *repo = leased->repo;
+    gd_status s = check_entries(leased, err);
     if (s == GD_OK) {
-        s = check_entries(owned, err);
-    }
-    if (s == GD_OK) {
-        s = sync_old(owned, err);
+        s = sync_old(leased, err);
     }
     if (s != GD_OK) {
         return s;
@@ -233,7 +230,7 @@ gd_group_rewrite_open(gd_owned_group *owned, const gd_codec *codec, int level,
     if (r == NULL) {
         return GD_NOMEM;
     }
-    r->owned = owned;
+    r->leased = leased;
     r->anew = codec != NULL;
     r->codec = codec != NULL ? *codec : GD_CODEC_NONE;
     r->level = gd_codec_real_level(r->codec, level);
@@ -250,7 +247,7 @@ gd_group_rewrite_open(gd_owned_group *owned, const gd_codec *codec, int level,
         gd_group_rewrite_close(r);
         return s;
     }
-    expect_segments(owned);
+    expect_segments(leased);
     *out = r;
     return GD_OK;
 }
@@ -272,16 +269,16 @@ goes_with(const gd_group_rewrite *r, const gd_entry *first,
 static void
 cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
 {
-    const gd_entry *entries = r->owned->entries;
+    const gd_entry *entries = r->leased->entries;
     uint32_t most = GD_SEGMENT_MAX; /* of the old segment: entries that share
                                      * bytes are not of our making */
     if (r->anew) {
-        most = gd_segment_joined(r->owned->repo->params.segment_size);
+        most = gd_segment_joined(r->leased->repo->params.segment_size);
     }
     one->first = first;
     one->end = first;
     one->length = 0;
-    while (one->end < r->owned->published.count &&
+    while (one->end < r->leased->published.count &&
            entries[one->end].state == GD_ENTRY_LIVE &&
            goes_with(r, &entries[first], &entries[one->end]) &&
            one->length + entries[one->end].plain_length <= most) {
@@ -294,12 +291,12 @@ cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
 static void
 cut_lot(gd_group_rewrite *r)
 {
-    const gd_owned_group *owned = r->owned;
+    const gd_leased_group *leased = r->leased;
     size_t used = 0;
     r->count = 0;
-    while (r->next < owned->published.count && r->count < LOT_RUNS) {
-        if (owned->entries[r->next].state != GD_ENTRY_LIVE) {
-            r->entries[r->next] = owned->entries[r->next]; /* void, freed */
+    while (r->next < leased->published.count && r->count < LOT_RUNS) {
+        if (leased->entries[r->next].state != GD_ENTRY_LIVE) {
+            r->entries[r->next] = leased->entries[r->next]; /* void, freed */
             r->next++;
             continue;
         }
@@ -328,14 +325,14 @@ static gd_status
 verify_blocks(const gd_group_rewrite *r, worker *w, const old_segment *old,
               gd_error *err)
 {
-    const gd_group *group = r->owned->group;
+    const gd_group *group = r->leased->group;
     gd_verified blocks[GD_VERIFIED_AT_ONCE];
     gd_status s = GD_OK;
     for (uint32_t slot = old->first; s == GD_OK && slot < old->end;) {
         size_t count = 0;
         for (; slot < old->end && count < GD_VERIFIED_AT_ONCE; slot++) {
             blocks[count++] =
-                (gd_verified){&r->owned->entries[slot], slot, false};
+                (gd_verified){&r->leased->entries[slot], slot, false};
         }
         s = gd_verify_blocks(group, &old->header, w->plain, w->hasher, blocks,
                              count, err);
@@ -357,8 +354,8 @@ static gd_status
 read_segment(const gd_group_rewrite *r, worker *w, run *one, uint32_t slot,
              old_segment *old, gd_error *err)
 {
-    const gd_entry *entries = r->owned->entries;
-    gd_status s = gd_group_read_segment(r->owned->group, &entries[slot], slot,
+    const gd_entry *entries = r->leased->entries;
+    gd_status s = gd_group_read_segment(r->leased->group, &entries[slot], slot,
                                         w->coder, w->in, w->plain,
                                         &old->header, err);
     if (s != GD_OK) {
@@ -384,7 +381,7 @@ is_whole(const gd_group_rewrite *r, const worker *w, const run *one,
            old->header.blocks == one->end - one->first &&
            old->header.stored_length <= one->length &&
            gd_segment_intact(w->in, &old->header,
-                             r->owned->group->bounds.seed);
+                             r->leased->group->bounds.seed);
 }
 
 static gd_status
@@ -398,7 +395,7 @@ fetch(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
         old_segment old;
         s = read_segment(r, w, one, slot, &old, err);
         for (; s == GD_OK && slot < old.end; slot++) {
-            const gd_entry *entry = &r->owned->entries[slot];
+            const gd_entry *entry = &r->leased->entries[slot];
             r->entries[slot] = *entry;
             r->entries[slot].plain_offset = at;
             memcpy(one->plain + at, w->plain + entry->plain_offset,
@@ -413,17 +410,17 @@ fetch(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
         }
     }
     for (uint32_t i = one->first; one->copied && i < one->end; i++) {
-        r->entries[i].plain_offset = r->owned->entries[i].plain_offset;
+        r->entries[i].plain_offset = r->leased->entries[i].plain_offset;
     }
     return s;
 }
 
 /* The level at which a segment is packed that keeps its codec. */
 static int
-kept_level(const gd_owned_group *owned, gd_codec codec)
+kept_level(const gd_leased_group *leased, gd_codec codec)
 {
-    int level = owned->published.level;
-    bool fits = owned->published.codec == codec &&
+    int level = leased->published.level;
+    bool fits = leased->published.codec == codec &&
                 gd_codec_check_level(codec, level, NULL) == GD_OK;
     return fits ? level : 0;
 }
@@ -432,9 +429,9 @@ kept_level(const gd_owned_group *owned, gd_codec codec)
 static gd_status
 pack(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
 {
-    gd_codec old = r->owned->entries[one->first].codec;
+    gd_codec old = r->leased->entries[one->first].codec;
     gd_codec codec = r->anew ? r->codec : old;
-    int level = r->anew ? r->level : kept_level(r->owned, codec);
+    int level = r->anew ? r->level : kept_level(r->leased, codec);
     int quick = gd_codec_quick_level(level);
     size_t stored = 0;
     gd_status s = GD_OK;
@@ -525,7 +522,7 @@ static gd_status
 run_job(gd_group_rewrite *r, void (*task)(void *, size_t, unsigned),
         gd_error *err)
 {
-    gd_pool *pool = r->owned->repo->pool;
+    gd_pool *pool = r->leased->repo->pool;
     gd_job job = {.run = task, .arg = r, .tasks = r->count};
     gd_pool_submit(pool, &job);
     gd_pool_wait(pool, &job);
@@ -558,11 +555,11 @@ append_lot(gd_group_rewrite *r, uint64_t *written, gd_error *err)
         at += GD_SEGMENT_HEADER + (uint64_t)one->header.stored_length;
         if (at > UINT32_MAX) {
             return gd_fail(err, GD_NOSPACE, "%s would have more than 4 GiB",
-                           r->owned->group->name);
+                           r->leased->group->name);
         }
     }
     *written = at - r->end;
-    gd_status s = gd_repo_check_room(r->owned->repo, *written, err);
+    gd_status s = gd_repo_check_room(r->leased->repo, *written, err);
     if (s == GD_OK) {
         s = gd_writev_full(r->target.env, r->target.fd, pieces,
                            (int)(2 * r->count), r->end, r->target.name, err);
@@ -593,7 +590,7 @@ write_lot(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
 static gd_status
 write_entries(gd_group_rewrite *r, gd_error *err)
 {
-    uint32_t count = r->owned->published.count;
+    uint32_t count = r->leased->published.count;
     gd_status s = GD_OK;
     for (uint32_t i = 0; s == GD_OK && i < count;) {
         uint32_t n = 0;
@@ -614,7 +611,7 @@ complete_file(gd_group_rewrite *r, gd_error *err)
 {
     const gd_env *env = r->target.env;
     gd_published *record = &r->record;
-    *record = r->owned->published;
+    *record = r->leased->published;
     record->flags |= GD_GROUP_UNSETTLED;
     record->end = r->end;
     if (r->anew) {
@@ -676,7 +673,7 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 {
     enum { PAGE = 4096 };
     struct stat st;
-    gd_status s = stat_file(r->owned->group, &st, err);
+    gd_status s = stat_file(r->leased->group, &st, err);
     if (s == GD_OK) {
         *before = (uint64_t)st.st_blocks * 512;
         /* Not what the file system has set aside for it, as XFS does for a
@@ -691,24 +688,25 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 /* The new file's name is durable.  If this is lost, the next one who enters the
  * group syncs the directory once more, for nothing. */
 static void
-mark_settled(gd_owned_group *owned)
+mark_settled(gd_leased_group *leased)
 {
-    gd_published record = owned->published;
+    gd_published record = leased->published;
     record.sequence++;
     record.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
-    if (gd_group_write_published(owned->group, &record, NULL) == GD_OK) {
-        owned->published = record;
+    if (gd_group_write_published(leased->group, &record, NULL) == GD_OK) {
+        leased->published = record;
     }
 }
 
-/* From the rename on the new file is held's. */
+/* From the rename on the new file is the group's. */
 static gd_status
-exchange(gd_group_rewrite *r, uint64_t inode, gd_error *err)
+exchange(gd_group_rewrite *r, gd_owned_group *owned, uint64_t inode,
+         gd_error *err)
 {
-    gd_owned_group *owned = r->owned;
-    gd_repo *repo = owned->repo;
+    gd_leased_group *leased = r->leased;
+    gd_repo *repo = leased->repo;
     const gd_env *env = repo->env;
-    gd_group *group = owned->group;
+    gd_group *group = leased->group;
     int rc = env->renameat(env, repo->root, r->file.name, group->name);
     if (rc < 0 && !gd_same_file(env, r->file.fd, repo->root, group->name)) {
         return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
@@ -718,33 +716,31 @@ exchange(gd_group_rewrite *r, uint64_t inode, gd_error *err)
     group->fd = r->file.fd;
     group->inode = inode;
     r->file.fd = -1;
-    env->release(env, owned->entries);
-    owned->entries = r->entries;
+    env->release(env, leased->entries);
+    leased->entries = r->entries;
     r->entries = NULL;
-    owned->published = r->record;
+    leased->published = r->record;
     owned->settled = true;
     gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
     owned->failed = s != GD_OK;
     if (s == GD_OK) {
-        mark_settled(owned);
+        mark_settled(leased);
     }
     return s;
 }
 
 gd_status
-gd_group_rewrite_exchange(gd_group_rewrite *r, gd_error *err)
+gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
+                          gd_error *err)
 {
     struct stat st;
-    gd_status s = gd_owned_group_check(r->owned, err);
+    gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
         s = stat_file(&r->target, &st, err);
     }
     if (s == GD_OK) {
-        s = gd_owned_group_exclude(r->owned, err);
-    }
-    if (s == GD_OK) {
-        s = exchange(r, st.st_ino, err);
-        gd_fpcache_drop_removed(r->owned->repo->cache);
+        s = exchange(r, owned, st.st_ino, err);
+        gd_fpcache_drop_removed(r->leased->repo->cache);
     }
     return s;
 }
@@ -757,7 +753,10 @@ gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec, int level,
     bool done = false;
     uint64_t cost, before, after;
     *bytes = 0;
-    gd_status s = gd_group_rewrite_open(owned, codec, level, &r, err);
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s == GD_OK) {
+        s = gd_group_rewrite_open(owned->leased, codec, level, &r, err);
+    }
     if (s != GD_OK) {
         return s;
     }
@@ -768,7 +767,7 @@ gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec, int level,
         s = gd_group_rewrite_sizes(r, &before, &after, err);
     }
     if (s == GD_OK) {
-        s = gd_group_rewrite_exchange(r, err);
+        s = gd_group_rewrite_exchange(r, owned, err);
     }
     if (s == GD_OK && before > after) {
         *bytes = before - after;

@@ -42,8 +42,8 @@ typedef struct gd_group_rewrite gd_group_rewrite;
  * then all are, and joined (gd_segment_joined).  GD_CORRUPT names the first
  * block that is damaged, or entry that is not valid: only the old file has what
  * may be read after all.  GD_BUSY, with words, while there are entries that are
- * not published.  held must stay open for longer. */
-gd_status gd_group_rewrite_open(gd_owned_group *owned, const gd_codec *codec,
+ * not published.  The group must stay open for longer. */
+gd_status gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec,
                                 int level, gd_group_rewrite **rewriting,
                                 gd_error *err);
 /* Discards the file unless it took the old one's place. */
@@ -63,13 +63,13 @@ gd_status gd_group_rewrite_sizes(const gd_group_rewrite *rewriting,
                                  uint64_t *before, uint64_t *after,
                                  gd_error *err);
 
-/* Puts the file in the old one's place, under the exclusive lock, which it takes
- * at need: GD_BUSY, with words, if that is refused; it may then be tried again.
- * From here on held is of the new file.  REQUIRES: it is complete. */
-gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting, gd_error *err);
+/* Puts the file in the old one's place.  owned: of the same leased group, both of
+ * which are of the new file from here on.  REQUIRES: it is complete. */
+gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting,
+                                    gd_owned_group *owned, gd_error *err);
 
-/* All of it, of a group that is held exclusively.  *bytes are those of the disk
- * that were given back; held goes on with the new file. */
+/* All of it, of a group that is owned.  *bytes are those of the disk that were
+ * given back; the group goes on with the new file. */
 gd_status gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec,
                                  int level, uint64_t *bytes, gd_error *err);
 

@@ -15,224 +15,102 @@
 
 /* ---- entering and leaving ---- */
 
+/* REQUIRES: the lease (N6.1). */
 static gd_status
-lease_group(gd_repo *repo, uint32_t number, gd_error *err)
+exclude_others(const gd_leased_group *leased, gd_error *err)
 {
-    gd_status s = gd_locks_lease(repo->locks, number, err);
-    return s == GD_BUSY ? gd_fail(err, s, "group %08x is being appended to",
-                                  (unsigned)number)
+    gd_status s = gd_locks_exclude(leased->repo->locks, leased->number, err);
+    return s == GD_BUSY ? gd_fail(err, s, "a transaction names blocks of "
+                                  "group %08x", (unsigned)leased->number)
                         : s;
 }
 
-/* REQUIRES: the lease (N6.1). */
-static gd_status
-exclude_others(gd_repo *repo, uint32_t number, gd_error *err)
+static void
+admit_others(const gd_leased_group *leased)
 {
-    gd_status s = gd_locks_exclude(repo->locks, number, err);
-    return s == GD_BUSY ? gd_fail(err, s, "a transaction names blocks of "
-                                  "group %08x", (unsigned)number)
-                        : s;
+    gd_locks_admit(leased->repo->locks, leased->number);
 }
 
 static bool
-has_state(const gd_owned_group *owned, gd_entry_state state)
+has_state(const gd_leased_group *leased, gd_entry_state state)
 {
-    for (uint32_t i = 0; i < owned->group->bounds.slots; i++) {
-        if (owned->entries[i].state == state) {
+    for (uint32_t i = 0; i < leased->group->bounds.slots; i++) {
+        if (leased->entries[i].state == state) {
             return true;
         }
     }
     return false;
 }
 
-/* I4: after locking. */
+/* The one place where an owned group comes into being.  REQUIRES: the exclusive
+ * lock, and that all was checked since it was taken. */
 static gd_status
-check_name(const gd_owned_group *owned, gd_error *err)
+make_owned(gd_leased_group *leased, gd_owned_group **out, gd_error *err)
 {
-    const gd_group *group = owned->group;
-    const gd_repo *repo = owned->repo;
-    bool same;
-    gd_status s = gd_find_same(repo->env, group->fd, repo->root, group->name,
-                               &same, err);
-    return s != GD_OK || same ? s
-                              : gd_fail(err, GD_BUSY, "%s was replaced while "
-                                        "it was open", group->name);
-}
-
-static gd_status
-check_sealed(const gd_owned_group *owned, gd_error *err)
-{
-    const gd_published *published = &owned->published;
-    bool sealed = published->count == owned->group->bounds.slots &&
-                  (published->flags & GD_GROUP_POISONED) == 0;
-    return sealed ? GD_OK
-                  : gd_fail(err, GD_BUSY, "%s is not sealed: a writer may "
-                            "come to it", owned->group->name);
-}
-
-/* Of what others could change if locks were of no account. */
-static gd_status
-see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
-{
-    size_t length = (size_t)gd_data_start(group->bounds.slots);
-    uint8_t *start = gd_alloc(group->env, length, err);
-    if (start == NULL) {
-        return GD_NOMEM;
-    }
-    gd_status s = gd_read_full(group->env, group->fd, start, length, 0,
-                               group->name, err);
-    *checksum = s == GD_OK ? gd_checksum(start, length, 0) : 0;
-    group->env->release(group->env, start);
-    return s;
-}
-
-static gd_status
-read_group(gd_owned_group *owned, gd_error *err)
-{
-    gd_repo *repo = owned->repo;
-    gd_group *group = owned->group;
-    owned->entries = gd_calloc(repo->env, group->bounds.slots,
-                               sizeof *owned->entries, err);
-    if (owned->entries == NULL) {
-        return GD_NOMEM;
-    }
-    gd_status s = gd_group_read_published(group, &owned->published, err);
-    if (s == GD_OK) {
-        s = gd_group_settle_name(group, repo->root, &owned->published, err);
-    }
-    if (s == GD_OK) {
-        s = owned->excluded
-                ? gd_appender_treat_poisoned(repo, group, &owned->published,
-                                             err)
-                : check_sealed(owned, err);
-    }
-    if (s == GD_OK && !owned->excluded) {
-        s = see_group(group, &owned->seen, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_read_entries(group, 0, group->bounds.slots, owned->entries,
-                                  err);
-    }
-    if (s == GD_OK) {
-        /* Those that a collector before us freed may not be durable. */
-        owned->settled = !has_state(owned, GD_ENTRY_FREED);
-    }
-    return s;
-}
-
-static void
-free_owned_group(gd_owned_group *owned)
-{
-    const gd_env *env = owned->repo->env;
-    if (owned->group != NULL) {
-        gd_group_close(owned->group);
-    }
-    env->release(env, owned->entries);
-    env->release(env, owned);
-}
-
-static void
-unlock_group(gd_repo *repo, uint32_t number, bool excluded)
-{
-    if (excluded) {
-        gd_locks_admit(repo->locks, number);
-    }
-    gd_locks_unlease(repo->locks, number);
-}
-
-/* REQUIRES: the lease. */
-static gd_status
-enter_group(gd_owned_group *owned, uint32_t number, bool exclusively,
-            gd_error *err)
-{
-    gd_repo *repo = owned->repo;
-    gd_status s = GD_OK;
-    if (exclusively) {
-        s = exclude_others(repo, number, err);
-        owned->excluded = s == GD_OK;
-    }
-    /* Opened after locking: nobody may replace it any more. */
-    if (s == GD_OK) {
-        s = gd_group_open(repo->env, repo->root, &repo->params, number,
-                          O_RDWR, &owned->group, err);
-    }
-    if (s == GD_OK) {
-        s = check_name(owned, err);
-    }
-    return s == GD_OK ? read_group(owned, err) : s;
-}
-
-static gd_status
-hold_group(gd_repo *repo, uint32_t number, bool exclusively,
-           gd_owned_group **out, gd_error *err)
-{
-    gd_owned_group *owned = gd_calloc(repo->env, 1, sizeof *owned, err);
+    gd_owned_group *owned = gd_calloc(leased->repo->env, 1, sizeof *owned,
+                                      err);
     if (owned == NULL) {
         return GD_NOMEM;
     }
-    owned->repo = repo;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = lease_group(repo, number, err);
-    }
-    if (s == GD_OK) {
-        s = enter_group(owned, number, exclusively, err);
-        if (s != GD_OK) {
-            unlock_group(repo, number, owned->excluded);
-        }
-    }
-    if (s != GD_OK) {
-        free_owned_group(owned);
-        return s;
-    }
+    owned->leased = leased;
+    /* Those that a collector before us freed may not be durable. */
+    owned->settled = !has_state(leased, GD_ENTRY_FREED);
     *out = owned;
     return GD_OK;
+}
+
+/* REQUIRES: both locks.  Opened after locking: nobody may replace it any
+ * more. */
+static gd_status
+enter_group(gd_leased_group *leased, gd_owned_group **owned, gd_error *err)
+{
+    gd_status s = gd_leased_group_find(leased, err);
+    if (s == GD_OK) {
+        s = gd_appender_treat_poisoned(leased->repo, leased->group,
+                                       &leased->published, err);
+    }
+    if (s == GD_OK) {
+        s = gd_leased_group_read_entries(leased, err);
+    }
+    return s == GD_OK ? make_owned(leased, owned, err) : s;
 }
 
 gd_status
 gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
                     gd_error *err)
 {
-    return hold_group(repo, number, true, owned, err);
-}
-
-gd_status
-gd_owned_group_lease(gd_repo *repo, uint32_t number, gd_owned_group **owned,
-                     gd_error *err)
-{
-    return hold_group(repo, number, false, owned, err);
-}
-
-/* Whether the group is the one that was leased.  REQUIRES: the exclusive lock. */
-static gd_status
-check_unchanged(const gd_owned_group *owned, gd_error *err)
-{
-    uint64_t now;
-    gd_status s = check_name(owned, err);
-    if (s == GD_OK) {
-        s = see_group(owned->group, &now, err);
-    }
-    return s == GD_OK && now != owned->seen
-               ? gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had "
-                         "not its lease", owned->group->name)
-               : s;
-}
-
-gd_status
-gd_owned_group_exclude(gd_owned_group *owned, gd_error *err)
-{
-    uint32_t number = owned->group->number;
-    if (owned->excluded) {
-        return GD_OK;
-    }
-    gd_status s = exclude_others(owned->repo, number, err);
+    gd_leased_group *leased;
+    gd_status s = gd_leased_group_take(repo, number, &leased, err);
     if (s != GD_OK) {
         return s;
     }
-    s = check_unchanged(owned, err);
-    owned->excluded = s == GD_OK;
+    s = exclude_others(leased, err);
+    if (s == GD_OK) {
+        s = enter_group(leased, owned, err);
+        if (s != GD_OK) {
+            admit_others(leased);
+        }
+    }
     if (s != GD_OK) {
-        gd_locks_admit(owned->repo->locks, number);
+        gd_leased_group_close(leased);
+    }
+    return s;
+}
+
+gd_status
+gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
+                        gd_error *err)
+{
+    gd_status s = exclude_others(leased, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_leased_group_check_unchanged(leased, err);
+    if (s == GD_OK) {
+        s = make_owned(leased, owned, err);
+    }
+    if (s != GD_OK) {
+        admit_others(leased);
     }
     return s;
 }
@@ -240,11 +118,10 @@ gd_owned_group_exclude(gd_owned_group *owned, gd_error *err)
 void
 gd_owned_group_close(gd_owned_group *owned)
 {
-    gd_repo *repo = owned->repo;
-    uint32_t number = owned->group->number;
-    bool excluded = owned->excluded;
-    free_owned_group(owned);
-    unlock_group(repo, number, excluded);
+    gd_leased_group *leased = owned->leased;
+    leased->repo->env->release(leased->repo->env, owned);
+    admit_others(leased);
+    gd_leased_group_close(leased);
 }
 
 gd_status
@@ -253,7 +130,7 @@ gd_owned_group_check(const gd_owned_group *owned, gd_error *err)
     if (owned->failed) {
         return gd_fail(err, GD_CLOSED,
                        "%s was removed, or something failed in it: enter it "
-                       "anew", owned->group->name);
+                       "anew", owned->leased->group->name);
     }
     return GD_OK;
 }
@@ -269,46 +146,22 @@ sync_group(const gd_group *group, gd_error *err)
 }
 
 static gd_status
-next_generation(gd_owned_group *owned, gd_error *err)
+next_generation(gd_leased_group *leased, gd_error *err)
 {
-    gd_published record = owned->published;
+    gd_published record = leased->published;
     record.sequence++;
-    gd_status s = gd_group_next_generation(owned->repo->env, &record, err);
+    gd_status s = gd_group_next_generation(leased->repo->env, &record, err);
     if (s == GD_OK) {
-        s = sync_group(owned->group, err);
+        s = sync_group(leased->group, err);
     }
     if (s == GD_OK) {
-        s = gd_group_write_published(owned->group, &record, err);
+        s = gd_group_write_published(leased->group, &record, err);
     }
     if (s == GD_OK) {
-        s = sync_group(owned->group, err);
+        s = sync_group(leased->group, err);
     }
     if (s == GD_OK) {
-        owned->published = record;
-    }
-    return s;
-}
-
-gd_status
-gd_owned_group_note_codec(gd_owned_group *owned, gd_codec codec, int level,
-                          gd_error *err)
-{
-    gd_published record = owned->published;
-    record.sequence++;
-    record.codec = (uint8_t)codec;
-    record.level = (uint8_t)gd_codec_real_level(codec, level);
-    gd_status s = gd_owned_group_check(owned, err);
-    if (s == GD_OK) {
-        /* A torn write of this one falls back to that before it. */
-        s = sync_group(owned->group, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_write_published(owned->group, &record, err);
-    }
-    if (s == GD_OK) {
-        owned->published = record;
-        s = owned->excluded ? GD_OK
-                           : see_group(owned->group, &owned->seen, err);
+        leased->published = record;
     }
     return s;
 }
@@ -317,20 +170,20 @@ gd_owned_group_note_codec(gd_owned_group *owned, gd_codec codec, int level,
  * fdatasync that failed under an earlier collector leaves pages that look
  * written and are not, so those have to be written again. */
 static gd_status
-write_changes(const gd_owned_group *owned, const gd_entry *entries,
+write_changes(const gd_leased_group *leased, const gd_entry *entries,
               gd_error *err)
 {
     gd_status s = GD_OK;
-    uint32_t slots = owned->group->bounds.slots;
+    uint32_t slots = leased->group->bounds.slots;
     for (uint32_t i = 0; s == GD_OK && i < slots;) {
         uint32_t n = 0;
         while (i + n < slots &&
                (entries[i + n].state == GD_ENTRY_FREED ||
-                entries[i + n].state != owned->entries[i + n].state)) {
+                entries[i + n].state != leased->entries[i + n].state)) {
             n++;
         }
         if (n > 0) {
-            s = gd_group_write_entries(owned->group, i, n, entries + i, err);
+            s = gd_group_write_entries(leased->group, i, n, entries + i, err);
         }
         i += n + 1;
     }
@@ -338,50 +191,51 @@ write_changes(const gd_owned_group *owned, const gd_entry *entries,
 }
 
 /* The one way in which published entries change; see ownedgroup.h for the
- * order. entries are those of all slots, and become held's if that succeeds.
+ * order. entries are those of all slots, and become the group's if that succeeds.
  * */
 static gd_status
 change_entries(gd_owned_group *owned, gd_entry *entries, gd_error *err)
 {
-    gd_status s = next_generation(owned, err);
+    gd_status s = next_generation(owned->leased, err);
     if (s == GD_OK) {
-        s = write_changes(owned, entries, err);
+        s = write_changes(owned->leased, entries, err);
     }
     if (s == GD_OK) {
-        s = sync_group(owned->group, err);
+        s = sync_group(owned->leased->group, err);
     }
     if (s != GD_OK) {
         owned->failed = true;
         return s;
     }
-    owned->repo->env->release(owned->repo->env, owned->entries);
-    owned->entries = entries;
+    owned->leased->repo->env->release(owned->leased->repo->env,
+                                      owned->leased->entries);
+    owned->leased->entries = entries;
     owned->settled = true;
     return GD_OK;
 }
 
 static gd_status
-copy_entries(const gd_owned_group *owned, gd_entry **copy, gd_error *err)
+copy_entries(const gd_leased_group *leased, gd_entry **copy, gd_error *err)
 {
-    uint32_t slots = owned->group->bounds.slots;
-    *copy = gd_calloc(owned->repo->env, slots, sizeof **copy, err);
+    uint32_t slots = leased->group->bounds.slots;
+    *copy = gd_calloc(leased->repo->env, slots, sizeof **copy, err);
     if (*copy == NULL) {
         return GD_NOMEM;
     }
-    memcpy(*copy, owned->entries, slots * sizeof **copy);
+    memcpy(*copy, leased->entries, slots * sizeof **copy);
     return GD_OK;
 }
 
 static gd_status
-check_slots(const gd_owned_group *owned, const uint32_t *slots, size_t count,
+check_slots(const gd_leased_group *leased, const uint32_t *slots, size_t count,
             gd_error *err)
 {
     for (size_t i = 0; i < count; i++) {
-        if (slots[i] >= owned->published.count) {
+        if (slots[i] >= leased->published.count) {
             return gd_fail(err, GD_INVALID,
                            "slot %u of %s is not published: only %u are",
-                           slots[i], owned->group->name,
-                           owned->published.count);
+                           slots[i], leased->group->name,
+                           leased->published.count);
         }
     }
     return GD_OK;
@@ -395,10 +249,10 @@ gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
     *freed = 0;
     gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
-        s = check_slots(owned, slots, count, err);
+        s = check_slots(owned->leased, slots, count, err);
     }
     if (s == GD_OK) {
-        s = copy_entries(owned, &entries, err);
+        s = copy_entries(owned->leased, &entries, err);
     }
     if (s != GD_OK) {
         return s;
@@ -415,7 +269,7 @@ gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
     }
     s = changed == 0 ? GD_OK : change_entries(owned, entries, err);
     if (s != GD_OK || changed == 0) {
-        owned->repo->env->release(owned->repo->env, entries);
+        owned->leased->repo->env->release(owned->leased->repo->env, entries);
         return s;
     }
     *freed = changed;
@@ -438,17 +292,17 @@ by_start(const void *a, const void *b)
 
 /* The segments that live and damaged entries name, published or not, sorted. */
 static gd_status
-needed_ranges(const gd_owned_group *owned, range **out, size_t *count,
+needed_ranges(const gd_leased_group *leased, range **out, size_t *count,
               gd_error *err)
 {
-    uint32_t slots = owned->group->bounds.slots;
-    range *ranges = gd_calloc(owned->repo->env, slots, sizeof *ranges, err);
+    uint32_t slots = leased->group->bounds.slots;
+    range *ranges = gd_calloc(leased->repo->env, slots, sizeof *ranges, err);
     if (ranges == NULL) {
         return GD_NOMEM;
     }
     size_t n = 0;
     for (uint32_t i = 0; i < slots; i++) {
-        const gd_entry *entry = &owned->entries[i];
+        const gd_entry *entry = &leased->entries[i];
         uint64_t from = entry->segment, to = gd_entry_segment_end(entry);
         if ((entry->state == GD_ENTRY_LIVE ||
              entry->state == GD_ENTRY_DAMAGED) &&
@@ -484,7 +338,7 @@ punch_within(const gd_group *group, uint64_t block, uint64_t from, uint64_t to,
 }
 
 static int
-punch_between(const gd_owned_group *owned, const range *needed, size_t count,
+punch_between(const gd_leased_group *leased, const range *needed, size_t count,
               const struct stat *st)
 {
     enum { BLOCK_MIN = 512, BLOCK_MAX = 1 << 20, BLOCK_USUAL = 4096 };
@@ -492,16 +346,16 @@ punch_between(const gd_owned_group *owned, const range *needed, size_t count,
     if (block < BLOCK_MIN || block > BLOCK_MAX) {
         block = BLOCK_USUAL;
     }
-    uint64_t at = gd_data_start(owned->group->bounds.slots);
+    uint64_t at = gd_data_start(leased->group->bounds.slots);
     /* What lies behind is a tail that somebody has still to judge (N7.3). */
-    uint64_t end = owned->published.end;
+    uint64_t end = leased->published.end;
     if (end > (uint64_t)st->st_size) {
         end = (uint64_t)st->st_size;
     }
     int rc = 0;
     for (size_t i = 0; i < count && needed[i].from < end; i++) {
         if (needed[i].from > at &&
-            !punch_within(owned->group, block, at, needed[i].from, &rc)) {
+            !punch_within(leased->group, block, at, needed[i].from, &rc)) {
             return rc;
         }
         if (needed[i].to > at) {
@@ -509,7 +363,7 @@ punch_between(const gd_owned_group *owned, const range *needed, size_t count,
         }
     }
     if (at < end) {
-        (void)punch_within(owned->group, block, at, end, &rc);
+        (void)punch_within(leased->group, block, at, end, &rc);
     }
     return rc;
 }
@@ -523,9 +377,9 @@ settle(gd_owned_group *owned, gd_error *err)
     if (owned->settled) {
         return GD_OK;
     }
-    gd_status s = write_changes(owned, owned->entries, err);
+    gd_status s = write_changes(owned->leased, owned->leased->entries, err);
     if (s == GD_OK) {
-        s = sync_group(owned->group, err);
+        s = sync_group(owned->leased->group, err);
     }
     owned->settled = s == GD_OK;
     owned->failed = s != GD_OK;
@@ -548,26 +402,26 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
     struct stat before, after;
     *bytes = 0;
     gd_status s = gd_owned_group_check(owned, err);
-    if (s != GD_OK || has_state(owned, GD_ENTRY_INVALID)) {
+    if (s != GD_OK || has_state(owned->leased, GD_ENTRY_INVALID)) {
         return s;
     }
     s = settle(owned, err);
     if (s == GD_OK) {
-        s = stat_group(owned->group, &before, err);
+        s = stat_group(owned->leased->group, &before, err);
     }
     if (s == GD_OK) {
-        s = needed_ranges(owned, &needed, &count, err);
+        s = needed_ranges(owned->leased, &needed, &count, err);
     }
     if (s != GD_OK) {
         return s;
     }
-    int rc = punch_between(owned, needed, count, &before);
-    owned->repo->env->release(owned->repo->env, needed);
+    int rc = punch_between(owned->leased, needed, count, &before);
+    owned->leased->repo->env->release(owned->leased->repo->env, needed);
     if (rc < 0 && rc != -EOPNOTSUPP && rc != -ENOSYS) {
         return gd_fail_errno(err, -rc, "cannot give space of %s back",
-                             owned->group->name);
+                             owned->leased->group->name);
     }
-    s = stat_group(owned->group, &after, err);
+    s = stat_group(owned->leased->group, &after, err);
     if (s == GD_OK && after.st_blocks < before.st_blocks) {
         *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
     }
@@ -587,19 +441,19 @@ typedef struct survey {
  * show in the offsets; those behind its last live one are taken to be its own,
  * up to what the next segment must have and a full segment can. */
 static void
-survey_segment(const gd_owned_group *owned, uint32_t first, survey *found)
+survey_segment(const gd_leased_group *leased, uint32_t first, survey *found)
 {
-    const gd_entry *entries = owned->entries;
-    uint32_t slots = owned->group->bounds.slots;
-    uint64_t most = owned->published.codec == GD_CODEC_NONE
-                        ? owned->repo->params.segment_size
-                        : gd_segment_joined(owned->repo->params.segment_size);
+    const gd_entry *entries = leased->entries;
+    uint32_t slots = leased->group->bounds.slots;
+    uint64_t most = leased->published.codec == GD_CODEC_NONE
+                        ? leased->repo->params.segment_size
+                        : gd_segment_joined(leased->repo->params.segment_size);
     uint64_t behind = 0;
     *found = (survey){.last = first};
     for (uint32_t i = first; i < slots; i++) {
         const gd_entry *entry = &entries[i];
         if (entry->state != GD_ENTRY_LIVE) {
-            behind += owned->group->bounds.max_block;
+            behind += leased->group->bounds.max_block;
             continue;
         }
         if (entry->segment != entries[first].segment) {
@@ -626,11 +480,11 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
     if (s != GD_OK) {
         return s;
     }
-    for (uint32_t i = 0; i < owned->group->bounds.slots; i++) {
-        const gd_entry *entry = &owned->entries[i];
+    for (uint32_t i = 0; i < owned->leased->group->bounds.slots; i++) {
+        const gd_entry *entry = &owned->leased->entries[i];
         if (entry->state == GD_ENTRY_LIVE) {
             survey found;
-            survey_segment(owned, i, &found);
+            survey_segment(owned->leased, i, &found);
             uint64_t stored = entry->stored_length;
             *bytes += GD_SEGMENT_HEADER + stored;
             *kept += GD_SEGMENT_HEADER +
@@ -665,12 +519,12 @@ salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length)
 }
 
 static gd_status
-write_quarantine(const gd_owned_group *owned, const char *name,
+write_quarantine(const gd_leased_group *leased, const char *name,
                  const uint8_t *data, size_t length, gd_error *err)
 {
-    const gd_env *env = owned->repo->env;
+    const gd_env *env = leased->repo->env;
     int fd;
-    gd_status s = gd_file_create(env, owned->repo->root, name, O_WRONLY, &fd,
+    gd_status s = gd_file_create(env, leased->repo->root, name, O_WRONLY, &fd,
                                  err);
     if (s != GD_OK) {
         return s;
@@ -682,16 +536,16 @@ write_quarantine(const gd_owned_group *owned, const char *name,
     }
     env->close(env, fd);
     if (s != GD_OK) {
-        (void)env->unlinkat(env, owned->repo->root, name);
+        (void)env->unlinkat(env, leased->repo->root, name);
     }
     return s;
 }
 
 static gd_status
-quarantine_segment(const gd_owned_group *owned, const gd_entry *entry,
+quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
                    gd_quarantine_name name, gd_error *err)
 {
-    const gd_env *env = owned->repo->env;
+    const gd_env *env = leased->repo->env;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
     uint8_t digits[8];
     int rc = env->random(env, digits, sizeof digits);
@@ -699,26 +553,26 @@ quarantine_segment(const gd_owned_group *owned, const gd_entry *entry,
         return gd_fail_errno(err, -rc, "no random bytes");
     }
     snprintf(name, GD_NAME_SIZE, GD_DIR_QUARANTINE "/%08x-%u-%016llx",
-             (unsigned)owned->group->number, entry->segment,
+             (unsigned)leased->group->number, entry->segment,
              (unsigned long long)gd_get64(digits));
     uint8_t *data = gd_calloc(env, length, 1, err);
     if (data == NULL) {
         return GD_NOMEM;
     }
-    salvage(owned->group, entry->segment, data, length);
-    gd_status s = write_quarantine(owned, name, data, length, err);
+    salvage(leased->group, entry->segment, data, length);
+    gd_status s = write_quarantine(leased, name, data, length, err);
     env->release(env, data);
     return s;
 }
 
 /* Whether an earlier one of the slots is of the same segment. */
 static bool
-is_repeated(const gd_owned_group *owned, const uint32_t *slots, size_t at)
+is_repeated(const gd_leased_group *leased, const uint32_t *slots, size_t at)
 {
     for (size_t i = 0; i < at; i++) {
-        const gd_entry *entry = &owned->entries[slots[i]];
+        const gd_entry *entry = &leased->entries[slots[i]];
         if (entry->state == GD_ENTRY_LIVE &&
-            entry->segment == owned->entries[slots[at]].segment) {
+            entry->segment == leased->entries[slots[at]].segment) {
             return true;
         }
     }
@@ -726,21 +580,21 @@ is_repeated(const gd_owned_group *owned, const uint32_t *slots, size_t at)
 }
 
 static gd_status
-quarantine_segments(const gd_owned_group *owned, const uint32_t *slots,
+quarantine_segments(const gd_leased_group *leased, const uint32_t *slots,
                     size_t count, gd_quarantine_name *names,
                     size_t *name_count, gd_error *err)
 {
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        const gd_entry *entry = &owned->entries[slots[i]];
-        if (entry->state == GD_ENTRY_LIVE && !is_repeated(owned, slots, i)) {
-            s = quarantine_segment(owned, entry, names[*name_count], err);
+        const gd_entry *entry = &leased->entries[slots[i]];
+        if (entry->state == GD_ENTRY_LIVE && !is_repeated(leased, slots, i)) {
+            s = quarantine_segment(leased, entry, names[*name_count], err);
             *name_count += s == GD_OK;
         }
     }
     if (s == GD_OK && *name_count > 0) {
-        s = gd_sync_dir(owned->repo->env, owned->repo->root, GD_DIR_QUARANTINE,
-                        err);
+        s = gd_sync_dir(leased->repo->env, leased->repo->root,
+                        GD_DIR_QUARANTINE, err);
     }
     return s;
 }
@@ -750,23 +604,24 @@ gd_owned_group_mark_damaged(gd_owned_group *owned, const uint32_t *slots,
                             size_t count, gd_quarantine_name **names,
                             size_t *name_count, gd_error *err)
 {
-    const gd_env *env = owned->repo->env;
+    const gd_env *env = owned->leased->repo->env;
     gd_entry *entries;
     *names = NULL;
     *name_count = 0;
     gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
-        s = check_slots(owned, slots, count, err);
+        s = check_slots(owned->leased, slots, count, err);
     }
     if (s == GD_OK) {
         *names = gd_calloc(env, count, sizeof **names, err);
         s = *names == NULL ? GD_NOMEM : GD_OK;
     }
     if (s == GD_OK) {
-        s = quarantine_segments(owned, slots, count, *names, name_count, err);
+        s = quarantine_segments(owned->leased, slots, count, *names,
+                                name_count, err);
     }
     if (s == GD_OK && *name_count > 0) {
-        s = copy_entries(owned, &entries, err);
+        s = copy_entries(owned->leased, &entries, err);
     }
     if (s != GD_OK || *name_count == 0) {
         return s;
@@ -787,11 +642,11 @@ gd_owned_group_mark_damaged(gd_owned_group *owned, const uint32_t *slots,
 
 /* Whether a slot's entry forbids it.  What was given up or freed does not. */
 static bool
-is_in_the_way(const gd_owned_group *owned, uint32_t slot)
+is_in_the_way(const gd_leased_group *leased, uint32_t slot)
 {
-    uint8_t state = owned->entries[slot].state;
+    uint8_t state = leased->entries[slot].state;
     bool used = state != GD_ENTRY_EMPTY;
-    return slot < owned->published.count
+    return slot < leased->published.count
                ? used && state != GD_ENTRY_VOID && state != GD_ENTRY_FREED
                : used;
 }
@@ -799,13 +654,14 @@ is_in_the_way(const gd_owned_group *owned, uint32_t slot)
 gd_status
 gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
 {
-    gd_repo *repo = owned->repo;
+    gd_repo *repo = owned->leased->repo;
+    const gd_group *group = owned->leased->group;
     uint32_t *numbers;
     size_t count;
     *removed = false;
     gd_status s = gd_owned_group_check(owned, err);
-    for (uint32_t i = 0; s == GD_OK && i < owned->group->bounds.slots; i++) {
-        if (is_in_the_way(owned, i)) {
+    for (uint32_t i = 0; s == GD_OK && i < group->bounds.slots; i++) {
+        if (is_in_the_way(owned->leased, i)) {
             return GD_OK;
         }
     }
@@ -815,14 +671,14 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    bool highest = count == 0 || numbers[count - 1] <= owned->group->number;
+    bool highest = count == 0 || numbers[count - 1] <= group->number;
     repo->env->release(repo->env, numbers);
     if (highest) {
         return GD_OK; /* its number would be given out again */
     }
-    int rc = repo->env->unlinkat(repo->env, repo->root, owned->group->name);
+    int rc = repo->env->unlinkat(repo->env, repo->root, group->name);
     if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot remove %s", owned->group->name);
+        return gd_fail_errno(err, -rc, "cannot remove %s", group->name);
     }
     owned->failed = true; /* it is gone */
     *removed = true;
@@ -830,8 +686,8 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     gd_fpcache_drop_removed(repo->cache);
     if (s == GD_OK) {
         /* Other processes may have it open, for who knows how long. */
-        uint64_t start = gd_data_start(owned->group->bounds.slots);
-        (void)repo->env->punch(repo->env, owned->group->fd, start,
+        uint64_t start = gd_data_start(group->bounds.slots);
+        (void)repo->env->punch(repo->env, group->fd, start,
                                UINT32_MAX - start);
     }
     return s;

@@ -24,18 +24,11 @@
 #ifndef GD_OWNEDGROUP_H
 #define GD_OWNEDGROUP_H
 
-#include "engine/files/blockgroup.h"
-#include "engine/handle/repo.h"
+#include "engine/maintain/leasedgroup.h"
 
 typedef struct gd_owned_group {
-    gd_repo *repo;
-    gd_group *group;
-    gd_published published;
-    gd_entry *entries; /* of all slots, as they are in the file */
-    bool settled;      /* every freed entry is known to be durable */
-    bool excluded;     /* the exclusive lock is held, too, and the file is the one
-                        * that was leased */
-    uint64_t seen;     /* until then: checksum of records and entries */
+    gd_leased_group *leased;
+    bool settled; /* every freed entry is known to be durable */
     bool failed;
 } gd_owned_group;
 
@@ -44,24 +37,14 @@ typedef struct gd_owned_group {
  * words, if either is refused; GD_NOTFOUND if there is no such group. */
 gd_status gd_owned_group_open(gd_repo *repo, uint32_t number,
                               gd_owned_group **owned, gd_error *err);
-/* The same with the lease alone, of a group that is *sealed*: all its slots are
- * published, and it is not poisoned, so that no writer comes to it; GD_BUSY,
- * with words, of another.  What changes entries must not be called: only reading,
- * rewriting (grouprewrite.h) and gd_owned_group_note_codec. */
-gd_status gd_owned_group_lease(gd_repo *repo, uint32_t number,
-                               gd_owned_group **owned, gd_error *err);
-/* Takes the exclusive lock, unless it is held: GD_BUSY, with words, if it is
- * refused, or the name leads to another file.  GD_CORRUPT if the group is not what
- * it was when it was leased: then locks were lost, or nobody cared for them.
- * After an error the lock is not held, and the next call asks all of this anew. */
-gd_status gd_owned_group_exclude(gd_owned_group *owned, gd_error *err);
+/* Takes the exclusive lock, too, of a group that was leased, and makes sure that
+ * the group is the one that was leased: GD_BUSY, with words, if the lock is
+ * refused, or the name leads to another file; GD_CORRUPT if the group was
+ * changed.  After an error only the lease is held, and the next call asks all of
+ * this anew.  Else the leased group is the owned one's, and closed with it. */
+gd_status gd_leased_group_exclude(gd_leased_group *leased,
+                                  gd_owned_group **owned, gd_error *err);
 void gd_owned_group_close(gd_owned_group *owned);
-
-/* Has the record say that its segments were compressed with this, or would not
- * be smaller for it.  Nothing else of the group changes; what is not written
- * is tried again some time. */
-gd_status gd_owned_group_note_codec(gd_owned_group *owned, gd_codec codec,
-                                    int level, gd_error *err);
 
 /* GD_CLOSED once anything failed. */
 gd_status gd_owned_group_check(const gd_owned_group *owned, gd_error *err);

@@ -31,7 +31,8 @@ typedef struct fixture {
     scratch x;
     gd_repo *repo;
     uint8_t *one, *two; /* images: group 1, full; group 2, half full */
-    gd_owned_group *owned;
+    gd_leased_group *leased;
+    gd_owned_group *owned; /* it alone is to be closed, once there is one */
 } fixture;
 
 static gd_status
@@ -279,7 +280,7 @@ test_states_stay(void)
                                           &t.x.err), GD_OK);
     t.x.env->release(t.x.env, names);
     free_slots(&t, 40, 2);
-    CHECK_INT(gd_group_write_entries(t.owned->group, 10, 1, &void_entry,
+    CHECK_INT(gd_group_write_entries(t.owned->leased->group, 10, 1, &void_entry,
                                      &t.x.err), GD_OK);
     gd_owned_group_close(t.owned);
     /* Only the old file has what may be read after all. */
@@ -414,13 +415,13 @@ test_damage(void)
     gd_entry wrong = entries[30];
     wrong.fingerprint.bytes[0] ^= 1;
     enter(&t, 1);
-    CHECK_INT(gd_group_write_entries(t.owned->group, 30, 1, &wrong, &t.x.err),
-              GD_OK);
+    CHECK_INT(gd_group_write_entries(t.owned->leased->group, 30, 1, &wrong,
+                                     &t.x.err), GD_OK);
     gd_owned_group_close(t.owned);
     check_refused(&t, GD_CORRUPT, "slot 30");
     enter(&t, 1);
-    CHECK_INT(gd_group_write_entries(t.owned->group, 30, 1, &entries[30],
-                                     &t.x.err), GD_OK);
+    CHECK_INT(gd_group_write_entries(t.owned->leased->group, 30, 1,
+                                     &entries[30], &t.x.err), GD_OK);
     gd_owned_group_close(t.owned);
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(33) + 3, 1);
     check_refused(&t, GD_CORRUPT, "entry of slot 33");
@@ -700,11 +701,32 @@ begin(fixture *t, uint32_t number, int level)
 {
     static const gd_codec codec = GD_CODEC_ZSTD;
     gd_group_rewrite *r = NULL;
-    CHECK_INT(gd_owned_group_lease(t->repo, number, &t->owned, &t->x.err),
+    t->owned = NULL;
+    CHECK_INT(gd_leased_group_open(t->repo, number, &t->leased, &t->x.err),
               GD_OK);
-    CHECK_INT(gd_group_rewrite_open(t->owned, &codec, level, &r, &t->x.err),
+    CHECK_INT(gd_group_rewrite_open(t->leased, &codec, level, &r, &t->x.err),
               GD_OK);
     return r;
+}
+
+static gd_status
+exchange(fixture *t, gd_group_rewrite *r)
+{
+    gd_status s = t->owned != NULL
+                      ? GD_OK
+                      : gd_leased_group_exclude(t->leased, &t->owned,
+                                                &t->x.err);
+    return s == GD_OK ? gd_group_rewrite_exchange(r, t->owned, &t->x.err) : s;
+}
+
+static void
+close_group(fixture *t)
+{
+    if (t->owned != NULL) {
+        gd_owned_group_close(t->owned);
+    } else {
+        gd_leased_group_close(t->leased);
+    }
 }
 
 static void
@@ -724,7 +746,7 @@ static void
 end(fixture *t, gd_group_rewrite *r)
 {
     gd_group_rewrite_close(r);
-    gd_owned_group_close(t->owned);
+    close_group(t);
     CHECK(is_clean(t));
 }
 
@@ -746,7 +768,7 @@ test_two_stages(void)
     CHECK_INT(atomic_load(&other->counters.hits), SLOTS);
     go_through(&t, r);
     CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_OK);
-    CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err), GD_BUSY);
+    CHECK_INT(exchange(&t, r), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "a transaction names blocks of group");
     (void)check_group(&t, 1, &record, after);
     CHECK_INT(record.sequence, old.sequence);
@@ -755,7 +777,7 @@ test_two_stages(void)
     CHECK(sizes[1] <= sizes[0]);
     CHECK_INT(sizes[1] % 4096, 0);
     fault_env_start_trace(&t.x.f);
-    CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err), GD_OK);
+    CHECK_INT(exchange(&t, r), GD_OK);
     check_trace(&t, "renameat fsync pwritev");
     CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_BUSY);
     end(&t, r);
@@ -788,7 +810,7 @@ test_segments_are_joined(void)
     CHECK_INT(put(&t, "rest", t.two + LENGTH / 2, LENGTH / 2), GD_OK);
     gd_group_rewrite *r = begin(&t, 1, 0);
     go_through(&t, r);
-    CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err), GD_OK);
+    CHECK_INT(exchange(&t, r), GD_OK);
     end(&t, r);
     CHECK_INT(check_group(&t, 1, &record, entries), SLOTS);
     for (uint32_t i = 0; i < SLOTS; i++) {
@@ -802,7 +824,7 @@ test_segments_are_joined(void)
     uint64_t sizes[2];
     CHECK_INT(gd_group_rewrite_sizes(r, &sizes[0], &sizes[1], &t.x.err), GD_OK);
     CHECK_INT(sizes[0], sizes[1]);
-    CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err), GD_OK);
+    CHECK_INT(exchange(&t, r), GD_OK);
     end(&t, r);
     CHECK_INT(check_group(&t, 2, &record, entries), SLOTS);
     CHECK_INT(entries[0].codec, GD_CODEC_NONE);
@@ -830,7 +852,7 @@ test_raw_segments_stay_apart(void)
     CHECK_INT(put(&t, "rest", rest, LENGTH), GD_OK);
     gd_group_rewrite *r = begin(&t, 3, 0);
     go_through(&t, r);
-    CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err), GD_OK);
+    CHECK_INT(exchange(&t, r), GD_OK);
     end(&t, r);
     CHECK_INT(check_group(&t, 3, &record, entries), SLOTS);
     CHECK_INT(entries[0].codec, GD_CODEC_ZSTD);
@@ -850,21 +872,22 @@ test_only_what_is_sealed(void)
     gd_published record;
     gd_entry entries[SLOTS];
     setup(&t, false);
-    CHECK_INT(gd_owned_group_lease(t.repo, 2, &t.owned, &t.x.err), GD_BUSY);
+    CHECK_INT(gd_leased_group_open(t.repo, 2, &t.leased, &t.x.err), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "groups/00000002 is not sealed");
-    CHECK_INT(gd_owned_group_lease(t.repo, 3, &t.owned, &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_leased_group_open(t.repo, 3, &t.leased, &t.x.err),
+              GD_NOTFOUND);
     CHECK_INT(gd_locks_lease(t.repo->locks, 1, &t.x.err), GD_OK);
-    CHECK_INT(gd_owned_group_lease(t.repo, 1, &t.owned, &t.x.err), GD_BUSY);
+    CHECK_INT(gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "is being appended to");
     gd_locks_unlease(t.repo->locks, 1);
     (void)check_group(&t, 1, &record, entries);
     enter(&t, 1);
     record.sequence++;
     record.flags = GD_GROUP_POISONED;
-    CHECK_INT(gd_group_write_published(t.owned->group, &record, &t.x.err),
-              GD_OK);
+    CHECK_INT(gd_group_write_published(t.owned->leased->group, &record,
+                                       &t.x.err), GD_OK);
     gd_owned_group_close(t.owned);
-    CHECK_INT(gd_owned_group_lease(t.repo, 1, &t.owned, &t.x.err), GD_BUSY);
+    CHECK_INT(gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "is not sealed");
     /* Nothing of it is locked any more. */
     enter(&t, 1);
@@ -914,16 +937,14 @@ test_changed_meanwhile(void)
         go_through(&t, r);
         change_behind(&t, kind);
         CHECK_INT(fstatat(t.x.root, GROUP_1, &before, 0), 0);
-        CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err),
-                  kind == 2 ? GD_BUSY : GD_CORRUPT);
+        CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
         CHECK_CONTAINS(t.x.err.text, kind == 2 ? "was replaced"
                                                : "had not its lease");
         /* The task tries again: what was refused once stays refused, and what
          * was locked for the attempt is not locked any more. */
         CHECK_INT(gd_locks_share(t.repo->locks, 1, &t.x.err), GD_OK);
         gd_locks_unshare(t.repo->locks, 1);
-        CHECK_INT(gd_group_rewrite_exchange(r, &t.x.err),
-                  kind == 2 ? GD_BUSY : GD_CORRUPT);
+        CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
         end(&t, r);
         CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
         CHECK(before.st_ino == after.st_ino);
@@ -977,8 +998,8 @@ test_note_codec(void)
     gd_group_rewrite *r = begin(&t, 1, 0);
     go_through(&t, r);
     fault_env_start_trace(&t.x.f);
-    CHECK_INT(gd_owned_group_note_codec(t.owned, GD_CODEC_ZSTD, 0, &t.x.err),
-              GD_OK);
+    CHECK_INT(gd_leased_group_note_codec(t.leased, GD_CODEC_ZSTD, 0,
+                                         &t.x.err), GD_OK);
     /* So that a torn write falls back to the record before. */
     check_trace(&t, "fdatasync pwritev");
     end(&t, r);
@@ -1005,9 +1026,10 @@ test_stages_with_faults(void)
             setup(&t, kind == 1);
             uint64_t faults = fault_env_faults(&t.x.f);
             fault_env_fail(&t.x.f, call, n, EIO, false);
-            gd_status s = gd_owned_group_lease(t.repo, 1, &t.owned, &t.x.err);
+            gd_status s =
+                gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err);
             if (s == GD_OK) {
-                s = gd_group_rewrite_open(t.owned, &codec, 1, &r, &t.x.err);
+                s = gd_group_rewrite_open(t.leased, &codec, 1, &r, &t.x.err);
                 while (s == GD_OK && !done) {
                     s = gd_group_rewrite_step(r, &done, &cost, &t.x.err);
                     if (s != GD_OK) {
@@ -1015,10 +1037,10 @@ test_stages_with_faults(void)
                     }
                 }
                 if (s == GD_OK) {
-                    s = gd_group_rewrite_exchange(r, &t.x.err);
+                    s = exchange(&t, r);
                     gd_group_rewrite_close(r);
                 }
-                gd_owned_group_close(t.owned);
+                close_group(&t);
             }
             bool hit = fault_env_faults(&t.x.f) > faults;
             fault_env_heal(&t.x.f);

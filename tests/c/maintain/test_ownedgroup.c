@@ -242,7 +242,7 @@ test_replaced_before_the_lock(void)
     CHECK_INT(enter(&t, 1), GD_OK);
     CHECK_INT(replaced_root, -1);
     CHECK_INT(fstatat(t.x.root, GROUP_1, &st, 0), 0);
-    CHECK_INT(t.owned->group->inode, st.st_ino);
+    CHECK_INT(t.owned->leased->group->inode, st.st_ino);
     gd_owned_group_close(t.owned);
     teardown(&t);
 }
@@ -326,7 +326,7 @@ test_only_published_slots(void)
     uint32_t freed;
     setup(&t);
     CHECK_INT(enter(&t, 2), GD_OK);
-    CHECK_INT(t.owned->published.count, SLOTS / 2);
+    CHECK_INT(t.owned->leased->published.count, SLOTS / 2);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(free_slots(&t, 0, SLOTS / 2 + 1, &freed), GD_INVALID);
     CHECK_CONTAINS(t.x.err.text, "slot 32 of groups/00000002");
@@ -469,8 +469,8 @@ test_tail_of_a_poisoned_group(void)
     CHECK_INT(enter(&t, 2), GD_OK);
     /* Written again, and synced by itself, before it is published. */
     check_trace(&t, "pwritev fdatasync pwritev");
-    CHECK_INT(t.owned->published.count, SLOTS / 2 + SLOTS / 4);
-    CHECK_INT(t.owned->published.flags, GD_GROUP_POISONED);
+    CHECK_INT(t.owned->leased->published.count, SLOTS / 2 + SLOTS / 4);
+    CHECK_INT(t.owned->leased->published.flags, GD_GROUP_POISONED);
     need_freed(&t, SLOTS / 2, SLOTS / 4);
     CHECK(punch(&t) > 0);
     gd_owned_group_close(t.owned);
@@ -587,7 +587,7 @@ test_tail_is_kept(void)
     scratch_flip(&t.x, GROUP_1, 512, 1);
     scratch_flip(&t.x, GROUP_1, 1024, 1);
     CHECK_INT(enter(&t, 1), GD_OK);
-    CHECK_INT(t.owned->published.count, 0);
+    CHECK_INT(t.owned->leased->published.count, 0);
     uint32_t freed;
     CHECK_INT(free_slots(&t, 0, 1, &freed), GD_INVALID);
     CHECK_INT(punch(&t), 0);

@@ -185,13 +185,13 @@ free_unnamed(gd_owned_group *owned, const counts *c, gd_error *err)
     size_t count = 0;
     uint32_t freed;
     uint64_t bytes;
-    for (uint32_t i = 0; i < owned->published.count; i++) {
+    for (uint32_t i = 0; i < owned->leased->published.count; i++) {
         if (c->named[i] == 0) {
             slots[count++] = i;
-        } else if (owned->entries[i].state != GD_ENTRY_LIVE) {
+        } else if (owned->leased->entries[i].state != GD_ENTRY_LIVE) {
             return gd_fail(err, GD_CORRUPT, "slot %u of group %08x is named, "
                            "but not live (I1)", i,
-                           (unsigned)owned->group->number);
+                           (unsigned)owned->leased->group->number);
         }
     }
     gd_status s = gd_owned_group_free(owned, slots, count, &freed, err);
@@ -215,7 +215,7 @@ collect_held(gd_repo *repo, gd_owned_group *owned, unsigned options,
     static counts c;
     bool removed = false;
     memset(&c, 0, sizeof c);
-    c.group = owned->group->number;
+    c.group = owned->leased->group->number;
     /* Images first: one that is deleted in between is counted, one that was
      * before has its entry.  A commit in between does not name this group. */
     gd_status s = count_images(repo, &c, err);

@@ -204,7 +204,7 @@ static gd_status
 free_in(world *w, gd_owned_group *owned)
 {
     uint32_t slots[FAULT_BLOCKS + 1], freed;
-    size_t count = dead_slots(w, owned->group->number, slots);
+    size_t count = dead_slots(w, owned->leased->group->number, slots);
     return gd_owned_group_free(owned, slots, count, &freed, &w->x.err);
 }
 
@@ -231,7 +231,7 @@ mark_in(world *w, gd_owned_group *owned)
     uint32_t slots[FAULT_BLOCKS + 1];
     gd_quarantine_name *names;
     size_t name_count;
-    size_t count = dead_slots(w, owned->group->number, slots);
+    size_t count = dead_slots(w, owned->leased->group->number, slots);
     if (count == 0) {
         return GD_OK;
     }
@@ -252,8 +252,8 @@ rewrite_in(world *w, gd_owned_group *owned)
 {
     static const gd_codec codec = GD_CODEC_ZSTD;
     uint64_t bytes;
-    return gd_owned_group_rewrite(owned, owned->group->number == 1 ? &codec
-                                  : NULL, 1, &bytes, &w->x.err);
+    return gd_owned_group_rewrite(owned, owned->leased->group->number == 1
+                                  ? &codec : NULL, 1, &bytes, &w->x.err);
 }
 
 static gd_status
@@ -267,28 +267,36 @@ static gd_status
 recompress_group(world *w, uint32_t number)
 {
     static const gd_codec codec = GD_CODEC_ZSTD;
-    gd_owned_group *owned;
+    gd_leased_group *leased;
+    gd_owned_group *owned = NULL;
     gd_group_rewrite *r;
     bool done = false;
     uint64_t cost;
-    gd_status s = gd_owned_group_lease(w->repo, number, &owned, &w->x.err);
+    gd_status s = gd_leased_group_open(w->repo, number, &leased, &w->x.err);
     if (s != GD_OK) {
         return s == GD_BUSY || s == GD_NOTFOUND ? GD_OK : s;
     }
-    s = gd_group_rewrite_open(owned, &codec, 1, &r, &w->x.err);
+    s = gd_group_rewrite_open(leased, &codec, 1, &r, &w->x.err);
     if (s == GD_OK) {
         while (s == GD_OK && !done) {
             s = gd_group_rewrite_step(r, &done, &cost, &w->x.err);
         }
         if (s == GD_OK) {
-            s = gd_group_rewrite_exchange(r, &w->x.err);
+            s = gd_leased_group_exclude(leased, &owned, &w->x.err);
+        }
+        if (s == GD_OK) {
+            s = gd_group_rewrite_exchange(r, owned, &w->x.err);
         }
         gd_group_rewrite_close(r);
     }
     if (s == GD_OK) {
-        s = gd_owned_group_note_codec(owned, codec, 2, &w->x.err);
+        s = gd_leased_group_note_codec(leased, codec, 2, &w->x.err);
     }
-    gd_owned_group_close(owned);
+    if (owned != NULL) {
+        gd_owned_group_close(owned);
+    } else {
+        gd_leased_group_close(leased);
+    }
     return s;
 }
 
@@ -334,7 +342,8 @@ empty_group(world *w)
     for (uint32_t i = 0; i < 64; i++) {
         slots[i] = i;
     }
-    need_ok(w, gd_owned_group_free(owned, slots, owned->published.count, &freed,
+    need_ok(w, gd_owned_group_free(owned, slots,
+                                   owned->leased->published.count, &freed,
                                    &w->x.err), "free");
     gd_owned_group_close(owned);
 }

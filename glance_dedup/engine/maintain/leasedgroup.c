@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leasedgroup.c - see leasedgroup.h.
+ */
+#include "engine/maintain/leasedgroup.h"
+
+#include "engine/base/coding.h"
+
+/* ---- entering and leaving ---- */
+
+gd_status
+gd_leased_group_take(gd_repo *repo, uint32_t number, gd_leased_group **out,
+                     gd_error *err)
+{
+    gd_leased_group *leased = gd_calloc(repo->env, 1, sizeof *leased, err);
+    if (leased == NULL) {
+        return GD_NOMEM;
+    }
+    leased->repo = repo;
+    leased->number = number;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = gd_locks_lease(repo->locks, number, err);
+        if (s == GD_BUSY) {
+            gd_fail(err, s, "group %08x is being appended to",
+                    (unsigned)number);
+        }
+    }
+    if (s != GD_OK) {
+        repo->env->release(repo->env, leased);
+        return s;
+    }
+    *out = leased;
+    return GD_OK;
+}
+
+/* I4: after locking. */
+static gd_status
+check_name(const gd_leased_group *leased, gd_error *err)
+{
+    const gd_group *group = leased->group;
+    const gd_repo *repo = leased->repo;
+    bool same;
+    gd_status s = gd_find_same(repo->env, group->fd, repo->root, group->name,
+                               &same, err);
+    return s != GD_OK || same ? s
+                              : gd_fail(err, GD_BUSY, "%s was replaced while "
+                                        "it was open", group->name);
+}
+
+gd_status
+gd_leased_group_find(gd_leased_group *leased, gd_error *err)
+{
+    gd_repo *repo = leased->repo;
+    gd_status s = gd_group_open(repo->env, repo->root, &repo->params,
+                                leased->number, O_RDWR, &leased->group, err);
+    if (s == GD_OK) {
+        s = check_name(leased, err);
+    }
+    if (s == GD_OK) {
+        s = gd_group_read_published(leased->group, &leased->published, err);
+    }
+    return s == GD_OK ? gd_group_settle_name(leased->group, repo->root,
+                                             &leased->published, err)
+                      : s;
+}
+
+gd_status
+gd_leased_group_read_entries(gd_leased_group *leased, gd_error *err)
+{
+    uint32_t slots = leased->group->bounds.slots;
+    leased->entries = gd_calloc(leased->repo->env, slots,
+                                sizeof *leased->entries, err);
+    return leased->entries == NULL
+               ? GD_NOMEM
+               : gd_group_read_entries(leased->group, 0, slots,
+                                       leased->entries, err);
+}
+
+static gd_status
+check_sealed(const gd_leased_group *leased, gd_error *err)
+{
+    const gd_published *published = &leased->published;
+    bool sealed = published->count == leased->group->bounds.slots &&
+                  (published->flags & GD_GROUP_POISONED) == 0;
+    return sealed ? GD_OK
+                  : gd_fail(err, GD_BUSY, "%s is not sealed: a writer may "
+                            "come to it", leased->group->name);
+}
+
+/* Of what others could change if locks were of no account. */
+static gd_status
+see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
+{
+    size_t length = (size_t)gd_data_start(group->bounds.slots);
+    uint8_t *start = gd_alloc(group->env, length, err);
+    if (start == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_read_full(group->env, group->fd, start, length, 0,
+                               group->name, err);
+    *checksum = s == GD_OK ? gd_checksum(start, length, 0) : 0;
+    group->env->release(group->env, start);
+    return s;
+}
+
+gd_status
+gd_leased_group_open(gd_repo *repo, uint32_t number, gd_leased_group **out,
+                     gd_error *err)
+{
+    gd_leased_group *leased;
+    gd_status s = gd_leased_group_take(repo, number, &leased, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_leased_group_find(leased, err);
+    if (s == GD_OK) {
+        s = check_sealed(leased, err);
+    }
+    if (s == GD_OK) {
+        s = see_group(leased->group, &leased->seen, err);
+    }
+    if (s == GD_OK) {
+        s = gd_leased_group_read_entries(leased, err);
+    }
+    if (s != GD_OK) {
+        gd_leased_group_close(leased);
+        return s;
+    }
+    *out = leased;
+    return GD_OK;
+}
+
+void
+gd_leased_group_close(gd_leased_group *leased)
+{
+    gd_repo *repo = leased->repo;
+    uint32_t number = leased->number;
+    if (leased->group != NULL) {
+        gd_group_close(leased->group);
+    }
+    repo->env->release(repo->env, leased->entries);
+    repo->env->release(repo->env, leased);
+    gd_locks_unlease(repo->locks, number);
+}
+
+gd_status
+gd_leased_group_check_unchanged(const gd_leased_group *leased, gd_error *err)
+{
+    uint64_t now;
+    gd_status s = check_name(leased, err);
+    if (s == GD_OK) {
+        s = see_group(leased->group, &now, err);
+    }
+    return s == GD_OK && now != leased->seen
+               ? gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had "
+                         "not its lease", leased->group->name)
+               : s;
+}
+
+/* ---- what it was compressed with ---- */
+
+gd_status
+gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec, int level,
+                           gd_error *err)
+{
+    const gd_group *group = leased->group;
+    gd_published record = leased->published;
+    record.sequence++;
+    record.codec = (uint8_t)codec;
+    record.level = (uint8_t)gd_codec_real_level(codec, level);
+    /* A torn write of this one falls back to that before it. */
+    int rc = group->env->fdatasync(group->env, group->fd);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
+    }
+    gd_status s = gd_group_write_published(group, &record, err);
+    if (s == GD_OK) {
+        leased->published = record;
+        s = see_group(group, &leased->seen, err);
+    }
+    return s;
+}
