@@ -149,6 +149,15 @@ function configure_dedup_store {
     iniset "$GLANCE_UWSGI_CONF" uwsgi chunked-input-limit 16777216
 }
 
+# Any local user may make directories in /dev/shm, which is empty after a
+# reboot. So systemd makes that of the fingerprint filters, before anybody
+# else can. Glance needs it without dedupd, too.
+function create_dedup_filter_directory {
+    echo "d $DEDUP_FILTER_DIR 0700 $STACK_USER $(id -gn "$STACK_USER")" |
+        sudo tee "$DEDUP_FILTER_TMPFILES"
+    sudo systemd-tmpfiles --create "$DEDUP_FILTER_TMPFILES"
+}
+
 # Written anew each time, so that nothing of a former run stays:
 # begin_dedupd_conf FILE DATA_DIR SOCKET
 function begin_dedupd_conf {
@@ -225,7 +234,7 @@ function empty_dedup_repository {
     id=$(sudo sed -n 's/.*"repository_id": *"\([0-9a-f]*\)".*/\1/p' \
         "$1/repository.json")
     sudo find "$1" -mindepth 1 -delete
-    sudo rm -f "/dev/shm/glance-dedup-$(id -u "$STACK_USER")/$id.filter"
+    sudo rm -f "$DEDUP_FILTER_DIR/$id.filter"
 }
 
 # An empty directory, in which Glance creates a repository when it starts. The
@@ -282,9 +291,9 @@ function cleanup_glance_dedup {
     empty_dedup_repository "$DEDUP_DATA_DIR"
     empty_dedup_repository "$DEDUP_CACHE_DATA_DIR"
     sudo rmdir "$DEDUP_DATA_DIR" "$DEDUP_CACHE_DATA_DIR" \
-        "/dev/shm/glance-dedup-$(id -u "$STACK_USER")" 2>/dev/null || true
+        "$DEDUP_FILTER_DIR" 2>/dev/null || true
     sudo rm -rf "$(dirname "$DEDUPD_CONF")" "$(dirname "$DEDUPD_SOCKET")" \
-        /etc/tmpfiles.d/dedupd.conf
+        /etc/tmpfiles.d/dedupd.conf "$DEDUP_FILTER_TMPFILES"
     if [[ -L /usr/local/bin/glance-dedup ]]; then
         sudo rm -f /usr/local/bin/glance-dedup
     fi
@@ -301,6 +310,7 @@ if [[ $1 == stack ]] && is_service_enabled g-api dedup-cache; then
             ;;
         post-config)
             stop_dedupd
+            create_dedup_filter_directory
             if is_service_enabled g-api; then
                 echo_summary "Configuring Glance's store $DEDUP_STORE_NAME"
                 init_dedup_store

@@ -38,6 +38,7 @@ DEDUPD_CONF = '/etc/dedupd/dedupd.conf'
 UNIT = '/etc/systemd/system/devstack@dedupd.service'
 DEDUPD = roots.VENV / 'bin/dedupd'
 OFFLINE = 'OFFLINE=True\n'
+FILTERS = '/dev/shm/glance-dedup-stack'
 #: Where DevStack and its plugins write, but for logs.
 PLACES = ('/etc', '/usr/local', '/run', '/dev/shm', roots.STACK / 'data')
 
@@ -194,6 +195,21 @@ def test_what_belongs_to_whom(stacked):
     stacked.run('systemctl', 'restart', 'devstack@dedupd')
 
 
+def test_nobody_takes_the_filter_s_directory(root):
+    """It is there before Glance, with and without dedupd, at each boot."""
+    for services in '', 'disable_service dedupd':
+        root.local_conf(OFFLINE + services)
+        root.stack('post-config')
+        # As after a reboot, with somebody who came before systemd.
+        for boot in 'rm -r {}', 'rm -r {}; install -d -o nobody -m 0777 {}':
+            assert root.run('stat', '-c', '%U %G %a', FILTERS
+                            ) == 'stack stack 700\n', (services, boot)
+            root.run('sh', '-c', boot.format(FILTERS, FILTERS))
+            root.run('systemd-tmpfiles', '--create')
+        assert root.run('stat', '-c', '%U %G %a', FILTERS
+                        ) == 'stack stack 700\n', services
+
+
 def test_tempest_is_configured(stacked, tmp_path):
     """With options that our tests know, and their distribution installed."""
     module = load_tempest_options()
@@ -247,7 +263,8 @@ def test_again_and_away(root):
     assert images(root) == []
     stored = store_images(root, None)
     assert images(root) == [stored['dedup1']]
-    assert len(root.run('find', '/dev/shm', '-type', 'f').split()) == 1
+    [found] = root.run('find', '/dev/shm', '-type', 'f').split()
+    assert found.startswith(f'{FILTERS}/')
 
     # As some do it, without unstack.sh.
     [[pid, _]] = processes(root, DEDUPD)
