@@ -42,20 +42,19 @@ import random
 import subprocess
 import sys
 import tempfile
-import threading
 from typing import Any
 
 import common
 from common import MIB
 
-from dedupd.cache import index as index_module
-from dedupd.tasks import accounting
-from dedupd.tasks import collector
-from dedupd.tasks import evictor
-from dedupd.tasks import merger
+from dedupd.cache.service import index as index_module
+from dedupd.tasks.registry import accounting
+from dedupd.tasks.registry import collector
+from dedupd.tasks.registry import evictor
+from dedupd.tasks.registry import merger
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository import repository
+from glance_dedup.repository.repository import repository
 
 #: Seconds for one step.
 PATIENCE = 3600
@@ -169,39 +168,11 @@ def _runs(runs: bytes) -> Iterator[tuple[int, ...]]:
                     for i in (0, 4, 8))
 
 
-class Peak:
-    """The most memory that a process has of its own, while this is open.
-
-    Looked at all the time.  Pages of files that are mapped, as LevelDB does
-    with its tables, are not among them: the system takes them back at will.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = self._now()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._end.wait(0.002):
-            self.bytes = max(self.bytes, self._now())
-
-    @staticmethod
-    def _now() -> int:
-        with open('/proc/self/status') as f:
-            line = next(line for line in f if line.startswith('RssAnon:'))
-        return int(line.split()[1]) << 10
-
-
 def probe(directory: str, what: str, *arguments: str) -> None:
     """Do one thing in this process; print its growth."""
     with (open_repository(directory) as repo,
           contextlib.closing(Bench(directory, repo)) as bench):
-        with contextlib.closing(Peak()) as peak:
+        with contextlib.closing(common.Peak()) as peak:
             before = peak.bytes
             getattr(bench, what)(*arguments)
         json.dump(peak.bytes - before, sys.stdout)

@@ -31,6 +31,7 @@ and makes the catalog anew.
 """
 
 import array
+import collections
 import contextlib
 import functools
 import hashlib
@@ -46,9 +47,10 @@ import typing
 
 import plyvel
 
+from glance_dedup.check.checker import format as form
+from glance_dedup import check_store
 from glance_dedup.base import leveldb
 from glance_dedup.base import scratch
-from glance_dedup.check import format as form
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -79,6 +81,8 @@ RECORD = 13                     # bytes, in the index
 COUNTER_MAX = (1 << 32) - 1
 MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
 PIECE = 1 << 20
+# Findings beyond these are only counted.
+MAX_FINDINGS = 10000
 
 META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
              'sequence': int, 'valid': bool, 'index_bits': int,
@@ -160,6 +164,7 @@ class Catalog:
     """A copy of the catalog as it is at the moment.
 
     :ivar findings: severity, file, offset, sentence
+    :ivar left_off: how many more there were, by severity
     :ivar valid: whether its ledger and counters are to be judged
     :ivar lost: whether nothing (more) can be said of it
     :raises InUse: if it changes while it is copied
@@ -170,12 +175,13 @@ class Catalog:
                  fence: tuple[bytes, int] | None):
         self.directory = directory
         self.findings: list[tuple] = []
+        self.left_off: collections.Counter[str] = collections.Counter()
         self.valid = self.lost = False
         self.bits = 0
         self.records = self.matched = self.missing = 0
         self.seen: set[int] = set()     # groups that were judged
-        self.left: set[bytes] = set()   # ledger keys not met with so far
-        self.met: dict[bytes, str] = {}
+        # By transaction id, the files of the recipes that the ledger has.
+        self.met = check_store.Store()
         self.exact = True       # all that may have been counted was read
         self.before = snapshot(directory)
         self.copy = scratch.Directory()
@@ -198,6 +204,7 @@ class Catalog:
 
     def close(self):
         self.close_database()
+        self.met.close()
         self.copy.cleanup()
 
     def close_database(self):
@@ -211,7 +218,6 @@ class Catalog:
         self.find(severity, sentence, file)
         self.lost, self.valid = True, False
         self.records = self.matched = self.missing = 0
-        self.left.clear()
         self.close_database()
 
     def blame(self, error: plyvel.Error) -> tuple[str, str, str]:
@@ -249,7 +255,10 @@ class Catalog:
         return None
 
     def find(self, severity, sentence, file='catalog', offset=None):
-        self.findings.append((severity, file, offset, sentence))
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append((severity, file, offset, sentence))
+        else:
+            self.left_off[severity] += 1
 
     # The copy
 
@@ -381,18 +390,13 @@ class Catalog:
     # The ledger
 
     def read_ledger(self):
-        with self.db.iterator(prefix=b'l', include_value=False,
-                              verify_checksums=True) as keys:
-            self.left = {key[1:] for key in keys if len(key) == 17}
         together = functools.reduce(
-            operator.xor, (int.from_bytes(key) for key in self.left), 0)
+            operator.xor, map(int.from_bytes, self.transactions(b'l')), 0)
         parts = 0
         for key, value in self.items(b'e'):
             together ^= int.from_bytes(
                 hashlib.sha256(key + value).digest()[:16])
             parts += 1
-        self.left.update(key[1:] for key, _ in self.items(b'b')
-                         if len(key) == 17)
         if f'{together:032x}' != self.ledger or parts != self.parts:
             # A crash can leave LevelDB its newest log and an older manifest,
             # which knows nothing of what the log before was made into. What
@@ -400,8 +404,21 @@ class Catalog:
             # damaged by it, and no count too low.
             self.find(NOTE, 'has not the ledger that it says it has: it lost '
                       f'accounting steps: {ANEW}')
-            self.left.clear()
             self.valid = False
+
+    def transactions(self, prefix: bytes) -> typing.Iterator[bytes]:
+        with self.db.iterator(prefix=prefix, include_value=False,
+                              verify_checksums=True) as keys:
+            for key in keys:
+                if len(key) == 17:
+                    yield key[1:]
+
+    @judging
+    def lacks(self, transaction: bytes) -> bool:
+        """Whether it is in the ledger, and was not met with."""
+        return self.valid and transaction not in self.met and any(
+            self.get(prefix + transaction) is not None for prefix in (
+                b'l', b'b'))
 
     @judging
     def meet(self, header: form.RecipeHeader, blocks: int | None,
@@ -416,12 +433,12 @@ class Catalog:
         begun = self.valid and self.get(b'b' + header.transaction)
         if not value and not begun:
             return 0
-        if header.transaction in self.met:
+        other = self.met.get(header.transaction)
+        if other is not None:
             self.find(DAMAGE, f'has the transaction id of '
-                      f'{self.met[header.transaction]}', file, 48)
+                      f'{other.decode()}', file, 48)
             return 0
-        self.met[header.transaction] = file
-        self.left.discard(header.transaction)
+        self.met.put(header.transaction, file.encode())
         if begun:
             # A maintainer was ended between two steps; the next goes on.
             parts = (_object(begun, BEGUN_KEYS) or {}).get('parts', 0)
@@ -477,6 +494,7 @@ class Catalog:
                 self.find(DAMAGE, f'has another transaction id for {file} '
                           'than its header')
 
+    @judging
     def check_ledger(self, unannounced):
         """To be called when all recipes were met.
 
@@ -489,10 +507,19 @@ class Catalog:
             self.find(DAMAGE, 'is not counted, and nothing in the spool says '
                       'that it is to be', file)
         # What cannot be read may be one of these.
-        if self.left and self.exact:
-            some = min(self.left).hex()
-            self.find(NOTE, f'counts {len(self.left)} recipes that are gone, '
-                      f'as that of {some}: {ANEW}')
+        if not self.exact:
+            return
+        gone, first = 0, b'\xff' * 16
+        for prefix in (b'l', b'b'):
+            for transaction in self.transactions(prefix):
+                if transaction not in self.met:
+                    # One that is whole and begun is one.
+                    gone += prefix == b'l' or (
+                        self.get(b'l' + transaction) is None)
+                    first = min(first, transaction)
+        if gone:
+            self.find(NOTE, f'counts {gone} recipes that are gone, as that of '
+                      f'{first.hex()}: {ANEW}')
 
     # Counters, and what it says of the groups
 
@@ -591,12 +618,11 @@ class Catalog:
         """What it says of groups that are not there."""
         if not self.valid:
             return
-        numbers = set()
         for key, value in self.items(b'c'):
             if len(key) == COUNTS.size and any(value):
-                numbers.add(COUNTS.unpack(key)[1])
-        for number in sorted(numbers - self.seen):
-            self.judge_counts(number, {})
+                number = COUNTS.unpack(key)[1]
+                if number not in self.seen:
+                    self.judge_counts(number, {})
         for key, value in self.items(b'd'):
             if len(key) == LONG_NUMBER.size and (
                     _object(value, DAMAGED_KEYS) is None

@@ -36,15 +36,20 @@ found in ``images/`` or in the spool.  See ``catalog.py``.
 else worth telling: what a store operation that died left behind, files with
 unknown names, modes, a poisoned group.
 
-Memory holds the extents of all recipes (32 bytes each) and one group's
-fingerprint store.  How a file is read is in ``format.py``.
+Memory holds one group's fingerprint store, the names in the directories, and
+the findings.  All else that grows with the store goes to a scratch directory:
+the extents of all recipes, by their groups, and what is known of each recipe
+(``check_store.py``).  How a file is read is in ``check_format.py``.
 """
 
 import array
+import bisect
 import collections
+import collections.abc
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import heapq
 import os
 import re
@@ -54,10 +59,11 @@ import tempfile
 import time
 import typing
 
+from glance_dedup.check.checker import catalog as check_catalog
+from glance_dedup.check.checker import format as form
+from glance_dedup import check_store
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.check import catalog as catalog_module
-from glance_dedup.check import format as form
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -70,6 +76,16 @@ LOOKS = 4
 PAUSE = 0.05
 # Images that are replaced while they are read are read again so often.
 ROUNDS = 4
+# Of a recipe in memory, and recipes that were asked for last.
+PAGES_AT_ONCE = 256
+OWNERS_AT_ONCE = 1 << 10
+
+# Keys and values of what is remembered; each key begins with a letter.
+OWNER_KEY = struct.Struct('>cI')        # its number
+OWNER_VALUE = struct.Struct('<QQqq16sQQ')   # then directory and name
+EXTENTS_KEY = struct.Struct('>cIIQ')    # group, owner, number of the first
+GROUP_KEY = struct.Struct('>cI')
+FILE_KEY = struct.Struct('>cQQ')        # device and inode
 
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 # The maintainer's, which may be missing.
@@ -134,18 +150,38 @@ class Report:
 class _Owner:
     """A recipe whose extents are kept until their groups' turn."""
 
-    file: str
-    image_id: str | None        # None for a recipe in the spool
+    directory: str
+    name: str
+    number: int
     identity: tuple = ()        # of the file that was read
-    stale: bool = False         # the name has another file now, or none
-    header: form.RecipeHeader | None = None
     scope: bytes = form.GLOBAL_SCOPE
+    extents: int = 0
     blocks: int | None = None   # None: not all of it could be read
     counted: int = 0            # extents, by the catalog
 
+    @property
+    def file(self) -> str:
+        return f'{self.directory}/{self.name}'
+
+    @property
+    def image_id(self) -> str | None:
+        return self.name if self.directory == 'images' else None
+
+    def packed(self) -> bytes:
+        return OWNER_VALUE.pack(
+            *self.identity, self.scope, self.counted, self.extents
+        ) + self.file.encode()
+
+    @classmethod
+    def unpacked(cls, key, value):
+        *status, scope, counted, extents = OWNER_VALUE.unpack_from(value)
+        directory, name = value[OWNER_VALUE.size:].decode().split('/')
+        return cls(directory, name, OWNER_KEY.unpack(key)[1], tuple(status),
+                   scope, extents, None, counted)
+
 
 class _KeptExtent(typing.NamedTuple):
-    owner: int                  # its number among the owners
+    owner: _Owner
     slot: int
     blocks: int
     length: int
@@ -156,12 +192,12 @@ class _KeptExtent(typing.NamedTuple):
         return range(self.slot, self.slot + self.blocks)
 
 
-class _Misfit(typing.NamedTuple):
-    """An extent that names something else than its group has."""
+class _Doubts(typing.NamedTuple):
+    """What a look at a group makes of what recipes name of it."""
 
-    extent: _KeptExtent
-    sentence: str
-    severity: str = DAMAGE
+    misfits: bool               # some name something else than it has
+    slots: set[int]             # that those name
+    stale: set[int]             # numbers of owners that are no more
 
 
 def _locked(fd: int, byte: int) -> bool:
@@ -182,8 +218,9 @@ class _Duplicates:
     merged at the end.
     """
 
-    RUN = 1 << 20
-    PIECE = 1 << 16
+    RUN = 1 << 18
+    PIECE = 1 << 16             # of a run that is in memory, at most
+    PIECES = 16 << 20           # of all runs, as far as pieces of 4 KiB allow
 
     def __init__(self):
         self._values = array.array('Q')
@@ -204,10 +241,12 @@ class _Duplicates:
         self._values = array.array('Q')
 
     def _read_run(self, start, length):
-        for offset in range(0, length, self.PIECE):
+        fair = self.PIECES // len(self._runs) // 4096 * 4096
+        size = min(self.PIECE, max(4096, fair))
+        for offset in range(0, length, size):
             self._file.seek(start + offset)
             yield from array.array(
-                'Q', self._file.read(min(self.PIECE, length - offset)))
+                'Q', self._file.read(min(size, length - offset)))
 
     def count(self) -> int:
         runs = [self._read_run(*run) for run in self._runs]
@@ -230,15 +269,18 @@ class _Checker:
         self.repository_id: bytes | None = None
         self.parameters: dict = {}
         self.directories: dict[str, int] = {}
-        self.owners: list[_Owner] = []
-        self.extents: dict[int, bytearray] = {}
+        self.recipes = check_store.Store()      # and their extents
+        self.owners = 0
+        self.owner = functools.lru_cache(OWNERS_AT_ONCE)(self.kept_owner)
+        self.stale: set[int] = set()    # their names have other files, or none
         self.again: list[str] = []
         self.duplicates = _Duplicates()
         # Of good copies, the scope ids and fingerprints.
-        self.spares: set[bytes] = set()
+        self.spares = check_store.Store()
+        # By letter: k, files that are recipes; a, those that the spool names.
+        self.files = check_store.Store()
         self.fence: tuple[bytes, int] | None = None
-        self.catalog: catalog_module.Catalog | None = None
-        self.announced: set[tuple] = set()  # files that the spool names
+        self.catalog: check_catalog.Catalog | None = None
         self.done = self.total = 0
 
     # Findings and progress
@@ -249,15 +291,18 @@ class _Checker:
         :param lost: those of the images that lose content; None: all
         """
         images = tuple(sorted(images))
+        self.count(severity)
         if severity == DAMAGE:
-            self.report.ok = False
             self.damaged_images.update(images if lost is None else lost)
-        self.figures['damage' if severity == DAMAGE else 'notes'] += 1
         if len(self.report.findings) >= MAX_FINDINGS:
             self.figures['findings_left_off'] += 1
             return
         self.report.findings.append(
             Finding(severity, form.printable(file), offset, sentence, images))
+
+    def count(self, severity, count=1):
+        self.report.ok &= severity != DAMAGE
+        self.figures['damage' if severity == DAMAGE else 'notes'] += count
 
     def advance(self, size, what):
         self.done += size
@@ -316,6 +361,8 @@ class _Checker:
         finally:
             if self.catalog is not None:
                 self.catalog.close()
+            for store in self.recipes, self.spares, self.files:
+                store.close()
             for fd in self.directories.values():
                 os.close(fd)
             os.close(root)
@@ -534,17 +581,12 @@ class _Checker:
     def check_ledger(self):
         if self.catalog is None:
             return
-        unannounced = []
-        for owner in self.owners:
-            if owner.image_id is None or owner.header is None or (
-                    owner.counted >= max(1, owner.header.extents)
-                    or owner.identity[:2] in self.announced):
-                continue
-            status = self.status_of('images', owner.image_id)
-            if status is not None and (
-                    form.identity(status) == owner.identity):
-                unannounced.append(owner.file)
-        self.catalog.check_ledger(unannounced)
+        self.catalog.check_ledger(
+            owner.file for owner in self.all_owners()
+            if owner.image_id is not None
+            and owner.counted < max(1, owner.extents)
+            and FILE_KEY.pack(b'a', *owner.identity[:2]) not in self.files
+            and self.identity_of(owner) == owner.identity)
 
     def close_catalog(self, root):
         catalog = self.catalog
@@ -559,6 +601,9 @@ class _Checker:
             return
         for finding in catalog.findings:
             self.find(*finding)
+        for severity, count in catalog.left_off.items():
+            self.count(severity, count)
+            self.figures['findings_left_off'] += count
         self.figures['index_records'] = catalog.records
         self.figures['index_stale'] = catalog.records - catalog.matched
 
@@ -579,6 +624,10 @@ class _Checker:
                            follow_symlinks=False)
         except OSError:
             return None
+
+    def identity_of(self, owner) -> tuple | None:
+        status = self.status_of(owner.directory, owner.name)
+        return None if status is None else form.identity(status)
 
     def sum_sizes(self, directory, names):
         for name in names:
@@ -613,7 +662,7 @@ class _Checker:
 
     def read_images(self, names, again=False):
         for name in names:
-            owner = _Owner(f'images/{name}', name)
+            owner = _Owner('images', name, self.owners)
             header = None
             try:
                 header = self.read_owner('images', name, owner)
@@ -637,45 +686,55 @@ class _Checker:
         named all the same.
         """
         for look in range(LOOKS):
-            extents: dict[int, bytearray] = {}
-            owner.header = None
+            # Of a look that failed the extents are nobody's.
+            owner.number, self.owners = self.owners, self.owners + 1
+            header = None
             try:
                 with form.File(self.directories[directory], name,
                                owner.file) as f:
                     owner.identity = f.identity
-                    self.read_recipe(f, directory, name, extents, owner)
+                    header = self.read_header(f, directory, name)
+                    owner.scope, owner.extents = header.scope, header.extents
+                    self.read_extents(f, header, owner)
                 break
             except form.Damage:
                 if look == LOOKS - 1:
-                    self.keep(owner, extents)
+                    self.keep(owner, header)
                     raise
                 time.sleep(PAUSE)
-        self.keep(owner, extents)
-        return owner.header
+        self.keep(owner, header)
+        return header
 
     def counts_unknown(self):
         """A recipe that may be counted names what nobody knows."""
         if self.catalog is not None:
             self.catalog.exact = False
 
-    def keep(self, owner, extents):
-        if owner.header is not None and self.catalog is not None:
+    def keep(self, owner, header):
+        if owner.identity:
+            self.files.put(FILE_KEY.pack(b'k', *owner.identity[:2]))
+        if header is None:
+            return
+        if self.catalog is not None:
             # None from a catalog that can be read no more.
             owner.counted = self.catalog.meet(
-                owner.header, owner.blocks, owner.file) or 0
+                header, owner.blocks, owner.file) or 0
             if owner.image_id is not None:
                 _, inode, _, modified = owner.identity
                 self.catalog.meet_file(owner.image_id, inode, modified,
-                                       owner.header, owner.file)
-        number = len(self.owners)
-        self.owners.append(owner)
-        for group, records in extents.items():
-            for i in range(0, len(records), form.KEPT_EXTENT.size):
-                struct.pack_into('<I', records, i, number)
-            self.extents.setdefault(group, bytearray()).extend(records)
+                                       header, owner.file)
+        self.recipes.put(OWNER_KEY.pack(b'o', owner.number), owner.packed())
 
-    def read_recipe(self, f, directory, name, extents, owner):
-        """Fill in the extents, and the owner, as far as it verifies."""
+    def all_owners(self) -> collections.abc.Iterator[_Owner]:
+        for key, value in self.recipes.items(b'o'):
+            yield _Owner.unpacked(key, value)
+
+    def kept_owner(self, number) -> _Owner | None:
+        key = OWNER_KEY.pack(b'o', number)
+        value = self.recipes.get(key)
+        return None if value is None else _Owner.unpacked(key, value)
+
+    def read_header(self, f, directory, name) -> form.RecipeHeader:
         header = form.parse_recipe_header(
             f.read(0, form.PAGE), f.size(), self.repository_id)
         if directory == 'images' and header.image_id != name:
@@ -684,51 +743,66 @@ class _Checker:
                 name[2:] != header.transaction.hex()):
             raise form.Damage('has the transaction id '
                               f'{header.transaction.hex()}', 48)
-        owner.header, owner.scope = header, header.scope
+        return header
+
+    def read_extents(self, f, header, owner):
+        """Keep them, and fill in the blocks, as far as all verifies."""
+        extents: dict[int, bytearray] = {}
         judge = form.ExtentJudge(header, extents)
         pages = -(-header.extents // form.EXTENTS_PER_PAGE)
-        for page in range(1, pages + 1):
-            judge.read_page(page, f.read_ahead(page * form.PAGE, form.PAGE))
-            if not page % 256:
-                self.advance(256 * form.PAGE, f.file)
+        page = 0
+        try:
+            for page in range(1, pages + 1):
+                judge.read_page(
+                    page, f.read_ahead(page * form.PAGE, form.PAGE))
+                if not page % PAGES_AT_ONCE:
+                    self.keep_extents(owner, page, extents)
+                    self.advance(PAGES_AT_ONCE * form.PAGE, f.file)
+        finally:
+            self.keep_extents(owner, page, extents)
         judge.finish()
         owner.blocks = judge.blocks
         if judge.fragments != header.fragments:
             # For people only: nothing depends on it.
             self.find(NOTE, f.file, 120, f'has {judge.fragments} fragments '
                       f'instead of {header.fragments}')
-        self.advance((pages % 256 + 1) * form.PAGE, f.file)
+        self.advance((pages % PAGES_AT_ONCE + 1) * form.PAGE, f.file)
+
+    def keep_extents(self, owner, page, extents):
+        for group, records in extents.items():
+            self.recipes.put(EXTENTS_KEY.pack(
+                b'e', group, owner.number, page), bytes(records))
+        extents.clear()
 
     # The spool
 
     def check_spool(self):
-        known = {owner.identity[:2] for owner in self.owners}
         # In this order the recipe of a deleted image is met by its name
         # ``D-`` before it is met by that of the operation that stored it.
         for name in self.known_names(
                 'spool', self.list_directory('spool'), form.SPOOL_NAME):
             for look in range(LOOKS):
-                complete, sentence = self.look_at_spool(name, known)
+                complete, sentence = self.look_at_spool(name)
                 if sentence is None:
                     break
                 if look < LOOKS - 1:
                     time.sleep(PAUSE)
             if complete:
-                sentence = self.check_spooled_recipe(name, known)
+                sentence = self.check_spooled_recipe(name)
             if sentence is not None:
                 self.find(NOTE, f'spool/{name}', None, sentence)
 
-    def look_at_spool(self, name, known) -> tuple[bool, str | None]:
+    def look_at_spool(self, name) -> tuple[bool, str | None]:
         """Whether it is a recipe to be read; what there is to be said."""
         try:
             with form.File(self.directories['spool'], name,
                            f'spool/{name}') as f:
-                self.announced.add(f.identity[:2])
+                self.files.put(FILE_KEY.pack(b'a', *f.identity[:2]))
                 if name[0] not in 'DO' and _locked(f.fd, 0):
                     return False, None
                 if name[0] == 'X':
                     return False, 'is what an exchange left'
-                if f.identity[:2] in known:
+                if FILE_KEY.pack(b'k', *f.identity[:2]) in self.files:
                     return False, None
                 if name[0] == 'G':
                     return False, 'is a group that was never finished'
@@ -741,8 +815,8 @@ class _Checker:
         except form.Damage as e:
             return False, e.sentence
 
-    def check_spooled_recipe(self, name, known) -> str | None:
-        owner = _Owner(f'spool/{name}', None)
+    def check_spooled_recipe(self, name) -> str | None:
+        owner = _Owner('spool', name, self.owners)
         try:
             header = self.read_owner('spool', name, owner)
         except form.Gone:
@@ -752,14 +826,12 @@ class _Checker:
             # nobody needs the rest.
             needed = name[0] in 'DO' or owner.counted or (
                 self.catalog is not None
-                and bytes.fromhex(name[2:]) in self.catalog.left)
+                and self.catalog.lacks(bytes.fromhex(name[2:])))
             self.find(DAMAGE if needed else NOTE, owner.file, e.offset,
                       e.sentence)
             if needed:
                 self.counts_unknown()
             return None
-        finally:
-            known.add(owner.identity[:2])
         if 'images' in self.directories:
             image = self.status_of('images', header.image_id)
             if image is not None and form.identity(image) == owner.identity:
@@ -802,8 +874,7 @@ class _Checker:
     def known_scopes(self, groups) -> list[bytes]:
         """All that recipes and groups are of, the commonest first."""
         found = collections.Counter({form.GLOBAL_SCOPE: 1})
-        found.update(owner.header.scope for owner in self.owners
-                     if owner.header is not None)
+        found.update(owner.scope for owner in self.all_owners())
         for number in groups:
             # What is wrong with the group is found when it is its turn.
             with contextlib.suppress(form.Gone, form.Damage):
@@ -816,7 +887,7 @@ class _Checker:
         for slot, state in enumerate(group.states):
             if state == form.GOOD:
                 self.figures['spares'] += 1
-                self.spares.add(
+                self.spares.put(
                     group.scopes[slot] + group.fingerprint(slot))
 
     # Groups
@@ -824,8 +895,23 @@ class _Checker:
     def check_groups(self, numbers):
         for number in numbers:
             self.check_group(number)
-        for number in sorted(self.extents):
-            self.check_group(number)
+        for number in self.named_groups():
+            i = bisect.bisect_left(numbers, number)
+            if numbers[i:i + 1] != [number]:
+                self.check_group(number)
+
+    def named_groups(self) -> collections.abc.Iterator[int]:
+        number: int | None = 0
+        while number is not None:
+            start = GROUP_KEY.pack(b'e', number)
+            number = None
+            with contextlib.closing(self.recipes.items(b'e', start)) as found:
+                for key, _ in found:
+                    _, number = GROUP_KEY.unpack_from(key)
+                    break
+            if number is not None:
+                yield number
+                number += 1
 
     def check_again(self):
         """Judge the images that were replaced while they were read."""
@@ -834,82 +920,113 @@ class _Checker:
             names, self.again = sorted(set(self.again)), []
             if not names:
                 break
-            self.owners, self.extents = [], {}
+            self.recipes.close()
+            self.owner.cache_clear()
+            self.stale.clear()
             self.read_images(names, again=True)
-            for number in sorted(self.extents):
+            for number in self.named_groups():
                 self.check_group(number, again=True)
         self.catalog = catalog
         for name in sorted(set(self.again)):
             self.find(NOTE, f'images/{name}', None,
                       'was replaced again and again while it was read')
 
-    def is_stale(self, number) -> bool:
+    def is_stale(self, owner) -> bool:
         """Whether the recipe has lost its name, or lent it to another."""
-        owner = self.owners[number]
-        if not owner.stale:
-            directory, name = owner.file.split('/')
-            status = self.status_of(directory, name)
-            if status is None or form.identity(status) != owner.identity:
-                owner.stale = True
-                if status is not None and owner.image_id is not None:
-                    self.again.append(name)
-        return owner.stale
+        if owner.number not in self.stale:
+            found = self.identity_of(owner)
+            if found != owner.identity:
+                self.stale.add(owner.number)
+                if found is not None and owner.image_id is not None:
+                    self.again.append(owner.name)
+        return owner.number in self.stale
+
+    def named(self, number, stale=frozenset()
+              ) -> collections.abc.Iterator[_KeptExtent]:
+        """All that recipes name of a group, but for some owners."""
+        for key, value in self.recipes.items(GROUP_KEY.pack(b'e', number)):
+            _, _, whose, _ = EXTENTS_KEY.unpack(key)
+            owner = None if whose in stale else self.owner(whose)
+            if owner is not None:
+                for fields in form.KEPT_EXTENT.iter_unpack(value):
+                    yield _KeptExtent(owner, *fields)
+
+    def doubts(self, number, group, stale) -> _Doubts:
+        """Ask whether what looks wrong is asked for any more.
+
+        :param group: None if it could not be read
+        :param stale: numbers of owners to leave out
+        """
+        found = _Doubts(self.any_misfits(number, group, stale), set(), set())
+        asked = None
+        if group is not None and not found.misfits and not group.problems:
+            return found
+        for e in self.named(number, stale):
+            if group is not None:
+                if self.misfit(group, e)[0] is not None:
+                    found.slots.update(e.slots())
+                elif not self.lost(group, e):
+                    continue
+            if e.owner.number != asked:
+                asked = e.owner.number
+                if self.is_stale(e.owner):
+                    found.stale.add(asked)
+        return found
+
+    def any_misfits(self, number, group, stale) -> bool:
+        return group is not None and any(
+            self.misfit(group, e)[0] is not None
+            for e in self.named(number, stale))
 
     def check_group(self, number, again=False):
         """Judge a group, and all that recipes name of it."""
         file = f'groups/{number:08x}'
-        extents = [
-            _KeptExtent._make(fields) for fields in
-            form.KEPT_EXTENT.iter_unpack(self.extents.pop(number, b''))]
-        everyone = extents
         slots = None            # those to look at; None: all
         if again:
-            slots = {slot for e in extents for slot in e.slots()}
+            slots = {slot for e in self.named(number) for slot in e.slots()}
         first = None            # the first look that had a valid header
+        stale: set[int] = set()
         for look in range(LOOKS):
-            failure, misfits = None, []
+            failure, group = None, None
             try:
                 group = self.look_at_group(number, slots)
             except form.Gone:
                 failure = 'is missing', None
-                suspects = extents
             except form.Damage as e:
                 failure = e.sentence, e.offset
-                suspects = extents
-            else:
-                first = first or group
-                misfits = self.misfits(group, extents)
-                suspects = [m.extent for m in misfits]
-                suspects += [e for e in extents if self.lost(group, e)]
-                if not misfits and not group.problems:
-                    break
-            stale = {owner for owner in {e.owner for e in suspects}
-                     if self.is_stale(owner)}
-            extents = [e for e in extents if e.owner not in stale]
+            first = first or group
+            doubts = self.doubts(number, group, stale)
+            if group is not None and (
+                    not doubts.misfits and not group.problems):
+                break
+            stale |= doubts.stale
             if look == LOOKS - 1:
                 break
-            if failure is None:
-                slots = {s for m in misfits for s in m.extent.slots()}
-                slots |= group.doubtful
+            if group is not None:
+                slots = doubts.slots | group.doubtful
                 for p in group.problems:
                     slots.update(range(p.slot, p.slot + p.slots))
-            elif not extents and failure[1] is None and (
-                    failure[0] == 'is missing'):
+            elif failure == ('is missing', None) and (
+                    not any(self.named(number, stale))):
                 break           # no recipe asks for it any more
             time.sleep(PAUSE)
         if first is not None and self.catalog is not None:
-            self.judge_catalog(first, everyone)
-        if failure is not None:
-            if failure[0] == 'is missing' and not extents:
+            self.judge_catalog(first, self.named(number))
+        if group is None:
+            if failure[0] == 'is missing' and (
+                    not any(self.named(number, stale))):
                 return
-            images = self.images_of(extents)
+            images = self.images_of(self.named(number, stale))
             self.find(NOTE if failure[0] == 'is missing' and not images
                       else DAMAGE, file, failure[1], failure[0], images)
         else:
-            self.report_problems(group, file, extents, again)
-            self.report_misfits(misfits, file, {e.owner for e in extents})
+            if group.problems:
+                self.report_problems(group, file, self.named(number, stale),
+                                     again)
+            if doubts.misfits:
+                self.report_misfits(group, file, self.named(number, stale))
         if first is not None and not again:
-            self.add_figures(first, extents)
+            self.add_figures(first, self.named(number, stale))
 
     def judge_catalog(self, group, extents):
         """Compare what the catalog says of a group with the recipes."""
@@ -918,7 +1035,7 @@ class _Checker:
         for e in extents:
             end = min(e.slot + e.blocks, group.slots)
             named[e.slot:end] = b'\1' * max(0, end - e.slot)
-            if e.number < self.owners[e.owner].counted:
+            if e.number < e.owner.counted:
                 for slot, change in ((e.slot, 1), (e.slot + e.blocks, -1)):
                     changes[slot] = changes.get(slot, 0) + change
         self.catalog.judge_group(group, changes, named)
@@ -929,29 +1046,40 @@ class _Checker:
         return self.reader.look(self.directories['groups'], number, slots)
 
     def images_of(self, extents) -> set[str]:
-        images = {self.owners[e.owner].image_id for e in extents}
+        images = {e.owner.image_id for e in extents}
         images.discard(None)
         return images
 
     def report_problems(self, group, file, extents, again):
-        hit = [e for e in extents if group.hits(e)]
-        bereft = [e for e in hit if self.lost(group, e)]
-        for p in group.problems:
-            images, lost = (self.images_of(
-                e for e in some if e.slot < p.slot + p.slots
-                and p.slot < e.slot + e.blocks) for some in (hit, bereft))
+        at: dict[int, list[int]] = {}       # problems by slot
+        for number, p in enumerate(group.problems):
+            for slot in range(p.slot, p.slot + p.slots):
+                at.setdefault(slot, []).append(number)
+        hit: list[set[str]] = [set() for _ in group.problems]
+        bereft: list[set[str]] = [set() for _ in group.problems]
+        for e in extents:
+            if e.owner.image_id is None or not group.hits(e):
+                continue
+            lost = self.lost(group, e)
+            for number in {n for slot in e.slots() for n in at.get(slot, ())}:
+                hit[number].add(e.owner.image_id)
+                if lost:
+                    bereft[number].add(e.owner.image_id)
+        for p, images, losing in zip(group.problems, hit, bereft):
             severity = p.severity
             if severity is None:
                 severity = DAMAGE if (
-                    lost or p.slot < group.published) else NOTE
+                    losing or p.slot < group.published) else NOTE
             if images or not again:
-                self.find(severity, file, p.offset, p.sentence, images, lost)
+                self.find(severity, file, p.offset, p.sentence, images,
+                          losing)
 
-    def report_misfits(self, misfits, file, owners):
-        for e, sentence, severity in misfits:
-            if e.owner not in owners:
+    def report_misfits(self, group, file, extents):
+        for e in extents:
+            sentence, severity = self.misfit(group, e)
+            if sentence is None:
                 continue
-            owner = self.owners[e.owner]
+            owner = e.owner
             page, place = divmod(e.number, form.EXTENTS_PER_PAGE)
             self.find(
                 NOTE if owner.image_id is None else severity, owner.file,
@@ -967,7 +1095,7 @@ class _Checker:
             end = min(e.slot + e.blocks, group.slots)
             ones = b'\1' * max(0, end - e.slot)
             named[e.slot:end] = ones
-            if self.owners[e.owner].image_id is not None:
+            if e.owner.image_id is not None:
                 used[e.slot:end] = ones
         figures['groups'] += 1
         figures['freed_blocks'] += group.freed
@@ -991,21 +1119,13 @@ class _Checker:
             and not group.has_spare(slot, self.spares)
             for slot in range(e.slot, min(e.slot + e.blocks, group.slots)))
 
-    def misfits(self, group, extents) -> list[_Misfit]:
-        """The extents that name something else than the group has."""
-        found = []
-        for e in extents:
-            sentence, severity = self.misfit(
-                group, e, group.states[e.slot:e.slot + e.blocks])
-            if sentence is not None:
-                found.append(_Misfit(e, sentence, severity))
-        return found
-
-    def misfit(self, group, e, states) -> tuple[str | None, str]:
+    def misfit(self, group, e) -> tuple[str | None, str]:
+        """What an extent names that its group has not; and how bad it is."""
+        states = group.states[e.slot:e.slot + e.blocks]
         end = e.slot + e.blocks
         if end > group.slots:
             return f'the group has only {group.slots} slots', DAMAGE
-        if group.scope != self.owners[e.owner].scope:
+        if group.scope != e.owner.scope:
             return 'the group has blocks of another scope', DAMAGE
         marked, lost = None, False
         for slot, state in enumerate(states, e.slot) if (

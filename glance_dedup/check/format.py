@@ -74,8 +74,9 @@ RECIPE_HEADER = struct.Struct('<8sHHI16s16s16s16sQQQQQQQHHI128s128s')
 PAGE_HEADER = struct.Struct('<II')
 EXTENT_FIELDS = struct.Struct('<QQIIIB3sQ')
 CHECKSUM = struct.Struct('<Q')
-# An extent as it is kept until its group's turn: see _KeptExtent.
-KEPT_EXTENT = struct.Struct('<IIIIQQ')
+# An extent as it is kept until its group's turn: slot, blocks, length, number
+# in its recipe, digest.
+KEPT_EXTENT = struct.Struct('<IIIQQ')
 
 LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4
 # What a look found in a slot, beside VOID, FREED and DAMAGED.
@@ -189,7 +190,7 @@ class Group:
         """Whether a block that the extent names is bad, or its entry."""
         return BAD in self.states[extent.slot:extent.slot + extent.blocks]
 
-    def has_spare(self, slot, spares: set[bytes]) -> bool:
+    def has_spare(self, slot, spares: typing.Container[bytes]) -> bool:
         """Whether a spare copy stands in for what the slot has lost."""
         return self.tells and bool(self.lengths[slot]) and (
             self.scope + self.fingerprint(slot) in spares)
@@ -801,7 +802,7 @@ class ExtentJudge:
         self.fragments += (group, slot) != self.next
         self.next = (group, slot + blocks)
         self.extents.setdefault(group, bytearray()).extend(
-            KEPT_EXTENT.pack(0, slot, blocks, length, self.number, digest))
+            KEPT_EXTENT.pack(slot, blocks, length, self.number, digest))
         return None
 
     def finish(self):

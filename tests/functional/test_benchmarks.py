@@ -36,6 +36,7 @@ SMALL = {
                 'IMAGE'], 'those of one image alone'),
     'budget': (['--versions', '2', '--budget', '64', 'IMAGE'], '100.00%'),
     'dede': (['IMAGE'], 'nothing shared'),
+    'checking': (['--extents', '4', '--images', '20'], 'images'),
     'chunking': (['--rounds', '1', '--cutting', '4096,1024/4096/16384',
                   'IMAGE'], '| 1024/4096/16384 |'),
     'disk': (['--versions', '2', '--codec', 'lz4', '--ranges', '2', 'IMAGE'],

@@ -1,0 +1,138 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What ``repository check`` takes of the memory, by what a store holds.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/checking.py [--extents 250 1000 4000]
+        [--images 1000 4000 16000] [--dir DIR]
+
+Two kinds of stores are checked, each in a process of its own.  The first has
+one image that is in as many pieces as it has blocks: blocks of 512 bytes, all
+of them in another image, in random order.  The second has many images of one
+block each, which are counted in the catalog.  The growth of the process's own
+memory at its peak is shown, and the seconds that the check took.
+
+No figure passes or fails; but if memory is bounded, the columns are alike.
+"""
+
+import argparse
+from collections.abc import Callable
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import common
+from common import MIB
+
+from dedupd.tasks import accounting
+from glance_dedup.base import task
+from glance_dedup.check import checker as check
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+
+#: Seconds for one check.
+PATIENCE = 3600
+
+BLOCK = 512
+BLOCKS = 1 << 16            # that the image in pieces is made of
+PIECE = MIB // BLOCK        # blocks that are written at once
+
+
+def store(repo: repository.Repository, image_id: str, *pieces: bytes) -> None:
+    with repo.begin(image_id) as transaction:
+        for piece in pieces:
+            transaction.write(piece)
+        transaction.commit()
+
+
+def store_in_pieces(repo: repository.Repository, thousands: int) -> None:
+    rng = random.Random(1)
+    whole = rng.randbytes(BLOCKS * BLOCK)
+    store(repo, 'whole', whole)
+    with repo.begin('pieces') as transaction:
+        for _ in range(thousands * 1000 // PIECE):
+            transaction.write(b''.join(
+                whole[BLOCK * n:BLOCK * (n + 1)]
+                for n in rng.choices(range(BLOCKS), k=PIECE)))
+        transaction.commit()
+
+
+def store_many(repo: repository.Repository, images: int) -> None:
+    rng = random.Random(1)
+    for number in range(images):
+        store(repo, f'image-{number}', rng.randbytes(BLOCK))
+    with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
+        accounting.run_once(maintainer, task.Control())
+
+
+def prepare(directory: str, store_some: Callable, amount: int) -> str:
+    path = os.path.join(directory, 'repository')
+    repository.Repository.create(path, block_size=BLOCK)
+    with repository.Repository(path, codec='none', filter_mib=1,
+                               filter_dir=directory) as repo:
+        store_some(repo, amount)
+    return path
+
+
+def probe(path: str) -> None:
+    """Check in this process; print its growth and the seconds."""
+    with contextlib.closing(common.Peak()) as peak:
+        before, began = peak.bytes, time.monotonic()
+        report = check.check(path)
+        seconds = time.monotonic() - began
+    if not report.ok:
+        raise SystemExit(f'damage was found: {report.findings[:3]}')
+    json.dump([peak.bytes - before, seconds], sys.stdout)
+
+
+def measure(directory: str, store_some: Callable, amount: int) -> list[float]:
+    with tempfile.TemporaryDirectory(dir=directory, prefix='bench-') as d:
+        path = prepare(os.path.abspath(d), store_some, amount)
+        done = subprocess.run(
+            [sys.executable, '-W', 'ignore', os.path.abspath(__file__),
+             '--probe', path], check=True, stdout=subprocess.PIPE,
+            timeout=PATIENCE)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ['--probe']:
+        return probe(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=(
+        'What repository check takes of the memory.'))
+    parser.add_argument('--extents', type=int, nargs='+', metavar='THOUSANDS',
+                        default=[250, 1000, 4000],
+                        help='pieces of an image (default: %(default)s)')
+    parser.add_argument('--images', type=int, nargs='+',
+                        default=[1000, 4000, 16000],
+                        help='images of one block (default: %(default)s)')
+    common.add_directory(parser)
+    args = parser.parse_args()
+    for what, store_some, amounts in (
+            ('thousand extents', store_in_pieces, args.extents),
+            ('images', store_many, args.images)):
+        print(f'{what:>18}{"growth, MiB":>14}{"seconds":>10}')
+        for amount in amounts:
+            growth, seconds = measure(args.dir, store_some, amount)
+            print(f'{amount:18}{growth / MIB:14.1f}{seconds:10.1f}',
+                  flush=True)
+
+
+if __name__ == '__main__':
+    main()
