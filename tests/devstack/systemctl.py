@@ -56,6 +56,16 @@ def main_pid(name):
     return None if state.rpartition(')')[2].split()[0] == 'Z' else pid
 
 
+def make_directories(options):
+    """Those in /run, of the unit's user."""
+    user = pwd.getpwnam(options.get('User', ['root'])[-1])
+    for name in options.get('RuntimeDirectory', []):
+        path = pathlib.Path('/run') / name
+        path.mkdir(exist_ok=True)
+        path.chmod(int(options.get('RuntimeDirectoryMode', ['755'])[-1], 8))
+        os.chown(path, user.pw_uid, user.pw_gid)
+
+
 def become(options):
     """The user, the group and the environment that a unit names."""
     user = pwd.getpwnam(options.get('User', ['root'])[-1])
@@ -77,13 +87,14 @@ def start(name):
     options = read_unit(name)
     STATE.mkdir(exist_ok=True)
     LOGS.mkdir(exist_ok=True)
+    make_directories(options)
     command = shlex.split(options['ExecStart'][-1])
     log = os.open(LOGS / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     pid = os.fork()
     if pid == 0:
         os.setsid()
         os.chdir('/')
-        os.umask(0o022)
+        os.umask(int(options.get('UMask', ['022'])[-1], 8))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -114,6 +125,11 @@ def enable(name):
         (WANTED / name).symlink_to(UNITS / name)
 
 
+def enable_now(name):
+    enable(name)
+    start(name)
+
+
 def is_enabled(name):
     enabled = (WANTED / name).is_symlink()
     print('enabled' if enabled else 'disabled')
@@ -131,6 +147,7 @@ COMMANDS = {
     'stop': stop,
     'restart': lambda name: (stop(name), start(name))[0],
     'enable': enable,
+    'enable --now': enable_now,
     'disable': lambda name: (WANTED / name).unlink(missing_ok=True),
     'is-enabled': is_enabled,
     'is-active': is_active,
@@ -140,6 +157,8 @@ COMMANDS = {
 
 def main(arguments):
     command, *names = arguments
+    if names[:1] == ['--now']:
+        command += ' ' + names.pop(0)
     if os.geteuid() != 0 and command not in ('is-enabled', 'is-active'):
         sys.exit('systemctl: Access denied')
     names = [name if name.endswith('.service') else f'{name}.service'

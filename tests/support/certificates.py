@@ -22,6 +22,13 @@ from cryptography import x509
 from cryptography.x509 import oid
 
 
+def _general_name(address):
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
 class Authority:
     """Signs certificates, and writes all that it makes into a directory."""
 
@@ -53,9 +60,8 @@ class Authority:
                 True)
         else:
             builder = builder.add_extension(x509.SubjectAlternativeName([
-                x509.DNSName('localhost'),
-                *(x509.IPAddress(ipaddress.ip_address(address))
-                  for address in ('127.0.0.1', *addresses))]), False)
+                _general_name(address) for address in (
+                    'localhost', '127.0.0.1', *addresses)]), False)
         return builder.sign(self.key, hashes.SHA256())
 
     def _write(self, name, certificate, key=None):
@@ -72,7 +78,8 @@ class Authority:
     def issue(self, name, *addresses):
         """The path of a file with a certificate and its key.
 
-        :param addresses: where it may be shown, beside the loopback
+        :param addresses: where it may be shown, beside the loopback; names,
+            too
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(
