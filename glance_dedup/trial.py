@@ -48,6 +48,9 @@ _POLL = 0.05        # seconds
 #: Names may be remembered for a minute, as NFS does by default.
 STEP_LIMIT = 120.0
 _LINKS = 50
+#: Of one file: some file systems keep each name in the file's attributes, and
+#: have room for some forty.
+_LINKS_OF_ONE = 10
 _RENAMES = 30
 _PAGE = 65536
 
@@ -732,22 +735,24 @@ class Trial:
 
     def _link(self, members: list[Member]) -> None:
         """All at the same names; of each, one may succeed."""
-        own = self._name(self.me, 'own')
+        own = [self._name(self.me, f'own-{number}')
+               for number in range(_LINKS // _LINKS_OF_ONE)]
         # Where nobody lists, which would have names asked for anew.
         paths = [os.path.join(self.room, members[0].token, f'{number:03}')
                  for number in range(_LINKS)]
         self._made += paths
-        with _file_of(own, b''):
-            pass
+        for path in own:
+            with _file_of(path, b''):
+                pass
         # Who remembers that they are missing has to leave it to the server.
         for path in paths:
             os.path.exists(path)
         self._say(f'{self._step}-ready', True)
         self._hear(f'{self._step}-ready')
         won = []
-        for path in paths:
+        for number, path in enumerate(paths):
             try:
-                os.link(own, path)
+                os.link(own[number // _LINKS_OF_ONE], path)
                 won.append(os.path.basename(path))
             except FileExistsError:
                 pass

@@ -15,6 +15,7 @@
 The hosts are mounts of ``tests/sharedfs``, on which each fault can be had.
 """
 
+import collections
 import concurrent.futures
 import json
 import os
@@ -102,6 +103,23 @@ def test_each_fault_is_found(tmp_path, options, wanted):
         assert verdicts(findings) == {**FINE, **wanted}
         for key in wanted:
             assert findings[key].detail and findings[key].meaning
+
+
+def test_few_links_to_one_file(tmp_path, monkeypatch):
+    """Some file systems have room for some forty names of a file."""
+    tried = collections.Counter()
+    link = os.link
+
+    def counted(source, *arguments, **options):
+        tried[source] += 1
+        return link(source, *arguments, **options)
+
+    monkeypatch.setattr(trial.os, 'link', counted)
+    with hosts_module.hosts(tmp_path, names=0) as hosts:
+        prepare(hosts)
+        for findings in try_on(hosts):
+            assert verdicts(findings) == FINE
+    assert tried.total() == 2 * trial._LINKS and max(tried.values()) <= 20
 
 
 def command(host, *arguments):
