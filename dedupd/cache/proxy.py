@@ -15,8 +15,10 @@
 Everything is passed on, both ways, as it is; but the bytes of an image come
 from here, once Glance has given its first byte to this very request. What goes
 wrong before the first byte is sent ends in the plain request, and what goes
-wrong later in a plain request for the rest; but a response of which it turns
-out that it was not Glance's image ends there, before its announced length.
+wrong later in a plain request for the rest. What was sent before all of the
+image had come is compared with Glance's bytes first. A response of which it
+turns out that it was not Glance's image ends there, before its announced
+length.
 
 To the caller this is Glance, and to Glance it is a gateway: it sends the Host
 that Glance is called by, and is named in Via. Trailers and other interim
@@ -36,20 +38,20 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.cache import index as index_module
-from dedupd.cache import pulls as pulls_module
-from dedupd.http import messages
-from dedupd.http import streams
-from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import find
-from dedupd.http.upstream import Header
-from dedupd.http.upstream import without
+from dedupd.cache.service import index as index_module
+from dedupd.cache.service import pulls as pulls_module
+from dedupd.http.server.server import messages
+from dedupd.http.server.server import streams
+from dedupd.http.server.server import upstream as upstream_module
+from dedupd.http.server.server.upstream import find
+from dedupd.http.server.server.upstream import Header
+from dedupd.http.server.server.upstream import without
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository.repository.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -203,14 +205,16 @@ class Proxy:
                 begin, end = reads_module.parse_range(asked.range, end)
             except messages.HTTPError:
                 raise _NotFromHere('range')     # Glance says what it is not
-        reading = await self._open(asked, allowed)
-        if not isinstance(reading, readings.Present) and (
-                end <= allowed.size - pulls_module.LAST_BYTES):
+        reading, expected = await self._open(asked, allowed)
+        if not reading.here and (
+                end <= allowed.size - arrivals_module.LAST_BYTES):
             # It would end before it is known whether this is the image.
             self._workers.submit(reading.close)
             raise _NotFromHere('range')
-        body = self._bytes(asked, allowed,
-                           reads_module.Course(reading, begin, end))
+        body = self._bytes(
+            asked, allowed, expected,
+            reads_module.Course(reading, begin, end,
+                                proven=expected is None))
         headers = [*allowed.headers,
                    (b'Content-Length', b'%d' % (end - begin))]
         response = messages.Response(200, relayed=headers, length=end - begin,
@@ -219,8 +223,7 @@ class Proxy:
             response.status = 206
             headers.append((b'Content-Range', b'bytes %d-%d/%d' % (
                 begin, end - 1, allowed.size)))
-        self._counts['here' if isinstance(reading, readings.Present)
-                     else 'arriving'] += 1
+        self._counts['here' if expected is None else 'arriving'] += 1
         self._held.used(asked.image_id)
         return response
 
@@ -252,8 +255,11 @@ class Proxy:
             without(answer.headers, b'content-range', b'content-length'))
 
     async def _open(self, asked: _Asked, allowed: _Allowed
-                    ) -> readings.Reading:
+                    ) -> tuple[arrivals_module.Reading,
+                               arrivals_module.Expected | None]:
         """The image that is here, or comes.
+
+        With what the latter is compared with.
 
         :raises _NotFromHere: it does neither
         """
@@ -263,7 +269,7 @@ class Proxy:
             reading = await self._run(self._open_present, asked.image_id,
                                       allowed)
             if reading is not None:
-                return reading
+                return reading, None
             expected = await self._expected(asked, allowed)
             if expected is None:
                 raise _NotFromHere('no hash')
@@ -271,8 +277,8 @@ class Proxy:
                 raise _NotFromHere('wrong')
             token = _text(asked.headers, b'x-auth-token') or None
             return await self._run(self._open_arriving, asked.image_id,
-                                   expected, token)
-        except pulls_module.WrongImage:
+                                   expected, token), expected
+        except arrivals_module.WrongImage:
             raise _NotFromHere('wrong')
         except _FAILURES as e:
             self._failed(asked.image_id, 0, e)
@@ -336,9 +342,13 @@ class Proxy:
     # -- its bytes -----------------------------------------------------------
 
     async def _bytes(self, asked: _Asked, allowed: _Allowed,
+                     expected: arrivals_module.Expected | None,
                      course: reads_module.Course
-                     ) -> AsyncGenerator[Any, streams.Pour | None]:
-        """A range of the image: from here as long as that goes."""
+                     ) -> AsyncGenerator[Any, http.Pour | None]:
+        """A range of the image: from here as long as that goes.
+
+        :param expected: None: the image was here at the begin
+        """
         begin, end = course.handed, course.handed + course.left
         try:
             async with contextlib.aclosing(self._reads.pieces(course)) as here:
@@ -361,15 +371,41 @@ class Proxy:
         finally:
             self._counts['bytes_here'] += course.handed - begin
         self._counts['fallbacks'] += 1
-        async with contextlib.aclosing(self._rest(
+        if expected is not None and not course.proven:
+            await self._need_same(asked, allowed, expected, begin, course)
+        async with contextlib.aclosing(self._part(
                 asked, allowed, course.handed, end)) as rest:
             async for piece in rest:
                 self._counts['bytes_glance'] += len(piece)
                 yield piece
 
-    async def _rest(self, asked: _Asked, allowed: _Allowed, offset: int,
-                    end: int) -> AsyncGenerator[bytes, None]:
-        """The rest of a range, from Glance.
+    async def _need_same(self, asked: _Asked, allowed: _Allowed,
+                         expected: arrivals_module.Expected, begin: int,
+                         course: reads_module.Course) -> None:
+        """See that Glance's image has the bytes that were sent.
+
+        :raises WrongImage: it has others
+        :raises UpstreamError: Glance gives it no more, or fails
+        """
+        hasher = hashlib.sha256()
+        async with contextlib.aclosing(self._part(
+                asked, allowed, begin, course.handed)) as part:
+            async for piece in part:
+                hasher.update(piece)
+        if hasher.digest() == course.digest:
+            return
+        why = (f'the bytes from {begin} to {course.handed}, which came before '
+               "the storing host failed, are not those of Glance's image")
+        await asyncio.wrap_future(self._workers.submit(
+            self._held.note_wrong, asked.image_id, expected.size,
+            expected.mark, why))
+        error = arrivals_module.WrongImage(f'image {asked.image_id}: {why}')
+        self._last_failure = _failure(asked.image_id, course.handed, error)
+        raise error     # nobody must take it for the image
+
+    async def _part(self, asked: _Asked, allowed: _Allowed, offset: int,
+                    end: int) -> AsyncGenerator[memoryview, None]:
+        """A part of the image, from Glance.
 
         :raises UpstreamError: Glance gives it no more, or fails
         """

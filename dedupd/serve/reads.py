@@ -29,22 +29,23 @@ from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Collection
 import contextlib
+import hashlib
 import re
 from typing import Any
 from typing import NamedTuple
 
 from oslo_log import log
 
-from dedupd.http import messages
-from dedupd.http import streams
-from dedupd.http import tokens as tokens_module
+from dedupd.http.server.server import messages
+from dedupd.http.server.server import streams
+from dedupd.http.server.server import tokens as tokens_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository.repository.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -353,8 +354,14 @@ class Reads:
                 view = reading.popleft().result()
                 if not view:
                     continue
+                if course.proven:
+                    hashing = None
+                else:
+                    hashing = self._run(course.hash, view)
                 since = loop.time()
                 pour = yield view
+                if hashing is not None:
+                    await hashing
                 course.taken(view, loop.time() - since)
         finally:
             await self._finish(course.image, reading)
@@ -444,14 +451,21 @@ class Course:
 
     One thread at a time, but for `read`.
 
+    :param proven: nobody will ask for `digest`
+
     :ivar handed: the offset behind the last byte that was sent
+    :ivar proven: whether what was sent needs no proof: all of the image is
+        here by now, or nobody wants one
     :ivar in_order: whether what has not come yet is waited for, rather than
         fetched: it does to who begins at the begin
     """
 
-    def __init__(self, image: readings.Reading, begin: int, end: int) -> None:
+    def __init__(self, image: arrivals.Reading, begin: int, end: int, *,
+                 proven: bool = True) -> None:
         self.image = image
         self.handed = begin
+        self.proven = proven
+        self._hash = hashlib.sha256()
         self.in_order = not begin
         self._offset = begin
         self._end = end
@@ -492,6 +506,7 @@ class Course:
             view = self.read(self.next())
             piece = view
             while sent := send(view):
+                self.hash(view[:sent])
                 self.handed += sent
                 view = view[sent:]
                 if not view:
@@ -500,6 +515,17 @@ class Course:
                 return view
             self._reuse(piece)
         return memoryview(b'')
+
+    def hash(self, view: memoryview) -> None:
+        """Take what is sent into the digest, in order, if it needs proof."""
+        self.proven = self.proven or self.image.here
+        if not self.proven:
+            self._hash.update(view)
+
+    @property
+    def digest(self) -> bytes:
+        """The SHA-256 of all that was sent. REQUIRES: it is not proven."""
+        return self._hash.digest()
 
     def taken(self, view: memoryview, seconds: float) -> None:
         """A piece was sent, which took the client so long."""

@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
@@ -47,7 +48,7 @@ _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 _AWAY = 2
 # A daemon that takes an image for failed sooner, too.
 _PROGRAM = ['-c', 'import sys; from dedupd import main; '
-            'from dedupd.cache import partial_image, proxy, pulls; '
+            'from dedupd.cache.service import partial_image, proxy, pulls; '
             'from dedupd.serve import reads; '
             'reads.STALLED = proxy.OPEN_SECONDS = 4; '
             'partial_image.SYNC_SECONDS = 0.5; '
@@ -553,6 +554,83 @@ def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link, how):
         assert near.download(image_id) == data
         assert (received(cache) - after['arrivals']['received_bytes']
                 < 50 * MIB)
+
+
+@contextlib.contextmanager
+def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
+    """A cache whose peer, which has `other`, ends in the middle of a download.
+
+    Gives the cache's daemon, the image's id, and what the caller got from
+    `begin` on.
+    """
+    image_id = str(uuid.uuid4())
+    other_there(storing, alice, image_id, data, other)
+    with storing.cache(repositories.create(path), {
+            'peer': f'https://{link.address}',
+            'peer_cert': storing.operator}) as daemon:
+        daemon.program = _PROGRAM
+        daemon.start()
+        near = storing.glance.client('alice', daemon.url)
+        link.hold_after(16 * MIB)
+        with near.open(image_id, begin or None,
+                       len(data) - 1 if begin else None) as response:
+            first = response.read(MIB)
+            assert other[begin:].startswith(first)
+            link.wait_until_held()
+            storing.daemon.kill()
+            link.cut()
+            yield daemon, image_id, rest_of(response, first)
+        assert daemon.stop() == 0, daemon.text()
+    alice.delete(image_id)
+    repositories.need_clean(path)
+    with repositories.open_repository(storing.repository) as repository:
+        repository.delete(image_id)
+
+
+@pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
+def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
+                                        begin):
+    """Glance does not complete what has begun with another image's bytes."""
+    data, other = noise(24 * MIB, 64), noise(24 * MIB, 65)
+    with cut_in_the_middle(storing, alice, link, tmp_path / 'cache', data,
+                           other, begin) as (daemon, image_id, found):
+        body, whole = found
+        assert not whole and other[begin:].startswith(body)
+        counts = daemon.counts()
+        assert counts['bytes_glance'] == 0
+        assert counts['last_failure']['image_id'] == image_id
+        assert counts['last_failure']['offset'] == begin + len(body)
+        assert counts['held']['wrong_images'] == 1
+        assert daemon.text().count(
+            f'Image {image_id} of the storing host is not') == 1
+        # Also when the peer is back, and after a kill.
+        storing.daemon.start().wait_for_catalog()
+        link.hold_after(None)
+        time.sleep(_AWAY)
+        near = storing.glance.client('alice', daemon.url)
+        assert near.download(image_id) == data
+        daemon.kill()
+        daemon.start()
+        assert near.download(image_id) == data
+        assert daemon.counts()['arrivals']['pulls'] == 0
+
+
+@pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
+@pytest.mark.parametrize('same', [24 * MIB, 20 * MIB])
+def test_a_right_beginning_whose_peer_fails(tmp_path, storing, alice, link,
+                                            begin, same):
+    """Glance completes what has begun with its own bytes."""
+    data = noise(24 * MIB, 66)
+    other = data[:same] + noise(len(data) - same, 67)
+    with cut_in_the_middle(storing, alice, link, tmp_path / 'cache', data,
+                           other, begin) as (daemon, _, found):
+        body, whole = found
+        assert whole and digest(body) == digest(data[begin:])
+        counts = daemon.counts()
+        assert counts['fallbacks'] == 1
+        assert counts['held']['wrong_images'] == 0
+        assert counts['bytes_here'] > 0 and counts['bytes_glance'] > 0
+        assert counts['bytes_here'] + counts['bytes_glance'] == len(body)
 
 
 def test_glance_fails_in_the_middle(storing, alice, near, link):

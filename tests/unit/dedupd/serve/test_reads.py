@@ -13,19 +13,24 @@
 """Ranges, lots, tokens: what the functional tests cannot see of them."""
 
 import asyncio
+import contextlib
+import hashlib
 import http.server
 import json
+import random
 import threading
 
 from hypothesis import given
 from hypothesis import strategies
 import pytest
 
-from dedupd.http import messages
-from dedupd.http import tokens
+from dedupd.http.server import server as http_server
 from dedupd.serve import reads
-from glance_dedup.base import hashes
+from dedupd.http.server import tokens
 from glance_dedup.client import wire
+from glance_dedup.base import hashes
+from glance_dedup.base import workers
+from tests.support import repositories
 
 
 @given(strategies.text('bytes=0123456789-, x', max_size=30),
@@ -55,6 +60,63 @@ def test_what_is_left_of_ranges(lengths, end):
 def bytes_of(ranges):
     return [at for offset, length in ranges
             for at in range(offset, offset + length)]
+
+
+class Coming:
+    """A Reading, of which all is here once so many bytes were read."""
+
+    def __init__(self, data, whole_at):
+        self.data, self.whole_at = data, whole_at
+        self.size = len(data)
+        self.here = False
+
+    def available(self, offset):
+        return self.size - offset
+
+    def readinto(self, view, offset):
+        view[:] = self.data[offset:offset + len(view)]
+        self.here = self.here or offset + len(view) > self.whole_at
+        return len(view)
+
+    def on_more(self, callback):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize('pours', [False, True])
+@pytest.mark.parametrize('begin', [0, 777])
+@pytest.mark.parametrize('proven,whole_at', [
+    (False, 1 << 30), (False, 2 << 20), (False, 0), (True, 1 << 30)])
+def test_what_was_sent_can_be_proven(pours, begin, proven, whole_at):
+    """However it was sent; nothing is hashed that needs no proof."""
+    data = repositories.noise((5 << 20) + 3, 1)
+    image, chance = Coming(data, whole_at), random.Random(2)
+    course = reads.Course(image, begin, len(data), proven=proven)
+    sent = bytearray()
+
+    def pour(view):
+        part = view[:chance.choice((0, 1, 4096, len(view), len(view)))]
+        sent.extend(part)
+        return len(part)
+
+    async def run():
+        pieces = reads.Reads(None, workers.Workers('read', 4)).pieces(course)
+        send = None
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                piece = await pieces.asend(send)
+                sent.extend(piece)
+                send = pour if pours else None
+
+    asyncio.run(run())
+    assert sent == data[begin:] and course.handed == len(data)
+    assert course.proven == (proven or image.here)
+    if not course.proven:
+        assert course.digest == hashlib.sha256(sent).digest()
+    if proven or not whole_at:
+        assert course.digest == hashlib.sha256().digest()
 
 
 class Glance:
