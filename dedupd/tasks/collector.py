@@ -20,16 +20,14 @@ is evacuated: its blocks are stored anew elsewhere, and the images that need
 them changed to the copies.
 """
 
-import array
 from collections.abc import Iterable
 import contextlib
 import dataclasses
-import sys
 import time
 from typing import Any
 
-from dedupd.tasks import accounting
-from dedupd.tasks import merger
+from dedupd.tasks.registry import accounting
+from dedupd.tasks.registry import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -494,10 +492,8 @@ class _Run:
             # What was in its place may come back; its bytes are still there.
             raise exceptions.DamagedError(_LOST % (number, look.lost))
         if look.free:
-            slots = array.array('I', look.free)
-            if sys.byteorder == 'big':
-                slots.byteswap()
-            self._sums['freed_blocks'] += group.free(slots.tobytes())  # N6.4
+            self._sums['freed_blocks'] += group.free(
+                maintainer_module.pack(look.free))                  # N6.4
             self._sums['freed_bytes'] += look.bytes
         batch = maintainer.catalog.batch()
         if not look.live and self._unlink(group):
@@ -634,11 +630,13 @@ class _Run:
                    for slot, count in enumerate(
                        maintainer_module.unpack(
                            maintainer.catalog.counts(number))) if count]
-        images, needed = self._images_with(_addresses(counted), groups)
+        images, needed = self._images_with(
+            maintainer_module.pack(sorted(counted), 'Q'), groups)
         if not needed:
             return
         with contextlib.closing(maintainer.relocation()) as relocation:
-            relocation.add(_addresses(needed.intersection(counted)))
+            relocation.add(maintainer_module.pack(
+                sorted(needed.intersection(counted)), 'Q'))
             mapping = relocation.finish()
             for done, image_id in enumerate(images):
                 self._merge(image_id, mapping)
@@ -690,10 +688,3 @@ class _Run:
                     needed.update(number << _SLOT_BITS | slot
                                   for slot in _pinned([runs], number))
         return found
-
-
-def _addresses(addresses: Iterable[int]) -> bytes:
-    packed = array.array('Q', sorted(addresses))
-    if sys.byteorder == 'big':
-        packed.byteswap()
-    return packed.tobytes()

@@ -47,7 +47,6 @@ import array
 import bisect
 import collections
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -55,11 +54,10 @@ import itertools
 import logging
 import operator
 import struct
-import sys
 from typing import Any
 from typing import NamedTuple
 
-from dedupd.tasks import accounting
+from dedupd.tasks.registry import accounting
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -254,7 +252,8 @@ class _Blocks(NamedTuple):
     """Of those that cannot be had: empty ones."""
 
     def __getitem__(self, address: int) -> _Block:
-        at = bisect.bisect_left(_unpack(self.addresses), address)
+        at = bisect.bisect_left(
+            maintainer_module.unpack(self.addresses, 'Q'), address)
         return _Block._make(_ENTRY.unpack_from(self.entries,
                                                _ENTRY_BYTES * at))
 
@@ -264,7 +263,8 @@ def _look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> _Blocks:
     addresses = _engine.pair_addresses(pairs)
     entries = []
     for number, some in _by_group(addresses, _ADDRESS_BYTES):
-        slots = _unpack(some[:_ADDRESS_BYTES] + some[-_ADDRESS_BYTES:])
+        slots = maintainer_module.unpack(
+            some[:_ADDRESS_BYTES] + some[-_ADDRESS_BYTES:], 'Q')
         first, last = (slot & _SLOT_MASK for slot in slots)
         try:
             listing = maintainer.engine.entries(number, first,
@@ -280,23 +280,9 @@ def _record(fingerprint: bytes, address: int) -> bytes:
     return fingerprint[:8] + address.to_bytes(5, 'little')
 
 
-def _pack(numbers: Iterable[int]) -> bytes:
-    packed = array.array('Q', numbers)
-    if sys.byteorder == 'big':
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(data: bytes, code: str = 'Q') -> array.array:
-    numbers = array.array(code, data)
-    if sys.byteorder == 'big':
-        numbers.byteswap()
-    return numbers
-
-
 def _by_group(data: bytes, size: int) -> Iterator[tuple[int, bytes]]:
     """Sorted items that begin with an address, group by group."""
-    firsts = _unpack(data)[::size // _ADDRESS_BYTES]
+    firsts = maintainer_module.unpack(data, 'Q')[::size // _ADDRESS_BYTES]
     begin = 0
     while begin < len(firsts):
         group = firsts[begin] >> _SLOT_BITS
@@ -307,7 +293,7 @@ def _by_group(data: bytes, size: int) -> Iterator[tuple[int, bytes]]:
 
 def _lots(pairs: bytes) -> Iterator[bytes]:
     """Sorted pairs, in lots that do not tear apart those of one address."""
-    firsts = _unpack(pairs)[::2]
+    firsts = maintainer_module.unpack(pairs, 'Q')[::2]
     begin = 0
     while begin < len(firsts):
         last = min(begin + LOT_PAIRS, len(firsts)) - 1
@@ -502,7 +488,8 @@ class _Index:
         heirs = {other: kept for kept, other in _PAIR.iter_unpack(
             _engine.pairs_named(found, b''.join([p.old for p in pages])))}
         found += self._within_scopes(
-            _pack(itertools.chain.from_iterable(damaged)))
+            maintainer_module.pack(
+                itertools.chain.from_iterable(damaged), 'Q'))
         self._remember(batch, found + self._bequeath(batch, heirs))
         if len(batch):
             # Synced: a crash may lose what is not, and keep the cursors, which
@@ -513,7 +500,8 @@ class _Index:
         """The pairs without those of blocks of two scopes."""
         if len(set(self._scopes.values())) < 2:
             return pairs
-        firsts, seconds = _unpack(pairs)[::2], _unpack(pairs)[1::2]
+        both = maintainer_module.unpack(pairs, 'Q')
+        firsts, seconds = both[::2], both[1::2]
         good = [self._scopes.get(a >> _SLOT_BITS)
                 == self._scopes.get(b >> _SLOT_BITS)
                 for a, b in zip(firsts, seconds)]
@@ -521,8 +509,9 @@ class _Index:
             return pairs
         LOG.warning('%d pairs of blocks of different scopes have the same '
                     'fingerprints: they stay apart', good.count(False))
-        return _pack(itertools.chain.from_iterable(itertools.compress(
-            zip(firsts, seconds), good)))
+        return maintainer_module.pack(
+            itertools.chain.from_iterable(itertools.compress(
+                zip(firsts, seconds), good)), 'Q')
 
     def _without_stale(self, page: _Page, blocks: _Blocks,
                        damaged: list[tuple[int, int]]) -> _Page:
@@ -564,10 +553,10 @@ class _Index:
             for kept, other in known:
                 if kept in heirs:
                     taken += (heirs[kept], other)
-            catalog.set_duplicates(batch, group, _pack(
+            catalog.set_duplicates(batch, group, maintainer_module.pack(
                 itertools.chain.from_iterable(
-                    pair for pair in known if pair[0] not in heirs)))
-        return _pack(taken)
+                    pair for pair in known if pair[0] not in heirs), 'Q'))
+        return maintainer_module.pack(taken, 'Q')
 
     def _remember(self, batch: catalog_module.Batch, found: bytes) -> None:
         catalog = self._maintainer.catalog
@@ -620,7 +609,8 @@ class _Replacements:
     """
 
     def __init__(self, chosen: bytes) -> None:
-        self.words = _unpack(_engine.replacements_sort(chosen))
+        self.words = maintainer_module.unpack(
+            _engine.replacements_sort(chosen), 'Q')
         self.old, self.new, self.lengths, self.kept = (
             self.words[i::_REPLACEMENT_WORDS]
             for i in range(_REPLACEMENT_WORDS))
@@ -632,7 +622,7 @@ class _Replacements:
         """Pairs of old and new addresses."""
         pairs = array.array('Q', bytes(_PAIR.size * len(self)))
         pairs[::2], pairs[1::2] = self.old, self.new
-        return _pack(pairs)
+        return maintainer_module.pack(pairs, 'Q')
 
 
 class _Counts:
@@ -680,7 +670,8 @@ class _Run:
         for chosen in self._rounds(foreseen):
             duplicates += len(chosen)
             total += sum(chosen.lengths)
-            images.update(self._images_with(_pack(chosen.old)))
+            images.update(self._images_with(
+                maintainer_module.pack(chosen.old, 'Q')))
         return Plan(self._index.scanned, duplicates, total, len(images))
 
     def run(self) -> Result:
@@ -755,7 +746,7 @@ class _Run:
         for at in range(0, len(words), _REPLACEMENT_WORDS):
             if words[at + 1] not in bad:
                 good.extend(words[at:at + _REPLACEMENT_WORDS])
-        return _pack(good)
+        return maintainer_module.pack(good, 'Q')
 
     def _are_near(self, news: list[int], begin: int, end: int) -> bool:
         """Whether a block is to be read in one go with those before it."""
@@ -775,12 +766,14 @@ class _Run:
         self._control.step(self._control.done, self._control.total,
                            'reading blocks that are to stay', cost=cost)
         return {number << _SLOT_BITS | slot
-                for slot in (*_unpack(damaged, 'I'), *_unpack(invalid, 'I'))}
+                for slot in (*maintainer_module.unpack(damaged),
+                             *maintainer_module.unpack(invalid))}
 
     # -- merging ----------------------------------------------------------
 
     def _merge(self, chosen: _Replacements) -> None:
-        mapping, olds = chosen.mapping(), _pack(chosen.old)
+        mapping = chosen.mapping()
+        olds = maintainer_module.pack(chosen.old, 'Q')
         collisions: set[int] = set()
         merged = 0
         for image_id in self._images_with(olds):
@@ -790,12 +783,14 @@ class _Run:
                 merged = 0
         accounting.run_once(self._maintainer, self._control)
         if collisions:
-            self._index.forget(_pack(itertools.chain.from_iterable(
+            collided = itertools.chain.from_iterable(
                 (kept, old if old != kept else new)
                 for old, new, kept in zip(chosen.old, chosen.new, chosen.kept)
-                if old in collisions)))
+                if old in collisions)
+            self._index.forget(maintainer_module.pack(collided, 'Q'))
         self._sums['duplicates'] += len(chosen)
-        counts = _unpack(_Counts(self._maintainer.catalog).of(olds), 'I')
+        counts = maintainer_module.unpack(
+            _Counts(self._maintainer.catalog).of(olds))
         self._sums['merged_blocks'] += counts.count(0)
         self._sums['merged_bytes'] += sum(itertools.compress(
             chosen.lengths, map(operator.not_, counts)))
@@ -816,7 +811,7 @@ class _Run:
         except maintainer_module.UNREADABLE as e:
             self._failed[image_id] = str(e)
             return True
-        collisions.update(_unpack(merged.collisions))
+        collisions.update(maintainer_module.unpack(merged.collisions, 'Q'))
         self._sums['images'] += merged.exchanged
         self._sums['gave_up'] += merged.replaced > 0 and not merged.exchanged
         return merged.replaced > 0

@@ -33,7 +33,6 @@ any more, and the slot with the next collection.
 At the end of a pass the spare copies are made to fit again what is used most.
 """
 
-import array
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -45,17 +44,16 @@ import heapq
 import itertools
 import logging
 import struct
-import sys
 import time
 from typing import Any
 
-from dedupd.tasks import accounting
-from dedupd.tasks import merger
+from dedupd.tasks.registry import accounting
+from dedupd.tasks.registry import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository.repository import repository as repository_module
 
 LOG = logging.getLogger(__name__)
 
@@ -203,13 +201,6 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
     except maintainer_module.UNREADABLE as e:
         return str(e)
     return None
-
-
-def _pack(numbers: Iterable[int], code: str = 'Q') -> bytes:
-    packed = array.array(code, numbers)
-    if sys.byteorder == 'big':
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def _listed(items: Sequence[Any]) -> str:
@@ -529,7 +520,8 @@ class _Run:
                     self._maintainer.handle, number, slot, 1)
                 bad += maintainer_module.unpack(damaged)
                 invalid += maintainer_module.unpack(lost)
-            names = group.mark_damaged(_pack(bad, 'I')) if bad else []
+            names = (group.mark_damaged(maintainer_module.pack(bad)) if bad
+                     else [])
         self._quarantined += names
         # A file has the bytes of one segment: group-offset-digits.
         files = {int(name.rsplit('-', 2)[1]): name for name in names}
@@ -564,7 +556,7 @@ class _Run:
     def _images_with(self, addresses: Iterable[int]) -> dict[str, set[int]]:
         """The images that name some of these, and which of these."""
         wanted = sorted(addresses)
-        packed = _pack(wanted)
+        packed = maintainer_module.pack(wanted, 'Q')
         images: dict[str, set[int]] = {}
         for image_id in self._maintainer.repository.images():
             named: set[int] = set()
@@ -617,7 +609,7 @@ class _Run:
         if left:
             # From spare copies; or what hindered the reading has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
-                relocation.add(_pack(left))
+                relocation.add(maintainer_module.pack(left, 'Q'))
                 pairs = maintainer_module.unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
         lost = len(set(left) - mapping.keys())
@@ -670,7 +662,8 @@ class _Run:
             try:
                 merger.merge_image(
                     self._maintainer, image_id,
-                    _pack(itertools.chain.from_iterable(pairs)),
+                    maintainer_module.pack(
+                        itertools.chain.from_iterable(pairs), 'Q'),
                     self._control)
             except exceptions.ImageNotFound:
                 continue
@@ -734,7 +727,7 @@ class _Run:
             try:
                 # A damaged block is taken from the copy that is there.
                 size = _engine.write_spares(self._maintainer.engine, number,
-                                            _pack(some))
+                                            maintainer_module.pack(some, 'Q'))
                 return len(some), size
             except (exceptions.NoSpaceError,
                     *maintainer_module.UNREADABLE) as e:

@@ -18,6 +18,7 @@ One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
 
 import array
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -40,7 +41,7 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository.repository import repository as repository_module
 
 #: Bytes of a batch after which it is written, where several may be.
 BATCH_BYTES = 4 << 20
@@ -107,6 +108,14 @@ def _measure(recipe: _engine.Recipe) -> int:
         return recipe.measure()
     except UNREADABLE as e:
         raise RecipeError(str(e)) from e
+
+
+def pack(numbers: Iterable[int], code: str = 'I') -> bytes:
+    """Numbers as the engine takes them, of a type of the module array."""
+    packed = array.array(code, numbers)
+    if sys.byteorder == 'big':
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def unpack(data: bytes, code: str = 'I') -> array.array:

@@ -49,6 +49,11 @@ _MAX_JSON = 1 << 16
 
 
 def _open(path: str) -> int:
+    """Open a filter, or what lies in its place; returns the descriptor.
+
+    Unlike `access.open_file` it waits for nobody who has a lease on the file:
+    a look at a filter can be taken another time.
+    """
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
                    | os.O_CLOEXEC)
 
