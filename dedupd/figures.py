@@ -24,11 +24,11 @@ import threading
 import time
 from typing import Any
 
-from dedupd.tasks import scrubber
+from dedupd.tasks.registry import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository.repository import repository as repository_module
 
 #: Images between which sharing is computed, at most.
 SHARING_IMAGES = 24
@@ -127,14 +127,18 @@ class Figures:
         return 0
 
     def images(self) -> list[Fields]:
-        """All images that exist, counted or not."""
+        """All images that exist, counted or not.
+
+        ``damaged`` is None where it is not known.
+        """
         catalog = self._catalog()
         ledger: dict[str, Fields] = {}
         if catalog is not None and catalog.valid:
             with contextlib.suppress(exceptions.RepositoryError):
                 ledger = {facts['image_id']: facts
                           for _, facts in catalog.ledger()}
-        _, damaged = self.damage()
+        blocks, damaged = self.damage()
+        unhurt = None if blocks is None else False
         found = []
         for image_id in self._repository.images():
             facts = ledger.get(image_id)
@@ -147,7 +151,7 @@ class Figures:
                         'new_bytes', 'stored_bytes', 'blocks', 'fragments',
                         'created')}
                     | {'damaged': facts.get('damaged', False)
-                       or image_id in damaged})
+                       or image_id in damaged or unhurt})
         return found
 
     def _read_facts(self, image_id: str) -> Fields | None:

@@ -1198,7 +1198,9 @@
       ? `${plural(blocks, 'damaged block')}. Images that need them:`
       : images.length ? 'Images that cannot be read as a whole:'
         : unreadable.length ? 'Images whose recipe cannot be read:'
-          : blocks === 0 ? 'No damaged blocks are known.' : NONE);
+          : blocks === 0 ? 'No damaged blocks are known.'
+            : 'Unknown: this daemon has not maintained the repository '
+            + 'yet.');
     $('damaged').replaceChildren(
       ...[...new Set([...images, ...unreadable])].slice(0, MORE_ROWS).map(
         (image) => el('li', null, name(image))));

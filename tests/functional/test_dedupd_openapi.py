@@ -13,7 +13,10 @@
 """The daemon answers as ``openapi.yaml`` says, whatever it is asked."""
 
 import contextlib
+import json
 import socket
+import subprocess
+import sys
 import threading
 
 import hypothesis
@@ -140,6 +143,31 @@ def test_what_is_right_is_done(url, operation_id, arguments, status):
     response = walk(operation_id, **arguments).call_and_validate(
         base_url=url, checks=CHECKS, timeout=20)
     assert response.status_code == status
+
+
+def test_who_only_reads_does_not_deny_damage(tmp_path):
+    """Another daemon knows; this one says that it does not."""
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as opened:
+        repositories.put(opened, 'image', repositories.mixture(300_000))
+    with daemons.Daemon(path) as first, daemons.Daemon(path) as other:
+        first.start().wait_for_catalog()
+        other.start().wait_for_catalog('reader')
+        for daemon, damaged in ((first, False), (other, None)):
+            with contextlib.closing(Relay(daemon.socket)) as relay:
+                shown, = walk('images').call_and_validate(
+                    base_url=relay.url, checks=CHECKS,
+                    timeout=20).json()['images']
+            assert shown['damaged'] is damaged
+            # The command asks the same daemon.
+            done = subprocess.run(
+                [sys.executable, '-m', 'glance_dedup.cli.main',
+                 '--repository', path, '--socket', daemon.socket,
+                 'image', 'list', '-f', 'json'],
+                capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            shown, = json.loads(done.stdout)
+            assert shown['damaged'] is damaged
 
 
 def test_every_endpoint_is_described():

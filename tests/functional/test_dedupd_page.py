@@ -509,6 +509,21 @@ def test_other_hosts(browser, tmp_path):
         browser.need_silence()
 
 
+def test_who_only_reads_does_not_deny_damage(browser, tmp_path):
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    fill(path)
+    with dedupd_watched.Daemon(path) as first, (
+            dedupd_watched.Daemon(path)) as other:
+        first.start().wait_for_catalog()
+        other.start().wait_for_catalog('reader')
+        browser.show(other.url)
+        assert browser.text('damage-text') == (
+            'Unknown: this daemon has not maintained the repository yet.')
+        assert 'damaged' not in browser.text('images')
+        assert 'null' not in browser.text_of_all()
+        browser.need_silence()
+
+
 def test_of_no_other_hosts_nothing_is_shown(browser, daemon):
     browser.show(daemon.url)
     assert browser.script('return document.getElementById("elsewhere").hidden')

@@ -41,17 +41,24 @@ def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
             assert found.space()['images'] == 2
 
 
+def hit(found):
+    """Which images are said to be damaged."""
+    return {image['image_id']: image['damaged'] for image in found.images()}
+
+
 def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
     """A catalog that is being made anew, or is another's, is no good news."""
     path = maintenance.create(tmp_path)
     catalogs = []
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'a', maintenance.content(1))
+        repositories.put(repo, 'b', maintenance.content(2))
         found = figures.Figures(
             repo, lambda: catalogs[-1] if catalogs else None)
         with contextlib.closing(found), maintenance.maintaining(
                 repo) as maintainer:
             assert found.damage() == (None, set())
+            assert hit(found) == {'a': None, 'b': None}
             catalog = maintainer.catalog
             batch = catalog.batch()
             catalog.set_damaged(batch, 1 << 15, {
@@ -60,8 +67,23 @@ def test_damage_is_known_or_unknown_but_not_denied(tmp_path):
             maintainer.write(batch)
             catalogs.append(catalog)
             assert found.damage() == (1, {'a'})
+            assert hit(found) == {'a': True, 'b': False}
             catalogs.append(None)
             assert found.damage() == (1, {'a'})
+            assert hit(found) == {'a': True, 'b': False}
+
+
+def test_a_recipe_that_cannot_be_read_is_damage(tmp_path):
+    """That is known without a catalog, too."""
+    path = maintenance.create(tmp_path)
+    with repositories.open_repository(path) as repo:
+        for number, image_id in enumerate(('a', 'b')):
+            repositories.put(repo, image_id, maintenance.content(number))
+        recipe = path / 'images' / 'a'
+        recipe.write_bytes(bytes(recipe.stat().st_size))
+        with contextlib.closing(figures.Figures(
+                repo, lambda: None)) as found:
+            assert hit(found) == {'a': True, 'b': None}
 
 
 def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
