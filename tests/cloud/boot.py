@@ -16,6 +16,7 @@ console when they are up.
 """
 
 import contextlib
+import hashlib
 import re
 import time
 from typing import NamedTuple
@@ -32,9 +33,9 @@ POLL = 1
 
 FLAVOR = 'm1.nano'
 
-UP = re.compile(r'^glance-dedup: message: (?P<message>.*?)\r?\n'
-                r'glance-dedup: boots: (?P<boots>\d+)\r?\n'
-                r'glance-dedup: up\r?$', re.MULTILINE)
+UP = re.compile(r'^glance-dedup: up: (?P<md5>[0-9a-f]{32}) '
+                r'(?P<state>(?P<boots>[0-9]+) (?P<message>.*?))\r?$',
+                re.MULTILINE)
 FAILED = re.compile(r'^glance-dedup: FAILED: .*?(?=\r?$)', re.MULTILINE)
 # uWSGI's line about an answer, which is written when the last byte is out.
 _DOWNLOAD = r'GET /v2/images/{}/file => generated (\d+) bytes in (\d+) msecs'
@@ -93,11 +94,17 @@ def create(connection, image, name, host=None):
 
 
 def read(console):
-    """What a console shows; None if its server is not up yet."""
+    """What a console shows; None if its server is not up yet.
+
+    The server says it three times, and one of them has to be intact.
+    """
     if failed := FAILED.search(console):
         raise service.CloudError(f'a server says {failed[0]!r}')
-    found = UP.search(console)
-    return found and Shown(found['message'], int(found['boots']))
+    for found in UP.finditer(console):
+        if hashlib.md5(found['state'].encode(),
+                       usedforsecurity=False).hexdigest() == found['md5']:
+            return Shown(found['message'], int(found['boots']))
+    return None
 
 
 def shown(connection, server):

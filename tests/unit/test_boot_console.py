@@ -1,0 +1,67 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""What the tests of a cloud read on the console of a server."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.support import daemons
+from tests.cloud import boot
+from tests.cloud import service
+
+# As a server says it, which has said something before.
+LINE = 'glance-dedup: up: bc9145a63c9b54e57a907290b5670ebc 2 a disk of mine\r\n'
+UP = 'SeaBIOS\r\n[    0.1] kernel\r\n' + 3 * LINE
+
+
+def test_a_server_that_is_up():
+    assert boot.read(UP) == ('a disk of mine', 2)
+    assert boot.read(UP.replace('\r', '')) == ('a disk of mine', 2)
+
+
+@pytest.mark.parametrize('length', [0, 9, 40, len(UP) - 3 * len(LINE),
+                                    len(UP) - 2 * len(LINE) - 3])
+def test_a_server_that_is_not_up_yet(length):
+    assert boot.read(UP[:length]) is None
+
+
+@pytest.mark.parametrize('at', range(len(LINE) - 2))
+def test_a_stray_letter(at):
+    """One intact line is enough, and what is not intact is not believed."""
+    for stray in ('x', ' ', '3', '\n', '\ufffd'):
+        for spoiled in (LINE[:at] + stray + LINE[at:],
+                        LINE[:at] + stray + LINE[at + 1:]):
+            assert boot.read(spoiled) in (None, ('a disk of mine', 2))
+            assert boot.read(2 * spoiled + LINE) == ('a disk of mine', 2)
+
+
+def test_a_server_that_gave_up():
+    with pytest.raises(service.CloudError, match='no power button'):
+        boot.read('glance-dedup: FAILED: no power button\r\n')
+
+
+@pytest.mark.parametrize('message', ['a disk of mine', 'x', r'a\tb  $HOME "'])
+def test_the_servers_own_words(tmp_path, message):
+    """As its script says them, in a shell of this machine."""
+    script = (daemons.ROOT / 'tools/build_boot_image').read_text()
+    say, = re.findall(r'^say\(\) {.*?^}$', script, re.MULTILINE | re.DOTALL)
+    up, = re.findall(r'^state=.*?^say "up: [^\n]*$', script,
+                     re.MULTILINE | re.DOTALL)
+    (tmp_path / 'message.txt').write_text(message + '\n')
+    up = up.replace('/disk/', f'{tmp_path}/')
+    done = subprocess.run(['sh', '-euc', f'boots=7\n{say}\n{up}'],
+                          capture_output=True, text=True, timeout=60)
+    assert not done.stderr and done.stdout.count('glance-dedup: up') == 3
+    assert boot.read(done.stdout) == (message, 7)
