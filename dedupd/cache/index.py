@@ -42,7 +42,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imagelist
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class Entry:
     """What is known of an image."""
 
     size: int
+    """0 if it was not compared with Glance's."""
     md5: str | None
     """None: Glance named none."""
     used: int
@@ -193,6 +194,13 @@ class Held:
             if len(self._images) > MOST:
                 del self._images[next(iter(self._images))]
             self._touch()
+
+    def note_uncompared(self, image_id: str) -> None:
+        """An image is here and used, but may be another than Glance's.
+
+        It fits no image that has bytes, so Glance's callers do not get it.
+        """
+        self.note(image_id, 0, None)
 
     def note_wrong(self, image_id: str, size: int, mark: str,
                    why: str) -> None:

@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -818,6 +819,34 @@ def test_an_operators_cache(place, storing, alice):
         assert near.download(image_id) == data
         assert received(daemon) - before < MIB
         assert daemon.stop() == 0, daemon.text()
+
+
+def test_what_nobody_compared_is_not_handed_out(tmp_path, storing, alice):
+    """It was read over the Unix socket; and Glance names no MD5 of its own."""
+    image_id = str(uuid.uuid4())
+    data, other = noise(3 * MIB, 68), noise(3 * MIB, 69)
+    other_there(storing, alice, image_id, data, other)
+    with contextlib.closing(sqlite3.connect(
+            storing.glance.directory / 'glance.sqlite', 60)
+            ) as database, database:
+        changed = database.execute(
+            'UPDATE images SET checksum = NULL WHERE id = ?', (image_id,))
+        assert changed.rowcount == 1
+    with storing.cache(repositories.create(tmp_path / 'cache'),
+                       {'peer_cert': storing.operator}) as daemon:
+        daemon.program = _PROGRAM
+        daemon.start()
+        response = daemon.request('GET', f'/v1/images/{image_id}')
+        assert response.status == 200 and response.body == other
+        near = storing.glance.client('alice', daemon.url)
+        with near.open(image_id) as response:
+            found, whole = rest_of(response)
+        assert not whole or found == data
+        assert near.download(image_id) == data
+        assert daemon.stop() == 0, daemon.text()
+    alice.delete(image_id)
+    with repositories.open_repository(storing.repository) as repository:
+        repository.delete(image_id)
 
 
 def test_no_operator(place, cache, alice):

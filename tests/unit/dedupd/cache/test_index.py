@@ -24,7 +24,7 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
-from dedupd.cache import index as index_module
+from dedupd.cache.service import index as index_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.maintenance import maintainer as maintainer_module
@@ -102,6 +102,17 @@ def test_what_fits(cache):
         # What Glance did not name then it may name now: that is not known.
         assert fits('b', 1, None) and not fits('b', 1, MD5)
         fits = cache.again().fits
+
+
+def test_what_was_not_compared_fits_nothing(cache):
+    """But it was used just now."""
+    cache.add('a', 'b')
+    put(cache.repo, 'c', b'c' * 100)
+    cache.held.note_uncompared('c')
+    for held in (cache.held, cache.again()):
+        for md5 in (None, MD5):
+            assert not held.fits('c', 100, md5)
+        assert held.candidates() == ['a', 'b', 'c']
 
 
 def test_what_is_no_md5_fits_nothing(cache):
@@ -346,7 +357,7 @@ def test_what_cannot_be_written_is_told_once(full, caplog, monkeypatch):
 
 
 def test_whose_it_is(tmp_path):
-    from glance_dedup.repository import repository
+    from glance_dedup.repository.repository import repository
     for shared, mode in ((False, 0o600), (True, 0o660)):
         path = tmp_path / f'shared-{shared}'
         repository.Repository.create(path, group_access=shared)
