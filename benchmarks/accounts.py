@@ -47,14 +47,14 @@ from typing import Any
 import common
 from common import MIB
 
-from dedupd.cache.service import index as index_module
-from dedupd.tasks.registry import accounting
-from dedupd.tasks.registry import collector
-from dedupd.tasks.registry import evictor
-from dedupd.tasks.registry import merger
+from dedupd.cache import index as index_module
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import evictor
+from dedupd.tasks import merger
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository.repository import repository
+from glance_dedup.repository import repository
 
 #: Seconds for one step.
 PATIENCE = 3600

@@ -24,11 +24,11 @@ import threading
 import time
 from typing import Any
 
-from dedupd.tasks.registry import scrubber
+from dedupd.tasks import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 #: Images between which sharing is computed, at most.
 SHARING_IMAGES = 24

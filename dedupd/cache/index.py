@@ -42,7 +42,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imagelist
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 

@@ -38,20 +38,20 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd.cache.service import index as index_module
-from dedupd.cache.service import pulls as pulls_module
-from dedupd.http.server.server import messages
-from dedupd.http.server.server import streams
-from dedupd.http.server.server import upstream as upstream_module
-from dedupd.http.server.server.upstream import find
-from dedupd.http.server.server.upstream import Header
-from dedupd.http.server.server.upstream import without
+from dedupd.cache import index as index_module
+from dedupd.cache import pulls as pulls_module
+from dedupd.http import messages
+from dedupd.http import streams
+from dedupd.http import upstream as upstream_module
+from dedupd.http.upstream import find
+from dedupd.http.upstream import Header
+from dedupd.http.upstream import without
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
-from glance_dedup.repository.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Proxy:
                 raise _NotFromHere('range')     # Glance says what it is not
         reading, expected = await self._open(asked, allowed)
         if not reading.here and (
-                end <= allowed.size - arrivals_module.LAST_BYTES):
+                end <= allowed.size - pulls_module.LAST_BYTES):
             # It would end before it is known whether this is the image.
             self._workers.submit(reading.close)
             raise _NotFromHere('range')
@@ -255,8 +255,8 @@ class Proxy:
             without(answer.headers, b'content-range', b'content-length'))
 
     async def _open(self, asked: _Asked, allowed: _Allowed
-                    ) -> tuple[arrivals_module.Reading,
-                               arrivals_module.Expected | None]:
+                    ) -> tuple[readings.Reading,
+                               pulls_module.Expected | None]:
         """The image that is here, or comes.
 
         With what the latter is compared with.
@@ -278,7 +278,7 @@ class Proxy:
             token = _text(asked.headers, b'x-auth-token') or None
             return await self._run(self._open_arriving, asked.image_id,
                                    expected, token), expected
-        except arrivals_module.WrongImage:
+        except pulls_module.WrongImage:
             raise _NotFromHere('wrong')
         except _FAILURES as e:
             self._failed(asked.image_id, 0, e)
@@ -342,9 +342,9 @@ class Proxy:
     # -- its bytes -----------------------------------------------------------
 
     async def _bytes(self, asked: _Asked, allowed: _Allowed,
-                     expected: arrivals_module.Expected | None,
+                     expected: pulls_module.Expected | None,
                      course: reads_module.Course
-                     ) -> AsyncGenerator[Any, http.Pour | None]:
+                     ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A range of the image: from here as long as that goes.
 
         :param expected: None: the image was here at the begin
@@ -380,7 +380,7 @@ class Proxy:
                 yield piece
 
     async def _need_same(self, asked: _Asked, allowed: _Allowed,
-                         expected: arrivals_module.Expected, begin: int,
+                         expected: pulls_module.Expected, begin: int,
                          course: reads_module.Course) -> None:
         """See that Glance's image has the bytes that were sent.
 
@@ -399,7 +399,7 @@ class Proxy:
         await asyncio.wrap_future(self._workers.submit(
             self._held.note_wrong, asked.image_id, expected.size,
             expected.mark, why))
-        error = arrivals_module.WrongImage(f'image {asked.image_id}: {why}')
+        error = pulls_module.WrongImage(f'image {asked.image_id}: {why}')
         self._last_failure = _failure(asked.image_id, course.handed, error)
         raise error     # nobody must take it for the image
 

@@ -24,15 +24,15 @@ from typing import Any
 
 from oslo_config import cfg
 
-from dedupd.cache.service import index as index_module
-from dedupd.cache.service import proxy as proxy_module
-from dedupd.cache.service import pulls as pulls_module
-from dedupd.http.server.server import upstream as upstream_module
+from dedupd.cache import index as index_module
+from dedupd.cache import proxy as proxy_module
+from dedupd.cache import pulls as pulls_module
+from dedupd.http import upstream as upstream_module
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
-from glance_dedup.repository.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 
 def check_options(conf: cfg.ConfigOpts) -> None:

@@ -31,10 +31,12 @@ class Reading(Protocol):
 
     :ivar size: of the image
     :ivar upload_id: of the upload that wrote it
+    :ivar here: whether all of it is here, and is what was expected
     """
 
     size: int
     upload_id: str
+    here: bool
 
     def available(self, offset: int) -> int:
         """Bytes from there on that `readinto` gives without waiting.
@@ -71,6 +73,8 @@ class Reading(Protocol):
 
 class Present:
     """A Reading of an image that is here, whole."""
+
+    here = True
 
     def __init__(self, image: repository_module.Image) -> None:
         self._image = image

@@ -36,16 +36,16 @@ from typing import NamedTuple
 
 from oslo_log import log
 
-from dedupd.http.server.server import messages
-from dedupd.http.server.server import streams
-from dedupd.http.server.server import tokens as tokens_module
+from dedupd.http import messages
+from dedupd.http import streams
+from dedupd.http import tokens as tokens_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
-from glance_dedup.repository.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -460,7 +460,7 @@ class Course:
         fetched: it does to who begins at the begin
     """
 
-    def __init__(self, image: arrivals.Reading, begin: int, end: int, *,
+    def __init__(self, image: readings.Reading, begin: int, end: int, *,
                  proven: bool = True) -> None:
         self.image = image
         self.handed = begin

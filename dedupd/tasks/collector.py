@@ -26,8 +26,8 @@ import dataclasses
 import time
 from typing import Any
 
-from dedupd.tasks.registry import accounting
-from dedupd.tasks.registry import merger
+from dedupd.tasks import accounting
+from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task

@@ -57,7 +57,7 @@ import struct
 from typing import Any
 from typing import NamedTuple
 
-from dedupd.tasks.registry import accounting
+from dedupd.tasks import accounting
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task

@@ -47,13 +47,13 @@ import struct
 import time
 from typing import Any
 
-from dedupd.tasks.registry import accounting
-from dedupd.tasks.registry import merger
+from dedupd.tasks import accounting
+from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 LOG = logging.getLogger(__name__)
 

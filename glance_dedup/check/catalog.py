@@ -47,10 +47,10 @@ import typing
 
 import plyvel
 
-from glance_dedup.check.checker import format as form
-from glance_dedup import check_store
 from glance_dedup.base import leveldb
 from glance_dedup.base import scratch
+from glance_dedup.check import format as form
+from glance_dedup.check import store as store_module
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -181,7 +181,7 @@ class Catalog:
         self.records = self.matched = self.missing = 0
         self.seen: set[int] = set()     # groups that were judged
         # By transaction id, the files of the recipes that the ledger has.
-        self.met = check_store.Store()
+        self.met = store_module.Store()
         self.exact = True       # all that may have been counted was read
         self.before = snapshot(directory)
         self.copy = scratch.Directory()

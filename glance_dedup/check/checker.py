@@ -39,7 +39,7 @@ unknown names, modes, a poisoned group.
 Memory holds one group's fingerprint store, the names in the directories, and
 the findings.  All else that grows with the store goes to a scratch directory:
 the extents of all recipes, by their groups, and what is known of each recipe
-(``check_store.py``).  How a file is read is in ``check_format.py``.
+(``store.py``).  How a file is read is in ``format.py``.
 """
 
 import array
@@ -59,11 +59,11 @@ import tempfile
 import time
 import typing
 
-from glance_dedup.check.checker import catalog as check_catalog
-from glance_dedup.check.checker import format as form
-from glance_dedup import check_store
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.check import catalog as catalog_module
+from glance_dedup.check import format as form
+from glance_dedup.check import store as store_module
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -269,18 +269,18 @@ class _Checker:
         self.repository_id: bytes | None = None
         self.parameters: dict = {}
         self.directories: dict[str, int] = {}
-        self.recipes = check_store.Store()      # and their extents
+        self.recipes = store_module.Store()      # and their extents
         self.owners = 0
         self.owner = functools.lru_cache(OWNERS_AT_ONCE)(self.kept_owner)
         self.stale: set[int] = set()    # their names have other files, or none
         self.again: list[str] = []
         self.duplicates = _Duplicates()
         # Of good copies, the scope ids and fingerprints.
-        self.spares = check_store.Store()
+        self.spares = store_module.Store()
         # By letter: k, files that are recipes; a, those that the spool names.
-        self.files = check_store.Store()
+        self.files = store_module.Store()
         self.fence: tuple[bytes, int] | None = None
-        self.catalog: check_catalog.Catalog | None = None
+        self.catalog: catalog_module.Catalog | None = None
         self.done = self.total = 0
 
     # Findings and progress

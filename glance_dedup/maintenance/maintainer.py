@@ -41,7 +41,7 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.repository.repository import repository as repository_module
+from glance_dedup.repository import repository as repository_module
 
 #: Bytes of a batch after which it is written, where several may be.
 BATCH_BYTES = 4 << 20

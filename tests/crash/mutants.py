@@ -390,7 +390,8 @@ MUTANTS = (
                  '    if (s == GD_OK) {\n'
                  '        s = write_changes(owned->leased, entries, err);\n'
                  '    }\n',
-                 '    gd_status s = write_changes(owned->leased, entries, err);\n'
+                 '    gd_status s = write_changes(owned->leased, entries, '
+                 'err);\n'
                  '    if (s == GD_OK) {\n'
                  '        s = next_generation(owned->leased, err);\n'
                  '    }\n'),),

@@ -49,7 +49,7 @@ _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 _AWAY = 2
 # A daemon that takes an image for failed sooner, too.
 _PROGRAM = ['-c', 'import sys; from dedupd import main; '
-            'from dedupd.cache.service import partial_image, proxy, pulls; '
+            'from dedupd.cache import partial_image, proxy, pulls; '
             'from dedupd.serve import reads; '
             'reads.STALLED = proxy.OPEN_SECONDS = 4; '
             'partial_image.SYNC_SECONDS = 0.5; '

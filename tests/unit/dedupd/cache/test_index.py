@@ -24,7 +24,7 @@ import hypothesis
 from hypothesis import strategies
 import pytest
 
-from dedupd.cache.service import index as index_module
+from dedupd.cache import index as index_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.maintenance import maintainer as maintainer_module
@@ -357,7 +357,7 @@ def test_what_cannot_be_written_is_told_once(full, caplog, monkeypatch):
 
 
 def test_whose_it_is(tmp_path):
-    from glance_dedup.repository.repository import repository
+    from glance_dedup.repository import repository
     for shared, mode in ((False, 0o600), (True, 0o660)):
         path = tmp_path / f'shared-{shared}'
         repository.Repository.create(path, group_access=shared)

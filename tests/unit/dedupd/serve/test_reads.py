@@ -24,12 +24,12 @@ from hypothesis import given
 from hypothesis import strategies
 import pytest
 
-from dedupd.http.server import server as http_server
+from dedupd.http import messages
+from dedupd.http import tokens
 from dedupd.serve import reads
-from dedupd.http.server import tokens
-from glance_dedup.client import wire
 from glance_dedup.base import hashes
 from glance_dedup.base import workers
+from glance_dedup.client import wire
 from tests.support import repositories
 
 

@@ -20,10 +20,10 @@ import tracemalloc
 import plyvel
 import pytest
 
+from glance_dedup.base import exceptions
 from glance_dedup.check import checker as check
 from glance_dedup.check import format as check_format
-from glance_dedup import check_store
-from glance_dedup.base import exceptions
+from glance_dedup.check import store as store_module
 from tests.unit.repository import format_writer as writer
 
 
@@ -55,10 +55,10 @@ def group(repository):
 
 @pytest.mark.parametrize('limit', [0, 3000, 1 << 30])
 def test_it_is_an_ordered_map(monkeypatch, limit):
-    monkeypatch.setattr(check_store, 'LIMIT', limit)
-    monkeypatch.setattr(check_store, 'BATCH', 1000)
+    monkeypatch.setattr(store_module, 'LIMIT', limit)
+    monkeypatch.setattr(store_module, 'BATCH', 1000)
     rng = random.Random(limit)
-    model, store = {}, check_store.Store()
+    model, store = {}, store_module.Store()
     for _ in range(300):
         key = b'%c%03d' % (rng.choice(b'abc'), rng.randrange(100))
         if rng.random() < 0.5:
@@ -91,8 +91,8 @@ def test_no_room_ends_the_check(
         raise error
 
     repository.image('one', [(group, 0, 8)])
-    monkeypatch.setattr(check_store, 'LIMIT', 0)
-    monkeypatch.setattr(check_store.plyvel, 'DB', refuse)
+    monkeypatch.setattr(store_module, 'LIMIT', 0)
+    monkeypatch.setattr(store_module.plyvel, 'DB', refuse)
     with pytest.raises(raised, match='TMPDIR'):
         check.check(repository.path)
 
@@ -101,8 +101,8 @@ def test_no_room_ends_the_check(
 
 @pytest.mark.parametrize('limit', [0, 1 << 30])
 def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
-    monkeypatch.setattr(check_store, 'LIMIT', limit)
-    monkeypatch.setattr(check_store, 'BATCH', 0)
+    monkeypatch.setattr(store_module, 'LIMIT', limit)
+    monkeypatch.setattr(store_module, 'BATCH', 0)
     monkeypatch.setattr(check, 'PAGES_AT_ONCE', 1)
     monkeypatch.setattr(check, 'PAUSE', 0)
     gone = writer.Group(repository, 7)
@@ -178,8 +178,8 @@ def test_memory_is_bounded(tmp_path, monkeypatch, store, allowed):
     """It grows by the names alone, which 8 extents have in one case."""
     # Less of what does not grow, so that less is needed to see what grows.
     monkeypatch.setattr(check_format.File, 'WINDOW', 1 << 16)
-    monkeypatch.setattr(check_store, 'LIMIT', 1 << 16)
-    monkeypatch.setattr(check_store, 'BATCH', 1 << 16)
+    monkeypatch.setattr(store_module, 'LIMIT', 1 << 16)
+    monkeypatch.setattr(store_module, 'BATCH', 1 << 16)
     monkeypatch.setattr(check, 'PAGES_AT_ONCE', 4)
     monkeypatch.setattr(check, 'OWNERS_AT_ONCE', 64)
     monkeypatch.setattr(check._Duplicates, 'RUN', 1 << 8)
