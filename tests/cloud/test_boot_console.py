@@ -22,7 +22,8 @@ from tests.cloud import service
 from tests.support import daemons
 
 # As a server says it, which has said something before.
-LINE = 'glance-dedup: up: bc9145a63c9b54e57a907290b5670ebc 2 a disk of mine\r\n'
+LINE = ('glance-dedup: up: bc9145a63c9b54e57a907290b5670ebc '
+        '2 a disk of mine\r\n')
 UP = 'SeaBIOS\r\n[    0.1] kernel\r\n' + 3 * LINE
 
 
