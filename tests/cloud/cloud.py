@@ -37,6 +37,7 @@ import yaml
 
 from glance_dedup.base import exceptions
 from glance_dedup.repository import repository
+from tests.cloud import barbican
 from tests.cloud import broker
 from tests.cloud import dedupd
 from tests.cloud import glance
@@ -55,8 +56,8 @@ CloudError = service_module.CloudError
 
 #: In the order in which a table shows them; they are ended in the reverse.
 SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone, dedupd.Dedupd,
-            glance.Glance, placement.Placement, neutron.Neutron,
-            nova.Api, nova.Conductor, nova.Scheduler)
+            glance.Glance, barbican.Barbican, placement.Placement,
+            neutron.Neutron, nova.Api, nova.Conductor, nova.Scheduler)
 #: What a compute host has.
 COMPUTE = (libvirt.Libvirt, nova.Compute)
 
@@ -295,9 +296,10 @@ class Cloud:
         """Start what does not run, what is independent side by side.
 
         :param services: names of those that are wanted, besides what they
-            need; all if not given
+            need; all that are not optional if not given
         """
-        names = self._closure(services or self.services)
+        names = self._closure(services or [
+            name for name, one in self.services.items() if not one.optional])
         free = shutil.disk_usage(self.directory).free >> 20
         if free < NEED_MIB:
             raise CloudError(

@@ -55,6 +55,8 @@ class Glance(service.WsgiService):
             'oslo_messaging_notifications': {
                 'driver': 'messagingv2', 'retry': 0},
             'keystone_authtoken': keystone.middleware(self.user),
+            # Certificates of signed images come from Barbican, by default.
+            'barbican': {'auth_endpoint': f'{keystone.url}/v3'},
             'paste_deploy': {'flavor': 'keystone'},
         }
         for section, values in cloud.glance_options.items():

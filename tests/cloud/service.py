@@ -71,6 +71,8 @@ class Service:
     title = None
     #: Its type in Keystone's catalogue, and what follows the port in its URL.
     catalogue = None
+    #: Whether it runs only where it is asked for.
+    optional = False
     #: As whom it asks Keystone.
     user = None
 
@@ -304,8 +306,10 @@ class WsgiService(Service):
 
     #: The directory below .services/ that it runs from.
     environment_name = None
-    #: As uWSGI names a module and what to call in it.
+    #: What uWSGI runs, and which of its options says so: by default a module
+    #: and what to call in it.
     application = None
+    loader = 'module'
     #: Processes that serve, and threads of each.
     workers = 2
     threads = 4
@@ -318,7 +322,7 @@ class WsgiService(Service):
         """Run uWSGI; `variables` are for the application."""
         path = self.write('uwsgi.ini', {'uwsgi': glance_server.uwsgi_options(
             self.application, self.prefix, self.port, self.workers,
-            self.threads, self.cloud.address)})
+            self.threads, self.cloud.address, self.loader)})
         self.spawn([pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', path],
                    variables)
 

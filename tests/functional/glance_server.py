@@ -82,11 +82,14 @@ def ini(sections):
         for section, options in sections.items())
 
 
-def uwsgi_options(module, virtualenv, port, processes, threads,
-                  address='127.0.0.1'):
-    """uWSGI's options for an OpenStack API."""
+def uwsgi_options(application, virtualenv, port, processes, threads,
+                  address='127.0.0.1', loader='module'):
+    """uWSGI's options for an OpenStack API.
+
+    :param loader: the option that has `application` for its value
+    """
     return {
-        'module': module,
+        loader: application,
         'virtualenv': virtualenv,
         'http-socket': f'{address}:{port}',
         'master': 'true',

@@ -11,12 +11,11 @@
 #    under the License.
 
 
-"""Signed images in the real Glance: a key manager, certificates, the store.
+"""Signed images: Barbican has the certificates, Glance verifies, we store.
 
-Glance asks castellan for the certificate, and castellan's driver for Vault
-asks :class:`Vault`, which keeps secrets as a key-value engine of version 2
-does. All else is what runs in production: castellan, cursive, cryptography,
-Glance under uWSGI, and two stores to compare.
+Who signs keeps a certificate in Barbican, as Glance's guide says. All is what
+runs in production: Keystone's tokens, Barbican, castellan, cursive, Glance
+under uWSGI; and a `file` store to compare with.
 """
 
 import base64
@@ -24,134 +23,80 @@ import collections
 import contextlib
 import datetime
 import hashlib
-import http.server
 import json
 import random
-import secrets
-import sys
-import threading
 import time
 import uuid
 
-from castellan.common.objects import x_509
-from castellan.key_manager import vault_key_manager
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization
 from cryptography import x509
-from oslo_config import cfg
 import pytest
 
-from glance_dedup.repository import repository
 from tests.functional import glance_server
+from tests.support import repositories
 
 MIB = 1 << 20
-STORES = ('dedup', 'plain')
+STORES = ('dedup', 'file')
+# Seconds. For a loaded machine.
+LIMIT = 120
 
 Signer = collections.namedtuple('Signer', 'kind key certificate')
 
 
-class Vault(http.server.ThreadingHTTPServer):
-    """Keeps secrets, for who has the token."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        self.token = secrets.token_hex(16)
-        self.kept = {}
-        super().__init__(('127.0.0.1', 0), _Handler)
-
-    @property
-    def url(self):
-        return f'http://127.0.0.1:{self.server_port}'
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def answer(self, status, document=None):
-        body = json.dumps(document or {}).encode()
-        self.send_response(status)
-        self.send_header('Content-Type', 'application/json')
-        self.send_header('Content-Length', str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def is_allowed(self):
-        if self.headers['X-Vault-Token'] == self.server.token:
-            return True
-        self.answer(403, {'errors': ['permission denied']})
-        return False
-
-    def do_POST(self):
-        data = self.rfile.read(int(self.headers['Content-Length']))
-        if self.is_allowed():
-            self.server.kept[self.path] = json.loads(data)['data']
-            self.answer(200)
-
-    def do_GET(self):
-        if not self.is_allowed():
-            return
-        if self.path in self.server.kept:
-            self.answer(200, {'data': {'data': self.server.kept[self.path]}})
-        else:
-            self.answer(404, {'errors': []})
-
-    def log_message(self, *arguments):
-        pass
+@pytest.fixture(scope='module')
+def barbican(cloud):
+    """It stays up, as the rest of the cloud does."""
+    cloud.up(['barbican'])
+    return cloud.services['barbican']
 
 
 @pytest.fixture(scope='module')
-def vault():
-    with Vault() as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
+def client(cloud):
+    with contextlib.closing(cloud.connect('demo')) as user:
+        token = user.session.get_token()
+    return glance_server.Client(
+        cloud.glance.url, LIMIT, {'X-Auth-Token': token})
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp('signed')
+def signers(cloud, barbican):
+    """Of each kind of key, one whose certificate is in Barbican.
+
+    And one, `foreign`, whose certificate belongs to another project.
+    """
+    def signer(kind, key, owner='demo'):
+        return Signer(kind, key, keep(cloud, owner, certificate(key)))
+
+    return {
+        'RSA-PSS': signer('RSA-PSS', rsa.generate_private_key(65537, 2048)),
+        'ECC_SECP384R1': signer(
+            'ECC_SECP384R1', ec.generate_private_key(ec.SECP384R1())),
+        'foreign': signer(
+            'RSA-PSS', rsa.generate_private_key(65537, 2048), 'admin'),
+    }
 
 
-@pytest.fixture(scope='module')
-def server(place, vault):
-    stores = {
-        'dedup': {'type': 'dedup', 'dedup_store_datadir': place / 'dedup',
-                  'dedup_store_filter_dir': place / 'filter',
-                  'dedup_store_filter_mib': 1},
-        'plain': {'type': 'file',
-                  'filesystem_store_datadir': place / 'plain'}}
-    options = {'key_manager': {'backend': 'vault'},
-               'vault': {'vault_url': vault.url,
-                         'root_token_id': vault.token},
-               # Under uWSGI sys.executable is not Python.
-               'wsgi': {'python_interpreter': sys.executable}}
-    with glance_server.ProjectServer(place / 'server', stores,
-                                     options=options) as running:
-        yield running
+@pytest.fixture(scope='module', autouse=True)
+def nothing_half_there(cloud):
+    """What was refused has left nothing but garbage, if that."""
+    yield
+    repositories.eventually(
+        lambda: repositories.spool(cloud.repository) == [], LIMIT)
+    repositories.need_clean(cloud.repository)
 
 
-@pytest.fixture(scope='module')
-def client(server):
-    return glance_server.ProjectClient(server.url, 'alice')
-
-
-@pytest.fixture(scope='module')
-def signers(vault):
-    """Of each kind of key, one whose certificate is in the key manager."""
-    conf = cfg.ConfigOpts()
-    conf([])
-    manager = vault_key_manager.VaultKeyManager(conf)
-    conf.set_override('vault_url', vault.url, 'vault')
-    conf.set_override('root_token_id', vault.token, 'vault')
-    manager = vault_key_manager.VaultKeyManager(conf)
-    keys = {'RSA-PSS': rsa.generate_private_key(65537, 2048),
-            'ECC_SECP384R1': ec.generate_private_key(ec.SECP384R1())}
-    return {kind: Signer(kind, key, manager.store(
-        None, x_509.X509(certificate(key)))) for kind, key in keys.items()}
+def keep(cloud, owner, pem):
+    """Have Barbican keep a certificate; its id."""
+    with contextlib.closing(cloud.connect(owner)) as user:
+        return user.key_manager.create_secret(
+            name='signer', secret_type='certificate',
+            payload=base64.b64encode(pem).decode(),
+            payload_content_type='application/octet-stream',
+            payload_content_encoding='base64').secret_id
 
 
 def certificate(key):
@@ -163,7 +108,7 @@ def certificate(key):
             x509.random_serial_number()).not_valid_before(
                 now - day).not_valid_after(now + day).sign(
                     key, hashes.SHA256()).public_bytes(
-                        serialization.Encoding.DER)
+                        serialization.Encoding.PEM)
 
 
 def sign(signer, data):
@@ -199,11 +144,10 @@ def dribble(data):
             at += length
 
 
-def nothing_is_left(place, store, image_id):
-    if store == 'plain':
-        return not (place / 'plain' / image_id).exists()
-    with repository.Repository(place / 'dedup',
-                               filter_dir=str(place / 'filter')) as repo:
+def nothing_is_left(cloud, store, image_id):
+    if store == 'file':
+        return not (cloud.directory / 'stores' / 'file' / image_id).exists()
+    with repositories.open_repository(cloud.repository) as repo:
         return image_id not in repo.images()
 
 
@@ -216,7 +160,7 @@ def upload(client, image_id, data, store, how, expect):
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('how', ['whole', 'chunks'])
 @pytest.mark.parametrize('kind', ['RSA-PSS', 'ECC_SECP384R1'])
-def test_good_signature(place, client, signers, store, how, kind):
+def test_good_signature(cloud, client, signers, store, how, kind):
     data = content(9 * MIB + 321, kind)
     image = client.create(**sign(signers[kind], data))
     upload(client, image['id'], data, store, how, (204,))
@@ -225,13 +169,13 @@ def test_good_signature(place, client, signers, store, how, kind):
     assert shown['os_hash_value'] == hashlib.sha512(data).hexdigest()
     assert client.download(image['id']) == data
     client.delete(image['id'])
-    assert nothing_is_left(place, store, image['id'])
+    assert nothing_is_left(cloud, store, image['id'])
 
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('how', ['whole', 'chunks'])
 @pytest.mark.parametrize('at', [0, 5 * MIB, -1])
-def test_upload_of_changed_bytes(place, client, signers, store, how, at):
+def test_upload_of_changed_bytes(cloud, client, signers, store, how, at):
     """One bit, anywhere: the image gets no data, and none is kept."""
     data = bytearray(content(9 * MIB + 321, at))
     image = client.create(**sign(signers['RSA-PSS'], bytes(data)))
@@ -239,7 +183,7 @@ def test_upload_of_changed_bytes(place, client, signers, store, how, at):
     status = upload(client, image['id'], bytes(data), store, how, (400,))
     assert status == 400
     assert client.show(image['id'])['status'] == 'queued'
-    assert nothing_is_left(place, store, image['id'])
+    assert nothing_is_left(cloud, store, image['id'])
     # With the right ones it is accepted, under the same id.
     data[at] ^= 1
     client.upload(image['id'], bytes(data), store=store)
@@ -249,13 +193,13 @@ def test_upload_of_changed_bytes(place, client, signers, store, how, at):
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('wrong', [
-    'signature', 'key', 'hash', 'certificate', 'kind'])
-def test_bad_signature(place, client, signers, store, wrong):
+    'signature', 'key', 'hash', 'certificate', 'project', 'kind'])
+def test_bad_signature(cloud, client, signers, store, wrong):
     data = content(2 * MIB + 9, wrong)
     properties = sign(signers['RSA-PSS'], data)
-    other = sign(signers['RSA-PSS'], data + b'x')
     if wrong == 'signature':
-        properties['img_signature'] = other['img_signature']
+        properties['img_signature'] = sign(
+            signers['RSA-PSS'], data + b'x')['img_signature']
     elif wrong == 'key':
         properties.update(
             img_signature_key_type='ECC_SECP384R1',
@@ -264,19 +208,23 @@ def test_bad_signature(place, client, signers, store, wrong):
     elif wrong == 'hash':
         properties['img_signature_hash_method'] = 'SHA-512'
     elif wrong == 'certificate':
-        properties['img_signature_certificate_uuid'] = uuid.uuid4().hex
+        properties['img_signature_certificate_uuid'] = str(uuid.uuid4())
+    elif wrong == 'project':
+        # It is right, but Barbican does not show the certificate.
+        properties = sign(signers['foreign'], data)
     else:
         properties['img_signature_key_type'] = 'ECC_SECP384R1'
     image = client.create(**properties)
     assert client.upload(image['id'], data, store=store,
                          expect=(400,)) == 400
     assert client.show(image['id'])['status'] == 'queued'
-    assert nothing_is_left(place, store, image['id'])
+    assert nothing_is_left(cloud, store, image['id'])
     client.delete(image['id'])
 
 
-@pytest.mark.parametrize('store', STORES)
-def test_import_of_a_signed_image(place, client, signers, store):
+@pytest.mark.parametrize('stores', [*([store] for store in STORES), STORES],
+                         ids='-'.join)
+def test_import_of_a_signed_image(cloud, client, signers, stores):
     """Through the staging area, as glance-direct does."""
     data = content(5 * MIB + 7, 'import')
     for good in (True, False):
@@ -286,9 +234,9 @@ def test_import_of_a_signed_image(place, client, signers, store):
         client.request('PUT', f'{path}/stage', data, {
             'Content-Type': 'application/octet-stream'})
         client.request('POST', f'{path}/import', json.dumps({
-            'method': {'name': 'glance-direct'}, 'stores': [store]}),
+            'method': {'name': 'glance-direct'}, 'stores': stores}),
             {'Content-Type': 'application/json'})
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT
         while (shown := client.show(image['id']))['status'] in (
                 'uploading', 'importing') and not shown.get(
                     'os_glance_failed_import'):
@@ -297,17 +245,25 @@ def test_import_of_a_signed_image(place, client, signers, store):
         assert (shown['status'] == 'active') == good, shown
         if good:
             assert client.download(image['id']) == data
-        assert good != nothing_is_left(place, store, image['id'])
+        for store in stores:
+            assert good != nothing_is_left(cloud, store, image['id'])
+        # While the task still ends, Glance answers 500.
+        repositories.eventually(
+            lambda: client.delete(image['id'], expect=(204, 500)) == 204,
+            LIMIT)
 
 
-def test_key_manager_that_is_down(place, client, signers, vault):
+def test_barbican_that_is_down(cloud, client, signers, barbican):
     """Nothing is stored that could not be verified."""
     data = content(2 * MIB, 'down')
     image = client.create(**sign(signers['RSA-PSS'], data))
-    token, vault.token = vault.token, 'another'
-    with contextlib.ExitStack() as stack:
-        stack.callback(setattr, vault, 'token', token)
+    barbican.kill()
+    try:
         assert client.upload(image['id'], data, store='dedup',
                              expect=()) >= 400
-    assert nothing_is_left(place, 'dedup', image['id'])
+        assert nothing_is_left(cloud, 'dedup', image['id'])
+    finally:
+        barbican.start()
+    client.upload(image['id'], data, store='dedup')
+    assert client.download(image['id']) == data
     client.delete(image['id'])

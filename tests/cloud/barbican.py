@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Barbican, which keeps the certificates of those who sign images.
+
+Only a cloud that is asked for it has it running.
+"""
+
+import base64
+import os
+import shutil
+
+from tests.cloud import service
+
+
+class Barbican(service.WsgiService):
+    name = 'barbican'
+    title = 'Barbican'
+    needs = ('mariadb',)
+    optional = True
+    catalogue = ('key-manager', '')
+    user = 'barbican'
+    workers = 1
+    loader = 'paste'
+
+    @property
+    def application(self):
+        return f'config:{self.etc}/barbican-api-paste.ini'
+
+    def environment(self):
+        # Where it looks for its configuration: no variable names another
+        # place.
+        return {**super().environment(), 'HOME': str(self.etc)}
+
+    def _key(self):
+        """With which it encrypts what it keeps in the database."""
+        path = self.directory / 'key'
+        if not path.exists():
+            path.write_bytes(base64.urlsafe_b64encode(os.urandom(32)))
+        return path.read_text()
+
+    def _configure(self):
+        self.write('barbican.conf', {
+            'DEFAULT': {'use_stderr': True, 'host_href': self.url},
+            'database': {'connection': self.cloud.database('barbican')},
+            'simple_crypto_plugin': {'kek': self._key()},
+            'keystone_authtoken':
+                self.cloud.services['keystone'].middleware(self.user),
+        })
+        name = 'barbican-api-paste.ini'
+        shutil.copyfile(self.prefix / 'etc' / 'barbican' / name,
+                        self.etc / name)
+
+    def prepare(self):
+        self._configure()
+        self.cloud.services['mariadb'].provide(
+            self, 'barbican', ['barbican'], lambda: self.run(
+                [self.prefix / 'bin' / 'barbican-manage', 'db', 'upgrade']))
+
+    def launch(self):
+        self._configure()
+        self.serve({})
