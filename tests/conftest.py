@@ -11,7 +11,11 @@
 # under the License.
 """Options, time limits and the log's level, which all tests share."""
 
+import contextlib
 import logging
+import os
+import signal
+import time
 
 import pytest
 
@@ -19,6 +23,11 @@ import pytest
 # Tests share the processors with those beside them.
 TIMEOUT = 300
 LONG_TIMEOUT = 1800
+# What tests have set up may take to end; a cloud, half a minute.
+TEARDOWN_TIMEOUT = 120
+
+# The processes that run tests side by side, for the one that leads them.
+_NODES = []
 
 # These are for tempest to run: see tests/cloud/test_tempest.py.
 collect_ignore = ['tempest']
@@ -55,6 +64,28 @@ def pytest_xdist_make_scheduler(config, log):
             return 'cloud' if '/cloud/' in path else path
 
     return ByFile(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready(node):
+    _NODES.append(node)
+
+
+def pytest_keyboard_interrupt(excinfo):
+    """An interrupted run waits until its processes have torn down.
+
+    xdist interrupts them once more after five seconds, and ends them ten
+    seconds later, whatever they are at: what they had started would run on.
+    """
+    if 'PYTEST_XDIST_WORKER' in os.environ:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+    elif excinfo.type is KeyboardInterrupt:
+        deadline = time.monotonic() + TEARDOWN_TIMEOUT
+        for node in _NODES:
+            channel = node.channel
+            with contextlib.suppress(
+                    EOFError, channel.RemoteError, channel.TimeoutError):
+                channel.waitclose(max(0.01, deadline - time.monotonic()))
 
 
 @pytest.fixture(scope='session', autouse=True)

@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Runs the tests, and ends what they leave running.
+
+::
+
+    python -m tests.supervisor COMMAND...
+
+Tests start services, each in a session of its own. A process of the tests that
+is killed can no longer end those that it started; Linux hands them to the next
+ancestor that asked for orphans, which is this one.
+
+To end a run early, send this process SIGINT, SIGTERM or SIGHUP, or press
+Ctrl-C. The tests are interrupted, and tear down what they have set up. The
+second signal kills all at once.
+"""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+# Of <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Seconds that what was killed may take to be gone.
+_LIMIT = 30
+_POLL = 0.01
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option, value):
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), 'prctl')
+
+
+def _children():
+    pid = os.getpid()
+    return [int(child) for child in pathlib.Path(
+        f'/proc/{pid}/task/{pid}/children').read_text().split()]
+
+
+def _name(pid):
+    """Of a program; None of what is left of one that has ended."""
+    with contextlib.suppress(OSError):
+        proc = pathlib.Path(f'/proc/{pid}')
+        if (proc / 'cmdline').read_bytes():
+            return (proc / 'comm').read_text().strip()
+    return None
+
+
+def _end_all():
+    """Kill the children, and theirs, which become ours; the names of all."""
+    names = {}
+    deadline = time.monotonic() + _LIMIT
+    while (children := _children()) and time.monotonic() < deadline:
+        for pid in children:
+            names.setdefault(pid, _name(pid))
+            # Not those of another user, whom a test was with sudo.
+            with contextlib.suppress(PermissionError, ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL)
+    return sorted(set(filter(None, names.values())))
+
+
+def run(command):
+    """Run a command; its exit status."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signals = []
+    try:
+        # In a group of its own: a terminal's Ctrl-C would come twice.
+        process = subprocess.Popen(
+            command, process_group=0,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGINT))
+
+        def pass_on(number, frame):
+            signals.append(number)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT if len(signals) == 1
+                          else signal.SIGKILL)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, pass_on)
+        pid = None
+        while pid != process.pid:
+            # Orphans, too.
+            pid, status = os.waitpid(-1, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        left = _end_all()
+    if left:
+        print('tests.supervisor: ended what the tests had left running: '
+              + ', '.join(left), file=sys.stderr, flush=True)
+    return process.returncode
+
+
+if __name__ == '__main__':
+    code = run(sys.argv[1:])
+    # As a shell has it.
+    sys.exit(code if code >= 0 else 128 - code)

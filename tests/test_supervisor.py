@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""The supervisor of a run of the tests, and what a run leaves."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[1]
+# Seconds. For a loaded machine.
+LIMIT = 120
+
+#: A service as tests start them: it leads a session, and has none of the
+#: caller's environment. Its number is in the file that is named.
+SERVICE = f"""
+import pathlib, signal, subprocess, sys, time
+service = subprocess.Popen(
+    ['sleep', '{10 * LIMIT}'], start_new_session=True, env={{}})
+pathlib.Path(sys.argv[1]).write_text(str(service.pid))
+"""
+
+
+def start(*words):
+    return subprocess.Popen(
+        [sys.executable, '-m', 'tests.supervisor', sys.executable, *words],
+        cwd=TOP, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def number(path):
+    """What is in a file, when it is there."""
+    deadline = time.monotonic() + LIMIT
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, f'{path} has not come'
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def runs(pid):
+    return pathlib.Path(f'/proc/{pid}').exists()
+
+
+@pytest.fixture
+def note(tmp_path):
+    """A file for the number of a service, which does not outlive the test."""
+    path = tmp_path / 'service'
+    yield path
+    if path.exists() and runs(path.read_text()):
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize('ending, status', [
+    ('', 0), ('sys.exit(5)', 5), ('signal.raise_signal(signal.SIGKILL)', 137)])
+def test_what_a_command_leaves(note, ending, status):
+    """It is ended and named; the status is the command's."""
+    with start('-c', SERVICE + ending, note) as run:
+        said, _ = run.communicate(timeout=LIMIT)
+    assert run.returncode == status
+    assert 'ended what the tests had left running: sleep' in said
+    assert not runs(number(note))
+
+
+def test_orphans_of_orphans(note):
+    """All that was ever started goes, in whatever session it is."""
+    program = (f'import subprocess, sys; subprocess.run([sys.executable, "-c",'
+               f' {SERVICE!r}, sys.argv[1]], start_new_session=True)')
+    with start('-c', program, note) as run:
+        assert run.wait(LIMIT) == 0
+    assert not runs(number(note))
+
+
+def test_nothing_left():
+    with start('-c', 'print("done")') as run:
+        assert run.communicate(timeout=LIMIT)[0] == 'done\n'
+    assert run.returncode == 0
+
+
+@pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM,
+                                  signal.SIGHUP])
+def test_interrupt(note, sent):
+    """Any request to end is an interrupt, and is given time."""
+    program = SERVICE + textwrap.dedent("""
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            time.sleep(1)
+            print('torn down', flush=True)
+            sys.exit(3)
+        """)
+    with start('-c', program, note) as run:
+        service = number(note)
+        run.send_signal(sent)
+        said, _ = run.communicate(timeout=LIMIT)
+    assert 'torn down' in said and run.returncode == 3
+    assert not runs(service)
+
+
+def test_second_interrupt(note):
+    """What does not end is killed when one asks again."""
+    program = SERVICE + textwrap.dedent("""
+        signal.signal(signal.SIGINT, lambda *args: print('heard', flush=True))
+        print('ready', flush=True)
+        while True:
+            time.sleep(600)
+        """)
+    with start('-c', program, note) as run:
+        assert run.stdout.readline() == 'ready\n'
+        run.send_signal(signal.SIGINT)
+        assert run.stdout.readline() == 'heard\n'
+        run.send_signal(signal.SIGINT)
+        assert run.wait(LIMIT) == 137
+    assert not runs(number(note))
+
+
+def test_supervisor_that_is_killed(note):
+    """Nobody goes on with a run that nobody waits for."""
+    program = SERVICE + textwrap.dedent("""
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            service.kill()
+            service.wait()
+            print('torn down', flush=True)
+        """)
+    with start('-c', program, note) as run:
+        service = number(note)
+        run.kill()
+        assert run.communicate(timeout=LIMIT)[0] == 'torn down\n'
+    assert not runs(service)
+
+
+@pytest.mark.parametrize('processes, seconds', [('0', 0), ('1', 17)])
+def test_slow_fixtures(tmp_path, processes, seconds):
+    """An interrupted run tears its fixtures down, however long that takes.
+
+    xdist alone would give its processes 15 seconds.
+    """
+    (tmp_path / 'conftest.py').write_text(
+        'from tests.conftest import *  # noqa: F401,F403\n')
+    (tmp_path / 'test_it.py').write_text(textwrap.dedent(f"""
+        import pathlib, time
+        import pytest
+
+        @pytest.fixture(scope='session')
+        def service():
+            pathlib.Path('up').write_text('1')
+            yield
+            time.sleep({seconds})
+            pathlib.Path('down').touch()
+
+        def test_it(service):
+            time.sleep(600)
+        """))
+    with subprocess.Popen(
+            [sys.executable, '-m', 'tests.supervisor', sys.executable, '-m',
+             'pytest', '-q', '-n', processes, '--rootdir', tmp_path],
+            cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, 'PYTHONPATH': str(TOP)}) as run:
+        number(tmp_path / 'up')
+        run.terminate()
+        said, _ = run.communicate(timeout=LIMIT)
+    assert (tmp_path / 'down').exists(), said
+    assert run.returncode == 2, said
