@@ -36,6 +36,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography import x509
 import pytest
 
+from tests.cloud import boot
+from tests.cloud import disk
+from tests.cloud import nova
+from tests.cloud import service
 from tests.functional import glance_server
 from tests.support import repositories
 
@@ -253,6 +257,52 @@ def test_import_of_a_signed_image(cloud, client, signers, stores):
         repositories.eventually(
             lambda: client.delete(image['id'], expect=(204, 500)) == 204,
             LIMIT)
+
+
+@pytest.fixture
+def nova_verifies(cloud, monkeypatch):
+    """Nova boots what is signed, and nothing else."""
+    options = nova._options
+    keystone = cloud.services['keystone']
+
+    def changed(*args):
+        given = options(*args)
+        given['glance']['verify_glance_signatures'] = True
+        given['barbican'] = {'auth_endpoint': f'{keystone.url}/v3'}
+        return given
+
+    compute = cloud.services['nova-compute']
+    monkeypatch.setattr(nova, '_options', changed)
+    compute.stop()
+    compute.start()
+    yield
+    monkeypatch.undo()
+    compute.stop()
+    compute.start()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_nova(cloud, client, signers, nova_verifies, tmp_path):
+    """What the store hands out is what was signed."""
+    path = tmp_path / 'image'
+    disk.variant(disk.images().raw, path, 'signed', 4)
+    data = path.read_bytes()
+    image = client.create(name='signed', **sign(signers['RSA-PSS'], data))
+    client.upload(image['id'], data, store='dedup')
+    with contextlib.closing(cloud.connect('demo')) as user:
+        server = boot.create(user, image['id'], 'server')
+        assert boot.wait_until_up(user, server).message == 'signed'
+        boot.delete(user, server)
+        cloud.services['nova-compute'].forget_images()
+        # Nova does verify it: with another signature it does not boot.
+        user.image.update_image(image['id'], **sign(
+            signers['RSA-PSS'], data + b'x'))
+        server = boot.create(user, image['id'], 'server')
+        with pytest.raises(service.CloudError, match='ignature'):
+            boot.wait_until_up(user, server)
+        user.compute.delete_server(server)
+    client.delete(image['id'])
 
 
 def test_barbican_that_is_down(cloud, client, signers, barbican):
