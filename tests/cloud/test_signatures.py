@@ -299,9 +299,14 @@ def test_nova(cloud, client, signers, nova_verifies, tmp_path):
         user.image.update_image(image['id'], **sign(
             signers['RSA-PSS'], data + b'x'))
         server = boot.create(user, image['id'], 'server')
-        with pytest.raises(service.CloudError, match='ignature'):
+        with pytest.raises(service.CloudError, match='has failed'):
             boot.wait_until_up(user, server)
         user.compute.delete_server(server)
+    # The user is not told why.
+    log = cloud.services['nova-compute'].log.read_text()
+    assert [word for word in ('succeeded', 'failed') if
+            f'signature verification {word} for image {image["id"]}' in log
+            ] == ['succeeded', 'failed']
     client.delete(image['id'])
 
 
