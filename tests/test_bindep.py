@@ -47,3 +47,15 @@ def test_plyvel_can_be_compiled(tmp_path):
         input=PLYVEL, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     subprocess.run([program], check=True, timeout=60)
+
+
+def test_libvirt_can_start_qemu():
+    """A daemon without the driver runs, and refuses every connection."""
+    package = 'libvirt-daemon-driver-qemu'
+    assert package in packages('cloud', 'dpkg')
+    if not shutil.which('dpkg-query'):
+        pytest.skip('not Debian: nobody has installed it')
+    files = subprocess.run(
+        ['dpkg-query', '-L', package], capture_output=True, text=True,
+        timeout=60).stdout.split()
+    assert any(name.endswith('/libvirt_driver_qemu.so') for name in files)
