@@ -246,7 +246,7 @@ MUTANTS = (
             Edit(_TAIL,
                  '            *any |= blocks[k].good;\n',
                  ''),),
-        tests=('tests/unit/test_c.py::test_c[test_appender-plain]',),
+        tests=('tests/unit/test_c.py::test_c[test_appender_tail-plain]',),
         why_not='the new owner\'s own fdatasync makes the tail durable, '
         'unless an earlier one failed'),
     Mutant(
