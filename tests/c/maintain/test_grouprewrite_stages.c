@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_grouprewrite_stages.c - a group's rewriting in two stages: under the
+ * lease alone, and the exchange.
+ */
+#include "engine/maintain/grouprewrite.h"
+
+#include "engine/base/coding.h"
+#include "engine/files/spool.h"
+#include "engine/read/reader.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/rewrite_fixture.h"
+
+static gd_group_rewrite *
+begin(rewrite_fixture *t, uint32_t number, int level)
+{
+    static const gd_codec codec = GD_CODEC_ZSTD;
+    gd_group_rewrite *r = NULL;
+    t->owned = NULL;
+    CHECK_INT(gd_leased_group_open(t->repo, number, &t->leased, &t->x.err),
+              GD_OK);
+    CHECK_INT(gd_group_rewrite_open(t->leased, &codec, level, &r, &t->x.err),
+              GD_OK);
+    return r;
+}
+
+static gd_status
+exchange(rewrite_fixture *t, gd_group_rewrite *r)
+{
+    gd_status s = t->owned != NULL
+                      ? GD_OK
+                      : gd_leased_group_exclude(t->leased, &t->owned,
+                                                &t->x.err);
+    return s == GD_OK ? gd_group_rewrite_exchange(r, t->owned, &t->x.err) : s;
+}
+
+static void
+close_group(rewrite_fixture *t)
+{
+    if (t->owned != NULL) {
+        gd_owned_group_close(t->owned);
+    } else {
+        gd_leased_group_close(t->leased);
+    }
+}
+
+static void
+go_through(rewrite_fixture *t, gd_group_rewrite *r)
+{
+    bool done = false;
+    uint64_t cost, sum = 0;
+    while (!done) {
+        REQUIRE(gd_group_rewrite_step(r, &done, &cost, &t->x.err) == GD_OK);
+        sum += cost;
+    }
+    CHECK(sum > 0);
+    CHECK_INT(gd_group_rewrite_slots(r), SLOTS);
+}
+
+static void
+end(rewrite_fixture *t, gd_group_rewrite *r)
+{
+    gd_group_rewrite_close(r);
+    close_group(t);
+    CHECK(is_spool_clean(t));
+}
+
+/* Uploads find the group's duplicates meanwhile, and put off the exchange as
+ * long as they name them. */
+static void
+test_two_stages(void)
+{
+    rewrite_fixture t;
+    gd_published old, record;
+    gd_entry before[SLOTS], after[SLOTS];
+    uint64_t sizes[2];
+    rewrite_setup(&t, true);
+    (void)check_group_file(&t, 1, &old, before);
+    gd_repo *other = scratch_repo_filter(&t.x);
+    gd_group_rewrite *r = begin(&t, 1, 19);
+    CHECK_INT(put_image(other, "again", t.one, LENGTH, LENGTH, NULL,
+                        &t.x.err), GD_OK);
+    CHECK_INT(atomic_load(&other->counters.hits), SLOTS);
+    go_through(&t, r);
+    CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_OK);
+    CHECK_INT(exchange(&t, r), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "a transaction names blocks of group");
+    (void)check_group_file(&t, 1, &record, after);
+    CHECK_INT(record.sequence, old.sequence);
+    gd_locks_unshare(other->locks, 1);
+    CHECK_INT(gd_group_rewrite_sizes(r, &sizes[0], &sizes[1], &t.x.err), GD_OK);
+    CHECK(sizes[1] <= sizes[0]);
+    CHECK_INT(sizes[1] % 4096, 0);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(exchange(&t, r), GD_OK);
+    check_rewrite_trace(&t, "renameat fsync pwritev");
+    CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_BUSY);
+    end(&t, r);
+    CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
+    CHECK(record.generation != old.generation);
+    CHECK_INT(record.flags, 0);
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
+    CHECK(rewrite_is_image(&t, "again", t.one, LENGTH));
+    CHECK_INT(put_image(other, "more", t.one, LENGTH, LENGTH, NULL,
+                        &t.x.err), GD_OK);
+    CHECK_INT(atomic_load(&other->counters.hits), 2 * SLOTS);
+    gd_repo_close(other);
+    /* What others change keeps it. */
+    own_group(&t, 1);
+    free_group_slots(&t, 3, 1);
+    need_rewritten(&t);
+    gd_owned_group_close(t.owned);
+    (void)check_group_file(&t, 1, &record, after);
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
+    rewrite_teardown(&t);
+}
+
+static void
+test_segments_are_joined(void)
+{
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    rewrite_setup(&t, true);
+    CHECK_INT(rewrite_put(&t, "rest", t.two + LENGTH / 2, LENGTH / 2), GD_OK);
+    gd_group_rewrite *r = begin(&t, 1, 0);
+    go_through(&t, r);
+    CHECK_INT(exchange(&t, r), GD_OK);
+    end(&t, r);
+    CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(entries[i].segment, entries[0].segment);
+        CHECK_INT(entries[i].plain_offset, i * BLOCK);
+    }
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 3);
+    /* What cannot be made smaller, too. */
+    r = begin(&t, 2, 19);
+    go_through(&t, r);
+    uint64_t sizes[2];
+    CHECK_INT(gd_group_rewrite_sizes(r, &sizes[0], &sizes[1], &t.x.err), GD_OK);
+    CHECK_INT(sizes[0], sizes[1]);
+    CHECK_INT(exchange(&t, r), GD_OK);
+    end(&t, r);
+    CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS);
+    CHECK_INT(entries[0].codec, GD_CODEC_NONE);
+    CHECK_INT(entries[SLOTS - 1].segment, entries[0].segment);
+    rewrite_teardown(&t);
+}
+
+/* What no codec made smaller is joined with its like only. */
+static void
+test_raw_segments_stay_apart(void)
+{
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    rewrite_setup(&t, false);
+    for (size_t at = LENGTH / 2; at < LENGTH; at++) {
+        t.one[at] = (uint8_t)('a' + at % (7 + at / BLOCK));
+    }
+    memset(t.two, 7, LENGTH / 2); /* fills up the second group */
+    CHECK_INT(rewrite_put(&t, "fill", t.two + LENGTH / 2, LENGTH / 2), GD_OK);
+    CHECK_INT(rewrite_put(&t, "mixed", t.one, LENGTH), GD_OK);
+    CHECK_INT(rewrite_put(&t, "mixed-2", t.one + LENGTH / 2, LENGTH / 2),
+              GD_OK);
+    uint8_t *rest = malloc(LENGTH);
+    fill_random(rest, LENGTH, 9);
+    CHECK_INT(rewrite_put(&t, "rest", rest, LENGTH), GD_OK);
+    gd_group_rewrite *r = begin(&t, 3, 0);
+    go_through(&t, r);
+    CHECK_INT(exchange(&t, r), GD_OK);
+    end(&t, r);
+    CHECK_INT(check_group_file(&t, 3, &record, entries), SLOTS);
+    CHECK_INT(entries[0].codec, GD_CODEC_ZSTD);
+    CHECK_INT(entries[SLOTS / 2 - 1].segment, entries[0].segment);
+    CHECK_INT(entries[SLOTS / 2].codec, GD_CODEC_NONE);
+    CHECK_INT(entries[SLOTS - 1].segment, entries[SLOTS / 2].segment);
+    CHECK(rewrite_is_image(&t, "mixed", t.one, LENGTH));
+    CHECK(rewrite_is_image(&t, "rest", rest, LENGTH));
+    free(rest);
+    rewrite_teardown(&t);
+}
+
+static void
+test_only_what_is_sealed(void)
+{
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    rewrite_setup(&t, false);
+    CHECK_INT(gd_leased_group_open(t.repo, 2, &t.leased, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "groups/00000002 is not sealed");
+    CHECK_INT(gd_leased_group_open(t.repo, 3, &t.leased, &t.x.err),
+              GD_NOTFOUND);
+    CHECK_INT(gd_locks_lease(t.repo->locks, 1, &t.x.err), GD_OK);
+    CHECK_INT(gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "is being appended to");
+    gd_locks_unlease(t.repo->locks, 1);
+    (void)check_group_file(&t, 1, &record, entries);
+    own_group(&t, 1);
+    record.sequence++;
+    record.flags = GD_GROUP_POISONED;
+    CHECK_INT(gd_group_write_published(t.owned->leased->group, &record,
+                                       &t.x.err), GD_OK);
+    gd_owned_group_close(t.owned);
+    CHECK_INT(gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "is not sealed");
+    /* Nothing of it is locked any more. */
+    own_group(&t, 1);
+    gd_owned_group_close(t.owned);
+    rewrite_teardown(&t);
+}
+
+/* By somebody who did not take the lease: kind 0 frees a slot, 1 writes a
+ * record, 2 puts another file in its place. */
+static void
+change_behind(rewrite_fixture *t, int kind)
+{
+    static const gd_entry freed = {.state = GD_ENTRY_FREED};
+    gd_published record;
+    gd_entry entries[SLOTS];
+    gd_group *group;
+    (void)check_group_file(t, 1, &record, entries);
+    CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, 1, O_RDWR,
+                            &group, &t->x.err), GD_OK);
+    if (kind == 0) {
+        CHECK_INT(gd_group_write_entries(group, 7, 1, &freed, &t->x.err),
+                  GD_OK);
+    } else if (kind == 1) {
+        record.sequence++;
+        CHECK_INT(gd_group_write_published(group, &record, &t->x.err), GD_OK);
+    } else {
+        size_t size = (size_t)scratch_size(&t->x, GROUP_1);
+        uint8_t *all = malloc(size);
+        scratch_read(&t->x, GROUP_1, all, size, 0);
+        CHECK_INT(unlinkat(t->x.root, GROUP_1, 0), 0);
+        int fd = openat(t->x.root, GROUP_1, O_CREAT | O_WRONLY, 0600);
+        CHECK_INT(pwrite(fd, all, size, 0), size);
+        close(fd);
+        free(all);
+    }
+    gd_group_close(group);
+}
+
+static void
+test_changed_meanwhile(void)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        rewrite_fixture t;
+        struct stat before, after;
+        rewrite_setup(&t, true);
+        gd_group_rewrite *r = begin(&t, 1, 1);
+        go_through(&t, r);
+        change_behind(&t, kind);
+        CHECK_INT(fstatat(t.x.root, GROUP_1, &before, 0), 0);
+        CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
+        CHECK_CONTAINS(t.x.err.text, kind == 2 ? "was replaced"
+                                               : "had not its lease");
+        /* The task tries again: what was refused once stays refused, and what
+         * was locked for the attempt is not locked any more. */
+        CHECK_INT(gd_locks_share(t.repo->locks, 1, &t.x.err), GD_OK);
+        gd_locks_unshare(t.repo->locks, 1);
+        CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
+        end(&t, r);
+        CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
+        CHECK(before.st_ino == after.st_ino);
+        rewrite_teardown(&t);
+    }
+}
+
+/* What can be read of the new file is not what was verified. */
+static ssize_t
+read_wrongly(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+{
+    (void)env;
+    struct stat st;
+    ssize_t n = pread(fd, buf, len, (off_t)offset);
+    char path[64], name[256] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    (void)!readlink(path, name, sizeof name - 1);
+    if (n > 0 && fstat(fd, &st) == 0 && strstr(name, "/spool/G-") != NULL &&
+        offset == gd_data_start(SLOTS)) {
+        ((uint8_t *)buf)[n - 1] ^= 1;
+    }
+    return n;
+}
+
+static void
+test_read_back(void)
+{
+    for (int texts = 0; texts < 2; texts++) {
+        rewrite_fixture t;
+        bool done;
+        uint64_t cost;
+        rewrite_setup(&t, texts);
+        t.x.f.env.pread = read_wrongly;
+        gd_group_rewrite *r = begin(&t, 1, 1);
+        CHECK_INT(gd_group_rewrite_step(r, &done, &cost, &t.x.err), GD_CORRUPT);
+        CHECK_CONTAINS(t.x.err.text, "spool/G-");
+        end(&t, r);
+        CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
+        rewrite_teardown(&t);
+    }
+}
+
+static void
+test_note_codec(void)
+{
+    rewrite_fixture t;
+    gd_published old, record;
+    gd_entry before[SLOTS], after[SLOTS];
+    rewrite_setup(&t, false);
+    (void)check_group_file(&t, 1, &old, before);
+    gd_group_rewrite *r = begin(&t, 1, 0);
+    go_through(&t, r);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(gd_leased_group_note_codec(t.leased, GD_CODEC_ZSTD, 0,
+                                         &t.x.err), GD_OK);
+    /* So that a torn write falls back to the record before. */
+    check_rewrite_trace(&t, "fdatasync pwritev");
+    end(&t, r);
+    CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
+    CHECK_INT(record.sequence, old.sequence + 1);
+    CHECK(record.codec == GD_CODEC_ZSTD && record.level == 3);
+    CHECK(record.generation == old.generation && record.end == old.end);
+    rewrite_teardown(&t);
+}
+
+static void
+test_stages_with_faults(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
+        for (uint64_t n = 1;; n += SWEEP_STRIDE) {
+            static const gd_codec codec = GD_CODEC_ZSTD;
+            rewrite_fixture t;
+            gd_published record;
+            gd_entry entries[SLOTS];
+            gd_group_rewrite *r;
+            bool done = false;
+            uint64_t cost;
+            rewrite_setup(&t, kind == 1);
+            uint64_t faults = fault_env_faults(&t.x.f);
+            fault_env_fail(&t.x.f, call, n, EIO, false);
+            gd_status s =
+                gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err);
+            if (s == GD_OK) {
+                s = gd_group_rewrite_open(t.leased, &codec, 1, &r, &t.x.err);
+                while (s == GD_OK && !done) {
+                    s = gd_group_rewrite_step(r, &done, &cost, &t.x.err);
+                    if (s != GD_OK) {
+                        gd_group_rewrite_close(r);
+                    }
+                }
+                if (s == GD_OK) {
+                    s = exchange(&t, r);
+                    gd_group_rewrite_close(r);
+                }
+                close_group(&t);
+            }
+            bool hit = fault_env_faults(&t.x.f) > faults;
+            fault_env_heal(&t.x.f);
+            CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
+            CHECK(s == GD_OK || is_spool_clean(&t) || kind == 0);
+            CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
+            own_group(&t, 1);
+            gd_owned_group_close(t.owned);
+            rewrite_teardown(&t);
+            if (!hit) {
+                CHECK_INT(s, GD_OK);
+                break;
+            }
+        }
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_two_stages);
+    RUN(test_segments_are_joined);
+    RUN(test_raw_segments_stay_apart);
+    RUN(test_only_what_is_sealed);
+    RUN(test_changed_meanwhile);
+    RUN(test_read_back);
+    RUN(test_note_codec);
+    RUN(test_stages_with_faults);
+    return REPORT();
+}
