@@ -8,29 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#include <sanitizer/asan_interface.h>
-#endif
-#endif
-#ifndef ASAN_POISON_MEMORY_REGION
-#define ASAN_POISON_MEMORY_REGION(at, size) ((void)(at), (void)(size))
-#define ASAN_UNPOISON_MEMORY_REGION(at, size) ((void)(at), (void)(size))
-#endif
-
-enum { PAGE = 4096, ALIGNMENT = 64 };
-
-struct memory_node {
-    memory_node *next; /* of all nodes */
-    uint64_t inode;
-    mode_t mode;
-    uint8_t *data;
-    size_t length, room;
-    uint64_t holes; /* bytes that were punched */
-    unsigned links, opens, mappings;
-};
+#include "tests/fuzz/memory_large.h"
+#include "tests/fuzz/memory_nodes.h"
 
 /* One lock byte of one open file. */
 typedef struct memory_lock {
@@ -46,25 +26,10 @@ struct memory_file {
     size_t lock_count;
 };
 
-typedef struct memory_name {
-    char path[MEMORY_PATH];
-    memory_node *node;
-} memory_name;
-
 static memory_env *
 self(const gd_env *env)
 {
     return (memory_env *)(uintptr_t)env;
-}
-
-static void *
-need(void *memory)
-{
-    if (memory == NULL) {
-        fprintf(stderr, "memory_env: out of memory\n");
-        abort();
-    }
-    return memory;
 }
 
 /* 0, or the -errno that the call has to fail with. */
@@ -79,125 +44,6 @@ enter(memory_env *m)
         return -EIO;
     }
     return m->calls == m->fail_at ? -m->fail_with : 0;
-}
-
-/* ---- names and nodes, sorted by path ---- */
-
-static size_t
-find_place(const memory_env *m, const char *path, bool *found)
-{
-    size_t low = 0, high = m->name_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (strcmp(m->names[middle].path, path) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    *found = low < m->name_count && strcmp(m->names[low].path, path) == 0;
-    return low;
-}
-
-static memory_node *
-find_node(const memory_env *m, const char *path)
-{
-    bool found;
-    size_t at = find_place(m, path, &found);
-    return found ? m->names[at].node : NULL;
-}
-
-static void
-release_unused(memory_env *m, memory_node *node)
-{
-    if (node->links > 0 || node->opens > 0 || node->mappings > 0) {
-        return;
-    }
-    for (memory_node **at = &m->nodes; *at != NULL; at = &(*at)->next) {
-        if (*at == node) {
-            *at = node->next;
-            break;
-        }
-    }
-    free(node->data);
-    free(node);
-}
-
-static void
-add_name(memory_env *m, const char *path, memory_node *node)
-{
-    bool found;
-    size_t at = find_place(m, path, &found);
-    if (m->name_count == m->name_room) {
-        m->name_room = m->name_room == 0 ? 32 : m->name_room * 2;
-        m->names =
-            need(realloc(m->names, m->name_room * sizeof *m->names));
-    }
-    memmove(m->names + at + 1, m->names + at,
-            (m->name_count - at) * sizeof *m->names);
-    m->name_count++;
-    snprintf(m->names[at].path, MEMORY_PATH, "%s", path);
-    m->names[at].node = node;
-    node->links++;
-}
-
-static void
-remove_name(memory_env *m, const char *path)
-{
-    bool found;
-    size_t at = find_place(m, path, &found);
-    memory_node *node = m->names[at].node;
-    m->name_count--;
-    memmove(m->names + at, m->names + at + 1,
-            (m->name_count - at) * sizeof *m->names);
-    node->links--;
-    release_unused(m, node);
-}
-
-static memory_node *
-new_node(memory_env *m, mode_t mode)
-{
-    memory_node *node = need(calloc(1, sizeof *node));
-    node->inode = ++m->next_inode;
-    node->mode = mode;
-    node->next = m->nodes;
-    m->nodes = node;
-    return node;
-}
-
-static void
-set_room(memory_node *node, size_t room)
-{
-    size_t rounded = (room + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    uint8_t *data = need(aligned_alloc(ALIGNMENT, rounded));
-    memset(data, 0, rounded);
-    if (node->length > 0) {
-        memcpy(data, node->data, node->length);
-    }
-    free(node->data);
-    node->data = data;
-    node->room = room;
-}
-
-/* False if it would be too long. */
-static bool
-set_length(memory_node *node, uint64_t length)
-{
-    if (length == node->length) {
-        return true;
-    }
-    if (length > MEMORY_FILE_MAX || node->mappings > 0) {
-        return false;
-    }
-    if (length > node->room) {
-        size_t room = node->room * 2 > PAGE ? node->room * 2 : PAGE;
-        set_room(node, room > length ? room : length);
-    }
-    if (length < node->length) {
-        memset(node->data + length, 0, node->length - length);
-    }
-    node->length = length;
-    return true;
 }
 
 /* ---- paths and descriptors ---- */
@@ -806,80 +652,6 @@ memory_sleep_ms(const gd_env *env, unsigned ms)
 
 /* ---- memory ---- */
 
-/* Marking a large block by mapping zeros over its shadow costs more than
- * writing them, and a long quarantine more memory than the run itself. */
-const char *__asan_default_options(void);
-
-const char *
-__asan_default_options(void)
-{
-    return "clear_shadow_mmap_threshold=1073741824:quarantine_size_mb=16:"
-           "detect_stack_use_after_return=1";
-}
-
-/* Large blocks are kept for the next of the same size, also of a later run:
- * having them from the system would be most of a run's time.  The start of a
- * kept one is poisoned, so that its use is seen until it is lent again. */
-enum { LARGE = 1 << 16, KEPT = 32, POISONED = 4096 };
-
-static struct {
-    void *block; /* NULL: a free place */
-    size_t size;
-    bool lent;
-} large_blocks[KEPT];
-
-static void *
-alloc_large(size_t size)
-{
-    size_t place = KEPT;
-    for (size_t i = 0; i < KEPT; i++) {
-        if (large_blocks[i].block == NULL) {
-            place = i;
-        } else if (!large_blocks[i].lent && large_blocks[i].size == size) {
-            large_blocks[i].lent = true;
-            ASAN_UNPOISON_MEMORY_REGION(large_blocks[i].block, POISONED);
-            return large_blocks[i].block;
-        }
-    }
-    void *block = malloc(size);
-    if (block != NULL && place < KEPT) {
-        large_blocks[place].block = block;
-        large_blocks[place].size = size;
-        large_blocks[place].lent = true;
-    }
-    return block;
-}
-
-/* Only pages that were touched cost anything. */
-static void
-clear_large(uint8_t *block, size_t size)
-{
-    size_t head = -(uintptr_t)block % PAGE;
-    size_t pages = (size - head) / PAGE * PAGE;
-    memset(block, 0, head);
-    memset(block + head + pages, 0, size - head - pages);
-    if (madvise(block + head, pages, MADV_DONTNEED) != 0) {
-        memset(block + head, 0, pages);
-    }
-}
-
-static void
-release_any(void *block)
-{
-    for (size_t i = 0; block != NULL && i < KEPT; i++) {
-        if (large_blocks[i].block == block) {
-            if (!large_blocks[i].lent) {
-                fprintf(stderr, "memory_env: released twice\n");
-                abort();
-            }
-            large_blocks[i].lent = false;
-            ASAN_POISON_MEMORY_REGION(block, POISONED);
-            return;
-        }
-    }
-    free(block);
-}
-
 static void *
 memory_alloc(const gd_env *env, size_t size, bool zeroed)
 {
@@ -887,11 +659,11 @@ memory_alloc(const gd_env *env, size_t size, bool zeroed)
     if (++m->allocated == m->alloc_fail_at) {
         return NULL;
     }
-    void *memory = size >= LARGE ? alloc_large(size)
-                   : zeroed      ? calloc(1, size)
-                                 : malloc(size);
-    if (memory != NULL && zeroed && size >= LARGE) {
-        clear_large(memory, size);
+    void *memory = size >= MEMORY_LARGE ? memory_large_alloc(size)
+                   : zeroed             ? calloc(1, size)
+                                        : malloc(size);
+    if (memory != NULL && zeroed && size >= MEMORY_LARGE) {
+        memory_large_clear(memory, size);
     }
     m->allocations += memory != NULL;
     return memory;
@@ -901,7 +673,7 @@ static void
 memory_release(const gd_env *env, void *memory)
 {
     self(env)->allocations -= memory != NULL;
-    release_any(memory);
+    memory_large_release(memory);
 }
 
 /* ---- the environment itself ---- */
