@@ -16,8 +16,18 @@
 #include "engine/files/spool.h"
 #include "engine/handle/segcache.h"
 
-static PyObject *
-repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+/* What is not yet as the engine wants it. */
+typedef struct raw_params {
+    PyObject *path; /* bytes */
+    const char *id, *fingerprint, *codec;
+    Py_ssize_t id_length;
+    int by_value, allow_weak, codec_yields, direct_io;
+    unsigned long long reserve;
+} raw_params;
+
+static int
+parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
+             gd_params *params)
 {
     static char *names[] = {
         "path",         "repository_id",   "block_size", "group_slots",
@@ -25,55 +35,61 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         "codec_level",  "threads",         "lock_timeout_ms",
         "allow_weak",   "reserve",         "codec_yields",
         "direct_io",    "cut_minimum",     "cut_average", NULL};
-    PyObject *path = NULL;
-    const char *id, *fingerprint, *codec;
-    Py_ssize_t id_length;
-    int by_value, allow_weak = 0, codec_yields = 0, direct_io = 0;
-    unsigned long long reserve = 0;
-    gd_params params;
-    memset(&params, 0, sizeof params);
-    if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "O&y#IIIspsiII|pKppII", names,
-            PyUnicode_FSConverter, &path, &id, &id_length, &params.block_size, &params.group_slots,
-            &params.segment_size, &fingerprint, &by_value, &codec,
-            &params.codec_level, &params.threads, &params.lock_timeout_ms,
-            &allow_weak, &reserve, &codec_yields, &direct_io,
-            &params.cut_minimum, &params.cut_average)) {
-        Py_XDECREF(path);
-        return NULL;
-    }
-    repository_object *self = NULL;
-    const module_state *state = PyType_GetModuleState(type);
+    return PyArg_ParseTupleAndKeywords(
+        args, keywords, "O&y#IIIspsiII|pKppII", names, PyUnicode_FSConverter,
+        &raw->path, &raw->id, &raw->id_length, &params->block_size,
+        &params->group_slots, &params->segment_size, &raw->fingerprint,
+        &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
+        &params->lock_timeout_ms, &raw->allow_weak, &raw->reserve,
+        &raw->codec_yields, &raw->direct_io, &params->cut_minimum,
+        &params->cut_average);
+}
+
+/* 0 with an exception set. */
+static int
+convert_params(const module_state *state, const raw_params *raw,
+               gd_params *params)
+{
     gd_error err;
-    gd_status s = GD_OK;
-    params.by_value = by_value != 0;
-    params.reserve = reserve;
-    params.codec_yields = codec_yields != 0;
-    params.direct_io = direct_io != 0;
-    if (!gd_py_copy_id("repository_id", id, id_length, params.repository_id)) {
-        goto done;
+    gd_status s;
+    params->by_value = raw->by_value != 0;
+    params->reserve = raw->reserve;
+    params->codec_yields = raw->codec_yields != 0;
+    params->direct_io = raw->direct_io != 0;
+    if (!gd_py_copy_id("repository_id", raw->id, raw->id_length,
+                       params->repository_id)) {
+        return 0;
     }
-    if (strlen(fingerprint) >= sizeof params.digest) {
+    if (strlen(raw->fingerprint) >= sizeof params->digest) {
         s = gd_fail(&err, GD_INVALID, "there is no digest '%.40s'",
-                    fingerprint);
+                    raw->fingerprint);
     } else {
-        strcpy(params.digest, fingerprint);
-        s = gd_codec_parse(codec, &params.codec, &err);
+        strcpy(params->digest, raw->fingerprint);
+        s = gd_codec_parse(raw->codec, &params->codec, &err);
     }
     if (s != GD_OK) {
         gd_py_raise_in(state, &err);
-        goto done;
     }
-    self = gd_py_new_object(type);
+    return s == GD_OK;
+}
+
+static repository_object *
+open_repository(PyTypeObject *type, const raw_params *raw,
+                const gd_params *params)
+{
+    const module_state *state = PyType_GetModuleState(type);
+    repository_object *self = gd_py_new_object(type);
+    gd_error err;
+    gd_status s;
     if (self == NULL) {
-        goto done;
+        return NULL;
     }
     self->owner = gd_env_posix()->getpid(gd_env_posix());
     self->forks = state->forks;
     self->state = state;
-    const char *c_path = PyBytes_AsString(path);
+    const char *c_path = PyBytes_AsString(raw->path);
     Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_open(gd_env_posix(), c_path, &params, allow_weak != 0,
+    s = gd_repo_open(gd_env_posix(), c_path, params, raw->allow_weak != 0,
                      &self->repo, &err);
     Py_END_ALLOW_THREADS
     if (s != GD_OK) {
@@ -81,8 +97,22 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         gd_py_raise_in(state, &err);
         Py_CLEAR(self);
     }
-done:
-    Py_XDECREF(path);
+    return self;
+}
+
+static PyObject *
+repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    repository_object *self = NULL;
+    raw_params raw;
+    gd_params params;
+    memset(&raw, 0, sizeof raw);
+    memset(&params, 0, sizeof params);
+    if (parse_params(args, keywords, &raw, &params) &&
+        convert_params(PyType_GetModuleState(type), &raw, &params)) {
+        self = open_repository(type, &raw, &params);
+    }
+    Py_XDECREF(raw.path);
     return (PyObject *)self;
 }
 
