@@ -375,25 +375,24 @@ MUTANTS = (
     Mutant(
         'holes-before-the-entries-are-synced', 'N6.4', (
             Edit(_OWNED_GROUP,
-                 '        s = write_changes(owned->leased, entries, err);\n'
+                 '        s = write_changes(owned, entries, err);\n'
                  '    }\n'
                  '    if (s == GD_OK) {\n'
                  '        s = sync_group(owned->leased->group, err);\n'
                  '    }\n',
-                 '        s = write_changes(owned->leased, entries, err);\n'
+                 '        s = write_changes(owned, entries, err);\n'
                  '    }\n'),),
         workload='collection'),
     Mutant(
         'entries-before-the-generation', 'N6.4', (
             Edit(_OWNED_GROUP,
-                 '    gd_status s = next_generation(owned->leased, err);\n'
+                 '    gd_status s = next_generation(owned, err);\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = write_changes(owned->leased, entries, err);\n'
+                 '        s = write_changes(owned, entries, err);\n'
                  '    }\n',
-                 '    gd_status s = write_changes(owned->leased, entries, '
-                 'err);\n'
+                 '    gd_status s = write_changes(owned, entries, err);\n'
                  '    if (s == GD_OK) {\n'
-                 '        s = next_generation(owned->leased, err);\n'
+                 '        s = next_generation(owned, err);\n'
                  '    }\n'),),
         tests=('tests/unit/test_c.py::test_c[test_ownedgroup-plain]',),
         why_not='it takes a process that outlives the collector, with a '

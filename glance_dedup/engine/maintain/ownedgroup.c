@@ -146,22 +146,23 @@ sync_group(const gd_group *group, gd_error *err)
 }
 
 static gd_status
-next_generation(gd_leased_group *leased, gd_error *err)
+next_generation(gd_owned_group *owned, gd_error *err)
 {
-    gd_published record = leased->published;
+    gd_published record = owned->leased->published;
     record.sequence++;
-    gd_status s = gd_group_next_generation(leased->repo->env, &record, err);
+    gd_status s = gd_group_next_generation(owned->leased->repo->env, &record,
+                                           err);
     if (s == GD_OK) {
-        s = sync_group(leased->group, err);
+        s = sync_group(owned->leased->group, err);
     }
     if (s == GD_OK) {
-        s = gd_group_write_published(leased->group, &record, err);
+        s = gd_group_write_published(owned->leased->group, &record, err);
     }
     if (s == GD_OK) {
-        s = sync_group(leased->group, err);
+        s = sync_group(owned->leased->group, err);
     }
     if (s == GD_OK) {
-        leased->published = record;
+        owned->leased->published = record;
     }
     return s;
 }
@@ -170,20 +171,21 @@ next_generation(gd_leased_group *leased, gd_error *err)
  * fdatasync that failed under an earlier collector leaves pages that look
  * written and are not, so those have to be written again. */
 static gd_status
-write_changes(const gd_leased_group *leased, const gd_entry *entries,
+write_changes(const gd_owned_group *owned, const gd_entry *entries,
               gd_error *err)
 {
     gd_status s = GD_OK;
-    uint32_t slots = leased->group->bounds.slots;
+    uint32_t slots = owned->leased->group->bounds.slots;
     for (uint32_t i = 0; s == GD_OK && i < slots;) {
         uint32_t n = 0;
         while (i + n < slots &&
                (entries[i + n].state == GD_ENTRY_FREED ||
-                entries[i + n].state != leased->entries[i + n].state)) {
+                entries[i + n].state != owned->leased->entries[i + n].state)) {
             n++;
         }
         if (n > 0) {
-            s = gd_group_write_entries(leased->group, i, n, entries + i, err);
+            s = gd_group_write_entries(owned->leased->group, i, n, entries + i,
+                                       err);
         }
         i += n + 1;
     }
@@ -191,14 +193,14 @@ write_changes(const gd_leased_group *leased, const gd_entry *entries,
 }
 
 /* The one way in which published entries change; see ownedgroup.h for the
- * order. entries are those of all slots, and become the group's if that succeeds.
- * */
+ * order.  entries are those of all slots, and become the group's if that
+ * succeeds. */
 static gd_status
 change_entries(gd_owned_group *owned, gd_entry *entries, gd_error *err)
 {
-    gd_status s = next_generation(owned->leased, err);
+    gd_status s = next_generation(owned, err);
     if (s == GD_OK) {
-        s = write_changes(owned->leased, entries, err);
+        s = write_changes(owned, entries, err);
     }
     if (s == GD_OK) {
         s = sync_group(owned->leased->group, err);
@@ -377,7 +379,7 @@ settle(gd_owned_group *owned, gd_error *err)
     if (owned->settled) {
         return GD_OK;
     }
-    gd_status s = write_changes(owned->leased, owned->leased->entries, err);
+    gd_status s = write_changes(owned, owned->leased->entries, err);
     if (s == GD_OK) {
         s = sync_group(owned->leased->group, err);
     }

@@ -17,7 +17,7 @@ struct gd_appender {
     uint32_t next_slot;
     uint64_t synced_end; /* of the file, at the last sync point */
     uint64_t end;        /* where the next segment goes */
-    gd_directio *direct;   /* NULL: through the page cache */
+    gd_directio *direct; /* NULL: through the page cache */
     bool longer; /* the file may have zeros behind end, which direct wrote */
     gd_entry *entries;   /* of slots from published.count */
     bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
