@@ -19,14 +19,19 @@ exist.
 import ast
 import configparser
 import functools
+import html.parser
+import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import urllib.parse
 
 from cliff import command
+from docutils import core
+from docutils import nodes
 import pytest
 
 from dedupd import opts as dedupd_opts
@@ -72,6 +77,89 @@ def test_build(source, place):
     target = place / source.split('/')[0] / 'html'
     build(source, 'html', target)
     assert (target / 'index.html').exists()
+    for page in target.rglob('*.html'):
+        check_links(page)
+
+
+class Links(html.parser.HTMLParser):
+    """Where a page's references and pictures lead."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+        # What stands around the text is the theme's.
+        self.depth = 0
+
+    def handle_starttag(self, tag, attrs):
+        self.depth += tag == 'section'
+        if self.depth:
+            self.found.update(value for name, value in attrs
+                              if name in ('href', 'src') and value)
+
+    def handle_endtag(self, tag):
+        self.depth -= tag == 'section'
+
+
+def check_links(page):
+    links = Links()
+    links.feed(page.read_text())
+    for link in links.found:
+        parts = urllib.parse.urlsplit(link)
+        if not parts.scheme and not parts.netloc and parts.path:
+            assert (page.parent / urllib.parse.unquote(parts.path)).exists(), (
+                f'{page}: {link} leads nowhere')
+
+
+# -- pages that are read as they stand ----------------------------------------
+
+def outside():
+    return [pytest.param(path, id=str(path.relative_to(TOP)))
+            for path in documents.outside()]
+
+
+@pytest.mark.parametrize('page', outside())
+def test_a_page_that_is_read_as_it_stands(page):
+    """docutils alone has nothing to say, and what it names is there."""
+    said = io.StringIO()
+    tree = core.publish_doctree(
+        page.read_text(), source_path=str(page), settings_overrides={
+            'report_level': 1, 'halt_level': 5, 'warning_stream': said,
+            'file_insertion_enabled': False, 'raw_enabled': False})
+    assert not said.getvalue()
+    for node in tree.findall():
+        name = node.get('uri' if isinstance(node, nodes.image) else 'refuri',
+                        '') if isinstance(node, nodes.Element) else ''
+        if name and not urllib.parse.urlsplit(name).scheme:
+            assert (page.parent / name).exists(), f'{name} leads nowhere'
+
+
+def linked(page):
+    return set(re.findall(r'<([\w./-]+\.rst)>`_', page.read_text()))
+
+
+def test_the_way_in_is_linked_and_packaged():
+    """From README, from the contributor's guide, and in an sdist."""
+    pages = {path.name for path in documents.outside()
+             if path.parent == TOP} - {'README.rst'}
+    assert pages <= linked(TOP / 'README.rst')
+    index = (documents.SOURCE / 'contributor' / 'index.rst').read_text()
+    manifest = (TOP / 'MANIFEST.in').read_text().split()
+    for name in pages:
+        short = name.removesuffix('.rst').lower()
+        assert re.search(rf'^   {short}$', index, re.MULTILINE)
+        included = documents.SOURCE / 'contributor' / f'{short}.rst'
+        assert f'.. include:: ../../../{name}' in included.read_text()
+        assert name in manifest
+    assert {'.pre-commit-config.yaml', '.zuul.yaml'} <= set(manifest)
+
+
+def test_readme_is_short_and_the_package_says_what_it_is():
+    assert len((TOP / 'README.rst').read_text().splitlines()) <= 120
+    setup = configparser.RawConfigParser()
+    setup.read(TOP / 'setup.cfg')
+    metadata = setup['metadata']
+    assert metadata['description_file'] == 'README.rst'
+    assert metadata['description_content_type'].startswith('text/x-rst')
 
 
 @pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')

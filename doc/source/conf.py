@@ -11,6 +11,8 @@
 # under the License.
 """Configuration of the documentation's build."""
 
+import re
+
 from cliff import sphinxext
 from docutils import nodes
 
@@ -75,8 +77,22 @@ def _unlink(app, doctree, docname):
                 reference.replace_self(reference.children)
 
 
+def _lead_to_pages(app, doctree, docname):
+    """Have pages of the checkout's top lead to pages, not to their sources."""
+    for reference in doctree.findall(nodes.reference):
+        name = reference.get('refuri', '')
+        if match := re.fullmatch(r'doc/source/([\w/-]+)\.rst', name):
+            target = match[1]
+        elif match := re.fullmatch(r'([A-Z]+)\.rst', name):
+            target = f'contributor/{match[1].lower()}'
+        else:
+            continue
+        reference['refuri'] = app.builder.get_relative_uri(docname, target)
+
+
 def setup(app):
     # cliff prints the help as it stands in the code.
     sphinxext._format_optional_action = _with_default(
         sphinxext._format_optional_action)
+    app.connect('doctree-resolved', _lead_to_pages)
     app.connect('doctree-resolved', _unlink)

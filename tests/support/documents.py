@@ -51,10 +51,16 @@ class Command(NamedTuple):
     text: str
 
 
+def outside() -> list[pathlib.Path]:
+    """Those that are read as they stand, too: in a checkout, on a forge."""
+    return [*(TOP / f'{name}.rst' for name in (
+        'README', 'CONTRIBUTING', 'HACKING', 'SECURITY')),
+        TOP / 'devstack' / 'README.rst']
+
+
 def pages() -> list[pathlib.Path]:
-    """All that operators read, but the release notes."""
-    return [TOP / 'README.rst', TOP / 'devstack' / 'README.rst',
-            *sorted(SOURCE.rglob('*.rst'))]
+    """All that people read, but the release notes."""
+    return [*outside(), *sorted(SOURCE.rglob('*.rst'))]
 
 
 def _indent(line: str) -> int:

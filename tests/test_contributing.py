@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""What contributors and continuous integration begin with.
+
+The hooks of ``.pre-commit-config.yaml`` check the files that the tests of the
+style check, with commands that exist, and the jobs of ``.zuul.yaml`` run
+environments of ``tox.ini`` and the plugin of DevStack that there are.
+"""
+
+import configparser
+import functools
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.devstack import test_plugin
+from tests import test_style
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+#: What pre-commit runs in: an environment that is active comes first.
+PATH = f'{pathlib.Path(sys.executable).parent}:{os.environ["PATH"]}'
+
+
+def load(name):
+    return yaml.safe_load((TOP / name).read_text())
+
+
+@functools.cache
+def tracked():
+    """All files that git knows, as pre-commit is given them."""
+    listed = subprocess.run(['git', 'ls-files'], cwd=TOP, capture_output=True,
+                            text=True, timeout=60)
+    if listed.returncode:
+        pytest.skip('not a git checkout')
+    return listed.stdout.splitlines()
+
+
+# -- .pre-commit-config.yaml --------------------------------------------------
+
+def hooks():
+    return {hook['id']: hook
+            for repository in load('.pre-commit-config.yaml')['repos']
+            for hook in repository['hooks']}
+
+
+def selected(hook):
+    return [name for name in tracked() if re.search(hook['files'], name)]
+
+
+def relative(paths):
+    return sorted(str(path.relative_to(TOP)) for path in paths)
+
+
+def shell_scripts():
+    """Those that tests/test_style.py checks."""
+    mark, = test_style.test_shell_style.pytestmark
+    return relative(mark.args[1])
+
+
+def run(hook, *files):
+    return subprocess.run(
+        [*shlex.split(hook['entry']), *files], cwd=TOP, capture_output=True,
+        text=True, timeout=120, env={**os.environ, 'PATH': PATH})
+
+
+def test_hooks_need_nothing_but_what_the_tests_install():
+    """None is fetched from a repository of its own."""
+    found = load('.pre-commit-config.yaml')
+    assert [repository['repo'] for repository in found['repos']] == ['local']
+    for hook in hooks().values():
+        assert hook['language'] == 'system' and hook['name']
+        assert not hook.keys() - {'id', 'name', 'entry', 'language', 'files'}
+        command = shlex.split(hook['entry'])[0]
+        assert shutil.which(command, path=PATH), f'there is no {command}'
+
+
+def test_hooks_check_what_the_tests_check():
+    found = hooks()
+    assert set(found) == {'flake8', 'shellcheck', 'bashate'}
+    assert selected(found['flake8']) == [
+        name for name in tracked() if name.endswith('.py')]
+    plugin = relative(test_plugin.SCRIPTS)
+    assert selected(found['bashate']) == plugin
+    assert selected(found['shellcheck']) == sorted(shell_scripts() + plugin)
+
+
+@pytest.mark.parametrize(('name', 'wrong'), [
+    ('flake8', 'import os\n'), ('shellcheck', '#!/bin/bash\necho $1\n'),
+    ('bashate', 'if true\nthen\n  true\nfi\n')])
+def test_a_hook_finds_what_is_wrong(name, wrong, tmp_path):
+    hook = hooks()[name]
+    first = selected(hook)[0]
+    good = run(hook, first)
+    assert good.returncode == 0, good.stdout + good.stderr
+    bad = tmp_path / pathlib.Path(first).name
+    bad.write_text(wrong)
+    assert run(hook, bad).returncode != 0
+
+
+# -- .zuul.yaml ---------------------------------------------------------------
+
+#: Of openstack-zuul-jobs, and the environments of tox that each runs.
+TEMPLATES = {
+    'openstack-python3-jobs': {'pep8', 'py3'},
+    'openstack-cover-jobs': {'cover'},
+    'publish-openstack-docs-pti': {'docs'},
+    'release-notes-jobs-python3': {'releasenotes'}}
+#: Jobs of others that ours begin with.
+PARENTS = {'openstack-tox', 'devstack-tempest'}
+
+
+def zuul(kind):
+    return [part[kind] for part in load('.zuul.yaml') if kind in part]
+
+
+def jobs():
+    return {job['name']: job for job in zuul('job')}
+
+
+def environments():
+    """Of tox.ini; those of [testenv] alone are called by their Python."""
+    tox = configparser.RawConfigParser()
+    tox.read(TOP / 'tox.ini')
+    return {'py3'} | {section.partition(':')[2] for section in tox.sections()
+                      if section.startswith('testenv:')}
+
+
+def test_the_project_runs_jobs_that_there_are():
+    project, = zuul('project')
+    for pipeline in ('check', 'gate'):
+        assert set(project[pipeline]['jobs']) == set(jobs())
+    for job in jobs().values():
+        assert job['parent'] in PARENTS
+    assert set(project['templates']) <= set(TEMPLATES)
+
+
+def test_jobs_run_environments_of_tox():
+    project, = zuul('project')
+    wanted = {name for template in project['templates']
+              for name in TEMPLATES[template]}
+    wanted |= {job['vars']['tox_envlist'] for job in jobs().values()
+               if job['parent'] == 'openstack-tox'}
+    assert {'pep8', 'py3', 'functional', 'docs'} <= wanted <= environments()
+
+
+def test_the_job_with_devstack_uses_the_plugin():
+    job, = (job for job in jobs().values()
+            if job['parent'] == 'devstack-tempest')
+    settings = (TOP / 'devstack' / 'settings').read_text()
+    name, = job['vars']['devstack_plugins']
+    assert f'define_plugin {name}\n' in settings
+    script = settings + (TOP / 'devstack' / 'plugin.sh').read_text()
+    for service in job['vars']['devstack_services']:
+        assert re.search(rf'is_service_enabled {service}\b', script)
+    for option in job['vars'].get('devstack_localrc', {}):
+        assert f'{option}=${{{option}:-' in settings
+    # Of tempest, and of our own plugin of it.
+    expression = re.compile(job['vars']['tempest_test_regex'])
+    scenario = (TOP / 'tests' / 'tempest' / 'glance_dedup_tempest_plugin'
+                / 'tests' / 'scenario')
+    assert list(scenario.glob('test_*.py'))
+    assert expression.search(
+        'glance_dedup_tempest_plugin.tests.scenario.test_boot.TestBoot')
+    assert expression.search('tempest.api.image.v2.test_images.ImportImages')
+    assert not expression.search('tempest.api.volume.test_volumes_get')
+
+
+def test_a_change_that_no_job_needs_is_one_of_documents():
+    """A pattern for files that are not there would skip a job silently."""
+    for job in jobs().values():
+        for pattern in job['irrelevant-files']:
+            found = [name for name in tracked() if re.search(pattern, name)]
+            assert found, f'{job["name"]}: {pattern} is no file'
+            assert not any(name.endswith(('.py', '.c', '.h', '.sh'))
+                           for name in found if name != 'doc/source/conf.py'
+                           and not name.startswith('releasenotes/'))
