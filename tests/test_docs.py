@@ -23,11 +23,13 @@ import html.parser
 import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import urllib.parse
+from xml.etree import ElementTree
 
 from cliff import command
 from docutils import core
@@ -198,6 +200,120 @@ def page_of(path):
     assert result.returncode == 0 and not result.stderr, result.stderr
     # Bold is a letter over itself.
     return re.sub('.\b', '', result.stdout)
+
+
+# -- pictures -----------------------------------------------------------------
+
+SVG = '{http://www.w3.org/2000/svg}'
+
+
+@functools.cache
+def drawing():
+    return runpy.run_path(TOP / 'doc' / 'pictures.py')
+
+
+@pytest.mark.parametrize('name', ['overview', 'life'])
+def test_a_picture_is_what_its_program_draws(name):
+    """Text is text, and both light and dark have colours."""
+    path = documents.SOURCE / 'images' / f'{name}.svg'
+    text = path.read_text()
+    assert text == str(drawing()['PICTURES'][name]()), (
+        'run python doc/pictures.py')
+    tree = ElementTree.fromstring(text)
+    assert tree.find(f'{SVG}title').text and tree.find(f'{SVG}desc').text
+    style = tree.find(f'{SVG}style').text
+    assert '@media (prefers-color-scheme: dark)' in style
+    assert len(list(tree.iter(f'{SVG}text'))) > 15
+    width = int(tree.get('width'))
+    boxes = [tuple(int(box.get(key)) for key in ('x', 'y', 'width', 'height'))
+             for box in tree.iter(f'{SVG}rect') if box.get('rx')]
+    for words in tree.iter(f'{SVG}text'):
+        x, y = int(words.get('x')), int(words.get('y'))
+        # A letter of 13 pixels is seven wide, on the average; of bold, eight.
+        half = len(words.text) * (4.2 if words.get('class') == 'name'
+                                  else 3.6)
+        if words.get('text-anchor') == 'start':
+            x += half
+        assert 0 <= x - half and x + half <= width, words.text
+        # It fits into the innermost box that it stands in.
+        inside = [box for box in boxes if box[0] <= x <= box[0] + box[2]
+                  and box[1] <= y <= box[1] + box[3]]
+        if inside and words.get('class') != 'label':
+            left, _, wide, _ = min(inside, key=lambda box: box[2] * box[3])
+            assert left <= x - half and x + half <= left + wide, words.text
+
+
+def test_pages_show_the_pictures():
+    assert '.. image:: doc/source/images/overview.svg' in (
+        TOP / 'README.rst').read_text()
+    assert '.. image:: ../images/life.svg' in (
+        documents.SOURCE / 'contributor' / 'design.rst').read_text()
+
+
+# -- glossary -----------------------------------------------------------------
+
+def glossary():
+    """The terms of the design page, with what is said of each."""
+    text = (documents.SOURCE / 'contributor' / 'design.rst').read_text()
+    body = text.partition('.. glossary::\n\n')[2]
+    body = body[:re.search(r'^\S', body, re.MULTILINE).start()]
+    parts = re.split(r'^   (\S.*)$', body, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2]))
+
+
+def test_the_glossary_defines_each_term_once_in_order():
+    terms = [term for term, _ in glossary()]
+    assert len(terms) > 40
+    assert terms == sorted(set(terms), key=str.lower)
+    for term, meaning in glossary():
+        assert meaning.strip().endswith('.'), f'{term} has no sentence'
+
+
+def test_terms_of_the_glossary_are_used():
+    """Elsewhere in the contributor's guide; else none is needed."""
+    text = ''.join(
+        (documents.SOURCE / 'contributor' / f'{name}.rst').read_text()
+        for name in ('design', 'protocol', 'format'))
+    for term, meaning in glossary():
+        text = text.replace(f'   {term}\n{meaning}', '')
+    text = ' '.join(text.split()).lower()
+    for term, _ in glossary():
+        assert len(re.findall(rf'\b{re.escape(term.lower())}', text)) > 1, (
+            f'{term} is used nowhere')
+
+
+#: Emphasised in the pages on design and protocol, and no terms.
+_NO_TERMS = {'begun', 'execute', 'exists already', 'gear', 'needs', 'nothing',
+             'no processor to spare', 'no space', 'not', 'nothing to gain',
+             'plan', 'recompress', 'tests', 'without it'}
+
+
+def test_words_that_are_introduced_as_terms_are_in_the_glossary():
+    terms = {term.lower() for term, _ in glossary()}
+    found = 0
+    for name in ('design', 'protocol'):
+        text = (documents.SOURCE / 'contributor' / f'{name}.rst').read_text()
+        for words in re.findall(r'(?<![*\w])\*([A-Za-z][a-z -]+)[.:]?\*(?!\*)',
+                                ' '.join(text.split())):
+            word = words.lower()
+            if word not in _NO_TERMS:
+                found += 1
+                assert terms & {word, word.removesuffix('s')}, (
+                    f'{name}: {words} is not in the glossary')
+    assert found > 8
+
+
+def test_the_design_page_leads_to_each_group_of_modules():
+    """On its first page, each with a link to where it is described."""
+    text = (documents.SOURCE / 'contributor' / 'design.rst').read_text()
+    first = text.partition('\nGlossary\n=')[0]
+    rows = re.findall(r'^   \* - ``([a-z]+)``\n     - (.+?)(?=^   \* - |^$)',
+                      first, re.MULTILINE | re.DOTALL)
+    assert [name for name, row in rows if '`_' in row or ':doc:' in row] == [
+        'base', 'format', 'files', 'handle', 'read', 'write', 'maintain',
+        'exchange', 'base', 'binding', 'repository', 'check', 'maintenance',
+        'client', 'transfer', 'adoption', 'driver', 'cli', 'tasks', 'http',
+        'cache', 'serve', 'rpc']
 
 
 # -- commands -----------------------------------------------------------------
