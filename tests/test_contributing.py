@@ -187,6 +187,7 @@ def test_a_change_that_no_job_needs_is_one_of_documents():
         for pattern in job['irrelevant-files']:
             found = [name for name in tracked() if re.search(pattern, name)]
             assert found, f'{job["name"]}: {pattern} is no file'
-            assert not any(name.endswith(('.py', '.c', '.h', '.sh'))
-                           for name in found if name != 'doc/source/conf.py'
-                           and not name.startswith('releasenotes/'))
+            # What builds the documents is tested by the jobs that do.
+            assert not any(
+                name.endswith(('.py', '.c', '.h', '.sh')) for name in found
+                if not name.startswith(('doc/', 'releasenotes/')))
