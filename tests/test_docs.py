@@ -202,6 +202,31 @@ def page_of(path):
     return re.sub('.\b', '', result.stdout)
 
 
+def figures():
+    """Rows of README's results: what, the result, and where it is from."""
+    rows = re.findall(
+        r'^   \* - (.+?)\n     - (.+?)\n     - (.+?)(?=\n   \* |\n\n)',
+        (TOP / 'README.rst').read_text(), re.MULTILINE | re.DOTALL)
+    assert rows[0][2] == 'from'
+    return rows[1:]
+
+
+@pytest.mark.parametrize('row', figures(), ids=lambda row: row[0][:30])
+def test_a_figure_of_readme_stands_in_the_guide(row):
+    """On a page that names the command, or on the one that is linked."""
+    _, result, source = row
+    guide = {page: page.read_text().replace(',', '')
+             for page in documents.SOURCE.rglob('*.rst')}
+    link = re.search('<(.+)>`_', source)
+    named = [text for page, text in guide.items()
+             if (page == TOP / link[1] if link else source.strip('`') in text)]
+    numbers = re.findall(r'\d[\d.]*', result.replace(',', ''))
+    assert numbers
+    assert any(all(re.search(rf'(?<![\d.]){re.escape(number)}(?![\d.]\d|\d)',
+                             text) for number in numbers)
+               for text in named), f'{result} is not what {source} gives'
+
+
 # -- pictures -----------------------------------------------------------------
 
 SVG = '{http://www.w3.org/2000/svg}'
