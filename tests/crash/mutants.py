@@ -418,7 +418,8 @@ MUTANTS = (
                  '    gd_status s = GD_OK;\n'
                  '    if (s != GD_OK) {\n'
                  '        return s;\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_grouprewrite_stages-plain]',),
+        tests=('tests/unit/test_c.py'
+               '::test_c[test_grouprewrite_stages-plain]',),
         why_not='the addresses and blocks are the same in both files, so it '
         'takes a process that compares bytes in the old one'),
     # -- merging (N10) ----------------------------------------------------
