@@ -1,0 +1,19 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""Mutation testing: do the tests notice when the code is wrong?
+
+``tools/mutate`` runs this package. ``operators.py`` finds the small changes
+that can be made to a source file. ``suite.py`` knows the tests, what they
+execute, and how to run them on a changed copy of the tree. ``__main__.py``
+chooses changes, tries them and reports.
+"""

@@ -1,0 +1,60 @@
+#    Licensed under the Apache License, Version 2.0 (the "License"); you may
+#    not use this file except in compliance with the License. You may obtain
+#    a copy of the License at
+#
+#         http://www.apache.org/licenses/LICENSE-2.0
+#
+#    Unless required by applicable law or agreed to in writing, software
+#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+#    License for the specific language governing permissions and limitations
+#    under the License.
+
+"""A plugin of pytest: which test executes which line, and how long it takes.
+
+Loaded by ``-p tests.mutation.recorder``. Writes JSON to the file that the
+environment variable ``MUTATION_RECORD`` names.
+"""
+
+import json
+import os
+
+import coverage
+import pytest
+
+_coverage = coverage.Coverage(
+    data_file=None, config_file=False, source=['glance_dedup', 'dedupd'])
+_coverage.start()
+_seconds: dict[str, float] = {}
+_failed: set[str] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    _coverage.switch_context(item.nodeid)
+    result = yield
+    _coverage.switch_context('')
+    return result
+
+
+def pytest_runtest_logreport(report):
+    _seconds[report.nodeid] = (
+        _seconds.get(report.nodeid, 0) + report.duration)
+    if report.failed:
+        _failed.add(report.nodeid)
+
+
+def pytest_sessionfinish():
+    _coverage.stop()
+    data = _coverage.get_data()
+    tests = [name for name in _seconds if name not in _failed]
+    number = {name: i for i, name in enumerate(tests)}
+    lines = {
+        os.path.relpath(path): {
+            line: [number[name] for name in names if name in number]
+            for line, names in data.contexts_by_lineno(path).items()}
+        for path in data.measured_files()}
+    with open(os.environ['MUTATION_RECORD'], 'w') as f:
+        json.dump({'tests': tests, 'failed': sorted(_failed),
+                   'seconds': [_seconds[name] for name in tests],
+                   'lines': lines}, f)
