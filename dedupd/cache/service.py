@@ -143,7 +143,7 @@ class Cache:
         if expected is not None:
             self.held.note(image_id, expected.size, expected.md5)
         else:
-            self._held.note_uncompared(image_id)
+            self.held.note_uncompared(image_id)
 
     def _is_wrong(self, image_id: str, expected: pulls_module.Expected,
                   why: str) -> None:

@@ -169,13 +169,13 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
 def test_catalog_is_changed_while_it_is_copied(
         repository, catalog, monkeypatch):
     catalog.save()
-    original = checker.check_catalog.Catalog.copy_files
+    original = checker.catalog_module.Catalog.copy_files
 
     def copy_files(self):
         original(self)
         (repository.path / 'catalog/LOG').write_text('opened')
 
-    monkeypatch.setattr(checker.check_catalog.Catalog, 'copy_files',
+    monkeypatch.setattr(checker.catalog_module.Catalog, 'copy_files',
                         copy_files)
     one(repository, NOTE, 'in use')
 
@@ -662,7 +662,7 @@ def test_no_room_for_leveldb_is_no_damage(
         raise plyvel.IOError(b'IO error: %s/000009.log: No space left on '
                              b'device' % name.encode())
 
-    monkeypatch.setattr(checker.check_catalog.plyvel, 'DB', full)
+    monkeypatch.setattr(checker.catalog_module.plyvel, 'DB', full)
     found, = judge_with_damaged_catalog(repository)
     assert (found.severity, found.file) == (NOTE, 'catalog')
     assert 'No space left' in found.sentence

@@ -79,7 +79,7 @@ class Tasks:
 def done(monkeypatch):
     found = Tasks()
     monkeypatch.setattr(registry, 'run', found.run)
-    monkeypatch.setattr(scheduler_module.tasks_module, 'run', found.run)
+    monkeypatch.setattr(scheduler_module.registry_module, 'run', found.run)
     monkeypatch.setitem(scheduler_module.TASKS, 'account', 3600)
     return found
 

@@ -330,7 +330,7 @@ def test_while_one_tries_the_others_do_not_wait(store, url, path):
     def open_image(*args, **kwargs):
         entered.set()
         assert go.wait(20)
-        raise daemon_module.client.DaemonUnavailable('a test')
+        raise daemon_module.daemon.DaemonUnavailable('a test')
 
     daemon._client.open_image = open_image
     thread = threading.Thread(target=get, args=(url,))

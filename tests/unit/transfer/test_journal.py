@@ -96,13 +96,13 @@ def test_replaced_before_it_is_locked(repo, monkeypatch):
     one, other = journal.Underway(repo, SITE), journal.Underway(repo, SITE)
     one.begin('a')
     todo = [lambda: other.begin('b')]
-    real = journal.sharing.lock
+    real = journal.filesystem.lock
 
     def lock(*args):
         if todo:
             todo.pop()()
         return real(*args)
-    monkeypatch.setattr(journal.sharing, 'lock', lock)
+    monkeypatch.setattr(journal.filesystem, 'lock', lock)
     one.begin('c')
     assert list(one.entries()) == ['a', 'b', 'c']
 

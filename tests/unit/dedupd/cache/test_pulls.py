@@ -766,17 +766,17 @@ def test_only_some_arrive_at_once(hosts, monkeypatch):
     names = [f'image-{number}' for number in range(pulls_module.PULLS + 1)]
     for name in names:
         hosts.put(noise(100_000, len(name)), name)
-    readings = [hosts.arrivals.open(name, None, None) for name in names[:-1]]
+    opened = [hosts.arrivals.open(name, None, None) for name in names[:-1]]
     with pytest.raises(readings.ArrivalFailed, match='others are on'):
         hosts.arrivals.open(names[-1], None, None)
     hosts.relay.allow(None)
-    for reading in readings:
+    for reading in opened:
         follow(reading)
         reading.close()
     hosts.ended()
-    readings = [hosts.arrivals.open(names[-1], None, None)]
-    follow(readings[0])
-    readings[0].close()
+    reading = hosts.arrivals.open(names[-1], None, None)
+    follow(reading)
+    reading.close()
     assert sorted(hosts.ours.images()) == sorted(names)
 
 
