@@ -14,12 +14,14 @@
 
 :data:`ENGINE` is the table of the C engine's folders. A file includes what
 lies in its own folder or in one that stands above it in the table, and nothing
-else of ours. The map of the engine in the design document is made from this
-table and from the first sentence of each file. To write it anew::
+else of ours. :data:`PACKAGES` is the table of the Python packages, with what
+each may import. The maps in the design document are made from these tables
+and from the first sentence of each file. To write them anew::
 
     python -m tests.test_layers --write
 """
 
+import ast
 import pathlib
 import re
 import sys
@@ -49,10 +51,126 @@ BINDING = 'binding'
 #: Folders of ``tests/c`` beside those of the engine.
 TESTS_ALONE = {'support', 'whole'}
 
+#: The packages, and the modules of dedupd that are in none: what each is, and
+#: whom it may import besides itself. Only those above it, so no two import
+#: each other. A module by its full name stands for itself alone.
+PACKAGES = {
+    'glance_dedup._engine': ('the engine, as Python sees it', ''),
+    'glance_dedup.base': ('what all others stand on', ''),
+    'glance_dedup.check': (
+        'the second implementation of the format, which judges the first',
+        'base.access base.exceptions base.hashes base.leveldb base.scratch'),
+    'glance_dedup.repository': ('images in, images out', '_engine base'),
+    'glance_dedup.maintenance': (
+        "what a repository's one maintainer keeps",
+        '_engine base repository'),
+    'glance_dedup.client': (
+        'asking dedupd, servers of NBD, and Glance', 'base'),
+    'glance_dedup.transfer': (
+        'images on their way between repositories',
+        '_engine base repository client'),
+    'glance_dedup.adoption': (
+        "images of Glance's file store, taken over and given back",
+        '_engine base repository client'),
+    'glance_dedup.driver': (
+        'the driver for glance_store', 'base repository client'),
+    'glance_dedup.mount': ('images as files', 'base repository client'),
+    'glance_dedup.trial': (
+        'what two hosts try together on a shared file system', 'base'),
+    'dedupd.opts': ('all options of the daemon', ''),
+    'dedupd.logs': ("the daemon's log", 'base'),
+    'dedupd.page': ('the status page', ''),
+    'dedupd.metrics': ('figures for Prometheus', ''),
+    'dedupd.history': ('how tasks did before', 'base'),
+    'dedupd.http': ('the server of HTTP, and whom it asks', 'base'),
+    'dedupd.serve': (
+        'what the daemon serves: bytes, replicas, disks',
+        '_engine base repository client transfer http'),
+    'dedupd.cache': (
+        'the cache of a compute host',
+        'base repository maintenance client transfer http serve'),
+    'dedupd.tasks': (
+        "the maintainer's tasks, one a file",
+        '_engine base repository maintenance opts cache.index'),
+    'dedupd.scheduler': (
+        'when a task runs',
+        'base repository maintenance tasks history cache.index'),
+    'dedupd.figures': (
+        'what the repository holds',
+        '_engine base repository maintenance tasks'),
+    'dedupd.control': (
+        'the operations of the daemon',
+        '_engine base repository tasks scheduler figures'),
+    'dedupd.replicator': (
+        'images taken to another site by themselves',
+        'base repository client transfer history'),
+    'dedupd.rpc': (
+        'RPC and notifications', 'base control scheduler'),
+    'dedupd.api': (
+        'the endpoints of HTTP',
+        'base client http serve control metrics page'),
+    'dedupd.main': (
+        'the daemon, put together',
+        'base repository http serve cache tasks scheduler figures control '
+        'replicator rpc api opts logs'),
+    'glance_dedup.cli': (
+        'the commands',
+        '_engine base check repository maintenance client transfer adoption '
+        'mount trial tasks figures'),
+}
+#: Modules without a test file of their own, and what tests them.
+TESTED_BY = {
+    'glance_dedup.base.exceptions': 'unit/repository/test_repository.py',
+    'glance_dedup.base.files': 'unit/base/test_access.py',
+    'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
+    'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
+    'glance_dedup.base.locations': 'unit/driver/test_store.py',
+    'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',
+    'glance_dedup.check.format': 'unit/check/test_checker.py',
+    'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
+    'glance_dedup.client.glance_api': 'functional/test_sites.py',
+    'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
+    'glance_dedup.client.wire': 'unit/client/test_daemon.py',
+    'glance_dedup.transfer.site_replication': 'functional/test_sites.py',
+    'glance_dedup.adoption.filestore': 'unit/adoption/test_estimate.py',
+    'glance_dedup.adoption.formats': 'unit/adoption/test_estimate.py',
+    'glance_dedup.adoption.importing': 'functional/test_adoption.py',
+    'glance_dedup.cli.common': 'unit/cli/test_main.py',
+    'glance_dedup.cli.daemon': 'unit/cli/test_maintenance.py',
+    'glance_dedup.cli.mount': 'functional/test_mount.py',
+    'glance_dedup.cli.replication': 'functional/test_sites.py',
+    'glance_dedup.cli.sharing': 'functional/test_trial.py',
+    'glance_dedup.mount': 'functional/test_mount.py',
+    'glance_dedup.trial': 'functional/test_trial.py',
+    'dedupd.page': 'functional/test_dedupd_page.py',
+    'dedupd.http.bodies': 'unit/dedupd/http/test_server.py',
+    'dedupd.http.certificates': 'functional/test_dedupd_http.py',
+    'dedupd.http.connection': 'unit/dedupd/http/test_server.py',
+    'dedupd.http.listeners': 'unit/base/test_access.py',
+    'dedupd.http.messages': 'unit/dedupd/serve/test_reads.py',
+    'dedupd.http.router': 'unit/dedupd/http/test_server.py',
+    'dedupd.http.streams': 'functional/test_floods.py',
+    'dedupd.http.tokens': 'unit/dedupd/serve/test_reads.py',
+    'dedupd.http.upstream': 'functional/test_cache_relay.py',
+    'dedupd.serve.incoming_replicas': 'functional/test_receiving.py',
+    'dedupd.serve.nbd': 'functional/test_nbd.py',
+    'dedupd.serve.readings': 'unit/dedupd/cache/test_pulls.py',
+    'dedupd.cache.description': 'unit/dedupd/cache/test_pulls.py',
+    'dedupd.cache.partial_image': 'unit/dedupd/cache/test_pulls.py',
+    'dedupd.cache.proxy': 'functional/test_cache_proxy.py',
+    'dedupd.cache.service': 'functional/test_cache_proxy.py',
+    'dedupd.cache.source_client': 'unit/dedupd/cache/test_pulls.py',
+    'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
+    'dedupd.control': 'unit/dedupd/test_metrics.py',
+    'dedupd.rpc.messaging': 'functional/test_dedupd_rpc.py',
+    'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
+    'dedupd.main': 'functional/test_dedupd_process.py',
+}
+
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]*)[">]',
                       re.MULTILINE)
-_BEGIN = '.. The engine\'s map: python -m tests.test_layers --write\n'
-_END = '.. The end of the engine\'s map\n'
+_BEGIN = '.. The map of {}: python -m tests.test_layers --write\n'
+_END = '.. The end of the map of {}\n'
 
 
 def place_of(path):
@@ -217,25 +335,194 @@ def engine_map():
     return '\n'.join(lines) + '\n'
 
 
-def parts_of_the_page():
-    """What stands before the map, the map, and what stands behind it."""
-    before, begin, rest = DESIGN.read_text().partition(_BEGIN)
-    kept, end, behind = rest.partition(_END)
-    assert begin and end, f'{DESIGN} has no place for the map'
-    return before + begin + '\n', kept.removeprefix('\n'), end + behind
+# -- Python -------------------------------------------------------------------
+
+def package_of(module):
+    """The row of :data:`PACKAGES` that a module belongs to, or None."""
+    parts = module.split('.')
+    for length in (3, 2):
+        if '.'.join(parts[:length]) in PACKAGES:
+            return '.'.join(parts[:length])
+    return None
 
 
-def test_map():
-    assert parts_of_the_page()[1] == engine_map(), (
-        'the map of the engine is not up to date: run '
-        'python -m tests.test_layers --write')
+def may_import(package):
+    """Full names of packages, and of modules that stand for themselves."""
+    found = set()
+    for name in PACKAGES[package][1].split():
+        top = name.partition('.')[0]
+        found |= {f'{root}.{name}' for root in ('glance_dedup', 'dedupd')
+                  if f'{root}.{top}' in PACKAGES}
+    return found
+
+
+def imports_of(module, text):
+    """What a module imports of ours, also within functions."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f'{module} imports relatively'
+            names = [f'{node.module}.{alias.name}' for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names
+                    if name.split('.')[0] in ('glance_dedup', 'dedupd'))
+
+
+def wrong_imports(files):
+    """All that is wrong with the imports of modules, a sentence each.
+
+    :param files: the text of each module by its full name
+    """
+    for module, text in sorted(files.items()):
+        package = package_of(module)
+        if package is None:
+            yield f'{module} has no place: see PACKAGES in test_layers.py'
+            continue
+        allowed = may_import(package)
+        for name in imports_of(module, text):
+            target = package_of(name)
+            if target != package and target not in allowed and not any(
+                    name == one or name.startswith(one + '.')
+                    for one in allowed if one not in PACKAGES):
+                yield (f'{module} imports {name}, but {package} may import '
+                       f'only {", ".join(sorted(allowed)) or "nothing"}')
+
+
+def modules():
+    """The text of each module of ours; of packages, unless it is empty."""
+    found = {}
+    for root in ('glance_dedup', 'dedupd'):
+        for path in sorted((TOP / root).rglob('*.py')):
+            name = '.'.join(path.relative_to(TOP).with_suffix('').parts)
+            name = name.removesuffix('.__init__')
+            if name != root:
+                found[name] = path.read_text()
+    return found
+
+
+def test_packages():
+    found = list(wrong_imports(modules()))
+    assert not found, '\n'.join(found)
+
+
+def test_packages_are_in_order():
+    """Each imports only those above it, so there is no cycle."""
+    order = list(PACKAGES)
+    last = {'glance_dedup.cli'}     # imports from dedupd, which is below
+    for number, package in enumerate(order):
+        above = {*order[:number], package}
+        wrong = [name for name in may_import(package)
+                 if package_of(name) not in above]
+        assert not wrong or package in last, (package, wrong)
+
+
+@pytest.mark.parametrize('module, text, words', [
+    ('glance_dedup.base.x', 'from glance_dedup.repository import repository',
+     'may import only nothing'),
+    ('glance_dedup.base.x', 'def f():\n    from dedupd import main',
+     'imports dedupd.main'),
+    ('glance_dedup.check.x', 'from glance_dedup.base import imagelist',
+     'imports glance_dedup.base.imagelist'),
+    ('dedupd.tasks.x', 'from dedupd.cache import proxy',
+     'imports dedupd.cache.proxy'),
+    ('dedupd.tasks.x', 'import dedupd.cache.proxy', 'dedupd.cache.proxy'),
+    ('glance_dedup.driver.x', 'from dedupd import opts', 'dedupd.opts'),
+    ('glance_dedup.loose', '', 'has no place'),
+    ('dedupd.loose', '', 'has no place'),
+])
+def test_packages_that_do_not_keep_the_order(module, text, words):
+    found, = wrong_imports({module: text})
+    assert found.startswith(module) and words in found
+
+
+@pytest.mark.parametrize('module, text', [
+    ('glance_dedup.check.x', 'from glance_dedup.base import exceptions'),
+    ('dedupd.tasks.x', 'from dedupd.cache import index'),
+    ('dedupd.tasks.x', 'from dedupd.tasks import collector'),
+    ('glance_dedup.cli.x', 'def f():\n    from dedupd.tasks import scrubber'),
+    ('dedupd.cache', 'import json'),
+])
+def test_packages_that_keep_the_order(module, text):
+    assert not list(wrong_imports({module: text}))
+
+
+def whose(stem, module, siblings):
+    """Whether a file of tests is a module's, and not a sibling's."""
+    return stem == f'test_{module}' or (
+        stem.startswith(f'test_{module}_') and not any(
+            len(other) > len(module) and stem.startswith(f'test_{other}')
+            for other in siblings))
+
+
+def test_tests_mirror_the_packages():
+    """Each module has a test file of its name, or one that is named here."""
+    unit = TOP / 'tests' / 'unit'
+    siblings: dict = {}
+    for module in modules():
+        siblings.setdefault(package_of(module), set()).add(
+            module.rpartition('.')[2])
+    for module in modules():
+        parts = module.removeprefix('glance_dedup.').split('.')
+        if module in PACKAGES and (TOP / module.replace('.', '/')).is_dir():
+            continue
+        own = [path for path in unit.joinpath(*parts[:-1]).glob(
+                f'test_{parts[-1]}*.py')
+               if whose(path.stem, parts[-1], siblings[package_of(module)])]
+        named = TESTED_BY.get(module)
+        assert own or named, f'{module} has no test'
+        assert not (own and named), f'{module} has a test of its own'
+        assert own or (TOP / 'tests' / named).is_file(), named
+    assert not set(TESTED_BY) - set(modules())
+
+
+def module_map():
+    lines = []
+    for package, (what, _) in PACKAGES.items():
+        texts = {name.removeprefix(package).strip('.'): text
+                 for name, text in modules().items()
+                 if package_of(name) == package}
+        lines += [f'``{package}``: {what}', '']
+        for name, text in sorted(texts.items()):
+            if not name:
+                continue
+            sentence = ast.get_docstring(ast.parse(text)).split('\n\n')[0]
+            sentence = re.split(r'(?<=\.)\s', ' '.join(
+                sentence.split()) + ' ')[0].rstrip(' .')
+            lines += textwrap.wrap(
+                f'``{name}``: {sentence}', 86, initial_indent='* ',
+                subsequent_indent='  ', break_long_words=False,
+                break_on_hyphens=False)
+        lines += [''] if lines[-1] else []
+    return '\n'.join(lines) + '\n'
+
+
+# -- the maps of the design document ------------------------------------------
+
+MAPS = {'the engine': engine_map, 'the modules': module_map}
+
+
+def with_maps(page):
+    """The design document with its maps as they should be."""
+    for name, make in MAPS.items():
+        before, begin, rest = page.partition(_BEGIN.format(name))
+        _, end, behind = rest.partition(_END.format(name))
+        assert begin and end, f'{DESIGN} has no place for the map of {name}'
+        page = f'{before}{begin}\n{make()}{end}{behind}'
+    return page
+
+
+def test_maps():
+    page = DESIGN.read_text()
+    assert page == with_maps(page), (
+        'a map is not up to date: run python -m tests.test_layers --write')
 
 
 def main(arguments):
     if arguments != ['--write']:
         sys.exit('usage: python -m tests.test_layers --write')
-    before, _, behind = parts_of_the_page()
-    DESIGN.write_text(before + engine_map() + behind)
+    DESIGN.write_text(with_maps(DESIGN.read_text()))
 
 
 if __name__ == '__main__':
