@@ -1,14 +1,4 @@
-#    Licensed under the Apache License, Version 2.0 (the "License"); you may
-#    not use this file except in compliance with the License. You may obtain
-#    a copy of the License at
-#
-#         http://www.apache.org/licenses/LICENSE-2.0
-#
-#    Unless required by applicable law or agreed to in writing, software
-#    distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
-#    WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
-#    License for the specific language governing permissions and limitations
-#    under the License.
+# SPDX-License-Identifier: Apache-2.0
 
 """Every file has a place, and every place uses only what it may use.
 
@@ -467,9 +457,9 @@ def test_tests_mirror_the_packages():
         parts = module.removeprefix('glance_dedup.').split('.')
         if module in PACKAGES and (TOP / module.replace('.', '/')).is_dir():
             continue
-        own = [path for path in unit.joinpath(*parts[:-1]).glob(
-                f'test_{parts[-1]}*.py')
-               if whose(path.stem, parts[-1], siblings[package_of(module)])]
+        files = unit.joinpath(*parts[:-1]).glob(f'test_{parts[-1]}*.py')
+        own = [path for path in files if whose(
+            path.stem, parts[-1], siblings[package_of(module)])]
         named = TESTED_BY.get(module)
         assert own or named, f'{module} has no test'
         assert not (own and named), f'{module} has a test of its own'

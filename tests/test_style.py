@@ -1,14 +1,4 @@
-# Licensed under the Apache License, Version 2.0 (the "License"); you may
-# not use this file except in compliance with the License. You may obtain
-# a copy of the License at
-#
-#      http://www.apache.org/licenses/LICENSE-2.0
-#
-# Unless required by applicable law or agreed to in writing, software
-# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
-# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
-# License for the specific language governing permissions and limitations
-# under the License.
+# SPDX-License-Identifier: Apache-2.0
 """The style of the Python code, of the C code and of the shell scripts."""
 
 import pathlib
@@ -19,7 +9,7 @@ import sys
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-C_LICENSE = '/* SPDX-License-Identifier: Apache-2.0 */\n'
+LICENSE = 'SPDX-License-Identifier: Apache-2.0'
 
 
 def test_python_style():
@@ -30,14 +20,26 @@ def test_python_style():
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
-def test_c_license():
-    """Every C file says in its first line under which licence it stands."""
-    paths = [path for directory in ('glance_dedup', 'tests', 'benchmarks')
-             for path in (TOP / directory).rglob('*.[ch]')]
-    assert paths
-    without = sorted(str(path.relative_to(TOP)) for path in paths
-                     if not path.read_text().startswith(C_LICENSE))
-    assert not without, f'the first line must be {C_LICENSE}in {without}'
+def sources():
+    """Every source file that is in the repository, or would be."""
+    names = subprocess.run(
+        ['git', 'ls-files', '-co', '--exclude-standard'], cwd=TOP, check=True,
+        capture_output=True, text=True, timeout=60).stdout.splitlines()
+    for path in map(TOP.joinpath, names):
+        if path.is_file() and (
+                path.suffix in {'.c', '.h', '.py', '.pyi', '.sh'}
+                or path.read_bytes()[:2] == b'#!'):
+            yield path
+
+
+def test_license():
+    """Every source file says at its begin under which licence it stands."""
+    paths = list(sources())
+    assert len(paths) > 500
+    without = [str(path.relative_to(TOP)) for path in paths
+               if path.stat().st_size
+               and LICENSE not in path.read_text()[:200]]
+    assert not without, f'no "{LICENSE}" in {without}'
 
 
 @pytest.mark.parametrize(

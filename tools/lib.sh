@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
 #
 # Set-up shared by tools/test, tools/demo, tools/cloud and tools/images. Source
 # it, then call what is needed of
