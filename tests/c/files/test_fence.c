@@ -177,6 +177,27 @@ test_torn(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
+/* Nothing is written over the newest record unless the one in between is
+ * durable. */
+static void
+test_between_fails(void)
+{
+    static const fault_call calls[] = {FAULT_PWRITEV, FAULT_FSYNC};
+    char trace[256];
+    for (int i = 0; i < 2; i++) {
+        scratch_init(&x);
+        CHECK_INT(put('a', 11), GD_OK);
+        CHECK_INT(put('a', 12), GD_OK);
+        fault_env_fail(&x.f, calls[i], 1, EIO, false);
+        fault_env_start_trace(&x.f);
+        CHECK_INT(put('a', 14), GD_IO);
+        fault_env_trace(&x.f, trace, sizeof trace);
+        CHECK(strcmp(trace, i == 0 ? "" : "pwritev") == 0);
+        CHECK_INT(get('a'), i == 0 ? 12 : 13);
+        CHECK_INT(scratch_destroy(&x), 0);
+    }
+}
+
 /* Whatever fails, the fence is what it was or what was to be written; and what
  * is reported as written was fsynced. */
 static void
@@ -245,6 +266,7 @@ main(int argc, char **argv)
     RUN(test_never_goes_back);
     RUN(test_order);
     RUN(test_torn);
+    RUN(test_between_fails);
     RUN(test_failures);
     RUN(test_strange_files);
     return REPORT();

@@ -677,6 +677,33 @@ test_delete_waits_for_the_image_lock(void)
     teardown();
 }
 
+static int (*real_unlinkat)(const gd_env *env, int dir, const char *name);
+static gd_status lock_at_unlink;
+
+static int
+unlink_and_look(const gd_env *env, int dir, const char *name)
+{
+    int lock;
+    lock_at_unlink = gd_image_lock(x.env, x.root, "a", 0, &lock, NULL);
+    if (lock_at_unlink == GD_OK) {
+        gd_image_unlock(x.env, lock);
+    }
+    return real_unlinkat(env, dir, name);
+}
+
+/* N9.7: until then no merge may take the name. */
+static void
+test_delete_keeps_the_image_lock(void)
+{
+    setup();
+    store("a", 4096, NULL);
+    real_unlinkat = w.env.unlinkat;
+    w.env.unlinkat = unlink_and_look;
+    CHECK_INT(delete_image("a", NULL), GD_OK);
+    CHECK_INT(lock_at_unlink, GD_BUSY);
+    teardown();
+}
+
 /* ---- races ---- */
 
 /* Four processes: of those that commit one id, one succeeds; of those that
@@ -746,6 +773,7 @@ main(int argc, char **argv)
     RUN(test_delete_of_an_upload);
     RUN(test_delete_fails);
     RUN(test_delete_waits_for_the_image_lock);
+    RUN(test_delete_keeps_the_image_lock);
     RUN(test_races);
     return REPORT();
 }

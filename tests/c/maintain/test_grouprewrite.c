@@ -149,6 +149,28 @@ test_states_stay(void)
     rewrite_teardown(&t);
 }
 
+/* An entry that was lost without a trace is no end: those behind it stay. */
+static void
+test_hole_among_the_entries(void)
+{
+    enum { HOLE = 20 };
+    static const uint8_t zeros[GD_ENTRY_SIZE];
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    rewrite_setup(&t, false);
+    scratch_write(&t.x, GROUP_1, zeros, sizeof zeros, gd_entry_offset(HOLE));
+    own_group(&t, 1);
+    need_rewritten(&t);
+    gd_owned_group_close(t.owned);
+    CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS - 1);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(entries[i].state,
+                  i == HOLE ? GD_ENTRY_EMPTY : GD_ENTRY_LIVE);
+    }
+    rewrite_teardown(&t);
+}
+
 static void
 test_codecs(void)
 {
@@ -170,7 +192,14 @@ test_codecs(void)
         sizes[i] = record.end;
     }
     CHECK(sizes[0] < sizes[2] && sizes[2] < sizes[1] && sizes[3] == sizes[0]);
-    /* Without a codec a segment keeps its own, also when it is packed anew. */
+    /* Without a codec a segment that lives is copied, not packed again at the
+     * level that is noted. */
+    CHECK_INT(gd_leased_group_note_codec(t.owned->leased, GD_CODEC_ZSTD, 1,
+                                         &t.x.err), GD_OK);
+    need_rewritten(&t);
+    (void)check_group_file(&t, 1, &record, entries);
+    CHECK_INT(record.end, sizes[3]);
+    /* One that is packed anew keeps its codec. */
     free_group_slots(&t, 0, 1);
     need_rewritten(&t);
     (void)check_group_file(&t, 1, &record, entries);
@@ -343,6 +372,22 @@ test_other_handles(void)
     CHECK(rewrite_is_image(&t, "again", t.two, LENGTH));
     gd_repo_close(other);
     free(out);
+    rewrite_teardown(&t);
+}
+
+/* Its space comes back only when nobody has it open. */
+static void
+test_old_file_is_closed(void)
+{
+    rewrite_fixture t;
+    rewrite_setup(&t, false);
+    CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
+    int64_t open = t.x.f.descriptors;
+    own_group(&t, 1);
+    need_rewritten(&t);
+    gd_owned_group_close(t.owned);
+    CHECK_INT(t.x.f.descriptors, open - 1);
+    CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
     rewrite_teardown(&t);
 }
 
@@ -537,11 +582,13 @@ main(int argc, char **argv)
     RUN(test_all_live);
     RUN(test_partly_dead);
     RUN(test_states_stay);
+    RUN(test_hole_among_the_entries);
     RUN(test_codecs);
     RUN(test_many_blocks_in_a_segment);
     RUN(test_damage);
     RUN(test_not_published);
     RUN(test_other_handles);
+    RUN(test_old_file_is_closed);
     RUN(test_no_space);
     RUN(test_name_not_durable);
     RUN(test_freeing_settles_the_name);

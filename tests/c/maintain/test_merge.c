@@ -431,6 +431,24 @@ test_healing(void)
     check_healing("xxh3-128", true);
 }
 
+/* A byte of the block, on the disk; its entry stays as it is. */
+static void
+damage(uint64_t number)
+{
+    gd_group *group;
+    gd_entry entry;
+    uint32_t slot = (uint32_t)number & (GD_MAX_SLOTS - 1);
+    REQUIRE(gd_group_open(x.env, x.root, &x.params,
+                          (uint32_t)(number >> GD_SLOT_BITS), O_RDWR, &group,
+                          &x.err) == GD_OK);
+    if (CHECK_INT(gd_group_read_entries(group, slot, 1, &entry, &x.err),
+                  GD_OK)) {
+        scratch_flip(&x, group->name, entry.segment + GD_SEGMENT_HEADER +
+                     entry.plain_offset, 1);
+    }
+    gd_group_close(group);
+}
+
 /* What is marked, and cannot be read, is taken for the block of its fingerprint
  * only where that is cryptographic (I5).  Else it stays where it is, and is in
  * the way of no other. */
@@ -439,16 +457,7 @@ check_lost(const char *digest, bool by_value, bool healed)
 {
     setup(digest, by_value);
     places old = places_of("old"), new = places_of("new");
-    gd_group *group;
-    gd_entry entry;
-    uint32_t slot = (uint32_t)new.numbers[3] & (GD_MAX_SLOTS - 1);
-    REQUIRE(gd_group_open(x.env, x.root, &x.params,
-                          (uint32_t)(new.numbers[3] >> GD_SLOT_BITS), O_RDWR,
-                          &group, &x.err) == GD_OK);
-    REQUIRE(gd_group_read_entries(group, slot, 1, &entry, &x.err) == GD_OK);
-    scratch_flip(&x, group->name,
-                 entry.segment + GD_SEGMENT_HEADER + entry.plain_offset, 1);
-    gd_group_close(group);
+    damage(new.numbers[3]);
     set_state(new.numbers[3], GD_ENTRY_DAMAGED);
     gd_merge *merge = merge_all("new", "old");
     const gd_merge_facts *facts = gd_merge_facts_of(merge);
@@ -470,6 +479,32 @@ test_lost_block(void)
     check_lost("sha256", true, true);
     check_lost("sha1", true, false);
     check_lost("xxh3-128", true, false);
+}
+
+/* What is not marked may be readable the next time: nobody has judged it. */
+static void
+test_unmarked_damage(void)
+{
+    setup("sha256", true);
+    places old = places_of("old"), new = places_of("new");
+    damage(new.numbers[3]);
+    expect(new.numbers[3], old.numbers[3], GD_CORRUPT, "checksum");
+    teardown();
+}
+
+static int (*real_renameat)(const gd_env *env, int dir, const char *from,
+                            const char *to);
+static gd_status lock_at_rename;
+
+static int
+rename_and_look(const gd_env *env, int dir, const char *from, const char *to)
+{
+    int lock;
+    lock_at_rename = gd_image_lock(x.env, x.root, "new", 0, &lock, NULL);
+    if (lock_at_rename == GD_OK) {
+        gd_image_unlock(x.env, lock);
+    }
+    return real_renameat(env, dir, from, to);
 }
 
 /* With another block's fingerprint in its place, and the entry valid (I7). */
@@ -583,7 +618,11 @@ test_image_lock_is_held(void)
     CHECK(!exchange(merge));
     CHECK_INT(spooled("O-"), 0);
     gd_image_unlock(x.env, lock);
+    real_renameat = x.f.env.renameat;
+    x.f.env.renameat = rename_and_look;
     CHECK(exchange(merge));
+    CHECK_INT(lock_at_rename, GD_BUSY);
+    x.f.env.renameat = real_renameat;
     /* And it was given back. */
     CHECK_INT(gd_image_lock(x.env, x.root, "new", 0, &lock, &x.err), GD_OK);
     gd_image_unlock(x.env, lock);
@@ -735,6 +774,7 @@ main(int argc, char **argv)
     RUN(test_collisions);
     RUN(test_healing);
     RUN(test_lost_block);
+    RUN(test_unmarked_damage);
     RUN(test_exchanged_entry);
     RUN(test_group_locks);
     RUN(test_groups_that_stay_are_locked);

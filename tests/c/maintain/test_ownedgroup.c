@@ -225,6 +225,38 @@ replace_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
     return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
 }
 
+static uint64_t unlocked[2];
+static size_t unlocks;
+static int (*real_lock)(const gd_env *env, int fd, uint64_t byte, short type);
+
+static int
+note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    if (type == F_UNLCK && unlocks < 2) {
+        unlocked[unlocks++] = byte;
+    }
+    return real_lock(env, fd, byte, type);
+}
+
+/* The lease last: whoever has it next may exclude others at once, and in one
+ * process both would be the same lock. */
+static void
+test_leaving(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(enter(&t, 1), GD_OK);
+    real_lock = t.x.f.env.lock;
+    t.x.f.env.lock = note_unlock;
+    unlocks = 0;
+    gd_owned_group_close(t.owned);
+    t.x.f.env.lock = real_lock;
+    CHECK_INT(unlocks, 2);
+    CHECK_INT(unlocked[0], (UINT64_C(1) << 32) + 1);
+    CHECK_INT(unlocked[1], 1);
+    teardown(&t);
+}
+
 /* What was read before the locks were held may be of a file that is gone, and
  * what was published since would be lost (I4). */
 static void
@@ -742,6 +774,28 @@ test_mark_damaged(void)
     teardown(&t);
 }
 
+/* Nothing is marked before the copies and their directory are durable. */
+static void
+test_marking_without_a_copy(void)
+{
+    static const uint32_t slots[] = {17, 3};
+    for (uint64_t n = 1; n <= 3; n++) {
+        fixture t;
+        gd_quarantine_name *names = NULL;
+        size_t count;
+        setup(&t);
+        CHECK_INT(enter(&t, 1), GD_OK);
+        fault_env_fail(&t.x.f, FAULT_FSYNC, n, EIO, false);
+        CHECK_INT(gd_owned_group_mark_damaged(t.owned, slots, 2, &names, &count,
+                                       &t.x.err), GD_IO);
+        CHECK_CONTAINS(t.x.err.text, "quarantine");
+        CHECK_INT(count_state(&t, GD_ENTRY_DAMAGED), 0);
+        t.x.env->release(t.x.env, names);
+        gd_owned_group_close(t.owned);
+        teardown(&t);
+    }
+}
+
 /* What cannot be read is zeros in the quarantine; the rest is there. */
 static void
 test_salvage(void)
@@ -789,6 +843,8 @@ test_unlink(void)
     size_t count;
     uint64_t bytes;
     setup(&t);
+    CHECK(is_image(&t, "one", t.one, LENGTH));
+    int64_t open = t.x.f.descriptors;
     CHECK_INT(enter(&t, 1), GD_OK);
     CHECK(!unlink_group(&t));
     need_freed(&t, 1, 63);
@@ -805,6 +861,7 @@ test_unlink(void)
     CHECK(!scratch_exists(&t.x, GROUP_1));
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_CLOSED);
     gd_owned_group_close(t.owned);
+    CHECK_INT(t.x.f.descriptors, open - 1); /* this handle's, too */
     CHECK_INT(enter(&t, 1), GD_NOTFOUND);
     /* The highest-numbered one stays, however empty. */
     CHECK_INT(enter(&t, 2), GD_OK);
@@ -949,6 +1006,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_entering);
+    RUN(test_leaving);
     RUN(test_replaced_before_the_lock);
     RUN(test_entering_fails);
     RUN(test_free);
@@ -964,6 +1022,7 @@ main(int argc, char **argv)
     RUN(test_punch_fails);
     RUN(test_live_bytes);
     RUN(test_mark_damaged);
+    RUN(test_marking_without_a_copy);
     RUN(test_salvage);
     RUN(test_unlink);
     RUN(test_unlink_is_refused);

@@ -87,6 +87,49 @@ commit(gd_transaction *transaction, gd_recipe_header *header)
     gd_transaction_end(transaction);
 }
 
+/* More at once than are looked up in one go. */
+static void
+test_find_and_add_many(void)
+{
+    enum { BLOCKS = 200, MANY = 9001 };
+    static uint8_t data[BLOCKS * PULL_BLOCK];
+    static pulled p;
+    gd_recipe_header header;
+    setup_pull(false);
+    fill_random(data, sizeof data, 1);
+    store_in_one("a", data, sizeof data, sizeof data, NULL);
+    gd_transaction *transaction = begin_image("b");
+    describe(&p, data, sizeof data);
+    find_blocks(transaction, &p);
+    /* Of their own size, so that the sanitizer sees what is beyond. */
+    gd_fingerprint *fps = malloc(MANY * sizeof *fps);
+    uint32_t *lengths = malloc(MANY * sizeof *lengths);
+    gd_address *found = malloc(MANY * sizeof *found);
+    for (size_t i = 0; i < MANY; i++) {
+        fps[i] = p.fps[i % BLOCKS];
+        lengths[i] = p.lengths[i % BLOCKS];
+    }
+    CHECK_INT(gd_transaction_find(transaction, fps, lengths, MANY, found,
+                                  &the_scratch.err), GD_OK);
+    for (size_t i = 0; i < MANY; i++) {
+        const gd_address *wanted = &p.addresses[i % BLOCKS];
+        REQUIRE(found[i].group == wanted->group &&
+                found[i].slot == wanted->slot);
+    }
+    uint64_t blocks = atomic_load(&the_repo->counters.blocks);
+    uint64_t hits = atomic_load(&the_repo->counters.hits);
+    CHECK_INT(gd_transaction_add(transaction, fps, lengths, found, MANY,
+                                 &the_scratch.err), GD_OK);
+    CHECK_INT(atomic_load(&the_repo->counters.blocks) - blocks, MANY);
+    CHECK_INT(atomic_load(&the_repo->counters.hits) - hits, MANY);
+    commit(transaction, &header);
+    CHECK_INT(header.size, (uint64_t)MANY * PULL_BLOCK);
+    free(fps);
+    free(lengths);
+    free(found);
+    transaction_teardown();
+}
+
 /* Blocks of several groups, each for itself and in no order of theirs, between
  * written ones and zeros. */
 static void
@@ -501,6 +544,7 @@ int
 main(int argc, char **argv)
 {
     BEGIN(argc, argv);
+    RUN(test_find_and_add_many);
     RUN(test_find_and_add);
     RUN(test_find_what_is_not_there);
     RUN(test_find_own_blocks);

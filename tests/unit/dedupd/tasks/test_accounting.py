@@ -100,6 +100,24 @@ def test_large_batches_are_split(maintainer, other, monkeypatch):
     maintenance.need_counted(maintainer)
 
 
+def test_entries_that_somebody_else_removes(
+        maintainer, path, other, monkeypatch):
+    """They are settled all the same, and so are those behind them."""
+    put(other, 'one', content(1))
+    put(other, 'two', content(2))
+    gone, stays = spool(path, 'T')
+    settle = maintainer.settle
+
+    def settle_and_remove(batch):
+        settle(batch)
+        if gone in spool(path):
+            os.unlink(path / 'spool' / gone)
+    monkeypatch.setattr(maintainer, 'settle', settle_and_remove)
+    assert figures(account(maintainer)) == (2, 0, 1, 0)
+    assert spool(path) == []
+    maintenance.need_counted(maintainer)
+
+
 def test_stopping_between_lots(maintainer, other, monkeypatch):
     monkeypatch.setattr(accounting, 'LOT', 2)
     for number in range(5):

@@ -540,6 +540,18 @@ def test_n6_3_of_several_groups(maintainer, path, other):
     maintenance.need_collected(maintainer)
 
 
+def test_n6_3_of_a_single_block(maintainer, path, other):
+    """The group is looked at again, for however little."""
+    collect(maintainer)
+    put(other, 'read', content(1)[:BLOCK])
+    with other.open_image('read') as image:
+        other.delete('read')
+        assert collect(maintainer).freed_blocks == 0
+        assert image.read() == content(1)[:BLOCK]
+    assert collect(maintainer).freed_blocks == 1
+    maintenance.need_collected(maintainer)
+
+
 def test_n6_3_complete_and_about_to_be_linked(maintainer, path, other):
     """Its writer is between the recipe's fsync and the link."""
     put(other, 'image', content(1))
@@ -733,6 +745,17 @@ def test_plan_is_what_happens(maintainer, path, other):
     image.close()
     collect(maintainer)
     maintenance.need_collected(maintainer)
+
+
+def test_plan_looks_only_where_something_went(maintainer, other):
+    put(other, 'one', content(1))
+    collect(maintainer)
+    put(other, 'two', content(1))
+    assert collector.plan(maintainer).groups == []
+    other.delete('one')
+    assert collector.plan(maintainer).groups == []
+    other.delete('two')
+    assert [g.number for g in collector.plan(maintainer).groups] == [1]
 
 
 def test_plan_changes_nothing_though_entries_are_damaged(
