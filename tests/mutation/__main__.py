@@ -54,7 +54,8 @@ class Trial:
             tree = directory / str(number) / 'tree'
             tree.parent.mkdir()
             suite.copy_tree(suite_.top, tree)
-            (tree / 'mutated').mkdir()
+            for variant in ('plain', 'asan'):
+                (tree / 'mutated' / variant).mkdir(parents=True)
             self._trees.append(tree)
 
     def tests(self, mutant: operators.Mutant
@@ -81,20 +82,30 @@ class Trial:
                 tried: list[str]) -> tuple[str, str]:
         changed = {}
         if mutant.file.endswith('.c'):
-            plain = tree / 'mutated' / 'plain.o'
-            complaint = self._suite.compile('plain', mutant.file, tree, plain)
+            complaint = self._compile('plain', mutant, tree)
             if complaint is not None:
                 return 'did not compile', complaint[-500:]
+            plain = tree / 'mutated/plain/object.o'
             same = self._suite.object('plain', mutant.file)
             if same.read_bytes() == plain.read_bytes():
                 return 'equivalent', 'the compiler makes the same of it'
             changed = {mutant.file: plain}
-            self._link(mutant, tree)
-        for program, ids in self.tests(mutant):
+            self._link('plain', mutant, tree)
+        sanitized = False
+        for number, (program, ids) in enumerate(self.tests(mutant)):
             tried.append(program.name)
             limit = self._options.timeout or 30 + 5 * program.seconds
             if program.name.endswith('.c'):
-                status, _ = self._suite.run_c(program.name, tree, limit)
+                status, _ = self._suite.run_c(program.name, 'plain', tree,
+                                              limit)
+                if status == 0 and (number == 0 or suite.is_namesake(
+                        program.name, mutant.file)):
+                    if not sanitized:
+                        self._compile('asan', mutant, tree)
+                        self._link('asan', mutant, tree)
+                        sanitized = True
+                    status, _ = self._suite.run_c(program.name, 'asan', tree,
+                                                  limit)
             else:
                 if changed:
                     self._suite.link_extension('plain', tree, changed)
@@ -108,11 +119,16 @@ class Trial:
                 return 'killed', program.name
         return 'survived', ''
 
-    def _link(self, mutant: operators.Mutant, tree: pathlib.Path) -> None:
-        sanitized = tree / 'mutated' / 'asan.o'
-        self._suite.compile('asan', mutant.file, tree, sanitized)
-        self._suite.link('asan', tree / 'mutated' / 'libengine.so',
-                         {mutant.file: sanitized})
+    def _compile(self, variant: str, mutant: operators.Mutant,
+                 tree: pathlib.Path) -> str | None:
+        return self._suite.compile(variant, mutant.file, tree,
+                                   tree / 'mutated' / variant / 'object.o')
+
+    def _link(self, variant: str, mutant: operators.Mutant,
+              tree: pathlib.Path) -> None:
+        directory = tree / 'mutated' / variant
+        self._suite.link(variant, directory / 'libengine.so',
+                         {mutant.file: directory / 'object.o'})
 
 
 def choose(mutants: list[operators.Mutant], sample: int, seed: int
@@ -226,7 +242,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument('ids', nargs='*', metavar='ID',
                         help='try these mutants only')
     parser.add_argument('--files', action='append', metavar='PATTERN',
-                        default=[], help='of sources, as in "engine/*.c" or '
+                        default=[], help='of sources, as in "*/files/*.c" or '
                         'merger.py; more than once\n(default: the engine, '
                         f'{", ".join(PROTOCOL)})')
     parser.add_argument('--sample', type=int, metavar='N', default=30,
@@ -239,8 +255,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument('--jobs', type=int, default=os.cpu_count(),
                         help='how many at once (default: a processor each)')
     parser.add_argument('--timeout', type=float, metavar='S',
-                        help='for a file of tests with a mutant (default: 30 s '
-                        'and five\ntimes what it takes without)')
+                        help='for a file of tests with a mutant (default: 30 '
+                        's and five\ntimes what it takes without)')
     parser.add_argument('--budget', type=float, metavar='S', default=60,
                         help='what all tests of one mutant may take (default '
                         '60);\nthose that take more are not tried')

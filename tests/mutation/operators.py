@@ -27,10 +27,10 @@ ARITHMETIC = {'+': '-', '-': '+', '*': '/', '/': '*', '//': '*', '%': '*',
               '++': '--', '--': '++', '+=': '-=', '-=': '+=', '|=': '&=',
               '&=': '|='}
 # What a crash or another process depends on.
-SYNC = re.compile(r'(sync|lock|fence|lease|exclude|flush)\w*$')
+SYNC = re.compile(r'(sync|lock|fence|(?<!re)lease|exclude|flush)\w*$')
 ORDERED = re.compile(
-    r'env->|(sync|lock|link|write|rename|replace|publish|commit|flush|'
-    r'advance|close|exchange|exclude|fence|count|free|forget)\w*\(')
+    r'env->(?!release|start_)|(sync|lock|link|write|rename|replace|publish|'
+    r'commit|flush|advance|exchange|exclude|fence|(?<!re)lease|admit)\w*\(')
 # Calls that only say something: their arguments are no behaviour.
 TALK = re.compile(r'(gd_fail(_errno)?|\w*printf|LOG\.\w+|log\.\w+|_log\.\w+|'
                   r'warnings\.warn|(_?static_)?assert|abort|print)$', re.I)
@@ -46,8 +46,9 @@ OUTER = (*LISTS, *FUNCTIONS, 'if_statement', 'while_statement',
          'do_statement', 'for_statement', 'else_clause', 'elif_clause',
          'with_statement', 'try_statement', 'except_clause',
          'finally_clause', 'switch_statement', 'case_statement')
-EXEMPT = ('array_declarator', 'type', 'parameters', 'decorator',
-          'assert_statement', 'static_assert_declaration', 'sizeof_expression')
+EXEMPT = ('array_declarator', 'enum_specifier', 'type', 'parameters',
+          'decorator', 'assert_statement', 'static_assert_declaration',
+          'sizeof_expression')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Mutant:
     """One small change of one file."""
 
     id: str
-    """``FILE:LINE:COLUMN:OPERATOR.NUMBER``, which holds until the file changes."""
+    """``FILE:LINE:COLUMN:OPERATOR.NUMBER``; holds until the file changes."""
     file: str
     operator: str
     start: int

@@ -32,16 +32,19 @@ _NOT_COPIED = shutil.ignore_patterns(
     '__pycache__', 'corpus', '*.tar.xz', '.*', '*.egg-info', 'cloud',
     'doc', 'releasenotes')
 # Which tests in Python are tried on a mutant in C.
-ENGINE_TESTS = ('test_repository.py', 'test_engine_maintenance.py',
-                'test_leases.py', 'test_merger.py', 'test_model.py')
+ENGINE_TESTS = ('tests/unit/base/test_leases.py',
+                'tests/unit/binding/test_maintenance.py',
+                'tests/unit/dedupd/tasks/test_merger.py',
+                'tests/unit/repository/test_model.py',
+                'tests/unit/repository/test_repository.py')
 
 _COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-w', '-fPIC', '-pthread',
             '-DPy_LIMITED_API=0x030B0000']
 _VARIANTS = {
-    # As users have it; the tests in Python run with this.
+    # As users have it. The sweeps of faults leave nothing out.
     'plain': ['-O2'],
     'coverage': ['-O0', '--coverage'],
-    # The tests in C run with this.
+    # The tests of the mutant's own name run with this, too.
     'asan': ['-O1', '-fsanitize=address,undefined',
              '-fno-sanitize-recover=all'],
 }
@@ -84,7 +87,8 @@ class Runner:
         """The exit status, None after the limit, and all that was said."""
         command = [str(part) for part in command]
         temporary = tempfile.mkdtemp(dir=tree.parent)
-        env = {**os.environ, 'TMPDIR': temporary, 'PYTHONPATH': f'{tree}:{_HERE}',
+        env = {**os.environ, 'TMPDIR': temporary,
+               'PYTHONPATH': f'{tree}:{_HERE}',
                'PYTHONDONTWRITEBYTECODE': '1',
                **{key: str(value) for key, value in environment.items()}}
         try:
@@ -176,12 +180,11 @@ class Suite:
 
     @functools.cached_property
     def engine(self) -> list[str]:
-        return [name for name in self._found('*.c', 'glance_dedup')
-                if not pathlib.Path(name).name.startswith('_')]
+        return self._found('*.c', 'glance_dedup/engine')
 
     @functools.cached_property
     def _binding(self) -> list[str]:
-        return self._found('_*.c', 'glance_dedup')
+        return self._found('*.c', 'glance_dedup/binding')
 
     @functools.cached_property
     def _extension(self) -> str | None:
@@ -196,11 +199,8 @@ class Suite:
     def compile(self, variant: str, source: str, tree: pathlib.Path,
                 result: pathlib.Path) -> str | None:
         """What the compiler complained about; None: nothing."""
-        roots = ['glance_dedup', 'glance_dedup/engine', C_TESTS]
-        nested = sorted({os.path.dirname(name) for name in self._headers})
         status, output = self._runner.run(
-            [*_COMPILE, *_VARIANTS[variant], *(f'-I{root}' for root in roots),
-             *(f'-iquote{name}' for name in nested),
+            [*_COMPILE, *_VARIANTS[variant], '-Iglance_dedup', '-I.',
              f'-I{sysconfig.get_paths()["include"]}', '-c', source,
              '-o', result], tree, _BUILD_LIMIT)
         return None if status == 0 else output
@@ -230,9 +230,10 @@ class Suite:
         """What mutants in C are linked with."""
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda one: self.object(*one), [
-                *(('asan', name) for name in self.engine + self._helpers()),
-                *(('plain', name) for name in self.engine
-                  + self._binding * bool(self._extension))]))
+                *((variant, name) for variant in ('plain', 'asan')
+                  for name in self.engine + self._helpers()),
+                *(('plain', name) for name in
+                  self._binding * bool(self._extension))]))
 
     def link(self, variant: str, result: pathlib.Path,
              changed: dict[str, pathlib.Path], program: str | None = None,
@@ -266,13 +267,12 @@ class Suite:
 
     # -- running -----------------------------------------------------------
 
-    def run_c(self, program: str, tree: pathlib.Path, limit: float
-              ) -> tuple[int | None, str]:
+    def run_c(self, program: str, variant: str, tree: pathlib.Path,
+              limit: float) -> tuple[int | None, str]:
         """With the engine that lies in the tree's directory ``mutated``."""
-        directory = tree / 'mutated'
-        binary = directory / pathlib.Path(program).stem
+        binary = tree / 'mutated' / variant / pathlib.Path(program).stem
         if not binary.exists():
-            self.link('asan', binary, {}, program)
+            self.link(variant, binary, {}, program)
         return self._runner.run(
             [binary], tree, limit, isolated=True,
             ASAN_OPTIONS='hard_rss_limit_mb=3000:detect_leaks=1')
@@ -288,13 +288,14 @@ class Suite:
     # -- what they execute -------------------------------------------------
 
     def programs(self, c: bool, modules: collections.abc.Iterable[str],
-                 jobs: int, say: collections.abc.Callable[[str], None]) -> list[Program]:
+                 jobs: int, say: collections.abc.Callable[[str], None]
+                 ) -> list[Program]:
         """Those that can find mutants in C, and in these Python modules."""
         names = self._found('test_*.c', C_TESTS) if c else []
         stems = {pathlib.Path(module).stem for module in modules}
         for name in self._found('test_*.py', 'tests'):
             file = pathlib.Path(name).name
-            if (c and file in ENGINE_TESTS and '/cli/' not in name) or any(
+            if (c and name in ENGINE_TESTS) or any(
                     file.startswith(f'test_{stem}') for stem in stems):
                 names.append(name)
         known = {name: self._known(name) for name in names}
@@ -390,18 +391,23 @@ class Suite:
                 if name in self.engine}
 
 
+def is_namesake(name: str, source: str) -> bool:
+    """Whether a file of tests is named after a source; several may be."""
+    stem = f'test_{pathlib.Path(source).stem}'
+    return f'{pathlib.Path(name).stem}_'.startswith(f'{stem}_')
+
+
 def tests_of(programs: list[Program], file: str, lines: tuple[int, int],
              budget: float) -> list[tuple[Program, list[str]]]:
     """Which tests execute the lines: the quickest first, within a budget.
 
-    The file of tests that is named after the source comes before all.
+    The files of tests that are named after the source come before all.
     """
-    stem = f'test_{pathlib.Path(file).stem}'
     wanted = range(lines[0], lines[1] + 1)
     found: list[tuple[bool, bool, float, Program, list[str]]] = []
     for program in programs:
         # Of its own name, else in C before Python.
-        rank = (pathlib.Path(program.name).stem != stem,
+        rank = (not is_namesake(program.name, file),
                 program.name.endswith('.py'))
         if file.endswith('.c'):
             if not set(wanted).isdisjoint(program.lines.get(file, ())):
