@@ -406,6 +406,54 @@ test_collisions(void)
     teardown();
 }
 
+static void
+fingerprint(const uint8_t *block, gd_fingerprint *out)
+{
+    gd_hasher *hasher;
+    REQUIRE(gd_hasher_open(x.env, repo->digest, &hasher, &x.err) == GD_OK);
+    REQUIRE(gd_hasher_compute(hasher, &gd_global_scope, block, BLOCK, out,
+                              &x.err) == GD_OK);
+    gd_hasher_close(x.env, hasher);
+}
+
+/* More of them than the list has room for at first: all are kept, and nothing
+ * leaks. */
+static void
+test_many_collisions(void)
+{
+    static uint8_t twins[LENGTH];
+    static const uint8_t zeros[BLOCK];
+    uint64_t seed = 1000;
+    setup("weak-8", true);
+    memcpy(twins, data, LENGTH);
+    for (size_t at = 0; at + BLOCK <= LENGTH; at += BLOCK) {
+        gd_fingerprint wanted, found;
+        if (memcmp(data + at, zeros, BLOCK) == 0) {
+            continue;
+        }
+        fingerprint(data + at, &wanted);
+        do {
+            fill_random(twins + at, BLOCK, seed++);
+            fingerprint(twins + at, &found);
+        } while (!gd_fingerprint_equal(&found, &wanted));
+    }
+    CHECK_INT(put_image(repo, "twins", twins, LENGTH, LENGTH, NULL, &x.err),
+              GD_OK);
+    places new = places_of("new");
+    REQUIRE(new.count > 64);
+    gd_merge *merge = merge_all("new", "twins");
+    const gd_merge_facts *facts = gd_merge_facts_of(merge);
+    CHECK_INT(facts->replaced, 0);
+    REQUIRE(facts->collision_count == new.count);
+    for (size_t i = 0; i < new.count; i++) {
+        CHECK_INT(facts->collisions[i], new.numbers[i]);
+    }
+    gd_merge_close(merge);
+    CHECK(reads("new", data));
+    CHECK(reads("twins", twins));
+    teardown();
+}
+
 /* A damaged block is healed by the copy that its entry describes. */
 static void
 check_healing(const char *digest, bool by_value)
@@ -772,6 +820,7 @@ main(int argc, char **argv)
     RUN(test_target_that_is_not_live);
     RUN(test_target_that_is_not_published);
     RUN(test_collisions);
+    RUN(test_many_collisions);
     RUN(test_healing);
     RUN(test_lost_block);
     RUN(test_unmarked_damage);

@@ -986,6 +986,26 @@ def test_n6_3_counted_in_part_and_lost(path, other, started):
         maintenance.need_collected(maintainer)
 
 
+def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
+    """What pinned a recipe then says nothing of the present."""
+    put(other, 'read', maintenance.scattered(1, pages=PAGES))
+    with maintaining(other) as maintainer:
+        account_some(maintainer, 2)
+        with other.open_image('read'):
+            other.delete('read')
+            accountant = accounting.Accountant(maintainer, task.Control())
+            assert not accountant.run().unreadable
+            pins = list(accountant.pins(1))
+            assert pins != []
+            assert not accountant.run().unreadable
+            assert list(accountant.pins(1)) == pins     # each once
+            for name in spool(path):
+                os.rename(path / 'spool' / name, path / name)
+            unreadable = accountant.run().unreadable
+            assert 'only in part' in unreadable['read']
+            assert list(accountant.pins(1)) == []
+
+
 def test_n6_3_nothing_is_freed_if_no_entry_pins_it(
         path, other, started, monkeypatch):
     """Whatever the reason why it was left so."""
