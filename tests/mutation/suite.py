@@ -341,6 +341,10 @@ class Suite:
 
     def _make_counting(self, tree: pathlib.Path) -> None:
         copy_tree(self.top, tree)
+        # Else each of the programs, which are built at once, compiles them,
+        # and an object gets the notes of another.
+        for name in self._helpers():
+            self.object('coverage', name)
         self.link_extension('coverage', tree, {})
         (tree / 'mutated').mkdir()
         self.link('coverage', tree / 'mutated' / 'libengine.so', {})

@@ -200,6 +200,25 @@ def test_sources_of_engine_and_binding(tmp_path):
     assert not [name for name in found.engine if 'binding' in name]
 
 
+def test_nothing_is_compiled_twice(tree, tmp_path):
+    """Of two at once, one would have the notes of the other's counters."""
+    (tree / 'tests/c/help.c').write_text('int help;\n')
+    test = tree / 'tests/c/deep/test_tiny.c'
+    (test.parent / 'test_tiny_too.c').write_bytes(test.read_bytes())
+    tests = suite.Suite(tree, tmp_path / 'cache', suite.Runner())
+    compiled = []
+    compile_ = tests.compile
+
+    def compile_slowly(variant, source, *rest):
+        compiled.append((variant, source))
+        time.sleep(0.3)
+        return compile_(variant, source, *rest)
+    tests.compile = compile_slowly
+    programs = tests.programs(True, [], 2, lambda words: None)
+    assert len(programs) == 2 and all(one.good for one in programs)
+    assert len(compiled) == len(set(compiled)) == 4
+
+
 def test_list(tree):
     """Without a run of any test."""
     _, output, found = mutate(tree, '--files', '*.c', '--list')
