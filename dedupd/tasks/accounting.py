@@ -35,12 +35,12 @@ import dataclasses
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
 LOT = 64
 
-_GROUP_SLOTS = 32768
 _CHUNK_BYTES = 4 * catalog_module.CHUNK_SLOTS
 
 
@@ -218,12 +218,10 @@ class _Named:
         self._end = recipe.pages if end is None else end
         self.txid: bytes = recipe.header()['transaction_id']
         self.groups = {group for runs in self._pieces(recipe)
-                       for group in maintainer_module.unpack(runs)[::3]}
+                       for group in addresses_module.groups_in(runs)}
 
     def _pieces(self, recipe: _engine.Recipe) -> Iterator[bytes]:
-        most = maintainer_module.PAGES
-        for page in range(self._first, self._end, most):
-            yield recipe.runs(page, min(most, self._end - page))
+        return addresses_module.pieces(recipe, self._first, self._end)
 
     def runs(self, group: int) -> Iterator[bytes]:
         """Of this group, and of others.
@@ -239,7 +237,7 @@ class _Named:
         with contextlib.closing(recipe):
             if recipe.inode == self._inode:
                 for runs in self._pieces(recipe):
-                    if group in maintainer_module.unpack(runs)[::3]:
+                    if group in addresses_module.groups_in(runs):
                         yield runs
 
 
@@ -266,12 +264,13 @@ class Foreseen:
         pages = (at, None) if entry.live else (0, at)
         try:
             named = _Named(self._maintainer, recipe, *pages)
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             raise maintainer_module.RecipeError(str(e)) from e
         self._changes.append((named, 1 if entry.live else -1))
         self._states[txid] = entry.live
 
-    def counts(self, group: int, slots: int = _GROUP_SLOTS) -> bytes:
+    def counts(self, group: int,
+               slots: int = addresses_module.GROUP_SLOTS) -> bytes:
         """As the catalog's."""
         counts = bytearray(self._catalog.counts(group))
         for named, delta in self._changes:
@@ -283,8 +282,8 @@ class Foreseen:
         """As the catalog's."""
         facts = self._catalog.group(group)
         if any(group in named.groups for named, _ in self._changes):
-            before = maintainer_module.unpack(self._catalog.counts(group))
-            after = maintainer_module.unpack(self.counts(group))
+            before = addresses_module.unpack(self._catalog.counts(group))
+            after = addresses_module.unpack(self.counts(group))
             facts['used'] += before.count(0) - after.count(0)
             facts['dirty'] = facts['dirty'] or any(
                 b and not a for b, a in zip(before, after))
@@ -295,7 +294,7 @@ class Foreseen:
 
         Always of the same one.
         """
-        for group in set(maintainer_module.unpack(runs)[::3]) - self._preset:
+        for group in addresses_module.groups_in(runs) - self._preset:
             self._preset.add(group)
             if any(group in named.groups for named, _ in self._changes):
                 self._catalog.preset(batch, group, self.counts(group))
@@ -368,7 +367,7 @@ class Accountant:
         for name in self._maintainer.engine.spool():
             try:
                 entry = judge(self._maintainer, name)
-            except maintainer_module.UNREADABLE as e:
+            except exceptions.UNREADABLE as e:
                 self._note(name, str(e))
                 continue
             if entry is not None:
@@ -406,7 +405,7 @@ class Accountant:
             name = waiting.popleft()
             try:
                 entry = judge(self._maintainer, name)
-            except maintainer_module.UNREADABLE as e:
+            except exceptions.UNREADABLE as e:
                 self._note(name, str(e))
                 self._left += 1
                 continue
@@ -442,7 +441,7 @@ class Accountant:
             if key not in self._known:
                 self._known[key] = _Named(self._maintainer, entry.recipe)
             self._pins.append(self._known[key])
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             self._note(entry.name, str(e))
 
     def _note(self, name: str, error: str | None) -> None:

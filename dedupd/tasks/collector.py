@@ -21,6 +21,7 @@ from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
@@ -42,16 +43,9 @@ _MOST_ANNOUNCED = 8
 # them: blocks.
 _MOST_EVACUATED = 32768
 
-_LIVE = 1
-_FREED = 3
-# With what is damaged, or not valid. Void, freed and empty slots have nothing.
-_USED = (_LIVE, 4, 7)
 _POISONED = 1
 # Of a segment that was compressed anew, at least (segment.h).
 _JOINED = 256 << 10
-_SLOT_BITS = 15
-_ENTRY_WORDS = 12
-_ENTRY_BYTES = 4 * _ENTRY_WORDS
 
 _now = time.monotonic
 
@@ -176,7 +170,7 @@ def _candidates(maintainer: maintainer_module.Maintainer,
                 wanted.append(number)
         except exceptions.ImageNotFound:
             pass
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             damaged[number] = str(e)
     return wanted, damaged
 
@@ -186,9 +180,9 @@ def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
     """Whether a failed sync has left blocks, to which no writer will come."""
     return (facts['flags'] & _POISONED != 0
             and facts['published'] < facts['slots']
-            and any(maintainer_module.unpack(maintainer.engine.entries(
+            and any(addresses_module.columns(maintainer.engine.entries(
                 number, facts['published'],
-                facts['slots'] - facts['published']))[11::_ENTRY_WORDS]))
+                facts['slots'] - facts['published'])).states))
 
 
 _LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '
@@ -201,27 +195,28 @@ class _Look:
 
     def __init__(self, entries: bytes, counts: bytes, published: int,
                  pins: Iterable[bytes], number: int) -> None:
-        words = maintainer_module.unpack(entries)
-        lengths = words[9::_ENTRY_WORDS]
-        states = words[11::_ENTRY_WORDS]
-        used = maintainer_module.unpack(counts)
+        self._columns = addresses_module.columns(entries)
+        _, lengths, states = self._columns
+        used = addresses_module.unpack(counts)
         #: A slot that is counted and has no block, or None.
         self.lost = next((slot for slot, (state, count) in enumerate(
-            zip(states, used)) if count and state not in _USED), None)
+            zip(states, used)) if count
+            and state not in addresses_module.IN_USE), None)
         unused = [slot for slot, (state, count) in enumerate(
                   zip(states[:published], used))
-                  if not count and state in _USED]
-        pinned = _pinned(pins, number) if unused else set()
+                  if not count and state in addresses_module.IN_USE]
+        pinned = {slot for runs in pins for slot in addresses_module.slots_in(
+            runs, number)} if unused else set()
         #: Slots: N6.4.
         self.free = ([s for s in unused if s not in pinned] if pinned
                      else unused)
         self.pinned = len(unused) - len(self.free)
-        self.live = sum(map(states.count, _USED)) - len(self.free)
+        self.live = sum(map(
+            states.count, addresses_module.IN_USE)) - len(self.free)
         #: With those about to be.
-        self.freed = states.count(_FREED) + len(self.free)
+        self.freed = states.count(addresses_module.FREED) + len(self.free)
         #: Of the free ones, before compression.
         self.bytes = sum(map(lengths.__getitem__, self.free))
-        self._words = words
 
     def live_share(self, segment_size: int) -> int:
         """Percent of the bytes of segments in use that are of live blocks.
@@ -232,24 +227,11 @@ class _Look:
         free = set(self.free)
         segments = set()
         live = 0
-        for slot in range(len(self._words) // _ENTRY_WORDS):
-            offset, length, _, state = self._words[
-                slot * _ENTRY_WORDS + 8:(slot + 1) * _ENTRY_WORDS]
-            if state == _LIVE and slot not in free:
-                segments.add(offset)
+        for slot, (segment, length, state) in enumerate(zip(*self._columns)):
+            if state == addresses_module.LIVE and slot not in free:
+                segments.add(segment)
                 live += length
         return 100 * live // (len(segments) * segment_size) if live else 0
-
-
-def _pinned(pins: Iterable[bytes], number: int) -> set[int]:
-    """The slots of a group that these runs name."""
-    slots: set[int] = set()
-    for runs in pins:
-        words = maintainer_module.unpack(runs)
-        for group, slot, blocks in zip(words[::3], words[1::3], words[2::3]):
-            if group == number:
-                slots.update(range(slot, slot + blocks))
-    return slots
 
 
 def _is_sparse(facts: dict[str, int], live: int, share: int) -> bool:
@@ -303,7 +285,7 @@ def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
             len(look.free), look.pinned, action, reason))
         freed += look.bytes
         control.step(done + 1, len(wanted), 'looking at groups',
-                     cost=_ENTRY_BYTES * facts['slots'])
+                     cost=addresses_module.ENTRY_BYTES * facts['slots'])
     return Plan(sorted(groups, key=lambda g: g.number),
                 sum(g.free for g in groups), freed, refused)
 
@@ -477,13 +459,13 @@ class _Run:
             maintainer.engine.entries(number, 0, group.slots),
             maintainer.catalog.counts(number, group.slots), group.published,
             self._accountant.pins(number), number)                  # N6.3
-        self._cost += _ENTRY_BYTES * group.slots
+        self._cost += addresses_module.ENTRY_BYTES * group.slots
         if look.lost is not None:
             # What was in its place may come back; its bytes are still there.
             raise exceptions.DamagedError(_LOST % (number, look.lost))
         if look.free:
             self._sums['freed_blocks'] += group.free(
-                maintainer_module.pack(look.free))                  # N6.4
+                addresses_module.pack(look.free))                   # N6.4
             self._sums['freed_bytes'] += look.bytes
         batch = maintainer.catalog.batch()
         if not look.live and self._unlink(group):
@@ -555,8 +537,8 @@ class _Run:
                         freed: list[int]) -> None:
         damaged = self._maintainer.catalog.damaged()
         if damaged:
-            gone = {number << _SLOT_BITS | slot for slot in freed}
-            for address in gone.intersection(damaged):
+            gone = addresses_module.of_slots(number, freed)
+            for address in damaged.keys() & gone:
                 self._maintainer.catalog.set_damaged(batch, address, None)
 
     # -- evacuation -------------------------------------------------------
@@ -586,7 +568,7 @@ class _Run:
         groups: list[int] = []
         blocks = 0
         for number in sorted(self._sparse):
-            counts = maintainer_module.unpack(
+            counts = addresses_module.unpack(
                 self._maintainer.catalog.counts(number))
             blocks += len(counts) - counts.count(0)
             if groups and blocks > _MOST_EVACUATED:
@@ -608,7 +590,7 @@ class _Run:
                 maintainer.engine.entries(number, 0, facts['slots']),
                 maintainer.catalog.counts(number, facts['slots']),
                 facts['published'], (), number)
-            self._cost += _ENTRY_BYTES * facts['slots']
+            self._cost += addresses_module.ENTRY_BYTES * facts['slots']
             maintainer.catalog.set_group(batch, number,
                                          dirty=bool(look.free))
         with contextlib.suppress(exceptions.NoSpaceError):
@@ -616,17 +598,14 @@ class _Run:
 
     def _move_blocks(self, groups: list[int]) -> None:
         maintainer = self._maintainer
-        counted = [number << _SLOT_BITS | slot for number in sorted(groups)
-                   for slot, count in enumerate(
-                       maintainer_module.unpack(
-                           maintainer.catalog.counts(number))) if count]
-        images, needed = self._images_with(
-            maintainer_module.pack(sorted(counted), 'Q'), groups)
+        images, needed = self._images_with([
+            addresses_module.address(number, slot) for number in groups
+            for slot, count in enumerate(addresses_module.unpack(
+                maintainer.catalog.counts(number))) if count])
         if not needed:
             return
         with contextlib.closing(maintainer.relocation()) as relocation:
-            relocation.add(maintainer_module.pack(
-                sorted(needed.intersection(counted)), 'Q'))
+            relocation.add(addresses_module.pack(sorted(needed), 'Q'))
             mapping = relocation.finish()
             for done, image_id in enumerate(images):
                 self._merge(image_id, mapping)
@@ -644,9 +623,9 @@ class _Run:
         except (exceptions.DamagedError, exceptions.ImageNotFound):
             pass
 
-    def _images_with(self, addresses: bytes, groups: list[int]
+    def _images_with(self, addresses: list[int]
                      ) -> tuple[list[str], set[int]]:
-        """The images that name any of these, and what they name of groups.
+        """The images that name any of these, and what of these they name.
 
         So without what only images need that are deleted, and still being
         read.
@@ -655,26 +634,11 @@ class _Run:
         needed: set[int] = set()
         ledger = [facts['image_id']
                   for _, facts in self._maintainer.catalog.ledger()]
-        for done, image_id in enumerate(ledger):
-            with contextlib.suppress(exceptions.ImageNotFound,
-                                     *maintainer_module.UNREADABLE):
-                with contextlib.closing(self._maintainer.engine.open_recipe(
-                        image_id)) as recipe:
-                    if recipe.complete and self._add_needed(
-                            recipe, addresses, groups, needed):
-                        images.append(image_id)
+        for done, image in enumerate(addresses_module.which_named(
+                self._maintainer.engine, ledger, addresses)):
+            self._cost += image.cost
+            if image.found:
+                images.append(image.image_id)
+                needed |= image.found
             self._step(done + 1, len(ledger), 'looking for images')
         return images, needed
-
-    def _add_needed(self, recipe: _engine.Recipe, addresses: bytes,
-                    groups: list[int], needed: set[int]) -> bool:
-        """Whether it names any; adds what it names of the groups."""
-        found = False
-        for runs in maintainer_module.pieces(recipe):
-            self._cost += len(runs)
-            if _engine.names_any(runs, addresses):
-                found = True
-                for number in groups:
-                    needed.update(number << _SLOT_BITS | slot
-                                  for slot in _pinned([runs], number))
-        return found

@@ -275,7 +275,7 @@ class _Run:
         blocks = 0
         try:
             recipe = self._maintainer.engine.open_recipe(image_id)
-        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return 0
         with (contextlib.closing(recipe),
               contextlib.suppress(maintainer_module.RecipeError)):

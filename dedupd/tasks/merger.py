@@ -51,6 +51,7 @@ from dedupd.tasks import accounting
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
@@ -78,11 +79,7 @@ PAGES_LOOKED_AT = 64
 #: it.
 ACCOUNT_EVERY = 64
 
-_SLOT_BITS = 15
-_SLOT_MASK = (1 << _SLOT_BITS) - 1
-_ADDRESS_BYTES = 8
 _COUNT_BYTES = 4
-_ENTRY_BYTES = 48
 _RECORD_BYTES = 13
 _REPLACEMENT_BYTES = 32
 _REPLACEMENT_WORDS = 4
@@ -93,10 +90,8 @@ _COARSE_BITS = 8
 _NEAR = 64
 _VERIFIED_AT_ONCE = 4096
 _CACHED_COUNTS = 256    # groups; 128 KiB each
-_DAMAGED = 4
 
 _PAIR = struct.Struct('<QQ')
-_ENTRY = struct.Struct('<32s4xI4xB3x')
 
 _Catalog = catalog_module.Catalog | accounting.Foreseen
 Facts = dict[str, Any]
@@ -227,12 +222,6 @@ def _count(maintainer: maintainer_module.Maintainer, control: task.Control,
 
 # -- blocks, by their addresses -----------------------------------------------
 
-class _Block(NamedTuple):
-    fingerprint: bytes
-    length: int
-    state: int
-
-
 class _Blocks(NamedTuple):
     """What the entries of some blocks say; packed, as the engine wants it."""
 
@@ -241,28 +230,27 @@ class _Blocks(NamedTuple):
     entries: bytes
     """Of those that cannot be had: empty ones."""
 
-    def __getitem__(self, address: int) -> _Block:
+    def __getitem__(self, address: int) -> addresses_module.Entry:
         at = bisect.bisect_left(
-            maintainer_module.unpack(self.addresses, 'Q'), address)
-        return _Block._make(_ENTRY.unpack_from(self.entries,
-                                               _ENTRY_BYTES * at))
+            addresses_module.unpack(self.addresses, 'Q'), address)
+        return addresses_module.entry_at(self.entries, at)
 
 
 def _look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> _Blocks:
     """What the entries of all blocks in pairs say now."""
     addresses = _engine.pair_addresses(pairs)
     entries = []
-    for number, some in _by_group(addresses, _ADDRESS_BYTES):
-        slots = maintainer_module.unpack(
-            some[:_ADDRESS_BYTES] + some[-_ADDRESS_BYTES:], 'Q')
-        first, last = (slot & _SLOT_MASK for slot in slots)
+    size = addresses_module.ENTRY_BYTES
+    for number, some in addresses_module.cut_by_group(addresses):
+        slots = addresses_module.unpack(some, 'Q')
+        first = addresses_module.slot_of(slots[0])
+        count = slots[-1] - slots[0] + 1
         try:
-            listing = maintainer.engine.entries(number, first,
-                                                last - first + 1)
+            listing = maintainer.engine.entries(number, first, count)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter,
-                *maintainer_module.UNREADABLE):
-            listing = bytes(_ENTRY_BYTES * (last - first + 1))
-        entries.append(_engine.pick(listing, _ENTRY_BYTES, first, some))
+                *exceptions.UNREADABLE):
+            listing = bytes(size * count)
+        entries.append(_engine.pick(listing, size, first, some))
     return _Blocks(addresses, b''.join(entries))
 
 
@@ -270,20 +258,9 @@ def _record(fingerprint: bytes, address: int) -> bytes:
     return fingerprint[:8] + address.to_bytes(5, 'little')
 
 
-def _by_group(data: bytes, size: int) -> Iterator[tuple[int, bytes]]:
-    """Sorted items that begin with an address, group by group."""
-    firsts = maintainer_module.unpack(data, 'Q')[::size // _ADDRESS_BYTES]
-    begin = 0
-    while begin < len(firsts):
-        group = firsts[begin] >> _SLOT_BITS
-        end = bisect.bisect_left(firsts, group + 1 << _SLOT_BITS, begin)
-        yield group, data[begin * size:end * size]
-        begin = end
-
-
 def _lots(pairs: bytes) -> Iterator[bytes]:
     """Sorted pairs, in lots that do not tear apart those of one address."""
-    firsts = maintainer_module.unpack(pairs, 'Q')[::2]
+    firsts = addresses_module.unpack(pairs, 'Q')[::2]
     begin = 0
     while begin < len(firsts):
         last = min(begin + LOT_PAIRS, len(firsts)) - 1
@@ -327,7 +304,7 @@ class _Index:
         for number in self._maintainer.engine.groups():
             # One that cannot be read is found when it can be.
             with contextlib.suppress(exceptions.ImageNotFound,
-                                     *maintainer_module.UNREADABLE):
+                                     *exceptions.UNREADABLE):
                 facts = self._maintainer.engine.group_facts(number)
                 published[number] = facts['published']
                 self._scopes[number] = facts['scope']
@@ -409,7 +386,7 @@ class _Index:
                     self._add_lot(lot, moved)
                     lot, moved, size = [], {}, 0
                 self._control.step(self.scanned, total, 'reading new entries',
-                                   cost=_ENTRY_BYTES * count)
+                                   cost=addresses_module.ENTRY_BYTES * count)
         self._add_lot(lot, moved)
 
     def _read(self, number: int, first: int, count: int) -> bytes | None:
@@ -417,7 +394,7 @@ class _Index:
             return _engine.index_records(
                 self._maintainer.engine.entries(number, first, count),
                 number, first)
-        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return None
 
     def _add_lot(self, lot: list[bytes], moved: dict[int, int]) -> None:
@@ -478,7 +455,7 @@ class _Index:
         heirs = {other: kept for kept, other in _PAIR.iter_unpack(
             _engine.pairs_named(found, b''.join([p.old for p in pages])))}
         found += self._within_scopes(
-            maintainer_module.pack(
+            addresses_module.pack(
                 itertools.chain.from_iterable(damaged), 'Q'))
         self._remember(batch, found + self._bequeath(batch, heirs))
         if len(batch):
@@ -490,16 +467,16 @@ class _Index:
         """The pairs without those of blocks of two scopes."""
         if len(set(self._scopes.values())) < 2:
             return pairs
-        both = maintainer_module.unpack(pairs, 'Q')
+        both = addresses_module.unpack(pairs, 'Q')
         firsts, seconds = both[::2], both[1::2]
-        good = [self._scopes.get(a >> _SLOT_BITS)
-                == self._scopes.get(b >> _SLOT_BITS)
+        good = [self._scopes.get(addresses_module.group_of(a))
+                == self._scopes.get(addresses_module.group_of(b))
                 for a, b in zip(firsts, seconds)]
         if all(good):
             return pairs
         LOG.warning('%d pairs of blocks of different scopes have the same '
                     'fingerprints: they stay apart', good.count(False))
-        return maintainer_module.pack(
+        return addresses_module.pack(
             itertools.chain.from_iterable(itertools.compress(
                 zip(firsts, seconds), good)), 'Q')
 
@@ -520,7 +497,8 @@ class _Index:
         for kept, heir in heirs.items():
             gone, fingerprint = blocks[kept], blocks[heir].fingerprint
             removed.append((fingerprint[:8], kept))
-            if gone.state == _DAMAGED and gone.fingerprint == fingerprint:
+            if (gone.state == addresses_module.DAMAGED
+                    and gone.fingerprint == fingerprint):
                 damaged.append((heir, kept))
         return self._update(page.number, page.old, page.added, b''.join(
             itertools.starmap(_record, sorted(removed))))
@@ -538,19 +516,20 @@ class _Index:
         """
         catalog = self._maintainer.catalog
         taken: list[int] = []
-        for group in {address >> _SLOT_BITS for address in heirs}:
+        for group in set(map(addresses_module.group_of, heirs)):
             known = list(_PAIR.iter_unpack(catalog.duplicates(group, batch)))
             for kept, other in known:
                 if kept in heirs:
                     taken += (heirs[kept], other)
-            catalog.set_duplicates(batch, group, maintainer_module.pack(
+            catalog.set_duplicates(batch, group, addresses_module.pack(
                 itertools.chain.from_iterable(
                     pair for pair in known if pair[0] not in heirs), 'Q'))
-        return maintainer_module.pack(taken, 'Q')
+        return addresses_module.pack(taken, 'Q')
 
     def _remember(self, batch: catalog_module.Batch, found: bytes) -> None:
         catalog = self._maintainer.catalog
-        for group, some in _by_group(_engine.pairs_sort(found), _PAIR.size):
+        for group, some in addresses_module.cut_by_group(
+                _engine.pairs_sort(found), _PAIR.size):
             known = catalog.duplicates(group, batch)
             catalog.set_duplicates(
                 batch, group, _engine.pairs_sort(known + some))
@@ -559,7 +538,8 @@ class _Index:
         """Forget known duplicates."""
         catalog = self._maintainer.catalog
         batch = catalog.batch()
-        for group, some in _by_group(_engine.pairs_sort(pairs), _PAIR.size):
+        for group, some in addresses_module.cut_by_group(
+                _engine.pairs_sort(pairs), _PAIR.size):
             catalog.set_duplicates(batch, group, _engine.pairs_without(
                 catalog.duplicates(group), some))
         if len(batch):
@@ -599,7 +579,7 @@ class _Replacements:
     """
 
     def __init__(self, chosen: bytes) -> None:
-        self.words = maintainer_module.unpack(
+        self.words = addresses_module.unpack(
             _engine.replacements_sort(chosen), 'Q')
         self.old, self.new, self.lengths, self.kept = (
             self.words[i::_REPLACEMENT_WORDS]
@@ -612,7 +592,7 @@ class _Replacements:
         """Pairs of old and new addresses."""
         pairs = array.array('Q', bytes(_PAIR.size * len(self)))
         pairs[::2], pairs[1::2] = self.old, self.new
-        return maintainer_module.pack(pairs, 'Q')
+        return addresses_module.pack(pairs, 'Q')
 
 
 class _Counts:
@@ -627,7 +607,7 @@ class _Counts:
         """Of sorted addresses, 32 bits each."""
         return b''.join([
             _engine.pick(self._group(group), _COUNT_BYTES, 0, some)
-            for group, some in _by_group(addresses, _ADDRESS_BYTES)])
+            for group, some in addresses_module.cut_by_group(addresses)])
 
     def _group(self, group: int) -> bytes:
         if group not in self._groups:
@@ -661,7 +641,7 @@ class _Run:
             duplicates += len(chosen)
             total += sum(chosen.lengths)
             images.update(self._images_with(
-                maintainer_module.pack(chosen.old, 'Q')))
+                addresses_module.pack(chosen.old, 'Q')))
         return Plan(self._index.scanned, duplicates, total, len(images))
 
     def run(self) -> Result:
@@ -695,27 +675,16 @@ class _Run:
 
     def _images_with(self, addresses: bytes) -> Iterator[str]:
         """The images to be merged that name any of the sorted addresses."""
+        def is_wanted(recipe: _engine.Recipe, naming: Iterator[bytes]) -> bool:
+            return any(naming) and not self._exclude(catalog_module.facts_of(
+                recipe.header(), recipe.measure()))
         images = sorted(self._maintainer.repository.images())
-        for done, image_id in enumerate(images):
-            cost, wanted = 0, False
-            # Damage is the scrub's to report.
-            with contextlib.suppress(exceptions.ImageNotFound,
-                                     exceptions.InvalidParameter,
-                                     *maintainer_module.UNREADABLE):
-                with contextlib.closing(self._maintainer.engine.open_recipe(
-                        image_id)) as recipe:
-                    for runs in maintainer_module.pieces(recipe):
-                        cost += len(runs)
-                        wanted = _engine.names_any(runs, addresses)
-                        if wanted:
-                            wanted = not self._exclude(
-                                catalog_module.facts_of(recipe.header(),
-                                                        recipe.measure()))
-                            break
-            if wanted:
-                yield image_id
+        for done, image in enumerate(addresses_module.look_for(
+                self._maintainer.engine, images, addresses, is_wanted)):
+            if image.found:
+                yield image.image_id
             self._control.step(done + 1, len(images), 'merging images',
-                               cost=cost)
+                               cost=image.cost)
 
     def _without_damaged(self, words: array.array) -> bytes:
         """Replacements, but for those by a block that cannot be read.
@@ -736,34 +705,34 @@ class _Run:
         for at in range(0, len(words), _REPLACEMENT_WORDS):
             if words[at + 1] not in bad:
                 good.extend(words[at:at + _REPLACEMENT_WORDS])
-        return maintainer_module.pack(good, 'Q')
+        return addresses_module.pack(good, 'Q')
 
     def _are_near(self, news: list[int], begin: int, end: int) -> bool:
         """Whether a block is to be read in one go with those before it."""
         return (news[end] - news[end - 1] <= _NEAR
                 and news[end] - news[begin] < _VERIFIED_AT_ONCE
-                and news[end] >> _SLOT_BITS == news[begin] >> _SLOT_BITS)
+                and addresses_module.group_of(news[end])
+                == addresses_module.group_of(news[begin]))
 
     def _damaged_of(self, first: int, last: int) -> set[int]:
         """The addresses between these, of one group, that do not verify."""
-        number = first >> _SLOT_BITS
+        number = addresses_module.group_of(first)
         try:
             cost, damaged, invalid, _ = _engine.verify_slots(
-                self._maintainer.handle, number, first & _SLOT_MASK,
-                last - first + 1)
-        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+                self._maintainer.handle, number,
+                addresses_module.slot_of(first), last - first + 1)
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return set(range(first, last + 1))
         self._control.step(self._control.done, self._control.total,
                            'reading blocks that are to stay', cost=cost)
-        return {number << _SLOT_BITS | slot
-                for slot in (*maintainer_module.unpack(damaged),
-                             *maintainer_module.unpack(invalid))}
+        return set(addresses_module.of_slots(
+            number, addresses_module.unpack(damaged + invalid)))
 
     # -- merging ----------------------------------------------------------
 
     def _merge(self, chosen: _Replacements) -> None:
         mapping = chosen.mapping()
-        olds = maintainer_module.pack(chosen.old, 'Q')
+        olds = addresses_module.pack(chosen.old, 'Q')
         collisions: set[int] = set()
         merged = 0
         for image_id in self._images_with(olds):
@@ -777,9 +746,9 @@ class _Run:
                 (kept, old if old != kept else new)
                 for old, new, kept in zip(chosen.old, chosen.new, chosen.kept)
                 if old in collisions)
-            self._index.forget(maintainer_module.pack(collided, 'Q'))
+            self._index.forget(addresses_module.pack(collided, 'Q'))
         self._sums['duplicates'] += len(chosen)
-        counts = maintainer_module.unpack(
+        counts = addresses_module.unpack(
             _Counts(self._maintainer.catalog).of(olds))
         self._sums['merged_blocks'] += counts.count(0)
         self._sums['merged_bytes'] += sum(itertools.compress(
@@ -798,10 +767,10 @@ class _Run:
             return False
         except catalog_module.CatalogError:
             raise
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             self._failed[image_id] = str(e)
             return True
-        collisions.update(maintainer_module.unpack(merged.collisions, 'Q'))
+        collisions.update(addresses_module.unpack(merged.collisions, 'Q'))
         self._sums['images'] += merged.exchanged
         self._sums['gave_up'] += merged.replaced > 0 and not merged.exchanged
         return merged.replaced > 0

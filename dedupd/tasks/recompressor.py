@@ -23,6 +23,7 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
 # The new file has to be smaller by one part in so many.
@@ -33,7 +34,6 @@ _TRIES = 60
 _PAUSE = 0.5
 
 _POISONED = 1
-_SLOT_BITS = 15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,15 +114,15 @@ def give_up(maintainer: maintainer_module.Maintainer) -> None:
 
 def _plan(maintainer: maintainer_module.Maintainer,
           mark: tuple[int, int]) -> list[GroupPlan]:
-    damaged = {address >> _SLOT_BITS
-               for address in maintainer.catalog.damaged()}
+    damaged = set(map(addresses_module.group_of,
+                      maintainer.catalog.damaged()))
     found = []
     for number in maintainer.engine.groups():
         try:
             facts = maintainer.engine.group_facts(number)
         except exceptions.ImageNotFound:
             continue
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             found.append(GroupPlan(number, 'skip', str(e), 0))
             continue
         if (facts['codec'], facts['level']) != mark:
@@ -197,7 +197,7 @@ class _Run:
             self._done += 1
         except exceptions.NoSpaceError:
             self._sums['skipped_for_space'] += 1
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             self._fail(number, e)
         else:
             self._maintainer.rewriting = rewriting, self._mark
@@ -213,7 +213,7 @@ class _Run:
             self._exchange(rewriting)
         except exceptions.NoSpaceError:
             self._sums['skipped_for_space'] += 1
-        except maintainer_module.UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             self._fail(number, e)
         give_up(self._maintainer)
         self._done += 1

@@ -26,14 +26,12 @@ At the end of a pass the spare copies are made to fit again what is used most.
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
 import heapq
 import itertools
 import logging
-import struct
 import time
 from typing import Any
 
@@ -42,6 +40,7 @@ from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
 
@@ -57,10 +56,6 @@ SPARE_MAX = 1 << 30
 #: Slots and images that a line of the log names.
 LISTED = 10
 
-_SLOT_BITS = 15
-_SLOTS = 1 << _SLOT_BITS
-_ENTRY = struct.Struct('<32sIII B3x')
-_LIVE, _DAMAGED, _INVALID = 1, 4, 7
 _RECORD = 13
 
 
@@ -188,7 +183,7 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
         return recipe.error or f'{recipe.name} has no header'
     try:
         recipe.measure()
-    except maintainer_module.UNREADABLE as e:
+    except exceptions.UNREADABLE as e:
         return str(e)
     return None
 
@@ -199,12 +194,6 @@ def _listed(items: Sequence[Any]) -> str:
     if len(items) > LISTED:
         words += f' and {len(items) - LISTED} more'
     return words or 'none'
-
-
-def _by_group(addresses: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-    for number, some in itertools.groupby(
-            sorted(addresses), lambda address: address >> _SLOT_BITS):
-        yield number, [address & _SLOTS - 1 for address in some]
 
 
 class _Run:
@@ -302,7 +291,7 @@ class _Run:
             except exceptions.ImageNotFound:
                 error = None
             except (exceptions.InvalidParameter,
-                    *maintainer_module.UNREADABLE) as e:
+                    *exceptions.UNREADABLE) as e:
                 error = str(e)
             self._note(f'images/{image_id}', error, [image_id])
             self._state['image'] = image_id
@@ -328,22 +317,21 @@ class _Run:
                     page += 1
         except exceptions.DamagedError as e:
             return None if any(map(
-                self._names_damage, maintainer_module.pieces(recipe))
+                self._names_damage, addresses_module.pieces(recipe))
             ) else str(e)
         return None
 
     def _names_damage(self, runs: bytes) -> bool:
         """Whether an entry, or a group, cannot be read as it was written."""
-        words = maintainer_module.unpack(runs, 'I')
-        for number, slot, blocks in zip(words[::3], words[1::3], words[2::3]):
+        for number, slot, blocks in addresses_module.runs_in(runs):
             try:
-                entries = self._maintainer.engine.entries(number, slot, blocks)
+                listing = self._maintainer.engine.entries(number, slot, blocks)
             except exceptions.InvalidParameter:
                 continue
-            except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+            except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
                 return True
-            if any(entry[4] in (_DAMAGED, _INVALID)
-                   for entry in _ENTRY.iter_unpack(entries)):
+            if not {addresses_module.DAMAGED, addresses_module.INVALID
+                    }.isdisjoint(addresses_module.columns(listing).states):
                 return True
         return False
 
@@ -376,7 +364,7 @@ class _Run:
                 ended = self._scrub_group(number, done, len(numbers))
             except exceptions.ImageNotFound:
                 ended = True    # it was empty, and is gone
-            except maintainer_module.UNREADABLE as e:
+            except exceptions.UNREADABLE as e:
                 # One bad group does not stop the pass.
                 error = str(e)
                 ended = True
@@ -387,7 +375,7 @@ class _Run:
             # The next one: so that a group that ended is not begun again.
             state['group'], state['slot'] = number + 1, 0
             self._mark([address for address in state['waiting']
-                        if address >> _SLOT_BITS == number])
+                        if addresses_module.group_of(address) == number])
         return True
 
     def _look_for_missing(self, numbers: list[int]) -> None:
@@ -402,8 +390,8 @@ class _Run:
                            self._images_of_group(number))
 
     def _images_of_group(self, number: int) -> list[str]:
-        every = range(number << _SLOT_BITS, number + 1 << _SLOT_BITS)
-        return sorted(self._images_with(every))
+        return sorted(self._images_with(addresses_module.of_slots(
+            number, range(addresses_module.GROUP_SLOTS))))
 
     def _scrub_group(self, number: int, done: int, total: int) -> bool:
         """False: the budget is spent."""
@@ -423,14 +411,13 @@ class _Run:
 
     def _scrub_slots(self, number: int, first: int, count: int) -> None:
         state = self._state
-        self._cost = _ENTRY.size * count
-        entries = list(_ENTRY.iter_unpack(
-            self._maintainer.engine.entries(number, first, count)))
+        self._cost = addresses_module.ENTRY_BYTES * count
+        entries = addresses_module.entries(
+            self._maintainer.engine.entries(number, first, count))
         self._cost, damaged, invalid, worn = _engine.verify_slots(
             self._maintainer.handle, number, first, count)
-        bad = [number << _SLOT_BITS | slot
-               for slot in (*maintainer_module.unpack(damaged),
-                            *maintainer_module.unpack(invalid))]
+        bad = addresses_module.of_slots(
+            number, addresses_module.unpack(damaged + invalid))
         # Of an invalid entry there is nothing to mark.
         bad = [address for address in bad if address not in self._known]
         waiting = set(state['waiting'])
@@ -438,20 +425,22 @@ class _Run:
         state['waiting'] = sorted(waiting.union(bad))
         state['worn'] += len(worn) // 4
         state['bytes'] += self._cost
-        state['blocks'] += sum(entry[4] == _LIVE for entry in entries)
+        state['blocks'] += sum(
+            entry.state == addresses_module.LIVE for entry in entries)
         self._notice(number, first, entries, set(bad))
 
-    def _notice(self, number: int, first: int, entries: list[tuple],
-                bad: set[int]) -> None:
+    def _notice(self, number: int, first: int,
+                entries: list[addresses_module.Entry], bad: set[int]) -> None:
         """Look for what was marked and not told; and for copies."""
         for slot, entry in enumerate(entries, first):
-            address = number << _SLOT_BITS | slot
-            if entry[4] == _DAMAGED:
+            address = addresses_module.address(number, slot)
+            if entry.state == addresses_module.DAMAGED:
                 if address not in self._known and self._count(address):
                     self._tell({address: ''})
-            elif (entry[4] == _LIVE and entry[0] in self._wanted
+            elif (entry.state == addresses_module.LIVE
+                    and entry.fingerprint in self._wanted
                     and address not in bad):
-                self._copies.setdefault(entry[0], address)
+                self._copies.setdefault(entry.fingerprint, address)
 
     # -- damaged blocks ---------------------------------------------------
 
@@ -464,18 +453,20 @@ class _Run:
 
     def _count(self, address: int) -> int:
         counts = self._maintainer.catalog.counts(
-            address >> _SLOT_BITS, (address & _SLOTS - 1) + 1)
-        return maintainer_module.unpack(counts[-4:])[0]
+            addresses_module.group_of(address),
+            addresses_module.slot_of(address) + 1)
+        return addresses_module.unpack(counts[-4:])[0]
 
-    def _entry(self, address: int) -> tuple:
-        return next(_ENTRY.iter_unpack(self._maintainer.engine.entries(
-            address >> _SLOT_BITS, address & _SLOTS - 1, 1)))
+    def _entry(self, address: int) -> addresses_module.Entry:
+        return addresses_module.entry_at(self._maintainer.engine.entries(
+            addresses_module.group_of(address),
+            addresses_module.slot_of(address), 1), 0)
 
     def _mark(self, waiting: list[int]) -> None:
         """Mark damaged blocks, and tell whose they are."""
         told: dict[int, str] = {}
         left = set(self._state['waiting'])
-        for number, slots in _by_group(waiting):
+        for number, slots in addresses_module.by_group(waiting):
             for at in range(0, len(slots), MARK_SLOTS):
                 some = slots[at:at + MARK_SLOTS]
                 try:
@@ -483,12 +474,12 @@ class _Run:
                 except exceptions.BusyError:
                     break
                 except (exceptions.NoSpaceError, exceptions.ImageNotFound,
-                        *maintainer_module.UNREADABLE) as e:
+                        *exceptions.UNREADABLE) as e:
                     LOG.error('Group %08x: damaged blocks cannot be set '
                               'aside: %s', number, e)
                     break
                 left.difference_update(
-                    number << _SLOT_BITS | slot for slot in some)
+                    addresses_module.of_slots(number, some))
         if told:
             self._tell(told)
         if len(left) != len(self._state['waiting']):
@@ -508,17 +499,16 @@ class _Run:
                 # Since it was found, it may have been freed.
                 _, damaged, lost, _ = _engine.verify_slots(
                     self._maintainer.handle, number, slot, 1)
-                bad += maintainer_module.unpack(damaged)
-                invalid += maintainer_module.unpack(lost)
-            names = (group.mark_damaged(maintainer_module.pack(bad)) if bad
+                bad += addresses_module.unpack(damaged)
+                invalid += addresses_module.unpack(lost)
+            names = (group.mark_damaged(addresses_module.pack(bad)) if bad
                      else [])
         self._quarantined += names
         # A file has the bytes of one segment: group-offset-digits.
         files = {int(name.rsplit('-', 2)[1]): name for name in names}
-        told = {number << _SLOT_BITS | slot: '' for slot in invalid}
-        for slot in bad:
-            address = number << _SLOT_BITS | slot
-            told[address] = files.get(self._entry(address)[1], '')
+        told = dict.fromkeys(addresses_module.of_slots(number, invalid), '')
+        for address in addresses_module.of_slots(number, bad):
+            told[address] = files.get(self._entry(address).segment, '')
         return told
 
     def _tell(self, told: dict[int, str]) -> None:
@@ -530,14 +520,14 @@ class _Run:
             hit = sorted(i for i, named in images.items() if address in named)
             facts = {
                 'found': int(time.time()),
-                'fingerprint': self._entry(address)[0].hex(),
+                'fingerprint': self._entry(address).fingerprint.hex(),
                 'quarantine': name, 'images': hit}
             catalog.set_damaged(batch, address, facts)
         self._maintainer.write(batch)
-        for number, slots in _by_group(told):
+        for number, slots in addresses_module.by_group(told):
             hit = sorted(
                 i for i, named in images.items() if not named.isdisjoint(
-                    number << _SLOT_BITS | slot for slot in slots))
+                    addresses_module.of_slots(number, slots)))
             LOG.error('%d blocks of group %08x are damaged, in the slots %s. '
                       'Images hit: %s', len(slots), number, _listed(slots),
                       _listed(hit))
@@ -545,24 +535,11 @@ class _Run:
 
     def _images_with(self, addresses: Iterable[int]) -> dict[str, set[int]]:
         """The images that name some of these, and which of these."""
-        wanted = sorted(addresses)
-        packed = maintainer_module.pack(wanted, 'Q')
-        images: dict[str, set[int]] = {}
-        for image_id in self._maintainer.repository.images():
-            named: set[int] = set()
-            with contextlib.suppress(exceptions.ImageNotFound,
-                                     exceptions.InvalidParameter,
-                                     *maintainer_module.UNREADABLE):
-                with contextlib.closing(self._maintainer.engine.open_recipe(
-                        image_id)) as recipe:
-                    if not recipe.complete:
-                        continue
-                    for runs in maintainer_module.pieces(recipe):
-                        if _engine.names_any(runs, packed):
-                            named |= _named(runs, wanted)
-                if named:
-                    images[image_id] = named
-        return images
+        return {image.image_id: image.found
+                for image in addresses_module.which_named(
+                    self._maintainer.engine,
+                    self._maintainer.repository.images(), addresses)
+                if image.found}
 
     # -- healing ----------------------------------------------------------
 
@@ -599,8 +576,8 @@ class _Run:
         if left:
             # From spare copies; or what hindered the reading has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
-                relocation.add(maintainer_module.pack(left, 'Q'))
-                pairs = maintainer_module.unpack(relocation.finish(), 'Q')
+                relocation.add(addresses_module.pack(left, 'Q'))
+                pairs = addresses_module.unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
         lost = len(set(left) - mapping.keys())
         if lost and not self._tells_apart:
@@ -624,22 +601,24 @@ class _Run:
     def _is_good(self, address: int, fingerprint: bytes) -> bool:
         try:
             entry = self._entry(address)
-            if entry[4] != _LIVE or entry[0] != fingerprint:
+            if (entry.state != addresses_module.LIVE
+                    or entry.fingerprint != fingerprint):
                 return False
             _, damaged, invalid, _ = _engine.verify_slots(
-                self._maintainer.handle, address >> _SLOT_BITS,
-                address & _SLOTS - 1, 1)
+                self._maintainer.handle, addresses_module.group_of(address),
+                addresses_module.slot_of(address), 1)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter,
-                *maintainer_module.UNREADABLE):
+                *exceptions.UNREADABLE):
             return False
         return not damaged and not invalid
 
     def _same_scope(self, *addresses: int) -> bool:
         """Whether images may be merged from one to the other."""
         try:
-            return len({self._maintainer.engine.group_facts(
-                address >> _SLOT_BITS)['scope'] for address in addresses}) == 1
-        except (exceptions.ImageNotFound, *maintainer_module.UNREADABLE):
+            return len({self._maintainer.engine.group_facts(number)['scope']
+                        for number in map(addresses_module.group_of,
+                                          addresses)}) == 1
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return False
 
     def _merge(self, images: dict[str, set[int]],
@@ -652,13 +631,13 @@ class _Run:
             try:
                 merger.merge_image(
                     self._maintainer, image_id,
-                    maintainer_module.pack(
+                    addresses_module.pack(
                         itertools.chain.from_iterable(pairs), 'Q'),
                     self._control)
             except exceptions.ImageNotFound:
                 continue
             except (exceptions.BusyError, exceptions.NoSpaceError,
-                    *maintainer_module.UNREADABLE) as e:
+                    *exceptions.UNREADABLE) as e:
                 LOG.warning('Image %s cannot be healed now: %s', image_id, e)
             self._control.step(done + 1, len(images), 'healing images')
 
@@ -717,10 +696,10 @@ class _Run:
             try:
                 # A damaged block is taken from the copy that is there.
                 size = _engine.write_spares(self._maintainer.engine, number,
-                                            maintainer_module.pack(some, 'Q'))
+                                            addresses_module.pack(some, 'Q'))
                 return len(some), size
             except (exceptions.NoSpaceError,
-                    *maintainer_module.UNREADABLE) as e:
+                    *exceptions.UNREADABLE) as e:
                 LOG.warning('Spare copies cannot be written: %s', e)
         return 0, 0
 
@@ -736,20 +715,9 @@ class _Run:
             return []
         catalog = self._maintainer.catalog
         found = heapq.nlargest(most, (
-            (count, -(number << _SLOT_BITS | slot))
+            (count, -addresses_module.address(number, slot))
             for number, facts in catalog.groups() if facts['used']
             for slot, count in enumerate(
-                maintainer_module.unpack(catalog.counts(number)))
+                addresses_module.unpack(catalog.counts(number)))
             if count >= self._spare_threshold))
         return sorted(-address for _, address in found)
-
-
-def _named(runs: bytes, addresses: list[int]) -> set[int]:
-    """Which of the sorted addresses the runs name."""
-    wanted = set(addresses)
-    named = set()
-    words = iter(maintainer_module.unpack(runs))
-    for group, slot, blocks in zip(words, words, words):
-        start = group << _SLOT_BITS | slot
-        named.update(wanted.intersection(range(start, start + blocks)))
-    return named

@@ -59,3 +59,7 @@ class UnfitFileSystem(RepositoryError):
 
 class ClosedError(RepositoryError):
     """The handle was closed, or inherited over a fork."""
+
+
+#: What says that a recipe, or a group, cannot be read, for now or for ever.
+UNREADABLE = DamagedError, StorageError, VersionError, AccessDenied

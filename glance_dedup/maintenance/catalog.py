@@ -24,7 +24,6 @@ A program that does not know parts must not take their counts for others'. So
 while there is one, the catalog's format is another.
 """
 
-import array
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
@@ -48,6 +47,7 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import leveldb
+from glance_dedup.maintenance import addresses as addresses_module
 
 # The newest that this program knows, and that of catalogs without parts.
 FORMAT = 2
@@ -57,9 +57,6 @@ CHUNK_SLOTS = 1024
 _CHUNK_BITS = 10
 _CHUNK_BYTES = 4 * CHUNK_SLOTS
 _ZEROS = bytes(_CHUNK_BYTES)
-_GROUP_SLOTS = 32768
-_SLOT_BITS = 15
-_ADDRESS_BITS = 40
 _PAIR_BYTES = 16
 _RECORD_BYTES = 13
 
@@ -72,7 +69,6 @@ _COUNTS = struct.Struct('>cIB')
 _NUMBER = struct.Struct('>cQ')
 _PART = struct.Struct('>c16sI')
 _END = struct.Struct('<Q')
-_RUN = struct.Struct('<III')
 _SEEN = struct.Struct('<QQ16s')
 
 _GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
@@ -108,7 +104,7 @@ def _is_text(value: Any) -> bool:
 
 def _are_addresses(value: Any) -> bool:
     return isinstance(value, list) and all(
-        type(v) is int and _is_address(v) for v in value)
+        type(v) is int and addresses_module.is_address(v) for v in value)
 
 
 def _are_hits(value: Any) -> bool:
@@ -119,10 +115,6 @@ def _are_hits(value: Any) -> bool:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_address(number: int) -> bool:
-    return 1 << _SLOT_BITS <= number < 1 << _ADDRESS_BITS
 
 
 _LEDGER: _Good = {
@@ -238,8 +230,8 @@ def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
     chunks: dict[tuple[int, int], bytearray] = {}
     begin = at = 0
     key = None
-    for group, slot, blocks in _RUN.iter_unpack(runs):
-        if not group or slot + blocks > _GROUP_SLOTS:
+    for group, slot, blocks in addresses_module.runs_in(runs):
+        if not group or slot + blocks > addresses_module.GROUP_SLOTS:
             raise CatalogError(f'there are no {blocks} slots from {slot} in '
                                f'group {group}')
         chunk = slot >> _CHUNK_BITS
@@ -251,8 +243,8 @@ def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
         for further in range(chunk + 1,
                              (slot + blocks - 1 >> _CHUNK_BITS) + 1):
             chunks.setdefault((group, further), bytearray()).extend(
-                runs[at:at + _RUN.size])
-        at += _RUN.size
+                runs[at:at + addresses_module.RUN_BYTES])
+        at += addresses_module.RUN_BYTES
     if at > begin:
         chunks.setdefault(key, bytearray()).extend(runs[begin:at])
     return chunks
@@ -808,7 +800,7 @@ class Catalog:
                                f'{len(counts)} bytes')
         return counts
 
-    def counts(self, group: int, slots: int = _GROUP_SLOTS,
+    def counts(self, group: int, slots: int = addresses_module.GROUP_SLOTS,
                batch: Batch | None = None) -> bytes:
         """How often each of the first slots of a group is named, 32 bits."""
         return b''.join(
@@ -829,7 +821,7 @@ class Catalog:
         facts = {**_GROUP_FACTS, **self._parse(key, value)}
         for name, default in _GROUP_FACTS.items():
             if (type(facts[name]) is not type(default)
-                    or not 0 <= facts[name] <= _GROUP_SLOTS):
+                    or not 0 <= facts[name] <= addresses_module.GROUP_SLOTS):
                 raise CatalogError(f'the catalog {self.path} is damaged: '
                                    f'{name} of {leveldb.shown(key)} is '
                                    f'{facts[name]!r}')
@@ -899,7 +891,7 @@ class Catalog:
     def _damaged_block(self, key: bytes, value: bytes
                        ) -> tuple[int, dict[str, Any]]:
         address = self._number(_NUMBER, key)
-        if not _is_address(address):
+        if not addresses_module.is_address(address):
             raise self._damaged(f'{leveldb.shown(key)} is not the address '
                                 'of a block')
         return address, self._parse(key, value, _DAMAGED, tuple(_DAMAGED))
@@ -1038,16 +1030,16 @@ def _to_json(fields: dict[str, Any]) -> bytes:
 
 
 def _are_pairs(pairs: bytes, group: int) -> bool:
-    numbers = array.array('Q', pairs)
-    if sys.byteorder == 'big':
-        numbers.byteswap()
+    numbers = addresses_module.unpack(pairs, 'Q')
     first, second = numbers[::2], numbers[1::2]
     both = list(zip(first, second))
     return not pairs or (
-        min(first) >> _SLOT_BITS == max(first) >> _SLOT_BITS == group
-        and _is_address(min(second)) and _is_address(max(second))
+        {group} == {addresses_module.group_of(min(first)),
+                    addresses_module.group_of(max(first))}
+        and addresses_module.is_address(min(second))
+        and addresses_module.is_address(max(second))
         and not any(map(operator.ge, both, both[1:])))
 
 
 def _zeros(counts: bytearray) -> int:
-    return array.array('I', counts).count(0)
+    return addresses_module.unpack(counts).count(0)

@@ -6,9 +6,7 @@ One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
 :class:`Maintainer`. Rules N1 to N6 are those of the design document.
 """
 
-import array
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -20,7 +18,6 @@ import secrets
 import shutil
 import stat
 import struct
-import sys
 import time
 from typing import Any
 from typing import TypeVar
@@ -53,13 +50,6 @@ _FENCE = struct.Struct('<16sQ')
 _FLOCK = struct.Struct('@hhqqi4x')
 _NAMED = re.compile('[TM]-([0-9a-f]{32})')
 
-#: What says that a recipe's blocks cannot be known, for now or for ever.
-UNREADABLE = (exceptions.DamagedError, exceptions.StorageError,
-              exceptions.VersionError, exceptions.AccessDenied)
-
-#: Pages of a recipe's extents that are read at once, where all are.
-PAGES = 64
-
 Progress = Callable[[int, int, str], None]
 _Result = TypeVar('_Result')
 
@@ -88,7 +78,7 @@ class Extents:
         """:raises RecipeError: as its name says"""
         try:
             return self._recipe.runs(page, 1)
-        except UNREADABLE as e:
+        except exceptions.UNREADABLE as e:
             raise RecipeError(str(e)) from e
 
 
@@ -96,30 +86,8 @@ def _measure(recipe: _engine.Recipe) -> int:
     """How many blocks a recipe names; all of it is read, and verified."""
     try:
         return recipe.measure()
-    except UNREADABLE as e:
+    except exceptions.UNREADABLE as e:
         raise RecipeError(str(e)) from e
-
-
-def pack(numbers: Iterable[int], code: str = 'I') -> bytes:
-    """Numbers as the engine takes them, of a type of the module array."""
-    packed = array.array(code, numbers)
-    if sys.byteorder == 'big':
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack(data: bytes, code: str = 'I') -> array.array:
-    """The numbers that the engine packed, of a type of the module array."""
-    numbers = array.array(code, data)
-    if sys.byteorder == 'big':
-        numbers.byteswap()
-    return numbers
-
-
-def pieces(recipe: _engine.Recipe) -> Iterator[bytes]:
-    """A recipe's runs, as many at a time as fit into bounded memory."""
-    for page in range(0, recipe.pages, PAGES):
-        yield recipe.runs(page, min(PAGES, recipe.pages - page))
 
 
 @dataclasses.dataclass
@@ -351,7 +319,7 @@ class Maintainer:
             with contextlib.closing(self.engine.open_entry(name)) as entry:
                 if entry.complete:
                     return entry.header()['transaction_id'], entry.live()
-        except (exceptions.ImageNotFound, *UNREADABLE):
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             pass
         return txid_of_name(name), False
 
@@ -379,7 +347,7 @@ class Maintainer:
                 recipe = self.engine.open_recipe(image_id)
             except exceptions.ImageNotFound:
                 continue
-            except UNREADABLE as e:
+            except exceptions.UNREADABLE as e:
                 self.note_unreadable(f'images/{image_id}', str(e))
                 continue
             yield image_id, recipe

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Addresses of blocks: their numbers, their entries, and who names them.
+
+An *address* is a number of 64 bits: that of the block's group, and behind it
+the slot there, of 15 bits. The engine takes and gives addresses, slots, counts
+and runs as packed numbers. A *run* is blocks in slots that follow one another:
+group, first slot and number of blocks, of 32 bits each.
+"""
+
+import array
+import bisect
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import itertools
+import struct
+import sys
+from typing import Any
+from typing import NamedTuple
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+
+#: Bytes of an address, of the entry of a slot, and of a run.
+SIZE = 8
+ENTRY_BYTES = 48
+RUN_BYTES = 12
+#: The most slots that a group has.
+GROUP_SLOTS = 1 << 15
+
+#: States of entries. Those in use have a block, or had one that is damaged or
+#: not valid now; void, freed and empty slots have nothing.
+LIVE, FREED, DAMAGED, INVALID = 1, 3, 4, 7
+IN_USE = (LIVE, DAMAGED, INVALID)
+
+_SLOT_BITS = 15
+_ADDRESS_BITS = 40
+_ENTRY = struct.Struct('<32sII4xB3x')
+_ENTRY_WORDS = ENTRY_BYTES // 4
+_RUN = struct.Struct('<III')
+
+# Pages of a recipe's extents that are read at once, where all are.
+_PAGES = 64
+
+
+# -- numbers ------------------------------------------------------------------
+
+def pack(numbers: Iterable[int], code: str = 'I') -> bytes:
+    """Numbers as the engine takes them, of a type of the module array."""
+    packed = array.array(code, numbers)
+    if sys.byteorder == 'big':
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(data: bytes | bytearray, code: str = 'I') -> array.array:
+    """The numbers that the engine packed, of a type of the module array."""
+    numbers = array.array(code, data)
+    if sys.byteorder == 'big':
+        numbers.byteswap()
+    return numbers
+
+
+def address(group: int, slot: int) -> int:
+    return group << _SLOT_BITS | slot
+
+
+def group_of(number: int) -> int:
+    return number >> _SLOT_BITS
+
+
+def slot_of(number: int) -> int:
+    return number & GROUP_SLOTS - 1
+
+
+def is_address(number: int) -> bool:
+    """Whether a number can be an address."""
+    return GROUP_SLOTS <= number < 1 << _ADDRESS_BITS
+
+
+def of_slots(group: int, slots: Iterable[int]) -> list[int]:
+    """The addresses of these slots of a group."""
+    return [address(group, slot) for slot in slots]
+
+
+def by_group(numbers: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+    """Groups and the slots in them, sorted."""
+    for group, some in itertools.groupby(sorted(numbers), group_of):
+        yield group, [slot_of(number) for number in some]
+
+
+def cut_by_group(data: bytes, size: int = SIZE
+                 ) -> Iterator[tuple[int, bytes]]:
+    """Sorted packed items that begin with an address, group by group.
+
+    :param size: of an item, in bytes
+    """
+    firsts = unpack(data, 'Q')[::size // SIZE]
+    begin = 0
+    while begin < len(firsts):
+        group = group_of(firsts[begin])
+        end = bisect.bisect_left(firsts, address(group + 1, 0), begin)
+        yield group, data[begin * size:end * size]
+        begin = end
+
+
+# -- entries ------------------------------------------------------------------
+
+class Entry(NamedTuple):
+    """What a group says of a slot."""
+
+    fingerprint: bytes
+    segment: int
+    """Where in the group's file its segment begins."""
+    length: int
+    """Before compression."""
+    state: int
+
+
+class Columns(NamedTuple):
+    """What a group says of many slots, for where these are all of it."""
+
+    segments: array.array
+    lengths: array.array
+    states: array.array
+
+
+def entries(listing: bytes) -> list[Entry]:
+    """What the engine lists."""
+    return list(map(Entry._make, _ENTRY.iter_unpack(listing)))
+
+
+def entry_at(listing: bytes, index: int) -> Entry:
+    return Entry._make(_ENTRY.unpack_from(listing, ENTRY_BYTES * index))
+
+
+def columns(listing: bytes) -> Columns:
+    words = unpack(listing)
+    return Columns(*(words[at::_ENTRY_WORDS] for at in (8, 9, 11)))
+
+
+# -- what recipes name --------------------------------------------------------
+
+def runs_in(runs: bytes) -> Iterator[tuple[int, int, int]]:
+    """Groups, first slots and numbers of blocks."""
+    return _RUN.iter_unpack(runs)
+
+
+def groups_in(runs: bytes) -> set[int]:
+    """The groups of which they name blocks."""
+    return set(unpack(runs)[::3])
+
+
+def slots_in(runs: bytes, group: int) -> set[int]:
+    """The slots of a group that they name."""
+    return {slot for number, first, blocks in runs_in(runs) if number == group
+            for slot in range(first, first + blocks)}
+
+
+def pieces(recipe: _engine.Recipe, first: int = 0, end: int | None = None
+           ) -> Iterator[bytes]:
+    """A recipe's runs, as many at a time as fit into bounded memory.
+
+    :param first: of the pages of extents that are meant
+    :param end: behind the last of them
+    """
+    if end is None:
+        end = recipe.pages
+    for page in range(first, end, _PAGES):
+        yield recipe.runs(page, min(_PAGES, end - page))
+
+
+class Naming(NamedTuple):
+    """What looking at an image found."""
+
+    image_id: str
+    found: Any
+    """What it was looked at for; None: it is gone, or cannot be read."""
+    cost: int
+    """Bytes of runs that were read."""
+
+
+def look_for(engine: _engine.Maintenance, image_ids: Iterable[str],
+             addresses: bytes,
+             look: Callable[[_engine.Recipe, Iterator[bytes]], Any]
+             ) -> Iterator[Naming]:
+    """Look which images name any of these addresses, one image at a time.
+
+    An image that cannot be read is the scrub's to report.
+
+    :param addresses: sorted and packed
+    :param look: called with a recipe, and those pieces of it that name any.
+        What it leaves of these is not read
+    """
+    for image_id in image_ids:
+        cost = 0
+
+        def naming(recipe: _engine.Recipe) -> Iterator[bytes]:
+            nonlocal cost
+            for runs in pieces(recipe):
+                cost += len(runs)
+                if _engine.names_any(runs, addresses):
+                    yield runs
+        found = None
+        with contextlib.suppress(exceptions.ImageNotFound,
+                                 exceptions.InvalidParameter,
+                                 *exceptions.UNREADABLE):
+            with contextlib.closing(engine.open_recipe(image_id)) as recipe:
+                if recipe.complete:
+                    found = look(recipe, naming(recipe))
+        yield Naming(image_id, found, cost)
+
+
+def which_named(engine: _engine.Maintenance, image_ids: Iterable[str],
+                addresses: Iterable[int]) -> Iterator[Naming]:
+    """Look which images name which of these addresses: a set of each."""
+    wanted = set(addresses)
+
+    def look(_: _engine.Recipe, naming: Iterator[bytes]) -> set[int]:
+        named = set()
+        for group, slot, blocks in itertools.chain.from_iterable(
+                map(runs_in, naming)):
+            first = address(group, slot)
+            named.update(wanted.intersection(range(first, first + blocks)))
+        return named
+    return look_for(engine, image_ids, pack(sorted(wanted), 'Q'), look)
