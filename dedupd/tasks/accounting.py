@@ -3,20 +3,21 @@
 """Accounting: each entry of the spool is judged (N4) and settled (N5).
 
 N5 asks for four steps in this order: fsync of ``images/`` after the look, the
-batch, the fence, the unlinking. Here a *lot* of up to 64 entries goes through
-each step together, so that two fsyncs serve all. The order holds for each
-entry of it:
+batch, the fence, the unlinking. Here a *round* of up to 64 entries goes
+through each step together, so that two fsyncs serve all. The order holds for
+each entry of it:
 
-* every look of N4 is made before the lot is closed, and the fsync is made
+* every look of N4 is made before the round is closed, and the fsync is made
   after that, so after each entry's look;
 * an entry that was judged not live stays so until it is unlinked, since its
   locks are held for so long: with byte 0 its transaction is gone, and nobody
   else makes an image of it. One that was judged live may be deleted
   meanwhile: then the deleter has made an entry of its own, which is settled by
-  a later lot or run. It is the same with an entry that is alone in its lot;
+  a later round or run. It is the same with an entry that is alone in its
+  round;
 * the ledger is asked through the batch, so two entries of one transaction
   cannot both be counted; and two names of one inode, whose locks would refuse
-  one another, are never in one lot;
+  one another, are never in one round;
 * the batch, with all entries' changes, is synced before the fence is written,
   and all are unlinked after that.
 
@@ -39,7 +40,8 @@ from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
-LOT = 64
+#: Entries of a round, at most.
+ROUND = 64
 
 _CHUNK_BYTES = 4 * catalog_module.CHUNK_SLOTS
 
@@ -63,7 +65,7 @@ def run_once(maintainer: maintainer_module.Maintainer,
              control: task.Control) -> Result:
     """Settle what can be settled in the spool.
 
-    :raises task.Stopped: between two lots; what was done stands
+    :raises task.Stopped: between two rounds; what was done stands
     :raises NoSpaceError: if there is no room even to count
     """
     return maintainer.guard(lambda: Accountant(maintainer, control).run(),
@@ -382,12 +384,12 @@ class Accountant:
         waiting = collections.deque(names)
         self._total = len(names)
         while waiting:
-            lot: list[Entry] = []
+            entries: list[Entry] = []
             try:
-                later = self._judge_lot(waiting, lot)
-                self._settle_lot(lot)
+                later = self._judge_round(waiting, entries)
+                self._settle_round(entries)
             finally:
-                for entry in lot:
+                for entry in entries:
                     entry.close()
             waiting.extend(later)
             self._step(self._total - len(waiting))
@@ -396,12 +398,12 @@ class Accountant:
         self._done = done
         self._control.step(done, self._total, 'accounting')
 
-    def _judge_lot(self, waiting: collections.deque[str],
-                   lot: list[Entry]) -> list[str]:
-        """Take entries into a lot; returns those for a later one."""
+    def _judge_round(self, waiting: collections.deque[str],
+                     entries: list[Entry]) -> list[str]:
+        """Take entries into a round; returns those for a later one."""
         later = []
         inodes = set()
-        while waiting and len(lot) < LOT:
+        while waiting and len(entries) < ROUND:
             name = waiting.popleft()
             try:
                 entry = judge(self._maintainer, name)
@@ -420,7 +422,7 @@ class Accountant:
                 entry.close()
             else:
                 inodes.add(entry.recipe.inode)
-                lot.append(entry)
+                entries.append(entry)
         return later
 
     def _leave(self, entry: Entry) -> None:
@@ -447,17 +449,17 @@ class Accountant:
     def _note(self, name: str, error: str | None) -> None:
         self._maintainer.note_unreadable(f'spool/{name}', error)
 
-    def _settle_lot(self, lot: list[Entry]) -> None:
-        if not lot:
+    def _settle_round(self, entries: list[Entry]) -> None:
+        if not entries:
             return
         maintainer = self._maintainer
         maintainer.engine.sync('images')                        # N5.1
         self._batch, self._settled = maintainer.catalog.batch(), []
-        for entry in lot:
+        for entry in entries:
             if self._account(entry, self):                      # N5.2
                 self._settled.append(entry)
             if self._batch.size > maintainer_module.BATCH_BYTES:
-                # Those of the lot that follow were looked at before the
+                # Those of the round that follow were looked at before the
                 # fsync, too: so each has its own steps in order.
                 self._finish()
         self._finish()

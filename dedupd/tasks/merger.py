@@ -58,11 +58,11 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 LOG = logging.getLogger(__name__)
 
 #: Records of the index that are sorted at once; each takes 45 bytes meanwhile.
-LOT_RECORDS = 4 << 20
+SORTED_RECORDS = 4 << 20
 
 #: Pairs that are looked at together, and blocks that are merged in one round,
 #: in which each recipe is read once.
-LOT_PAIRS = 1 << 17
+PAIRS_AT_ONCE = 1 << 17
 ROUND_BLOCKS = 1 << 19
 
 #: The index is made anew with more pages when they could have more records
@@ -258,12 +258,12 @@ def _record(fingerprint: bytes, address: int) -> bytes:
     return fingerprint[:8] + address.to_bytes(5, 'little')
 
 
-def _lots(pairs: bytes) -> Iterator[bytes]:
-    """Sorted pairs, in lots that do not tear apart those of one address."""
+def _portions(pairs: bytes) -> Iterator[bytes]:
+    """Sorted pairs, in portions that do not part those of one address."""
     firsts = addresses_module.unpack(pairs, 'Q')[::2]
     begin = 0
     while begin < len(firsts):
-        last = min(begin + LOT_PAIRS, len(firsts)) - 1
+        last = min(begin + PAIRS_AT_ONCE, len(firsts)) - 1
         end = bisect.bisect_right(firsts, firsts[last], last)
         yield pairs[begin * _PAIR.size:end * _PAIR.size]
         begin = end
@@ -368,7 +368,7 @@ class _Index:
                    for number in published}
         total = sum(max(0, published[number] - first)
                     for number, first in cursors.items())
-        lot: list[bytes] = []
+        read: list[bytes] = []
         moved: dict[int, int] = {}
         size = 0
         for number, first in sorted(cursors.items()):
@@ -378,16 +378,16 @@ class _Index:
                 if records is None:
                     break
                 first += count
-                lot.append(records)
+                read.append(records)
                 moved[number] = first
                 size += count
                 self.scanned += count
-                if size >= LOT_RECORDS:
-                    self._add_lot(lot, moved)
-                    lot, moved, size = [], {}, 0
+                if size >= SORTED_RECORDS:
+                    self._add_read(read, moved)
+                    read, moved, size = [], {}, 0
                 self._control.step(self.scanned, total, 'reading new entries',
                                    cost=addresses_module.ENTRY_BYTES * count)
-        self._add_lot(lot, moved)
+        self._add_read(read, moved)
 
     def _read(self, number: int, first: int, count: int) -> bytes | None:
         try:
@@ -397,9 +397,9 @@ class _Index:
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return None
 
-    def _add_lot(self, lot: list[bytes], moved: dict[int, int]) -> None:
+    def _add_read(self, read: list[bytes], moved: dict[int, int]) -> None:
         """Add records, and only then move the cursors."""
-        self._add(_engine.index_sort(b''.join(lot)))
+        self._add(_engine.index_sort(b''.join(read)))
         batch = self._maintainer.catalog.batch()
         for number, slot in moved.items():
             self._maintainer.catalog.set_group(batch, number, indexed=slot)
@@ -420,7 +420,7 @@ class _Index:
                 size += len(page.new)
                 pairs += len(page.pairs) // _PAIR.size
                 if (size >= maintainer_module.BATCH_BYTES
-                        or pairs >= LOT_PAIRS):
+                        or pairs >= PAIRS_AT_ONCE):
                     self._write(pages)
                     pages, size, pairs = [], 0, 0
             self._control.check()
@@ -552,9 +552,9 @@ class _Index:
         again, before they are forgotten as its duplicates.
         """
         for group in self._maintainer.catalog.groups_with_duplicates():
-            for lot in _lots(self._maintainer.catalog.duplicates(group)):
+            for pairs in _portions(self._maintainer.catalog.duplicates(group)):
                 gone, again = _engine.pairs_revise(
-                    lot, *_look(self._maintainer, lot))
+                    pairs, *_look(self._maintainer, pairs))
                 if again:
                     self._add(_engine.index_sort(again))
                 if gone:
@@ -661,10 +661,10 @@ class _Run:
         for group in self._maintainer.catalog.groups_with_duplicates():
             # A round before this one may have changed the counts.
             counts = _Counts(foreseen or self._maintainer.catalog)
-            for lot in _lots(self._maintainer.catalog.duplicates(group)):
-                blocks = _look(self._maintainer, lot)
+            for pairs in _portions(self._maintainer.catalog.duplicates(group)):
+                blocks = _look(self._maintainer, pairs)
                 chosen.append(_engine.pairs_choose(
-                    lot, *blocks, counts.of(blocks.addresses)))
+                    pairs, *blocks, counts.of(blocks.addresses)))
                 size += len(chosen[-1])
                 self._control.check()
             if size >= ROUND_BLOCKS * _REPLACEMENT_BYTES:

@@ -31,8 +31,8 @@ from tests.support import repositories
 
 JOBS = 2
 TIMEOUT = 120       # seconds, for one state or one recording
-NUMBERS = 60        # choices of a strategy that draws lots, at each point
-LOT = 400           # states for which a journal is gone through once
+NUMBERS = 60        # choices of a strategy by chance, at each point
+PORTION = 400       # states for which a journal is gone through once
 RECOVERY_STATES = 12    # of one recovery, at most
 
 
@@ -249,10 +249,12 @@ class Explorer:
         done = []
         while most > len(self.seen) - before and not self.over():
             left = most - (len(self.seen) - before)
-            lot = list(itertools.islice(candidates, min(LOT, 2 * left + 10)))
-            if not lot:
+            portion = list(itertools.islice(
+                candidates, min(PORTION, 2 * left + 10)))
+            if not portion:
                 break
-            done += self._explore_lot(scene, sorted(lot), before + most)
+            done += self._explore_portion(
+                scene, sorted(portion), before + most)
         self._drain()
         for state in rng.sample(done, min(recoveries, len(done))):
             if not self.over():
@@ -279,9 +281,9 @@ class Explorer:
         return (candidate for some in itertools.zip_longest(*several)
                 for candidate in some if candidate is not None)
 
-    def _explore_lot(self, scene, lot, most):
+    def _explore_portion(self, scene, portion, most):
         done = []
-        by_point = itertools.groupby(lot, lambda candidate: candidate[0])
+        by_point = itertools.groupby(portion, lambda candidate: candidate[0])
         points = {point: list(some) for point, some in by_point}
         for point, fs, expectation in scene.at(sorted(points)):
             for _, strategy, number in points[point]:

@@ -3,8 +3,8 @@
 """Which of the states that a crash may leave are tried.
 
 Each strategy makes, of what is not durable at a point, one
-:class:`filesystem.Choice`; those that draw lots do so by the seed, the point,
-their name and a number, so that each can be made again.
+:class:`filesystem.Choice`; those that leave it to chance do so by the seed,
+the point, their name and a number, so that each can be made again.
 """
 
 import random

@@ -76,9 +76,9 @@ def test_empty_image(maintainer, other):
     maintenance.need_counted(maintainer)
 
 
-def test_many_entries_take_several_lots(maintainer, other, monkeypatch):
+def test_many_entries_take_several_rounds(maintainer, other, monkeypatch):
     log = maintenance.Log()
-    monkeypatch.setattr(accounting, 'LOT', 4)
+    monkeypatch.setattr(accounting, 'ROUND', 4)
     for number in range(10):
         put(other, f'image-{number}', content(number))
     assert figures(account(maintenance.watch(maintainer, log))) == (
@@ -118,8 +118,8 @@ def test_entries_that_somebody_else_removes(
     maintenance.need_counted(maintainer)
 
 
-def test_stopping_between_lots(maintainer, other, monkeypatch):
-    monkeypatch.setattr(accounting, 'LOT', 2)
+def test_stopping_between_rounds(maintainer, other, monkeypatch):
+    monkeypatch.setattr(accounting, 'ROUND', 2)
     for number in range(5):
         put(other, f'image-{number}', content(number))
     control = task.Control(progress=lambda *_: control.stop())

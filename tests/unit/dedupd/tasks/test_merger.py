@@ -398,10 +398,10 @@ def test_index_that_is_worn(repo, maintainer, monkeypatch):
     need_settled(maintainer)
 
 
-def test_small_lots(repo, maintainer, monkeypatch):
+def test_small_portions(repo, maintainer, monkeypatch):
     """Whatever is bounded, at its bound."""
-    monkeypatch.setattr(merger, 'LOT_RECORDS', 100)
-    monkeypatch.setattr(merger, 'LOT_PAIRS', 3)
+    monkeypatch.setattr(merger, 'SORTED_RECORDS', 100)
+    monkeypatch.setattr(merger, 'PAIRS_AT_ONCE', 3)
     monkeypatch.setattr(merger, 'ROUND_BLOCKS', 50)
     monkeypatch.setattr(merger, 'ACCOUNT_EVERY', 1)
     monkeypatch.setattr(merger, '_CACHED_COUNTS', 1)
@@ -815,7 +815,7 @@ def test_killed_in_the_exchange(path):
 
 def die_before_write(maintainer, number):
     """Merge in small steps, and die before the n-th write to the catalog."""
-    merger.LOT_RECORDS = 200
+    merger.SORTED_RECORDS = 200
     merger.ROUND_BLOCKS = 300
     maintainer_module.BATCH_BYTES = 500
     left = int(number)
