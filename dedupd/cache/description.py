@@ -4,9 +4,9 @@
 
 A description grows with the image, to megabytes, and lots of it are wanted in
 order by the pull and in any order by readers. So it is cut into lots when it
-comes, each of which is one record of a temporary file: its extents as
-``assembler.py`` keeps them, and behind them room for the addresses of its
-blocks, once these are stored. In memory is only where each lot begins.
+comes, each of which is one record of a temporary file: its extents as they
+came, and behind them room for the addresses of its blocks, once these are
+stored. In memory is only where each lot begins.
 """
 
 import array
@@ -20,10 +20,6 @@ from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 
-#: A lot has at most so many bytes: small, because who waits for the first byte
-#: waits for the first lot.
-LOT_BYTES = 2 << 20
-
 
 class Description:
     """The lots of an image, in order. Thread-safe; one thread fills it.
@@ -36,9 +32,8 @@ class Description:
     def __init__(self, where: str, header: wire.RecipeHeader) -> None:
         daemon_module.need_room(where, header)
         self._where = where
-        self._block_size = header.block_size
-        self._most = max(1, min(assembler.LOT_BLOCKS,
-                                LOT_BYTES // header.block_size))
+        self._most = assembler.most_blocks(header.block_size,
+                                           assembler.READ_LOT_BYTES)
         self._file = tempfile.TemporaryFile()
         self._changed = threading.Condition()
         # By the lot's number: its offset in the image; where its record is,
@@ -50,9 +45,6 @@ class Description:
         self._end = 0
         self._ended = False
         self._error: Exception | None = None
-        # Of the lot that is being filled.
-        self._parts: list[bytes] = []
-        self._start = self._room = 0
 
     # -- filling ----------------------------------------------------------
 
@@ -60,9 +52,8 @@ class Description:
         """Read a recipe to its end; what goes wrong is told to who asks."""
         try:
             with recipe:
-                for extent in recipe:
-                    self._add(extent)
-                self._end_lot()
+                for extents in assembler.cut(recipe, self._most):
+                    self._keep(extents)
         except Exception as e:
             self._error = e
         finally:
@@ -70,38 +61,10 @@ class Description:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _add(self, extent: wire.RecipeExtent) -> None:
-        offset, table, blocks = extent.offset, extent.table, extent.blocks
-        if not blocks:
-            self._add_part(offset, extent.length, 0, b'')
-        while blocks:
-            self._need_room(offset)
-            take = min(blocks, self._room)
-            part = table[:take * assembler.RECORD]
-            length = sum(assembler.columns(part)[1])
-            self._add_part(offset, length, take, part)
-            table = table[len(part):]
-            offset += length
-            blocks -= take
-
-    def _need_room(self, offset: int) -> None:
-        if not self._room or len(self._parts) >= self._most:
-            self._end_lot()
-        if not self._parts:
-            self._start, self._room = offset, self._most
-
-    def _add_part(self, offset: int, length: int, blocks: int,
-                  table: bytes) -> None:
-        self._need_room(offset)
-        self._parts.append(
-            assembler.EXTENT.pack(offset, length, blocks) + table)
-        self._room -= blocks
-
-    def _end_lot(self) -> None:
-        if not self._parts:
-            return
-        record = b''.join(self._parts)
-        blocks = self._most - self._room
+    def _keep(self, extents: list[wire.RecipeExtent]) -> None:
+        """Keep a lot."""
+        record = b''.join([extent.pack() for extent in extents])
+        blocks = sum(extent.blocks for extent in extents)
         end = self._end + len(record) + 8 * blocks
         try:
             os.pwrite(self._file.fileno(), record, self._end)
@@ -110,9 +73,8 @@ class Description:
             raise OSError(e.errno, f'{self._where}: its description cannot '
                           f'be kept in {tempfile.gettempdir()}: '
                           f'{e.strerror}') from e
-        self._parts = []
         with self._changed:
-            self._starts.append(self._start)
+            self._starts.append(extents[0].offset)
             self._places.append(self._end)
             self._lengths.append(len(record))
             self._counts.append(blocks)
@@ -139,7 +101,8 @@ class Description:
                                     self._lengths[number],
                                     self._counts[number])
         data = os.pread(self._file.fileno(), length + 8 * count, place)
-        lot = next(assembler.lots(io.BytesIO(data[:length]), self._block_size))
+        lot = assembler.lot_of(list(
+            wire.RecipeExtent.unpacked(io.BytesIO(data[:length]))))
         addresses = array.array('Q', data[length:])
         for part in lot.parts:
             if isinstance(part, assembler.Blocks):
@@ -150,10 +113,6 @@ class Description:
     def _need_good(self) -> None:
         if self._error is not None:
             raise self._error
-
-    def start(self, number: int) -> int:
-        """The offset in the image at which a lot that has come begins."""
-        return self._starts[number]
 
     def number_at(self, offset: int) -> int:
         """The number of the lot with this byte of the image; waits for it.

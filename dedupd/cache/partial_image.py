@@ -63,9 +63,9 @@ class _Piece:
     address: int = 0
 
 
-def _pieces(lot: assembler.Lot, start: int, offset: int, end: int
-            ) -> Iterator[_Piece]:
-    """Those of a lot, which begins at `start`, that have bytes of a range."""
+def _pieces(lot: assembler.Lot, offset: int, end: int) -> Iterator[_Piece]:
+    """Those of a lot that have bytes of a range."""
+    start = lot.begin
     for part in lot.parts:
         if isinstance(part, int):
             if start < end and start + part > offset:
@@ -245,8 +245,7 @@ class Arriving:
     def content(self, number: int) -> Iterator[Any]:
         """The bytes of a lot that is stored."""
         lot = self._description.lot(number)
-        pieces = list(_pieces(lot, self._description.start(number), 0,
-                              lot.end))
+        pieces = list(_pieces(lot, lot.begin, lot.end))
         for piece, data in zip(pieces, self._gather(pieces)):
             if piece.name:
                 yield data
@@ -279,17 +278,15 @@ class Arriving:
                 raise NoMore()
             is_stored = offset < self.stored
         number = self._description.number_at(offset)
-        start = self._description.start(number)
         with self._changed:
             lot = self._under_way.get(number)
         if lot is not None:
-            return self._read_coming(lot, start, view[:lot.end - offset],
-                                     offset)
+            return self._read_coming(lot, view[:lot.end - offset], offset)
         lot = self._description.lot(number)
         view = view[:lot.end - offset]
         if not is_stored:
-            return self._read_ahead(lot, start, view, offset)
-        pieces = list(_pieces(lot, start, offset, offset + len(view)))
+            return self._read_ahead(lot, view, offset)
+        pieces = list(_pieces(lot, offset, offset + len(view)))
         _fill(view, offset, pieces, self._gather(pieces))
         return len(view)
 
@@ -316,10 +313,10 @@ class Arriving:
                 plain[number] = bytes(piece.length)
         return plain
 
-    def _read_coming(self, lot: assembler.Lot, start: int, view: memoryview,
-                     offset: int) -> int:
+    def _read_coming(self, lot: assembler.Lot, view: memoryview, offset: int
+                     ) -> int:
         """Read of a lot that is under way, or wait for more of it."""
-        pieces = list(_pieces(lot, start, offset, offset + len(view)))
+        pieces = list(_pieces(lot, offset, offset + len(view)))
         with self._changed:
             plain = [self._recent.get(piece.name) or lot.block(piece.name)
                      for piece in pieces]
@@ -334,11 +331,11 @@ class Arriving:
             next(stored) if block is None else block for block in plain])
         return len(view)
 
-    def _read_ahead(self, lot: assembler.Lot, start: int, view: memoryview,
-                    offset: int) -> int:
+    def _read_ahead(self, lot: assembler.Lot, view: memoryview, offset: int
+                    ) -> int:
         """Read what the pull has not come to yet."""
         end = min(lot.end, offset + max(len(view), NEAR_BYTES))
-        pieces = list(_pieces(lot, start, offset, end))
+        pieces = list(_pieces(lot, offset, end))
         try:
             pieces = self._find(pieces)
         except exceptions.ClosedError:
@@ -349,7 +346,7 @@ class Arriving:
             return 0
         known = self._known({piece.name for piece in pieces
                              if piece.name and not piece.address})
-        asked = assembler.Lot([], end)
+        asked = assembler.Lot(offset, end, [])
         for piece in pieces:
             if piece.name and not piece.address and (
                     piece.name not in known and piece.name not in asked.names):

@@ -45,8 +45,6 @@ LOG = log.getLogger(__name__)
 MOST = 4
 #: So many lots of one are under way.
 LOTS = 3
-#: Bytes of zeros that a lot may have: that they are written is bounded, too.
-LOT_ZEROS = 1 << 30
 #: So many requests of a replica are served at once.
 REQUESTS = 4
 #: The longest description of a lot, and the longest frames of one request.
@@ -109,7 +107,7 @@ class _Plain(assembler_module.Assembly):
             self._received[at] = block
 
     def store(self, lot: assembler_module.Lot) -> int:
-        offset = lot.end - _length(lot)
+        offset = lot.begin
         for part in lot.parts:
             if isinstance(part, assembler_module.Blocks):
                 for length in part.lengths:
@@ -132,7 +130,7 @@ class _Comparison:
         self._scope = scope
 
     def look_up(self, lot: assembler_module.Lot) -> None:
-        offset = lot.end - _length(lot)
+        offset = lot.begin
         for part in lot.parts:
             if isinstance(part, assembler_module.Blocks):
                 self._compare(part)
@@ -164,12 +162,6 @@ def _steps(length: int) -> Iterator[int]:
     """The lengths of pieces of so many zeros."""
     for at in range(0, length, len(_ZEROS)):
         yield min(len(_ZEROS), length - at)
-
-
-def _length(lot: assembler_module.Lot) -> int:
-    return sum(sum(part.lengths)
-               if isinstance(part, assembler_module.Blocks) else part
-               for part in lot.parts)
 
 
 class Replica:
@@ -266,22 +258,17 @@ class Replica:
     def _parse(self, offset: int, extents: bytes) -> assembler_module.Lot:
         """The lot that was described."""
         body = _buffer(extents, f'the lot at offset {offset}')
-        parts: list[assembler_module.Blocks | int] = []
-        end, blocks, length, zeros = offset, 0, 0, 0
+        lot: list[wire.RecipeExtent] = []
         while body:
-            extent = wire.read_extent(body, self.header, end, 0.0)
-            if extent.blocks:
-                parts.append(assembler_module.Blocks(
-                    end, *assembler_module.columns(extent.table)))
-                blocks += extent.blocks
-                length += extent.length
-            else:
-                parts.append(extent.length)
-                zeros += extent.length
-            end += extent.length
-        if not parts:
+            lot.append(wire.read_extent(
+                body, self.header, lot[-1].end if lot else offset, 0.0))
+        if not lot:
             raise body.bad('it has no extents')
-        if (blocks > assembler_module.LOT_BLOCKS or zeros > LOT_ZEROS
+        blocks = sum(extent.blocks for extent in lot)
+        zeros = sum(extent.length for extent in lot if not extent.blocks)
+        length = lot[-1].end - offset - zeros
+        if (blocks > assembler_module.LOT_BLOCKS
+                or zeros > assembler_module.LOT_ZEROS
                 or length > assembler_module.LOT_BYTES):
             raise body.bad(f'it has {blocks} blocks of {length} bytes, and '
                            f'{zeros} zeros, which is more than a lot may '
@@ -292,10 +279,11 @@ class Replica:
         self._offered += 1
         most = self.header.most_blocks
         if self._described > most or self._offered > (
-                most + self.header.extents + self.header.size // LOT_ZEROS):
+                most + self.header.extents
+                + self.header.size // assembler_module.LOT_ZEROS):
             raise Conflict('more blocks, or lots, are described than an '
                            f'image of {self.header.size} bytes may have')
-        return assembler_module.Lot(parts, end)
+        return assembler_module.lot_of(lot)
 
     def take(self, offset: int, frames: bytes) -> None:
         """Verify blocks that came for a lot, and store what is complete."""
@@ -482,7 +470,7 @@ class Receiving:
             'exists': replica.exists, 'whole': replica.whole,
             'lot_blocks': assembler_module.LOT_BLOCKS,
             'lot_bytes': assembler_module.LOT_BYTES,
-            'lot_zeros': LOT_ZEROS, 'lots': LOTS}, 201)
+            'lot_zeros': assembler_module.LOT_ZEROS, 'lots': LOTS}, 201)
 
     async def offer(self, request: messages.Request, image_id: str
                     ) -> messages.Response:

@@ -372,7 +372,7 @@ class Reads:
     async def _frames(self, image: repository_module.Image,
                       ranges: list[tuple[int, int]]
                       ) -> AsyncGenerator[Any, None]:
-        """The frames of ranges, read one lot ahead; then that which ends."""
+        """The frames of ranges, read one call ahead; then that which ends."""
         reading = None
         try:
             if ranges:

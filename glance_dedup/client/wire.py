@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 import struct
 from typing import Any
+from typing import BinaryIO
 from typing import Protocol
 
 import xxhash
@@ -159,8 +160,19 @@ class RecipeExtent:
     table: bytes
     """for each block 36 bytes: fingerprint (32), length (32 bits)"""
 
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
     def pack(self) -> bytes:
         return _EXTENT.pack(self.offset, self.length, self.blocks) + self.table
+
+    @classmethod
+    def unpacked(cls, file: BinaryIO) -> Iterator['RecipeExtent']:
+        """Those that were checked, and packed into a file."""
+        while head := file.read(_EXTENT.size):
+            offset, length, blocks = _EXTENT.unpack(head)
+            yield cls(offset, length, blocks, file.read(blocks * _BLOCK))
 
     def cut(self, blocks: int, zeros: int
             ) -> tuple['RecipeExtent', 'RecipeExtent | None']:

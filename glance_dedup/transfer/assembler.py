@@ -10,24 +10,29 @@ one that is stored next. Nobody is asked here, and no thread is made.
 
 import array
 import collections
+from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
-import struct
 from typing import Any
 
 from glance_dedup import _engine
+from glance_dedup.client import wire
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 
-#: An image is worked through in lots of at most so many blocks and bytes.
+#: An image is worked through in lots of at most so many blocks, and as many
+#: extents; and so many bytes of blocks.
 LOT_BLOCKS = 4096
 LOT_BYTES = 8 << 20
+#: The same of one that is read while it comes: small, because who waits for
+#: the first byte waits for the first lot.
+READ_LOT_BYTES = 2 << 20
+#: Bytes of zeros of a lot that is received from a sender: that they are
+#: written is bounded, too.
+LOT_ZEROS = 1 << 30
 
-#: The head of an extent of a description that was kept: offset, length, and
-#: how many blocks follow, a record each; 0: zeros.
-EXTENT = struct.Struct('<QQI')
-RECORD = 36                     # fingerprint, length
-FINGERPRINT = 32
+_RECORD = 36                    # fingerprint, length
+_FINGERPRINT = 32
 
 
 class BadBlock(Exception):
@@ -61,8 +66,9 @@ class Blocks:
 class Lot:
     """A part of the image, and what is asked for to make it.
 
-    :ivar parts: runs of blocks, and numbers of zeros, in order
+    :ivar begin: its offset
     :ivar end: the offset behind it
+    :ivar parts: runs of blocks, and numbers of zeros, in order
     :ivar wanted: what is to come, by the block's offset in the image:
         fingerprint and length
     :ivar names: the fingerprints of what was wanted at first
@@ -70,8 +76,9 @@ class Lot:
     :ivar before: lots of which it uses what came once more
     """
 
-    parts: list[Blocks | int]
+    begin: int
     end: int
+    parts: list[Blocks | int]
     wanted: dict[int, tuple[bytes, int]] = dataclasses.field(
         default_factory=dict)
     names: set[bytes] = dataclasses.field(default_factory=set)
@@ -84,41 +91,55 @@ class Lot:
                      if name in lot.received), None)
 
 
-def lots(file: Any, block_size: int) -> Iterator[Lot]:
-    """Cut a description that was kept into lots."""
-    most = max(1, min(LOT_BLOCKS, LOT_BYTES // block_size))
-    parts: list[Blocks | int] = []
-    room = most
-    offset = 0
-    while head := file.read(EXTENT.size):
-        offset, length, blocks = EXTENT.unpack(head)
-        if not blocks:
-            parts.append(length)
-            offset += length
-        while blocks:
-            take = min(blocks, room)
-            part = Blocks(offset, *columns(file.read(take * RECORD)))
-            parts.append(part)
-            offset += sum(part.lengths)
-            blocks -= take
-            room -= take
-            if not room:
-                yield Lot(parts, offset)
-                parts, room = [], most
-        if len(parts) >= most:
-            yield Lot(parts, offset)
-            parts, room = [], most
-    if parts:
-        yield Lot(parts, offset)
+def most_blocks(block_size: int, size: int | None = None,
+                blocks: int | None = None) -> int:
+    """The most blocks of a lot, and its most extents.
+
+    :param size: the most bytes of a lot; LOT_BYTES if None
+    :param blocks: a limit of their number; LOT_BLOCKS if None
+    """
+    return max(1, min(blocks or LOT_BLOCKS, (size or LOT_BYTES) // block_size))
 
 
-def columns(table: bytes) -> tuple[list[bytes], array.array]:
+def cut(extents: Iterable[wire.RecipeExtent], most: int, offset: int = 0,
+        zeros: int = 1 << 62) -> Iterator[list[wire.RecipeExtent]]:
+    """Cut a description into lots, as soon as there is enough of it for one.
+
+    From the end of any lot on it is always cut alike.
+
+    :param most: blocks, and extents, of a lot
+    :param offset: where the first lot begins
+    :param zeros: the most bytes of them in a lot
+    """
+    lot: list[wire.RecipeExtent] = []
+    room, left = most, zeros
+    for extent in extents:
+        rest = extent.behind(offset)
+        while rest is not None:
+            first, rest = rest.cut(room, left)
+            lot.append(first)
+            room -= first.blocks
+            left -= 0 if first.blocks else first.length
+            if not room or not left or len(lot) == most:
+                yield lot
+                lot, room, left = [], most, zeros
+    if lot:
+        yield lot
+
+
+def lot_of(extents: list[wire.RecipeExtent]) -> Lot:
+    return Lot(extents[0].offset, extents[-1].end, [
+        Blocks(extent.offset, *_columns(extent.table)) if extent.blocks
+        else extent.length for extent in extents])
+
+
+def _columns(table: bytes) -> tuple[list[bytes], array.array]:
     """The fingerprints and the lengths of a table of blocks."""
-    return ([table[at:at + FINGERPRINT]
-             for at in range(0, len(table), RECORD)],
+    return ([table[at:at + _FINGERPRINT]
+             for at in range(0, len(table), _RECORD)],
             array.array('I', b''.join(
-                [table[at + FINGERPRINT:at + RECORD]
-                 for at in range(0, len(table), RECORD)])))
+                [table[at + _FINGERPRINT:at + _RECORD]
+                 for at in range(0, len(table), _RECORD)])))
 
 
 def ranges(wanted: dict[int, tuple[bytes, int]]) -> list[tuple[int, int]]:

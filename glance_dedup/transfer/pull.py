@@ -20,6 +20,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import wire
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
@@ -153,8 +154,10 @@ class _Puller:
         try:
             with tempfile.SpooledTemporaryFile(RECIPE_BYTES) as file:
                 self._keep_recipe(file)
-                for lot in assembler.lots(file, self._block_size):
-                    self._begin(lot)
+                for extents in assembler.cut(
+                        wire.RecipeExtent.unpacked(file),
+                        assembler.most_blocks(self._block_size)):
+                    self._begin(assembler.lot_of(extents))
                     if len(self._waiting) == LOTS:
                         progress(self._finish(), size)
                 while self._waiting:
@@ -174,9 +177,7 @@ class _Puller:
             f'{self._client.address}: image {self._image_id}',
             self._recipe.header)
         for extent in self._recipe:
-            file.write(assembler.EXTENT.pack(extent.offset, extent.length,
-                                             extent.blocks))
-            file.write(extent.table)
+            file.write(extent.pack())
         self._recipe.close()
         file.seek(0)
 

@@ -28,6 +28,7 @@ from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
 from glance_dedup.repository import repository as repository_module
+from glance_dedup.transfer import assembler
 
 #: Seconds to wait before each further attempt to go on, if none of them
 #: brings anything there; then it is given up.
@@ -130,30 +131,14 @@ def _extents(image: repository_module.Image, header: wire.RecipeHeader
 
 def _lots(extents: Iterator[wire.RecipeExtent], most: daemon_module.Replica,
           block_size: int) -> Iterator[_Lot]:
-    """Cut a description, from an offset on, as the receiver takes it.
-
-    From the end of any lot on it is always cut alike: lots that were
-    described already are known again.
-    """
-    most_blocks = max(1, min(most.lot_blocks, most.lot_bytes // block_size))
-    parts: list[bytes] = []
-    begin = end = most.offset
-    blocks = zeros = 0
-    for extent in extents:
-        rest = extent.behind(most.offset)
-        while rest is not None:
-            first, rest = rest.cut(most_blocks - blocks,
-                                   most.lot_zeros - zeros)
-            parts.append(first.pack())
-            end += first.length
-            blocks += first.blocks
-            zeros += 0 if first.blocks else first.length
-            if (most_blocks in (blocks, len(parts))
-                    or zeros == most.lot_zeros):
-                yield _Lot(begin, end, b''.join(parts), blocks)
-                parts, begin, blocks, zeros = [], end, 0, 0
-    if parts:
-        yield _Lot(begin, end, b''.join(parts), blocks)
+    """Cut a description, from an offset on, as the receiver takes it."""
+    for some in assembler.cut(
+            extents, assembler.most_blocks(block_size, most.lot_bytes,
+                                           most.lot_blocks),
+            most.offset, most.lot_zeros):
+        yield _Lot(some[0].offset, some[-1].end,
+                   b''.join([extent.pack() for extent in some]),
+                   sum(extent.blocks for extent in some))
 
 
 # -- sending ------------------------------------------------------------------

@@ -16,7 +16,6 @@ import shutil
 import struct
 from unittest import mock
 
-from dedupd.cache import description
 from dedupd.cache import index as index_module
 from dedupd.cache import partial_image as arriving
 from dedupd.cache import pulls as pulls_module
@@ -31,6 +30,7 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import space
 from glance_dedup.repository import upgrade
+from glance_dedup.transfer import assembler
 from tests.crash.expectation import make
 from tests.support import fake_peer
 from tests.support import maintenance
@@ -301,7 +301,7 @@ def arrive(stage):
     stage.create()
     side = os.path.dirname(stage.filters)
     with _sites(side, 512) as (home,), stage.open() as repo, \
-            mock.patch.object(description, 'LOT_BYTES', 16 * 512), \
+            mock.patch.object(assembler, 'READ_LOT_BYTES', 16 * 512), \
             mock.patch.object(arriving, 'SYNC_BYTES', 20 * 512):
         for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
                             ('b', [(1, 40), (3, 70), (4, 10)])):

@@ -4,13 +4,13 @@
 
 import array
 import hashlib
-import io
 import random
 import threading
 
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 from tests.support import repositories
 
@@ -40,20 +40,23 @@ def name_of(block):
 
 
 def describe(*parts):
-    """A description that was kept: numbers of zeros, and lists of blocks."""
-    file, offset = io.BytesIO(), 0
+    """A description: of numbers of zeros, and lists of blocks."""
+    offset = 0
     for part in parts:
         if isinstance(part, int):
-            file.write(assembler.EXTENT.pack(offset, part, 0))
-            offset += part
-            continue
-        length = sum(map(len, part))
-        file.write(assembler.EXTENT.pack(offset, length, len(part)))
-        for block in part:
-            file.write(name_of(block) + len(block).to_bytes(4, 'little'))
-        offset += length
-    file.seek(0)
-    return file
+            extent = wire.RecipeExtent(offset, part, 0, b'')
+        else:
+            extent = wire.RecipeExtent(
+                offset, sum(map(len, part)), len(part), b''.join([
+                    name_of(block) + len(block).to_bytes(4, 'little')
+                    for block in part]))
+        yield extent
+        offset = extent.end
+
+
+def cut(parts, block_size):
+    return list(map(assembler.lot_of, assembler.cut(
+        describe(*parts), assembler.most_blocks(block_size))))
 
 
 def packed(blocks):
@@ -76,8 +79,9 @@ def test_lots_make_up_the_image(monkeypatch, most):
             parts.append(blocks_of(noise(rng.randrange(1, 40 * 512), seed),
                                    512))
     found, end = [], 0
-    for lot in assembler.lots(describe(*parts), 512):
+    for lot in cut(parts, 512):
         count = 0
+        assert lot.begin == end
         for part in lot.parts:
             if isinstance(part, int):
                 found.append(part)
@@ -98,7 +102,7 @@ def test_lots_make_up_the_image(monkeypatch, most):
 
 def test_a_lot_is_bounded_in_bytes():
     blocks = [bytes([n]) * 65536 for n in range(200)]
-    lots = list(assembler.lots(describe(blocks), 65536))
+    lots = cut([blocks], 65536)
     assert len(lots) == 2
     assert lots[0].end == assembler.LOT_BYTES
 
@@ -113,7 +117,7 @@ def test_ranges():
 # -- putting together ---------------------------------------------------------
 
 def lots_of(*parts):
-    return list(assembler.lots(describe(*parts), BLOCK))
+    return cut(parts, BLOCK)
 
 
 def take_all(put_together, lot, data):

@@ -16,13 +16,13 @@ import threading
 
 import pytest
 
-from dedupd.cache import description as description_module
 from dedupd.cache import partial_image
 from dedupd.cache import pulls as pulls_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
+from glance_dedup.transfer import assembler
 from tests.support import daemons
 from tests.support import repositories
 
@@ -208,7 +208,7 @@ def serving(hosts):
 @pytest.fixture
 def small(monkeypatch):
     """Lots, memory and sync points so small that there are many."""
-    monkeypatch.setattr(description_module, 'LOT_BYTES', 64 << 10)
+    monkeypatch.setattr(assembler, 'READ_LOT_BYTES', 64 << 10)
     monkeypatch.setattr(partial_image, 'SYNC_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'NEAR_BYTES', 16 << 10)
@@ -833,13 +833,13 @@ def test_damage_here(hosts):
 
 KILLED = '''
     import os, sys, threading
-    from dedupd.cache import description
     from dedupd.cache import partial_image
     from dedupd.cache import pulls
     from glance_dedup.client import daemon as client
     from glance_dedup.repository import repository
+    from glance_dedup.transfer import assembler
     path, filters, address, size = sys.argv[1:]
-    description.LOT_BYTES, partial_image.SYNC_BYTES = 64 << 10, 256 << 10
+    assembler.READ_LOT_BYTES, partial_image.SYNC_BYTES = 64 << 10, 256 << 10
     images = pulls.Arrivals(
         repository.Repository(path, filter_dir=filters, filter_mib=1),
         lambda token: client.Client(address))
@@ -876,7 +876,7 @@ def test_kill_and_again(hosts):
 
 def test_memory_is_bounded(hosts, monkeypatch):
     """However large the image, and wherever it is read."""
-    monkeypatch.setattr(description_module, 'LOT_BYTES', 256 << 10)
+    monkeypatch.setattr(assembler, 'READ_LOT_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'SYNC_BYTES', MIB)
     monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 512 << 10)
     most = collections.Counter()
