@@ -172,7 +172,7 @@ def one_after_the_other(measure: Measure, stored: list[Stored],
     for one in stored:
         with one.open() as repo:
             images = [(repo, name) for name in names]
-            repo._handle().set_segment_cache(2 * measure.size)
+            repo.handle().set_segment_cache(2 * measure.size)
             one_by_one(restore, images)
             measure(f'hot: {one.name}', 'warm: cat', one_by_one, restore,
                     images)

@@ -46,7 +46,7 @@ class Figures:
         self._mutex = threading.Lock()
         self._listing = threading.Lock()
         # Only for listings, which need no lock; of one thread at a time.
-        self._engine = _engine.Maintenance(repository._handle())
+        self._engine = _engine.Maintenance(repository.handle())
         self._space: Fields = {}
         self._measured = 0.0
         self._good = False      # nothing has changed since, as far as is known

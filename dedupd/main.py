@@ -337,7 +337,7 @@ class Daemon:
             self._users = users
             for option in self._sockets:
                 os.chmod(self._options[option], self._socket_mode(option))
-        self._repository._handle().set_segment_cache(
+        self._repository.handle().set_segment_cache(
             self._options.cache_mib << 20)
         self._scheduler.reload()
         if self._control.replicator is not None:

@@ -74,7 +74,7 @@ def catalog_of(repo):
         try:
             # Without the lock it must not even be opened.
             maintenance = stack.enter_context(contextlib.closing(
-                _engine.Maintenance(repo._handle())))
+                _engine.Maintenance(repo.handle())))
             if os.path.isdir(path) and maintenance.lock():
                 catalog = stack.enter_context(contextlib.closing(
                     catalog_module.Catalog(path, repo.repository_id)))

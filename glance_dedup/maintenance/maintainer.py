@@ -119,7 +119,7 @@ class Maintainer:
         with _os_errors(f'cannot look at {repository.path}'):
             access.check_maintainer(repository.path)
         self.repository = repository
-        self.handle = repository._handle()
+        self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)
         self.warnings: list[str] = []
         self.busy: dict[int, Busy] = {}

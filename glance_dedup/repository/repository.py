@@ -238,7 +238,7 @@ class Repository:
         self.filter_error: str | None = None
         _live.add(self)
         filesystem.check_locks(self.path)
-        self._handle()
+        self.handle()
 
     # -- creating ---------------------------------------------------------
 
@@ -346,8 +346,15 @@ class Repository:
                 f'{path} is damaged: it does not hold a key and its checksum')
         return bytes.fromhex(digits.decode())
 
-    def _handle(self) -> _engine.Repository:
-        """The engine's handle of this process, opened at first use."""
+    def handle(self) -> _engine.Repository:
+        """The engine's handle of this process, opened at first use.
+
+        For who asks the engine for more than is here, as its maintainer does
+        (``_engine.pyi``). It is the repository's: nobody else closes it, and
+        nobody keeps it past a fork.
+
+        :raises ClosedError: the repository is closed
+        """
         handle = self._engine
         if handle is not None:
             return handle
@@ -404,14 +411,14 @@ class Repository:
 
         Storing is refused while there are fewer than that.
         """
-        return self._handle().room()
+        return self.handle().room()
 
     def need_room(self, size: int) -> None:
         """See whether `size` bytes can be stored now.
 
         :raises NoSpaceError: less than what is to be kept would be left
         """
-        self._handle().check_room(size)
+        self.handle().check_room(size)
 
     # -- storing ----------------------------------------------------------
 
@@ -430,7 +437,7 @@ class Repository:
         for name, value in (('image id', image_id), ('project', project)):
             need_text(name, value)
         scope_id = scopes.choose(scope, project)
-        handle = self._handle()
+        handle = self.handle()
         self._complete_filter(handle)
         return Transaction(
             image_id, handle.begin(image_id, project, scope_id), self)
@@ -478,7 +485,7 @@ class Repository:
         :raises ImageNotFound, BusyError: as their names say
         """
         need_text('image id', image_id)
-        self._handle().delete(image_id, _upload_bytes(upload_id))
+        self.handle().delete(image_id, _upload_bytes(upload_id))
         hashes.forget(self.path, image_id)
 
     # -- reading ----------------------------------------------------------
@@ -492,12 +499,12 @@ class Repository:
         :raises DamagedError: if its recipe is damaged
         """
         need_text('image id', image_id)
-        return Image(self._handle().open_image(
+        return Image(self.handle().open_image(
             image_id, _upload_bytes(upload_id)), self)
 
     def block_reader(self) -> 'BlockReader':
         """What reads back the blocks of an image on its way in."""
-        return BlockReader(self._handle().block_reader(), self)
+        return BlockReader(self.handle().block_reader(), self)
 
     def stat(self, image_id: str) -> ImageStat:
         """What the image's recipe says about it."""
@@ -510,7 +517,7 @@ class Repository:
         Other names are left out: a network file system gives one to a file
         that is removed while it is open.
         """
-        self._handle()
+        self.handle()
         path = os.path.join(self.path, 'images')
         with files.os_errors(f'cannot list {path}'):
             return sorted(filter(IMAGE_ID.fullmatch, os.listdir(path)))
@@ -538,7 +545,7 @@ class Repository:
         ``filter_dropped``, ``filter_level``, ``filter_rebuilt`` (the last
         group) and ``filter_complete``; zeros if the host has none yet.
         """
-        handle = self._handle()
+        handle = self.handle()
         self._attach_filter(handle, create=False)
         return handle.statistics()
 
@@ -550,7 +557,7 @@ class Repository:
 
         :param progress: called with the groups done and their total
         """
-        handle = self._handle()
+        handle = self.handle()
         self._attach_filter(handle)
         clear = True
         while True:

@@ -51,7 +51,7 @@ def parts(repo: repository_module.Repository,
     dead, unknown = Part('dead, or rounded up'), Part('not known')
     numbers = []
     with contextlib.closing(
-            _engine.Maintenance(repo._handle())) as engine:
+            _engine.Maintenance(repo.handle())) as engine:
         numbers = engine.groups()
         for done, number in enumerate(numbers):
             with contextlib.suppress(exceptions.ImageNotFound):

@@ -80,7 +80,7 @@ def upgrade(repo: repository_module.Repository,
     :raises BusyError: if another process maintains the repository
     """
     with contextlib.closing(
-            _engine.Maintenance(repo._handle())) as maintenance:
+            _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has another maintainer at work')

@@ -116,12 +116,12 @@ def test_ids_of_other_lengths(repo, bad):
     with pytest.raises(ValueError, match='scope'):
         _engine.fingerprint('sha256', b'', bad)
     with pytest.raises(ValueError, match='scope'):
-        repo._handle().begin('one', '', bad)
+        repo.handle().begin('one', '', bad)
 
 
 def test_the_id_of_spares_is_no_scope(repo):
     with pytest.raises(exceptions.InvalidParameter, match='spare'):
-        repo._handle().begin('one', '', b'\xff' * 16)
+        repo.handle().begin('one', '', b'\xff' * 16)
     assert os.listdir(os.path.join(repo.path, 'spool')) == []
 
 

@@ -61,7 +61,7 @@ def images(repo):
 
 @pytest.fixture
 def maintenance(repo):
-    maintenance = _engine.Maintenance(repo._handle())
+    maintenance = _engine.Maintenance(repo.handle())
     assert maintenance.lock()
     yield maintenance
     maintenance.close()
@@ -77,12 +77,12 @@ def open_first(maintenance, kind='T'):
 def test_one_maintainer(path, repo, maintenance):
     assert maintenance.lock()   # once had, it stays
     assert (path / 'locks/maintainer').stat().st_mode & 0o777 == 0o600
-    second = _engine.Maintenance(repo._handle())
+    second = _engine.Maintenance(repo.handle())
     assert not second.lock()
 
     def ask():
         with repositories.open_repository(path) as own:
-            return _engine.Maintenance(own._handle()).lock()
+            return _engine.Maintenance(own.handle()).lock()
 
     assert repositories.in_child(ask) is False
     maintenance.close()
@@ -94,7 +94,7 @@ def test_one_maintainer(path, repo, maintenance):
 
 
 def test_what_needs_the_lock(repo, images):
-    maintenance = _engine.Maintenance(repo._handle())
+    maintenance = _engine.Maintenance(repo.handle())
     recipe = open_first(maintenance)
     for call in (lambda: maintenance.write_fence(bytes(24)),
                  lambda: maintenance.announce(1),
@@ -114,13 +114,13 @@ def test_what_needs_the_lock(repo, images):
 
 
 def test_arguments_of_the_constructor(repo):
-    for wrong in ((), (None,), (repo,), (repo._handle(), 1)):
+    for wrong in ((), (None,), (repo,), (repo.handle(), 1)):
         with pytest.raises(TypeError):
             _engine.Maintenance(*wrong)
     for kind in (_engine.Recipe, _engine.Group):
         with pytest.raises(TypeError):
             kind()
-    handle = _engine.Maintenance(repository=repo._handle())
+    handle = _engine.Maintenance(repository=repo.handle())
     handle.close()
 
 
@@ -350,7 +350,7 @@ def test_recipe(path, repo, maintenance, images):
     assert recipe.complete and recipe.error is None and recipe.links == 2
     assert recipe.inode == os.stat(path / 'images/one').st_ino
     header = recipe.header()
-    image = repo._handle().open_image('one')
+    image = repo.handle().open_image('one')
     known = image.header()
     image.close()
     assert {**known, 'transaction_id': header['transaction_id']} == header
@@ -494,7 +494,7 @@ def test_closed(path, maintenance, images):
 
 
 def test_it_uses_the_handle(path, repo, images):
-    maintenance = _engine.Maintenance(repo._handle())
+    maintenance = _engine.Maintenance(repo.handle())
     assert maintenance.lock()
     group = maintenance.enter_group(1)
     repo.close()
@@ -504,7 +504,7 @@ def test_it_uses_the_handle(path, repo, images):
     gc.collect()
     assert group.states()[0] == repositories.FREED   # its part keeps it
     with pytest.raises(exceptions.ClosedError):
-        _engine.Maintenance(repo._handle())
+        _engine.Maintenance(repo.handle())
     del group
     gc.collect()
     assert repositories.group_lock_held(path, 1) is None
@@ -554,7 +554,7 @@ def descriptors(path):
 def test_nothing_stays_open(path, repo, images):
     for closed_first in (True, False):
         handle = repositories.open_repository(path)
-        maintenance = _engine.Maintenance(handle._handle())
+        maintenance = _engine.Maintenance(handle.handle())
         assert maintenance.lock()
         parts = [maintenance.open_recipe('one'), maintenance.enter_group(1)]
         repo.close()
@@ -720,15 +720,15 @@ def test_runs_against_sets(seed):
 
 @pytest.mark.parametrize('number', [1 << 32, (1 << 32) + 1, -1, 1 << 70])
 def test_numbers_are_not_taken_modulo(repo, number):
-    engine = _engine.Maintenance(repo._handle())
+    engine = _engine.Maintenance(repo.handle())
     for call in (
-            lambda: _engine.verify_slots(repo._handle(), number, 0, 1),
-            lambda: _engine.verify_slots(repo._handle(), 1, number, 1),
-            lambda: _engine.verify_slots(repo._handle(), 1, 0, number),
+            lambda: _engine.verify_slots(repo.handle(), number, 0, 1),
+            lambda: _engine.verify_slots(repo.handle(), 1, number, 1),
+            lambda: _engine.verify_slots(repo.handle(), 1, 0, number),
             lambda: _engine.write_spares(engine, number, b''),
             lambda: _engine.index_records(b'', number, 0),
             lambda: _engine.index_split(b'', number),
             lambda: _engine.pick(b'', number, 0, b''),
-            lambda: repo._handle().rebuild_filter(number)):
+            lambda: repo.handle().rebuild_filter(number)):
         with pytest.raises(OverflowError):
             call()

@@ -1478,7 +1478,7 @@ def test_a_process_id_used_again(path):
     transaction = repo.begin('other')
     _engine.after_fork()
     for call in (lambda: image.read(), lambda: transaction.write(b'x'),
-                 transaction.commit, lambda: repo._handle().statistics()):
+                 transaction.commit, lambda: repo.handle().statistics()):
         with pytest.raises(exceptions.ClosedError, match='before a fork'):
             call()
     transaction.abort()

@@ -342,7 +342,7 @@ def test_segment_cache(path):
         assert warm['cache_misses'] == cold['cache_misses']
         assert warm['cache_hits'] - cold['cache_hits'] >= (
             cold['cache_misses'])
-        repo._handle().set_segment_cache(0)
+        repo.handle().set_segment_cache(0)
         assert repo.statistics()['cache_bytes'] == 0
         assert read_all(repo, 'a') == data
         assert repo.statistics()['cache_hits'] == warm['cache_hits']
@@ -366,7 +366,7 @@ def test_threads_share_the_cache(path):
                 if image.read(3000, at) != data[at:at + 3000]:
                     wrong.append(at)
             if seed % 2:
-                repo._handle().set_segment_cache(30000)
+                repo.handle().set_segment_cache(30000)
 
     with open_repository(path, segment_cache_mib=1) as repo:
         put(repo, 'a', data)
@@ -415,7 +415,7 @@ def test_spare_copies(path):
     addresses = array.array('Q', [1 << 15 | i for i in range(5)])
     with open_repository(path) as repo:
         put(repo, 'a', data)
-        maintenance = _engine.Maintenance(repo._handle())
+        maintenance = _engine.Maintenance(repo.handle())
         assert maintenance.lock()
         try:
             size = _engine.write_spares(maintenance, 1, addresses.tobytes())
@@ -441,7 +441,7 @@ def test_spare_copies(path):
 def test_write_spares_needs_the_lock(path):
     with open_repository(path) as repo:
         put(repo, 'a', noise(BLOCK))
-        maintenance = _engine.Maintenance(repo._handle())
+        maintenance = _engine.Maintenance(repo.handle())
         address = array.array('Q', [1 << 15]).tobytes()
         with pytest.raises(exceptions.RepositoryError):
             _engine.write_spares(maintenance, 1, address)

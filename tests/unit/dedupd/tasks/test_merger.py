@@ -881,9 +881,9 @@ def test_stopped(repo, maintainer):
 # -- the engine's part --------------------------------------------------------
 
 def test_only_the_maintainer_merges(repo):
-    with contextlib.closing(_engine.Maintenance(repo._handle())) as engine:
+    with contextlib.closing(_engine.Maintenance(repo.handle())) as engine:
         for call in (lambda: _engine.Merge(engine, 'a', b''),
-                     lambda: _engine.Relocation(engine, repo._handle())):
+                     lambda: _engine.Relocation(engine, repo.handle())):
             with pytest.raises(exceptions.RepositoryError):
                 call()
 
