@@ -14,11 +14,13 @@ import os
 from oslo_config import cfg
 from oslo_config import types
 
+from glance_dedup.base import imageids
+
 GROUP = 'dedupd'
 CACHE_GROUP = 'cache'
 REPLICATION_GROUP = 'replication'
 
-_EXCLUDE = types.String(regex='^(project:)?[A-Za-z0-9_-]{1,128}$')
+_EXCLUDE = types.String(regex=f'^(project:)?{imageids.PATTERN}$')
 _PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
 _ADDRESS = types.String(regex=r'^(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$')
 

@@ -25,6 +25,7 @@ import pyfuse3
 import trio
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import nbd_client
 from glance_dedup.repository import repository as repository_module
@@ -125,7 +126,7 @@ class FromDaemon:
             if isinstance(name, str):
                 created[name] = when if isinstance(when, int) else 0
         self._created = created
-        return sorted(filter(repository_module.IMAGE_ID.fullmatch, created))
+        return sorted(filter(imageids.is_valid, created))
 
     def facts(self, image_id: str) -> Facts:
         upload_id, size = self._call(self._head, image_id)
@@ -237,7 +238,7 @@ class Operations(pyfuse3.Operations):
         if name in (b'.', b'..'):
             return self._directory()
         image_id = name.decode(errors='replace')
-        if not repository_module.IMAGE_ID.fullmatch(image_id):
+        if not imageids.is_valid(image_id):
             raise pyfuse3.FUSEError(errno.ENOENT)
         facts = await self._call(self._source.facts, image_id)
         number = self._inodes.number(facts)

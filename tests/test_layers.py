@@ -67,7 +67,7 @@ PACKAGES = {
     'glance_dedup.mount': ('images as files', 'base repository client'),
     'glance_dedup.trial': (
         'what two hosts try together on a shared file system', 'base'),
-    'dedupd.opts': ('all options of the daemon', ''),
+    'dedupd.opts': ('all options of the daemon', 'base'),
     'dedupd.logs': ("the daemon's log", 'base'),
     'dedupd.page': ('the status page', ''),
     'dedupd.metrics': ('figures for Prometheus', ''),
@@ -112,6 +112,7 @@ PACKAGES = {
 TESTED_BY = {
     'glance_dedup.base.exceptions': 'unit/repository/test_repository.py',
     'glance_dedup.base.files': 'unit/base/test_access.py',
+    'glance_dedup.base.imageids': 'unit/repository/test_repository.py',
     'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
     'glance_dedup.base.locations': 'unit/driver/test_store.py',

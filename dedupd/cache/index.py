@@ -30,6 +30,7 @@ from oslo_log import log
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import imageids
 from glance_dedup.base import imagelist
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
@@ -94,7 +95,7 @@ def decode(content: bytes) -> dict[str, Entry]:
     :raises ValueError: says what is wrong with it
     """
     def named(id: str, **fields: Any) -> tuple[str, Entry]:
-        if not repository_module.IMAGE_ID.fullmatch(id):
+        if not imageids.is_valid(id):
             raise ValueError(f'{id!r} is not an image id')
         return id, Entry(**fields)
 

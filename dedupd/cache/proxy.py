@@ -39,6 +39,7 @@ from dedupd.http.upstream import without
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.repository import repository as repository_module
@@ -52,7 +53,7 @@ _THREADS = 16
 #: Bytes of an image's record at most.
 _LONGEST_RECORD = 1 << 20
 
-_IMAGE = re.compile('/v2/images/([A-Za-z0-9_-]{1,128})(/file)?')
+_IMAGE = re.compile(f'/v2/images/({imageids.PATTERN})(/file)?')
 _RANGE = re.compile('bytes=([0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})')
 _FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
 _MD5 = re.compile('[0-9a-f]{32}')

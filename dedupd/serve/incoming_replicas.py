@@ -33,6 +33,7 @@ from dedupd.http import messages
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
@@ -446,7 +447,7 @@ class Receiving:
     async def begin(self, request: messages.Request, image_id: str
                     ) -> messages.Response:
         """POST /v1/replicas/{image_id}"""
-        if not repository_module.IMAGE_ID.fullmatch(image_id):
+        if not imageids.is_valid(image_id):
             raise messages.HTTPError(
                 400, 'An image id has 1 to 128 characters of A-Z a-z 0-9 _ -.')
         upload_id = _hex(request, 'upload')

@@ -32,6 +32,7 @@ from dedupd.http import messages
 from dedupd.http import streams
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import nbd_protocol as protocol
 from glance_dedup.repository import repository as repository_module
@@ -379,7 +380,7 @@ class _Connection:
     async def _reading(self, name: bytes) -> readings.Reading:
         """:raises ImageNotFound: nothing is called that"""
         image_id = name.decode(errors='replace')
-        if not repository_module.IMAGE_ID.fullmatch(image_id):
+        if not imageids.is_valid(image_id):
             raise exceptions.ImageNotFound(
                 f'there is no image {image_id[:200]!r}')
         self._name = image_id

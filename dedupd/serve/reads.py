@@ -32,6 +32,7 @@ from dedupd.http import tokens as tokens_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
@@ -249,7 +250,7 @@ class Reads:
         if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
             raise messages.HTTPError(
                 400, 'upload: an upload id has 32 hexadecimal digits.')
-        if not repository_module.IMAGE_ID.fullmatch(image_id):
+        if not imageids.is_valid(image_id):
             # Nothing is called that.
             raise messages.HTTPError(404, 'There is no such image.')
         said = None

@@ -51,6 +51,7 @@ from glance_store import location
 from oslo_config import cfg
 
 from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import workers
 from glance_dedup.driver import daemon as daemon_module
@@ -66,7 +67,7 @@ LOG = logging.getLogger(__name__)
 STORAGE_THREADS = 32
 
 _LOCATION = re.compile(r'dedup://(?P<repository_id>[0-9a-f]{32})'
-                       r'/(?P<image_id>[A-Za-z0-9_-]{1,128})'
+                       rf'/(?P<image_id>{imageids.PATTERN})'
                        r'/(?P<upload_id>[0-9a-f]{32})'
                        r'/(?P<mac>[0-9a-f]{64})')
 

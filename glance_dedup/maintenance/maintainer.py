@@ -27,6 +27,7 @@ import xxhash
 from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.repository import repository as repository_module
 
@@ -330,7 +331,7 @@ class Maintainer:
             names = sorted(os.listdir(self._path('images')))
         for name in names:
             text = f'images/{name!r} is not an image'
-            if repository_module.IMAGE_ID.fullmatch(name):
+            if imageids.is_valid(name):
                 images.append(name)
             elif text not in self.warnings:
                 self.warnings.append(text)

@@ -39,6 +39,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
 from glance_dedup.base import hashes
+from glance_dedup.base import imageids
 from glance_dedup.base import scopes
 from glance_dedup.repository import filters
 from glance_dedup.repository import parameters as parameters_module
@@ -53,7 +54,6 @@ _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 _LOCK_FILES = ('locks/groups', 'locks/images')
 _CODECS = ('none', 'lz4', 'zstd')
-IMAGE_ID = re.compile('[A-Za-z0-9_-]{1,128}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 _MAX_THREADS = 64
@@ -520,7 +520,7 @@ class Repository:
         self.handle()
         path = os.path.join(self.path, 'images')
         with files.os_errors(f'cannot list {path}'):
-            return sorted(filter(IMAGE_ID.fullmatch, os.listdir(path)))
+            return sorted(filter(imageids.is_valid, os.listdir(path)))
 
     # -- statistics and the filter ----------------------------------------
 

@@ -26,6 +26,7 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
+from glance_dedup.base import imageids
 from glance_dedup.base import imagelist
 from glance_dedup.repository import repository as repository_module
 
@@ -55,7 +56,7 @@ class Entry:
     def __post_init__(self) -> None:
         # It may be from a file that anybody may have written.
         if not (isinstance(self.image_id, str)
-                and repository_module.IMAGE_ID.fullmatch(self.image_id)):
+                and imageids.is_valid(self.image_id)):
             raise ValueError(f'{self.image_id!r} is not an image id')
         if not isinstance(self.site, str) or len(self.site) > _LONGEST_SITE:
             raise ValueError(f'{self.site!r:.80} is not a URL')

@@ -24,6 +24,7 @@ import pytest
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.repository import repository
 from tests.support import repositories
 from tests.support.repositories import create
@@ -438,6 +439,7 @@ BAD_IDS = ['', '.', '..', 'a/b', '/', '../images/x', 'a.b', 'a b', 'a\0b',
 @pytest.mark.parametrize('image_id', BAD_IDS + [None, 5, b'bytes'],
                          ids=lambda i: ascii(i)[:20])
 def test_bad_image_id(repo, path, image_id):
+    assert not isinstance(image_id, str) or not imageids.is_valid(image_id)
     for call in (repo.begin, repo.open_image, repo.stat, repo.delete,
                  lambda i: repo.put(i, io.BytesIO(b'x'))):
         with pytest.raises(exceptions.InvalidParameter):
@@ -448,6 +450,7 @@ def test_bad_image_id(repo, path, image_id):
 
 @pytest.mark.parametrize('image_id', ['x', '-', '_', 'x' * 128, 'A-Z_09'])
 def test_good_image_id(repo, image_id):
+    assert imageids.is_valid(image_id)
     put(repo, image_id, b'content')
     assert repo.images() == [image_id]
     assert read_all(repo, image_id) == b'content'

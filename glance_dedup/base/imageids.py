@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What an image's id may be: the engine takes these, and no others."""
+
+import re
+
+#: Of a valid id, for patterns of what holds one.
+PATTERN = '[A-Za-z0-9_-]{1,128}'
+
+is_valid = re.compile(PATTERN).fullmatch
