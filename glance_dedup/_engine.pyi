@@ -141,6 +141,16 @@ class Maintenance:
     def close(self) -> None:
         """Close all that is open of it, withdraw all intents, and let go of
         the maintainer lock. Idempotent."""
+    def lock_image(self, image_id: str) -> bool:
+        """Try the lock that deletes and merges of an image take (N9.1), and
+        keep it until `unlock_image`, or close. False if it is had already.
+        InvalidParameter while another image is locked."""
+    def unlock_image(self) -> None:
+        """Let go of the image that is locked, if any is."""
+    def is_read(self, image_id: str) -> bool:
+        """Whether somebody, in any process, has the image open; also if that
+        cannot be told. It is only asked: no lock is taken (N3). Needs no
+        lock."""
     def read_fence(self) -> bytes | None:
         """The 24 bytes of the newest valid record of ``fence``; None if there
         is none."""
@@ -398,6 +408,13 @@ class Estimate:
         bytes, and the sum of the squares of the latter block by block; the
         level; and the bytes of a sample of segments before recompression, and
         behind it."""
+
+# -- filters ----------------------------------------------------------------
+
+def take_unused_filter(fd: int, unfinished: bool) -> bool:
+    """Whether nobody uses the filter that is open, or, with `unfinished`, is
+    making it; nobody begins to until `fd` is closed. False also if it cannot
+    be locked."""
 
 # -- functions of memory alone ------------------------------------------------
 

@@ -17,10 +17,7 @@ would go for the sake of one.
 import contextlib
 import dataclasses
 import datetime
-import errno
-import fcntl
 import os
-import struct
 
 from oslo_log import log
 
@@ -36,10 +33,6 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import space
 
 LOG = log.getLogger(__name__)
-
-_FLOCK = struct.Struct('@hhqqi4x')
-# The byte of a recipe that readers, and who deletes it, hold (N3).
-_USERS_BYTE = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,30 +95,6 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
     run = _Run(maintainer, control, held, limit, coming, live_share,
                evacuate_share)
     return maintainer.guard(run.run, control.step)
-
-
-def is_read(path: str) -> bool:
-    """Whether somebody, in any process, has the image of a recipe open.
-
-    It is only asked: the lock is never taken on an image (N3).
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-                     | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    except OSError as e:
-        # What is no recipe at all nobody reads. A program that has a lease on
-        # it (Samba, knfsd) has it open, and is not waited for.
-        return e.errno not in (errno.ELOOP, errno.ENXIO)
-    try:
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(
-            fcntl.F_WRLCK, os.SEEK_SET, _USERS_BYTE, 1, 0))
-    except OSError:
-        return True     # that nobody does is not known
-    finally:
-        os.close(fd)
-    return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
 
 
 class _Run:
@@ -253,8 +222,7 @@ class _Run:
                 break   # the guess takes memory; the rest in the next round
             if image_id not in self._left:
                 continue
-            if is_read(os.path.join(self._repository.path, 'images',
-                                    image_id)):
+            if self._maintainer.engine.is_read(image_id):
                 self._in_use.add(image_id)
                 continue
             self._in_use.discard(image_id)

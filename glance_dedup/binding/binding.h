@@ -132,6 +132,7 @@ typedef struct maintenance_object {
     PyObject_HEAD
     repository_object *owner; /* entered until closed */
     int lock_fd;              /* the maintainer lock; -1: not had */
+    int image_lock_fd;        /* an image's lock; -1: none is had */
     int closed;
     int busy; /* a call is under way */
     part_object *parts;
@@ -177,6 +178,7 @@ extern PyMethodDef gd_py_duplicates_functions[];  /* duplicates.c */
 extern PyMethodDef gd_py_scrub_functions[];       /* scrub.c */
 extern PyMethodDef gd_py_spare_functions[];       /* spare.c */
 extern PyMethodDef gd_py_rewriting_functions[];   /* rewriting.c */
+extern PyMethodDef gd_py_repository_functions[];  /* repository.c */
 
 /* ---- types, and the methods of a higher type that open them ---- */
 

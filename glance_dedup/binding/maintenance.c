@@ -12,6 +12,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/fence.h"
+#include "engine/files/spool.h"
 #include "engine/files/spoolentry.h"
 #include "engine/maintain/usage.h"
 
@@ -33,8 +34,17 @@ maintenance_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     }
     Py_INCREF(owner);
     self->owner = (repository_object *)owner;
-    self->lock_fd = -1;
+    self->lock_fd = self->image_lock_fd = -1;
     return (PyObject *)self;
+}
+
+static void
+unlock_image(maintenance_object *self)
+{
+    if (self->image_lock_fd >= 0) {
+        gd_image_unlock(self->owner->repo->env, self->image_lock_fd);
+        self->image_lock_fd = -1;
+    }
 }
 
 /* REQUIRES: not closed, of this process, not busy. */
@@ -50,6 +60,7 @@ close_maintenance(maintenance_object *self)
         Py_DECREF(part);
     }
     self->closed = 1;
+    unlock_image(self);
     if (self->lock_fd >= 0) {
         gd_locks_withdraw_all(repo->locks);
         repo->env->close(repo->env, self->lock_fd); /* last: I4 */
@@ -104,6 +115,63 @@ maintenance_lock(PyObject *object, PyObject *unused)
     }
     gd_py_leave_maintenance(self);
     return gd_py_not_busy(object, s, &err);
+}
+
+/* ---- the locks of images ---- */
+
+static PyObject *
+maintenance_lock_image(PyObject *object, PyObject *args)
+{
+    maintenance_object *self = (maintenance_object *)object;
+    const char *image_id;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "s", &image_id) ||
+        !gd_py_enter_maintenance(self, 1)) {
+        return NULL;
+    }
+    gd_repo *repo = self->owner->repo;
+    if (self->image_lock_fd >= 0) {
+        s = gd_fail(&err, GD_INVALID, "another image is locked already");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        s = gd_image_lock(repo->env, repo->root, image_id, 0,
+                          &self->image_lock_fd, &err);
+        Py_END_ALLOW_THREADS
+    }
+    gd_py_leave_maintenance(self);
+    return gd_py_not_busy(object, s, &err);
+}
+
+static PyObject *
+maintenance_unlock_image(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    maintenance_object *self = (maintenance_object *)object;
+    if (!gd_py_enter_maintenance(self, 0)) {
+        return NULL;
+    }
+    unlock_image(self);
+    gd_py_leave_maintenance(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+maintenance_is_read(PyObject *object, PyObject *args)
+{
+    maintenance_object *self = (maintenance_object *)object;
+    const char *image_id;
+    bool read;
+    if (!PyArg_ParseTuple(args, "s", &image_id) ||
+        !gd_py_enter_maintenance(self, 0)) {
+        return NULL;
+    }
+    gd_repo *repo = self->owner->repo;
+    Py_BEGIN_ALLOW_THREADS
+    read = gd_spool_is_read(repo->env, repo->root, image_id);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_maintenance(self);
+    return PyBool_FromLong(read);
 }
 
 /* ---- the fence, and directories ---- */
@@ -495,6 +563,9 @@ maintenance_withdraw(PyObject *object, PyObject *args)
 static PyMethodDef maintenance_methods[] = {
     {"lock", maintenance_lock, METH_NOARGS, NULL},
     {"close", maintenance_close, METH_NOARGS, NULL},
+    {"lock_image", maintenance_lock_image, METH_VARARGS, NULL},
+    {"unlock_image", maintenance_unlock_image, METH_NOARGS, NULL},
+    {"is_read", maintenance_is_read, METH_VARARGS, NULL},
     {"read_fence", maintenance_read_fence, METH_NOARGS, NULL},
     {"write_fence", maintenance_write_fence, METH_VARARGS, NULL},
     {"sync", maintenance_sync, METH_VARARGS, NULL},

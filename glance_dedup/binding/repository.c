@@ -341,6 +341,24 @@ static PyMethodDef repository_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* take_unused_filter(fd, unfinished) */
+static PyObject *
+engine_take_unused_filter(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int fd, unfinished;
+    if (!PyArg_ParseTuple(args, "ip", &fd, &unfinished)) {
+        return NULL;
+    }
+    return PyBool_FromLong(
+        gd_filter_take_unused(gd_env_posix(), fd, unfinished));
+}
+
+PyMethodDef gd_py_repository_functions[] = {
+    {"take_unused_filter", engine_take_unused_filter, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot repository_slots[] = {
     {Py_tp_new, repository_new},
     {Py_tp_dealloc, repository_dealloc},

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -21,8 +20,6 @@ import struct
 import time
 from typing import Any
 from typing import TypeVar
-
-import xxhash
 
 from glance_dedup import _engine
 from glance_dedup.base import access
@@ -48,7 +45,6 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CATALOG = 'catalog'
 _SET_ASIDE = 'quarantine/catalog-'
 _FENCE = struct.Struct('<16sQ')
-_FLOCK = struct.Struct('@hhqqi4x')
 _NAMED = re.compile('[TM]-([0-9a-f]{32})')
 
 Progress = Callable[[int, int, str], None]
@@ -698,23 +694,12 @@ class Maintainer:
     @contextlib.contextmanager
     def image_lock(self, image_id: str) -> Iterator[bool]:
         """Try the lock that deletes and merges of an image take (N9.1)."""
-        byte = xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
-        with _os_errors('cannot open locks/images'):
-            fd = os.open(self._path('locks/images'),
-                         os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        free = self.engine.lock_image(image_id)
         try:
-            try:
-                fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(
-                    fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-            except OSError as e:
-                if e.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise exceptions.StorageError(
-                        f'locks/images cannot be locked: {e.strerror}') from e
-                yield False
-            else:
-                yield True
+            yield free
         finally:
-            os.close(fd)
+            if free:
+                self.engine.unlock_image()
 
 
 @contextlib.contextmanager

@@ -4,9 +4,8 @@
 """Removing the fingerprint filters of repositories that nobody uses.
 
 A filter is a file on the host's tmpfs, so it is memory until it is removed.
-Whoever uses one holds a shared lock on byte 2 of it
-(``engine/files/filter.c``); so one that can be locked exclusively is used by
-nobody. It is removed if its repository is gone, or if nobody has opened it for
+Whoever uses one holds a shared lock on it (``engine/files/filter.c``); so one
+that can be locked exclusively is used by nobody. It is removed if its repository is gone, or if nobody has opened it for
 :data:`UNUSED` seconds. A wrong guess costs little: a missing filter is made
 anew from the groups.
 
@@ -17,13 +16,13 @@ the file's time of writing.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
 import stat as stat_module
-import struct
 import time
+
+from glance_dedup import _engine
 
 #: Seconds after which a filter that nobody opens goes, whatever it is of.
 UNUSED = 30 * 86400
@@ -31,10 +30,8 @@ UNUSED = 30 * 86400
 NOTED = 86400
 
 _NAME = re.compile(r'([0-9a-f]{32})\.filter(\.new)?')
-_CREATION_LOCK, _USERS_LOCK = 1, 2
 _PAGE = 4096
 _PATH_AT = 1024
-_FLOCK = struct.Struct('@hhqqi4x')
 _MAX_JSON = 1 << 16
 
 
@@ -103,9 +100,8 @@ def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
     fd = _open(path)
     try:
         # As who opens or makes one does: first the lock, then the look.
-        byte = _CREATION_LOCK if unfinished else _USERS_LOCK
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(
-            fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        if not _engine.take_unused_filter(fd, unfinished):
+            return
         status = os.fstat(fd)
         if not _is_ours(status) or not os.path.samestat(
                 status, os.lstat(path)):

@@ -80,8 +80,8 @@ def test_what_ten_thousand_crashes_leave_is_recovered(tmp_path):
 #: content nor a name.
 CHANGE_NOTHING = {
     'close', 'pread', 'fstat', 'fstatat', 'renew', 'fchmod', 'free_space',
-    'lock', 'list', 'start_writeback', 'start_readahead', 'drop_cache',
-    'mmap_shared', 'use_large_pages', 'munmap', 'random', 'getpid',
+    'lock', 'is_locked', 'list', 'start_writeback', 'start_readahead',
+    'drop_cache', 'mmap_shared', 'use_large_pages', 'munmap', 'random', 'getpid',
     'geteuid', 'now', 'monotonic_ns', 'thread_ns', 'sleep_ms', 'alloc',
     'release'}
 

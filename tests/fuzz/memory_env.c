@@ -526,6 +526,15 @@ memory_lock_byte(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 static int
+memory_is_locked(const gd_env *env, int fd, uint64_t byte)
+{
+    memory_env *m = self(env);
+    memory_file *file;
+    int rc = open_file(m, fd, &file);
+    return rc != 0 ? rc : is_refused(m, file, byte, F_WRLCK);
+}
+
+static int
 memory_list(const gd_env *env, int dir, const char *name,
             void (*visit)(void *arg, const char *name), void *arg)
 {
@@ -705,6 +714,7 @@ memory_env_init(memory_env *m)
     m->env.renew = memory_renew;
     m->env.free_space = memory_free_space;
     m->env.lock = memory_lock_byte;
+    m->env.is_locked = memory_is_locked;
     m->env.list = memory_list;
     m->env.start_writeback = memory_advice;
     m->env.start_readahead = memory_advice;

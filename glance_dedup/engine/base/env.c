@@ -194,19 +194,34 @@ posix_free_space(const gd_env *env, int fd, gd_space *space)
     return rc;
 }
 
-static int
-posix_lock(const gd_env *env, int fd, uint64_t byte, short type)
+static struct flock
+one_byte(uint64_t byte, short type)
 {
-    (void)env;
-    struct flock lock = {
+    return (struct flock){
         .l_type = type,
         .l_whence = SEEK_SET,
         .l_start = (off_t)byte,
         .l_len = 1,
         .l_pid = 0, /* an OFD lock belongs to no process */
     };
+}
+
+static int
+posix_lock(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    struct flock lock = one_byte(byte, type);
     int rc = result(fcntl(fd, F_OFD_SETLK, &lock));
     return rc == -EACCES ? -EAGAIN : rc;
+}
+
+static int
+posix_is_locked(const gd_env *env, int fd, uint64_t byte)
+{
+    (void)env;
+    struct flock lock = one_byte(byte, F_WRLCK);
+    int rc = result(fcntl(fd, F_OFD_GETLK, &lock));
+    return rc < 0 ? rc : lock.l_type != F_UNLCK;
 }
 
 static int
@@ -412,6 +427,7 @@ gd_env_posix(void)
         .renew = posix_renew,
         .free_space = posix_free_space,
         .lock = posix_lock,
+        .is_locked = posix_is_locked,
         .list = posix_list,
         .start_writeback = posix_start_writeback,
         .start_readahead = posix_start_readahead,

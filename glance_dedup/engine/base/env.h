@@ -65,6 +65,9 @@ struct gd_env {
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
      * -EAGAIN when another open file description holds it. */
     int (*lock)(const gd_env *env, int fd, uint64_t byte, short type);
+    /* 1 if another open file description has a lock of this byte, of any type;
+     * else 0.  Takes none. */
+    int (*is_locked)(const gd_env *env, int fd, uint64_t byte);
     /* Calls visit with each name but "." and "..", in no order. */
     int (*list)(const gd_env *env, int dir, const char *path,
                 void (*visit)(void *arg, const char *name), void *arg);

@@ -16,9 +16,6 @@
 #include <string.h>
 
 enum {
-    /* The byte of PATH.new that carries it.  Byte 0 is left to those who use
-     * the file, since it is the same file before and after the rename. */
-    CREATION_LOCK = 1,
     /* Waiting for another process that makes the file: 5 seconds. */
     OPEN_TRIES = 500,
     OPEN_WAIT_MS = 10,
@@ -175,7 +172,7 @@ lock_temporary(const opening *o, int *fd, gd_error *err)
     bool ours = o->env->fstat(o->env, *fd, &st) == 0 &&
                 is_private(o->env, &st);
     if (ours &&
-        o->env->lock(o->env, *fd, CREATION_LOCK, F_WRLCK) == 0 &&
+        o->env->lock(o->env, *fd, GD_SHAREDFILE_CREATION_LOCK, F_WRLCK) == 0 &&
         gd_same_file(o->env, *fd, AT_FDCWD, o->temporary)) {
         return GD_OK;
     }
@@ -195,13 +192,13 @@ create_locked(const opening *o, int *fd, gd_error *err)
         s = fill_and_rename(o, *fd, err);
         if (s == GD_OK) {
             /* Closing would not do: a child forked meanwhile has a copy. */
-            o->env->lock(o->env, *fd, CREATION_LOCK, F_UNLCK);
+            o->env->lock(o->env, *fd, GD_SHAREDFILE_CREATION_LOCK, F_UNLCK);
             return GD_OK;
         }
     }
     /* Unlinked before it is unlocked: nobody else's file has the name. */
     o->env->unlinkat(o->env, AT_FDCWD, o->temporary);
-    o->env->lock(o->env, *fd, CREATION_LOCK, F_UNLCK);
+    o->env->lock(o->env, *fd, GD_SHAREDFILE_CREATION_LOCK, F_UNLCK);
     o->env->close(o->env, *fd);
     *fd = existing;
     return s;

@@ -20,7 +20,13 @@
 #include "engine/base/env.h"
 #include "engine/base/status.h"
 
-enum { GD_SHAREDFILE_HEAD = 256 };
+enum {
+    GD_SHAREDFILE_HEAD = 256,
+    /* The byte of PATH.new that carries the creation lock.  Byte 0 is left to
+     * those who use the file, since it is the same file before and after the
+     * rename. */
+    GD_SHAREDFILE_CREATION_LOCK = 1,
+};
 
 /* Opens the file, or makes it: head, then zeros.  head_len is at most
  * GD_SHAREDFILE_HEAD and size, and what head says must not change while the

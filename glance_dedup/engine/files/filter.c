@@ -502,6 +502,13 @@ open_to_use(gd_filter *filter, const char *path,
     }
 }
 
+bool
+gd_filter_take_unused(const gd_env *env, int fd, bool unfinished)
+{
+    return env->lock(env, fd, unfinished ? GD_SHAREDFILE_CREATION_LOCK
+                                         : USERS_LOCK, F_WRLCK) >= 0;
+}
+
 /* Opens and maps the file; what filter has is left to the caller on
  * failure. */
 static gd_status

@@ -64,6 +64,11 @@ gd_status gd_filter_open(const gd_env *env, const char *path,
  * a mapping and a descriptor are the child's own. */
 void gd_filter_close(const gd_env *env, gd_filter *filter);
 
+/* Whether nobody uses the filter that is open as fd, or, with unfinished, is
+ * making it; nobody begins to until fd is closed.  False also if it cannot be
+ * locked. */
+bool gd_filter_take_unused(const gd_env *env, int fd, bool unfinished);
+
 /* Has the memory fetched that a look-up or an insertion of this fingerprint
  * needs: two cache lines that are hardly ever at hand. */
 void gd_filter_prefetch(const gd_filter *filter, const gd_fingerprint *fp);

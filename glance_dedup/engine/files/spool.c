@@ -203,6 +203,25 @@ check_upload(const gd_env *env, int fd, const gd_params *params,
     return s;
 }
 
+bool
+gd_spool_is_read(const gd_env *env, int root, const char *image_id)
+{
+    char name[GD_NAME_SIZE];
+    if (gd_image_name(image_id, name, NULL) != GD_OK) {
+        return false;
+    }
+    int fd = env->openat(env, root, name,
+                         O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
+    if (fd < 0) {
+        /* What is no recipe at all nobody reads.  A program that has a lease
+         * on it (Samba, knfsd) has it open, and is not waited for. */
+        return fd != -ENOENT && fd != -ELOOP && fd != -ENXIO;
+    }
+    int rc = env->is_locked(env, fd, GD_BYTE_USERS);
+    env->close(env, fd);
+    return rc != 0;
+}
+
 /* A name may need a block of the directory, or, on a tmpfs, an inode.  Where
  * there is none, what is kept for the catalog is given up: nothing else would
  * ever give room back. */

@@ -44,6 +44,9 @@ void gd_spool_close(const gd_env *env, gd_spool_file *file);
  * the name still leads to it (N11).  GD_NOTFOUND if there is none. */
 gd_status gd_spool_open_image(const gd_env *env, int root,
                               const char *image_id, int *fd, gd_error *err);
+/* Whether somebody, in any process, has the image open; also if that cannot be
+ * told.  It is only asked: the byte is never taken on an image (N3). */
+bool gd_spool_is_read(const gd_env *env, int root, const char *image_id);
 
 /* N9.3 to N9.6: moves images/<image_id> into the spool, without looking
  * inside.  REQUIRES: the image lock. */

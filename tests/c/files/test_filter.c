@@ -658,9 +658,17 @@ test_users_lock(void)
                              &x.err),
               GD_OK);
     CHECK_INT(take_for_dead(x.path), -1);
+    int other = open(x.path, O_RDWR | O_CLOEXEC);
+    CHECK(!gd_filter_take_unused(x.env, other, false));
     gd_filter_close(x.env, second);
     CHECK_INT(take_for_dead(x.path), -1);
     gd_filter_close(x.env, x.filter);
+    CHECK(gd_filter_take_unused(x.env, other, true)); /* by another byte */
+    fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
+    CHECK(!gd_filter_take_unused(x.env, other, false));
+    CHECK(gd_filter_take_unused(x.env, other, false));
+    CHECK_INT(take_for_dead(x.path), -1);
+    close(other);
     int fd = take_for_dead(x.path);
     CHECK(fd >= 0);
     /* It is waited for, though not for ever. */

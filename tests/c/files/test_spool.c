@@ -483,6 +483,36 @@ test_commit_of_uncertain_outcome(void)
 /* ---- opening ---- */
 
 static void
+test_is_read(void)
+{
+    const gd_env *env = gd_env_posix();
+    setup();
+    store("a", 4096, NULL);
+    CHECK(!gd_spool_is_read(&w.env, x.root, "a"));
+    int fd = openat(x.root, "images/a", O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->lock(env, fd, GD_BYTE_WRITER, F_WRLCK), 0);
+    CHECK(!gd_spool_is_read(&w.env, x.root, "a"));
+    CHECK_INT(env->lock(env, fd, GD_BYTE_USERS, F_RDLCK), 0);
+    CHECK(gd_spool_is_read(&w.env, x.root, "a"));
+    /* Nothing was taken, or this would be refused. */
+    CHECK_INT(env->lock(env, fd, GD_BYTE_USERS, F_WRLCK), 0);
+    CHECK(gd_spool_is_read(&w.env, x.root, "a"));
+    close(fd);
+    CHECK(!gd_spool_is_read(&w.env, x.root, "a"));
+    CHECK(!gd_spool_is_read(&w.env, x.root, "nothing"));
+    CHECK(!gd_spool_is_read(&w.env, x.root, "a/b"));
+    CHECK_INT(symlinkat("a", x.root, "images/link"), 0);
+    CHECK(!gd_spool_is_read(&w.env, x.root, "link"));
+    /* Where it cannot be told the image may be read. */
+    fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
+    CHECK(gd_spool_is_read(&w.env, x.root, "a"));
+    fault_env_fail(&x.f, FAULT_OPENAT, 1, EACCES, false);
+    CHECK(gd_spool_is_read(&w.env, x.root, "a"));
+    CHECK(!gd_spool_is_read(&w.env, x.root, "a"));
+    teardown();
+}
+
+static void
 test_open(void)
 {
     int fd, other;
@@ -495,6 +525,7 @@ test_open(void)
               GD_OK);
     w.env.close(&w.env, other);
     CHECK(is_locked("images/a", GD_BYTE_USERS));
+    CHECK(gd_spool_is_read(&w.env, x.root, "a"));
     w.env.close(&w.env, fd);
     CHECK(!is_locked("images/a", GD_BYTE_USERS));
     CHECK_INT(gd_spool_open_image(&w.env, x.root, "b", &fd, &x.err),
@@ -767,6 +798,7 @@ main(int argc, char **argv)
     RUN(test_link_made_but_reported_as_failed);
     RUN(test_commit_fails);
     RUN(test_commit_of_uncertain_outcome);
+    RUN(test_is_read);
     RUN(test_open);
     RUN(test_open_during_delete);
     RUN(test_delete);

@@ -348,6 +348,14 @@ fault_lock(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 static int
+fault_is_locked(const gd_env *env, int fd, uint64_t byte)
+{
+    fault_env *f = self(env);
+    int fault = enter(f, FAULT_LOCK);
+    return fault != 0 ? fault : f->real->is_locked(f->real, fd, byte);
+}
+
+static int
 fault_list(const gd_env *env, int dir, const char *path,
            void (*visit)(void *arg, const char *name), void *arg)
 {
@@ -516,6 +524,7 @@ fault_env_init(fault_env *f)
         .renew = fault_renew,
         .free_space = fault_free_space,
         .lock = fault_lock,
+        .is_locked = fault_is_locked,
         .list = fault_list,
         .start_writeback = fault_start_writeback,
         .start_readahead = fault_start_readahead,

@@ -100,6 +100,7 @@ def test_what_needs_the_lock(repo, images):
                  lambda: maintenance.announce(1),
                  lambda: maintenance.withdraw(1),
                  lambda: maintenance.enter_group(1),
+                 lambda: maintenance.lock_image('one'),
                  lambda: recipe.try_lock(0),
                  recipe.unlink, recipe.set_aside, recipe.delete):
         with pytest.raises(exceptions.InvalidParameter, match='maintainer'):
@@ -110,6 +111,7 @@ def test_what_needs_the_lock(repo, images):
     assert maintenance.read_fence() is None
     assert maintenance.group_facts(1)['slots'] == SLOTS
     assert recipe.live() and recipe.runs() and recipe.header()
+    assert not maintenance.is_read('one')
     maintenance.close()
 
 
@@ -122,6 +124,46 @@ def test_arguments_of_the_constructor(repo):
             kind()
     handle = _engine.Maintenance(repository=repo.handle())
     handle.close()
+
+
+# -- the locks of images ------------------------------------------------------
+
+def test_image_lock(path, maintenance):
+    """It is the one that deletes take: N9.1."""
+    locks = path / 'locks' / 'images'
+    byte = xxhash.xxh3_64_intdigest(b'one') >> 2
+    assert maintenance.lock_image('one') is True
+    assert repositories.lock_held(locks, byte) == 'exclusive'
+    for name in ('one', 'two'):
+        with pytest.raises(exceptions.InvalidParameter, match='locked'):
+            maintenance.lock_image(name)
+    for _ in range(2):      # the second time there is none
+        maintenance.unlock_image()
+        assert repositories.lock_held(locks, byte) is None
+    with repositories.holding(locks, byte):
+        assert maintenance.lock_image('one') is False
+        assert maintenance.lock_image('two') is True
+    maintenance.close()
+    assert repositories.lock_held(
+        locks, xxhash.xxh3_64_intdigest(b'two') >> 2) is None
+    with pytest.raises(exceptions.ClosedError):
+        maintenance.unlock_image()
+
+
+def test_image_lock_that_cannot_be_had(path, maintenance):
+    (path / 'locks' / 'images').rename(path / 'locks' / 'aside')
+    with pytest.raises(exceptions.RepositoryError, match='locks/images'):
+        maintenance.lock_image('one')
+    (path / 'locks' / 'aside').rename(path / 'locks' / 'images')
+    assert maintenance.lock_image('one')
+
+
+def test_image_that_is_read(repo, images, maintenance):
+    with repo.open_image('one'):
+        assert maintenance.is_read('one') is True
+        assert maintenance.is_read('two') is False
+    assert maintenance.is_read('one') is False
+    assert maintenance.is_read('nothing') is False
 
 
 # -- the fence ----------------------------------------------------------------

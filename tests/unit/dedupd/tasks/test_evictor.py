@@ -250,8 +250,8 @@ def test_an_image_that_another_process_reads(maintainer, repo, path, held,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert reader.stdout.readline() == 'open\n'
-        assert evictor.is_read(path / 'images' / 'image-0')
-        assert not evictor.is_read(path / 'images' / 'image-1')
+        assert maintainer.engine.is_read('image-0')
+        assert not maintainer.engine.is_read('image-1')
         result = evict(maintainer, held, taken(path) - MIB // 2)
         assert (result.evicted, result.in_use) == (['image-1'], 1)
         out, _ = reader.communicate('', timeout=LIMIT)
@@ -263,15 +263,15 @@ def test_an_image_that_another_process_reads(maintainer, repo, path, held,
     assert (result.evicted, result.in_use) == (['image-0'], 0)
 
 
-def test_to_ask_takes_nothing(repo, path, held, model):
+def test_to_ask_takes_nothing(maintainer, repo, path, held, model):
     """Neither readers nor the maintainer are refused meanwhile."""
     file = path / 'images' / 'image-0'
-    assert not evictor.is_read(file)
+    assert not maintainer.engine.is_read('image-0')
     with open(file, 'rb') as f:
         assert repositories.set_lock(f.fileno(), repositories.USERS_BYTE,
                                      0)    # F_RDLCK
-        assert evictor.is_read(file)
-    assert not evictor.is_read(path / 'images' / 'nothing')
+        assert maintainer.engine.is_read('image-0')
+    assert not maintainer.engine.is_read('nothing')
 
 
 def test_what_a_pull_holds_counts_as_given_back(maintainer, repo, path, held,
