@@ -7,6 +7,7 @@ JSON has. None waits for a task that runs, but those that say so.
 """
 
 from collections.abc import Callable
+import dataclasses
 import os
 import socket
 import threading
@@ -15,9 +16,8 @@ from typing import Any
 
 from oslo_log import log
 
-from dedupd import figures as figures_module
 from dedupd import scheduler as scheduler_module
-from glance_dedup import _engine
+from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.repository import repository as repository_module
@@ -25,14 +25,6 @@ from glance_dedup.repository import repository as repository_module
 LOG = log.getLogger(__name__)
 
 Fields = dict[str, Any]
-
-#: The arguments of each task, and their types.
-ARGUMENTS: dict[str, dict[str, type]] = {
-    'account': {}, 'collect': {'dry_run': bool}, 'merge': {'dry_run': bool},
-    'scrub': {'full': bool},
-    'recompress': {'dry_run': bool, 'codec': str, 'level': int},
-    'evict': {'dry_run': bool, 'limit_mib': int},
-    'rebuild-catalog': {}, 'replicate': {}}
 
 #: The one that is none of the scheduler's.
 REPLICATE = 'replicate'
@@ -43,43 +35,42 @@ LONGEST_WAIT = 60.0
 _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
 
 
-def _check_codec(codec: str, level: int = 0, **others: Any) -> None:
-    """Refuse a level that the codec lacks, by its name."""
-    repository_module.need_text('codec', codec)
-    if not 0 <= level < 256:
-        raise exceptions.InvalidParameter(f'no codec has a level {level}')
-    _engine.codec_mark(codec, level)
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What gives those parts of the status that others know.
+
+    :ivar reads: connections, requests and bytes
+    :ivar receiving: what came, and comes, from other sites
+    :ivar nbd: the socket, exports, requests, bytes and errors
+    :ivar cache: how the cache of a compute host does; None where there is none
+    """
+
+    reads: Callable[[], Fields] = lambda: {
+        'connections': 0, 'requests': 0, 'bytes': 0}
+    receiving: Callable[[], Fields] = lambda: {
+        'images': 0, 'bytes': 0, 'failures': 0, 'under_way': 0, 'replicas': []}
+    nbd: Callable[[], Fields] = lambda: {
+        'socket': None, 'exports': 0, 'requests': 0, 'bytes': 0, 'errors': 0}
+    cache: Callable[[], Fields | None] = lambda: None
 
 
 class Control:
     """The daemon's operations.
 
+    :param replicator: None where images are taken to no other site
     :ivar ready: whether all listeners serve
-    :ivar reads: gives connections, requests and bytes
-    :ivar replicator: None where images are taken to no other site
-    :ivar receiving: gives what came, and comes, from other sites
-    :ivar nbd: gives the socket, exports, requests, bytes and errors
-    :ivar cache: gives how the cache of a compute host does; None where there
-        is none
     """
 
     def __init__(self, repository: repository_module.Repository,
                  scheduler: scheduler_module.Scheduler,
-                 figures: figures_module.Figures) -> None:
+                 sources: Sources = Sources(), replicator: Any = None) -> None:
         self._repository = repository
         self._scheduler = scheduler
-        self._figures = figures
-        # Whoever waits for a task's end, and then asks, sees what it did.
-        scheduler.changed = figures.forget
+        self._figures = scheduler.figures
+        self._sources = sources
+        self._replicator = replicator
         self._started = time.time()
         self.ready = False
-        self.replicator: Any = None
-        self.reads = lambda: {'connections': 0, 'requests': 0, 'bytes': 0}
-        self.receiving = lambda: {'images': 0, 'bytes': 0, 'failures': 0,
-                                  'under_way': 0, 'replicas': []}
-        self.cache: Callable[[], Fields] | None = None
-        self.nbd = lambda: {'socket': None, 'exports': 0, 'requests': 0,
-                            'bytes': 0, 'errors': 0}
 
     def status(self) -> Fields:
         """Everything there is to see at a glance."""
@@ -112,35 +103,27 @@ class Control:
                 'warnings': ([] if maintainer is None
                              else list(maintainer.warnings))},
             'tasks': self._tasks(),
-            'replication': (None if self.replicator is None
-                            else self.replicator.status()),
+            'replication': (None if self._replicator is None
+                            else self._replicator.status()),
             'damage': {'blocks': damaged_blocks,
                        'images': sorted(damaged_images)},
             'filter': {
                 **{name: value for name, value in statistics.items()
                    if name.startswith('filter_')},
                 'filter_error': self._repository.filter_error},
-            'reads': {**self.reads(),
+            'reads': {**self._sources.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
-            'receiving': self.receiving(),
-            'nbd': self.nbd(),
-            'cache': None if self.cache is None else self.cache(),
+            'receiving': self._sources.receiving(),
+            'nbd': self._sources.nbd(),
+            'cache': self._sources.cache(),
             'errors': list(scheduler.errors),
         }
 
     def _tasks(self) -> Fields:
         tasks = self._scheduler.tasks()
-        if self.replicator is not None:
-            tasks[REPLICATE] = self.replicator.task()
+        if self._replicator is not None:
+            tasks[REPLICATE] = self._replicator.task()
         return tasks
-
-    def sample(self) -> Fields:
-        """What the history keeps of now."""
-        self._figures.forget()
-        space = self._figures.space()
-        return {name: space[name] for name in (
-            'images', 'logical_bytes', 'nonzero_bytes', 'unique_bytes',
-            'disk_bytes')}
 
     def history(self, since: float = 0) -> Fields:
         """Samples for plots, from `since` (seconds since 1970) on."""
@@ -165,19 +148,9 @@ class Control:
         :raises InvalidParameter: it has no such argument
         :raises BusyError: this daemon is not the maintainer
         """
-        known = self._arguments(name)
-        for key, value in arguments.items():
-            if key not in known:
-                raise exceptions.InvalidParameter(
-                    f'the task {name} has no argument {key!r}')
-            if type(value) is not known[key]:
-                raise exceptions.InvalidParameter(
-                    f'{key}: {value!r} is not of the type '
-                    f'{known[key].__name__}')
-        if name == 'recompress' and 'codec' in arguments:
-            _check_codec(**arguments)
+        self._known(name).check(arguments)
         if name == REPLICATE:
-            return {'task': name, 'number': self.replicator.request()}
+            return {'task': name, 'number': self._replicator.request()}
         return {'task': name,
                 'number': self._scheduler.request(name, **arguments)}
 
@@ -186,17 +159,17 @@ class Control:
 
         :param wait: seconds at most, 0 to 60
         """
-        self._arguments(name)
+        self._known(name)
         wait = min(max(0.0, wait), LONGEST_WAIT)
         if name == REPLICATE:
-            return self.replicator.wait(after, wait)
+            return self._replicator.wait(after, wait)
         return self._scheduler.wait(name, after, wait)
 
-    def _arguments(self, name: str) -> dict[str, type]:
-        if name not in ARGUMENTS:
+    def _known(self, name: str) -> registry.Task:
+        if name not in registry.TASKS:
             raise exceptions.ImageNotFound(f'there is no task {name!r}')
         if name == REPLICATE:
-            if self.replicator is None:
+            if self._replicator is None:
                 raise exceptions.ImageNotFound(
                     f'this daemon has no task {name!r}: it takes images to '
                     'no other site (its option [replication] to is not set)')
@@ -204,7 +177,7 @@ class Control:
             raise exceptions.ImageNotFound(
                 f'this daemon has no task {name!r}: it does not serve a cache '
                 '(its option mode is not cache)')
-        return ARGUMENTS[name]
+        return registry.TASKS[name]
 
     def mark_lost(self, image_id: str) -> Fields:
         """Give up an image whose recipe cannot be read.

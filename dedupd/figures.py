@@ -67,6 +67,14 @@ class Figures:
                 self._measured = time.monotonic()
             return dict(self._space)
 
+    def sample(self) -> Fields:
+        """What the history keeps of now."""
+        self.forget()
+        space = self.space()
+        return {name: space[name] for name in (
+            'images', 'logical_bytes', 'nonzero_bytes', 'unique_bytes',
+            'disk_bytes')}
+
     def _counted(self) -> bool:
         """Whether there is a catalog to ask, now."""
         catalog = self._catalog()

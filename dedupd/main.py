@@ -36,7 +36,6 @@ from oslo_log import log
 from dedupd import api
 from dedupd.cache import service as service_module
 from dedupd import control as control_module
-from dedupd import figures as figures_module
 from dedupd.http import certificates
 from dedupd.http import listeners
 from dedupd.http import server as server_module
@@ -188,28 +187,52 @@ class Daemon:
             cached = {'held': self._cache.held, 'coming': self._cache.coming}
         self._scheduler = scheduler_module.Scheduler(self._repository, conf,
                                                      **cached)
-        self._figures = figures_module.Figures(
-            self._repository, self._scheduler.catalog)
-        self._control = control_module.Control(
-            self._repository, self._scheduler, self._figures)
-        self._scheduler.sample = self._control.sample
         self._receiving = incoming_replicas_module.Receiving(
             self._repository, options.receive)
-        self._control.receiving = self._receiving.status
+        self._replicator = None
         if conf.replication.to:
             # Not even imported where it is not wanted.
             from dedupd import replicator
-            self._control.replicator = replicator.Replicator(
+            self._replicator = replicator.Replicator(
                 self._repository, conf, lambda: self._scheduler.is_maintainer,
                 self._scheduler.errors, self._scheduler.watchers,
                 self._scheduler.past)
+        self._readers = workers_module.Workers(
+            'dedupd-read', options.read_threads)
+        self._server = server_module.Server(options)
+        self._control = control_module.Control(
+            self._repository, self._scheduler, self._make_services(),
+            self._replicator)
         self._messaging = None
         if conf.transport_url:
             from dedupd.rpc import messaging
             self._messaging = messaging.Messaging(
                 conf, self._control, self._scheduler)
-        self._readers = workers_module.Workers(
-            'dedupd-read', options.read_threads)
+
+    def _make_services(self) -> control_module.Sources:
+        """Make what listeners serve; returns what tells how that goes."""
+        options, server = self._options, self._server
+        tokens = None
+        if options.glance_url:
+            tokens = tokens_module.Tokens(options.glance_url,
+                                          options.glance_ca)
+        self._reads = reads_module.Reads(
+            self._repository, self._readers, tokens,
+            None if self._cache is None else self._cache.arrive)
+        told: dict[str, Any] = {}
+        if options.nbd_socket:
+            self._exports = nbd.Exports(
+                options.nbd_socket, self._repository, self._open_reading,
+                options, server.shared.stopping)
+            told['nbd'] = self._exports.status
+        if self._cache is not None:
+            self._proxy = self._cache.proxy(self._reads)
+            told['cache'] = self._proxy.status
+        return control_module.Sources(
+            reads=lambda: {'connections': server.connections,
+                           'requests': server.shared.requests,
+                           'bytes': server.shared.sent},
+            receiving=self._receiving.status, **told)
 
     async def run(self) -> None:
         """Serve until a signal says to end."""
@@ -218,12 +241,11 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        server = server_module.Server(self._options)
         try:
-            self._listen(server)
+            self._listen()
             self._scheduler.start()
-            if self._control.replicator is not None:
-                self._control.replicator.start()
+            if self._replicator is not None:
+                self._replicator.start()
             if self._messaging is not None:
                 self._messaging.start()
             self._control.ready = True
@@ -236,28 +258,21 @@ class Daemon:
                          self._conf.cache.peer)
             await self._wait(ending)
         finally:
-            await self._end(server)
+            await self._end()
 
-    def _listen(self, server: server_module.Server) -> None:
-        options = self._options
-        tokens = None
-        if options.glance_url:
-            tokens = tokens_module.Tokens(options.glance_url,
-                                          options.glance_ca)
-        arrive = None if self._cache is None else self._cache.arrive
-        reads = reads_module.Reads(self._repository, self._readers, tokens,
-                                   arrive)
-        endpoints = api.API(self._control, reads, self._receiving,
+    def _listen(self) -> None:
+        options, server = self._options, self._server
+        endpoints = api.API(self._control, self._reads, self._receiving,
                             self._repository.path, self._scheduler.watchers,
                             server.shared.stopping)
-        self._control.reads = lambda: {
-            'connections': server.connections,
-            'requests': server.shared.requests, 'bytes': server.shared.sent}
         server.add(listeners.Listener(
             'unix', self._listen_unix('socket'), endpoints.unix,
             allowed=lambda uid: uid in self._users['socket']))
         if options.nbd_socket:
-            self._export(server)
+            server.add(listeners.Listener(
+                'nbd', self._listen_unix('nbd_socket'), None,
+                allowed=lambda uid: uid in self._users['nbd_socket'],
+                other=self._exports.connection))
         if options.listen:
             server.add(listeners.Listener(
                 'tls', _listening(options.listen, listeners.listen_tcp),
@@ -268,23 +283,10 @@ class Daemon:
                                      listeners.listen_tcp),
                 endpoints.status))
         if self._cache is not None:
-            proxy = self._cache.proxy(reads)
-            self._control.cache = proxy.status
             server.add(listeners.Listener(
                 'cache', _listening(self._conf.cache.listen,
                                     listeners.listen_tcp),
-                proxy.serve))
-
-    def _export(self, server: server_module.Server) -> None:
-        """Serve images over NBD."""
-        exports = nbd.Exports(
-            self._options.nbd_socket, self._repository, self._open_reading,
-            self._options, server.shared.stopping)
-        self._control.nbd = exports.status
-        server.add(listeners.Listener(
-            'nbd', self._listen_unix('nbd_socket'), None,
-            allowed=lambda uid: uid in self._users['nbd_socket'],
-            other=exports.connection))
+                self._proxy.serve))
 
     def _open_reading(self, image_id: str) -> readings.Reading:
         """What is read of an image over NBD. Blocks."""
@@ -340,11 +342,11 @@ class Daemon:
         self._repository.handle().set_segment_cache(
             self._options.cache_mib << 20)
         self._scheduler.reload()
-        if self._control.replicator is not None:
-            self._control.replicator.reload()
+        if self._replicator is not None:
+            self._replicator.reload()
         notify('READY=1')
 
-    async def _end(self, server: server_module.Server) -> None:
+    async def _end(self) -> None:
         LOG.info('Ending.')
         notify('STOPPING=1')
         self._control.ready = False
@@ -354,10 +356,10 @@ class Daemon:
         timer.start()
         deadline = time.monotonic() + DRAIN_SECONDS
         self._scheduler.stop()
-        if self._control.replicator is not None:
-            self._control.replicator.stop()
+        if self._replicator is not None:
+            self._replicator.stop()
         self._remove_sockets()
-        await server.stop(DRAIN_SECONDS)
+        await self._server.stop(DRAIN_SECONDS)
         await self._receiving.stop()
         if self._cache is not None:
             await self._stop_cache(deadline)
@@ -370,7 +372,7 @@ class Daemon:
             self._cache.close()
         if self._messaging is not None:
             self._messaging.stop(MESSAGING_SECONDS)
-        self._figures.close()
+        self._scheduler.figures.close()
         self._repository.close()
 
     async def _stop_cache(self, deadline: float) -> None:

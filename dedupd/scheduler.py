@@ -30,8 +30,9 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd.cache import index as index_module
+from dedupd import figures as figures_module
 from dedupd import history as history_module
-from dedupd.tasks import registry as registry_module
+from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
 from glance_dedup.maintenance import catalog as catalog_module
@@ -40,13 +41,6 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
-#: Every task, and what runs without being asked for after so many seconds
-#: (a name is an option's).
-TASKS: dict[str, str | int] = {
-    'account': 60, 'collect': 'collect_interval', 'merge': 'merge_interval',
-    'evict': 60,
-    'scrub': 'scrub_interval', 'recompress': 'recompress_interval',
-    'rebuild-catalog': 0}
 #: Between two trials to become the maintainer, seconds.
 TRIAL_INTERVAL = 60.0
 #: Until a scrub goes on that could not come to its end, seconds.
@@ -54,15 +48,8 @@ RETRY_INTERVAL = 600.0
 #: Between two samples of the history, seconds.
 SAMPLE_INTERVAL = 300.0
 
-_COUNT_FIRST = ('collect', 'merge')
-# What runs often, and mostly does nothing.
-_NO_SAMPLE = ('account', 'evict')
-# Of which it is kept how they did.
-_REMEMBERED = (*TASKS, 'replicate')
-# Each of these also to those before it.
-_GIVE_WAY = ('scrub', 'recompress')
-# Arguments that do not hold for the rest of what they began.
-_BEGIN_ANEW = ('full',)
+# What is short, and has no status.
+_ERRAND = registry.Task('')
 _ERRORS = 20
 _MIB = 1 << 20
 
@@ -85,8 +72,7 @@ def _troubles(result: Fields) -> Iterator[str]:
 
 
 def _rank(name: str) -> int:
-    """Of two tasks the one with the lower rank goes first."""
-    return _GIVE_WAY.index(name) + 1 if name in _GIVE_WAY else 0
+    return registry.TASKS.get(name, _ERRAND).rank
 
 
 class NotMaintainer(exceptions.BusyError):
@@ -140,7 +126,8 @@ class Scheduler:
         self._requests: collections.deque[_Job] = collections.deque()
         self._suspended: dict[str, _Job] = {}   # what has made way
         self._due: dict[str, float] = {}    # by time.monotonic()
-        self._states = {name: _State() for name in TASKS}
+        self._states = {name: _State()
+                        for name, task in registry.TASKS.items() if task.run}
         self._current: task_module.Control | None = None
         self._sampled = 0.0
         self._maintainer: maintainer_module.Maintainer | None = None
@@ -157,10 +144,8 @@ class Scheduler:
         """Called in the maintainer's thread, around each task."""
         self.watchers: list[Callable[[], None]] = []
         """Called in any thread when a task's status changed."""
-        self.changed: Callable[[], None] = lambda: None
-        """Called when a task has ended, before anybody is told."""
-        self.sample: Callable[[], Fields] | None = None
-        """Gives what the history is to keep of now."""
+        self.figures = figures_module.Figures(repository, self.catalog)
+        """Whoever waits for a task's end, and then asks, sees what it did."""
 
     # -- for any thread ----------------------------------------------------
 
@@ -252,19 +237,20 @@ class Scheduler:
                     self._due[name] = min(self._due[name], now + interval)
                 else:
                     del self._due[name]
-            for name in TASKS:
+            for name in self._states:
                 if self._interval(name):
                     self._due.setdefault(name, now + self._interval(name))
             self._changed.notify_all()
 
     def has(self, name: str) -> bool:
         """Whether this daemon has such a task."""
-        return name in TASKS and (name != 'evict' or self._held is not None)
+        return name in self._states and (
+            self._held is not None or not registry.TASKS[name].in_caches_only)
 
     def tasks(self) -> dict[str, Fields]:
         """The status of each task."""
         with self._changed:
-            return {name: self._status(name) for name in TASKS
+            return {name: self._status(name) for name in self._states
                     if self.has(name)}
 
     def task(self, name: str) -> Fields:
@@ -310,15 +296,13 @@ class Scheduler:
     def _interval(self, name: str) -> float:
         if not self.has(name):
             return 0
-        interval = TASKS[name]
+        interval = registry.TASKS[name].interval
         return self._conf.dedupd[interval] if isinstance(interval, str) else (
             interval)
 
     def _rate(self, name: str) -> float | None:
-        option = f'{name}_rate_mib'
-        if option not in self._conf.dedupd:
-            return None
-        return self._conf.dedupd[option] * _MIB or None
+        option = registry.TASKS[name].rate
+        return (self._conf.dedupd[option] * _MIB or None) if option else None
 
     # -- the thread --------------------------------------------------------
 
@@ -366,7 +350,7 @@ class Scheduler:
         state.control.step(done, total, what)
 
     def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
-        errors = sorted([*self.past.load(_REMEMBERED), *self.errors],
+        errors = sorted([*self.past.load(registry.TASKS), *self.errors],
                         key=lambda error: error['time'])
         self.errors.clear()
         self.errors.extend(errors)
@@ -377,8 +361,8 @@ class Scheduler:
             self._maintainer = maintainer
             self.is_maintainer = True
             self.catalog_state = 'ready'
-            self._due = {name: now + self._interval(name) for name in TASKS
-                         if self._interval(name)}
+            self._due = {name: now + self._interval(name)
+                         for name in self._states if self._interval(name)}
             self._due['account'] = now
         self._logged = 0
         self._log_warnings(maintainer)
@@ -400,13 +384,14 @@ class Scheduler:
     def _maintain(self, maintainer: maintainer_module.Maintainer) -> None:
         self._schedule_scrub(maintainer)
         while (job := self._next(maintainer)) is not None:
-            if job.name in _COUNT_FIRST:
+            task = registry.TASKS.get(job.name, _ERRAND)
+            if task.counts_first:
                 self._perform(maintainer, _Job(0, 'account', {}))
             if not self._stopping:
                 self._perform(maintainer, job)
                 self._end_intent(maintainer)
                 self._log_warnings(maintainer)
-                if job.name not in _NO_SAMPLE:
+                if not task.is_routine:
                     self._keep_sample(maintainer)
 
     def _end_intent(self, maintainer: maintainer_module.Maintainer) -> None:
@@ -449,7 +434,7 @@ class Scheduler:
 
     def _underway(self, name: str) -> _Job | None:
         """The job of a task that gives way, if it has begun."""
-        if name in _GIVE_WAY and self._states[name].control is not None:
+        if _rank(name) and self._states[name].control is not None:
             return self._states[name].job
         return self._suspended.get(name)
 
@@ -464,8 +449,7 @@ class Scheduler:
 
     def _perform(self, maintainer: maintainer_module.Maintainer,
                  job: _Job) -> None:
-        if job.name not in TASKS:
-            # What is short, and has no status.
+        if job.name not in self._states:
             job.arguments['run'](maintainer)
             return
         state = self._states[job.name]
@@ -498,7 +482,7 @@ class Scheduler:
                     # It goes on where it is, and does not begin anew.
                     job.arguments = {
                         key: value for key, value in job.arguments.items()
-                        if key not in _BEGIN_ANEW}
+                        if key not in registry.TASKS[job.name].not_again}
                     self._suspended[job.name] = job
                 return
             error = 'it was stopped, since the daemon ended'
@@ -509,7 +493,7 @@ class Scheduler:
             error = str(e) or repr(e)
             self._failed(job.name, e)
         self._note_catalog(maintainer)
-        self.changed()
+        self.figures.forget()
         with self._changed:
             finished = time.time()
             state.last = {
@@ -544,23 +528,22 @@ class Scheduler:
         self._tell()
         if ended:
             self.past.note(job.name, state.last, state.last_success)
-            if error is not None or job.name not in _NO_SAMPLE:
+            if error is not None or not registry.TASKS[job.name].is_routine:
                 # For the others the next one will do.
                 self.past.save()
 
     def _progress(self, name: str) -> None:
         """Called in each step of a task, which may have to make way."""
         with self._changed:
-            if name in _GIVE_WAY and (
-                    self._requests or self._first_due(before=name)):
+            if _rank(name) and (self._requests
+                                or self._first_due(before=name)):
                 self._make_way()
 
     def _make_way(self) -> None:
         """Have what gives way stop after its step; it goes on later."""
-        for name in _GIVE_WAY:
-            control = self._states[name].control
-            if control is not None:
-                control.stop()
+        for name, state in self._states.items():
+            if _rank(name) and state.control is not None:
+                state.control.stop()
 
     def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
                        error: Exception) -> None:
@@ -593,14 +576,13 @@ class Scheduler:
 
     def _keep_sample(self, maintainer: maintainer_module.Maintainer) -> None:
         self._sampled = time.monotonic()
-        if self.sample is not None:
-            try:
-                maintainer.catalog.sample(time.time(), self.sample())
-            except Exception as e:
-                if isinstance(e, catalog_module.CatalogError):
-                    self._rebuild_after(maintainer, e)
-                self._failed('account', e)
-                self._note_catalog(maintainer)
+        try:
+            maintainer.catalog.sample(time.time(), self.figures.sample())
+        except Exception as e:
+            if isinstance(e, catalog_module.CatalogError):
+                self._rebuild_after(maintainer, e)
+            self._failed('account', e)
+            self._note_catalog(maintainer)
 
     def _notify(self, event: str, name: str, payload: Fields) -> None:
         for listener in self.listeners:
@@ -637,11 +619,11 @@ class Scheduler:
         if job.name == 'rebuild-catalog':
             self.catalog_state = 'rebuilding'
         arguments = job.arguments
-        if job.name == 'evict':
+        if registry.TASKS[job.name].in_caches_only:
             arguments = {'held': self._held, 'coming': self._coming(),
                          **arguments}
-        return registry_module.run(job.name, maintainer, control,
-                                   self._conf.dedupd, **arguments)
+        return registry.run(job.name, maintainer, control, self._conf.dedupd,
+                            **arguments)
 
     def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:
         """Each task makes it anew if it is no good."""

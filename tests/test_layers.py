@@ -82,26 +82,26 @@ PACKAGES = {
     'dedupd.tasks': (
         "the maintainer's tasks, one a file",
         '_engine base repository maintenance opts cache.index'),
-    'dedupd.scheduler': (
-        'when a task runs',
-        'base repository maintenance tasks history cache.index'),
     'dedupd.figures': (
         'what the repository holds',
         '_engine base repository maintenance tasks'),
+    'dedupd.scheduler': (
+        'when a task runs',
+        'base repository maintenance tasks history cache.index figures'),
     'dedupd.control': (
         'the operations of the daemon',
-        '_engine base repository tasks scheduler figures'),
+        'base repository tasks scheduler'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
         'base repository client transfer history'),
     'dedupd.rpc': (
-        'RPC and notifications', 'base control scheduler'),
+        'RPC and notifications', 'base tasks control scheduler'),
     'dedupd.api': (
         'the endpoints of HTTP',
         'base client http serve control metrics page'),
     'dedupd.main': (
         'the daemon, put together',
-        'base repository http serve cache tasks scheduler figures control '
+        'base repository http serve cache tasks scheduler control '
         'replicator rpc api opts logs'),
     'glance_dedup.cli': (
         'the commands',

@@ -18,6 +18,7 @@ import oslo_messaging
 
 from dedupd import control as control_module
 from dedupd import scheduler as scheduler_module
+from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 
 LOG = log.getLogger(__name__)
@@ -207,10 +208,10 @@ def _truth(name: str, value: Any) -> None:
 
 
 _CHECKS = {bool: _truth, str: _text, int: _number}
-# Of all tasks together; which task has which, the control knows.
+# Of all tasks together; which task has which, the control checks.
 _TASK_ARGUMENTS = {
-    name: _CHECKS[kind] for arguments in control_module.ARGUMENTS.values()
-    for name, kind in arguments.items()}
+    name: _CHECKS[kind] for task in registry.TASKS.values()
+    for name, kind in task.arguments.items()}
 
 
 class Server:

@@ -16,14 +16,12 @@ from oslo_log import log
 
 from dedupd import control as control_module
 from dedupd import scheduler as scheduler_module
+from dedupd.tasks import registry
 
 LOG = log.getLogger(__name__)
 
 #: Notifications kept while the broker is away; those beyond are lost.
 MOST_EVENTS = 1000
-
-#: Tasks of which notifications tell. Accounting, each minute, is no news.
-TOLD_TASKS = frozenset(('collect', 'merge', 'scrub', 'recompress'))
 
 _Event = tuple[str, str, scheduler_module.Fields]
 
@@ -69,7 +67,7 @@ class Messaging:
     def _put(self, event: str, task: str,
              payload: scheduler_module.Fields) -> None:
         """The scheduler's listener; never waits."""
-        if task in TOLD_TASKS:
+        if registry.TASKS[task].is_told:
             self._put_or_lose((event, task, payload))
 
     def _put_or_lose(self, event: _Event | None) -> None:

@@ -2,9 +2,9 @@
 
 """Notifications over oslo.messaging: those sent, and those of Glance.
 
-Sent are ``dedup.<task>.start``, ``.end`` and ``.error`` of the tasks collect,
-merge and scrub, by the publisher ``dedupd.<host>``. As with every service of
-OpenStack, the options of ``[oslo_messaging_notifications]`` say how, and
+Sent are ``dedup.<task>.start``, ``.end`` and ``.error`` of the tasks of which
+the registry says so, by the publisher ``dedupd.<host>``. As with every service
+of OpenStack, the options of ``[oslo_messaging_notifications]`` say how, and
 whether at all: without a ``driver`` nothing is sent.
 """
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Each task by its name, as the options of ``[dedupd]`` want it.
+"""What there is to know of each task, in one table.
 
-The daemon's scheduler and the command line run them through here, so that what
-an option says holds for both.
+The scheduler, the daemon's operations, RPC, notifications and the command line
+take from it what they know. Both the scheduler and the command line run tasks
+through it, so that what an option says holds for both.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import contextlib
+import dataclasses
 from typing import Any
 
 from oslo_config import cfg
@@ -17,6 +20,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository as repository_module
 
 Maintainer = maintainer_module.Maintainer
 
@@ -47,17 +51,6 @@ def check_options(options: Any) -> None:
                                options.recompress_level)
         except exceptions.InvalidParameter as e:
             raise ValueError(f'recompress_level: {e}') from e
-
-
-def run(name: str, maintainer: Maintainer, control: task.Control,
-        options: Any, **arguments: Any) -> Any:
-    """Run a task; returns its result, a dataclass, or None.
-
-    The modules are imported when they are needed: most commands need none.
-
-    :param options: the group ``[dedupd]``; read now
-    """
-    return _RUNS[name](maintainer, control, options, **arguments)
 
 
 def _account(maintainer: Maintainer, control: task.Control,
@@ -137,7 +130,89 @@ def _rebuild(maintainer: Maintainer, control: task.Control,
     maintainer.rebuild(control.step)
 
 
-_RUNS: dict[str, Callable[..., Any]] = {
-    'account': _account, 'collect': _collect, 'merge': _merge,
-    'scrub': _scrub, 'recompress': _recompress, 'evict': _evict,
-    'rebuild-catalog': _rebuild}
+def _check_codec(codec: str | None = None, level: int = 0,
+                 **others: Any) -> None:
+    """Refuse a level that the codec lacks, by its name."""
+    if codec is None:
+        return
+    repository_module.need_text('codec', codec)
+    if not 0 <= level < 256:
+        raise exceptions.InvalidParameter(f'no codec has a level {level}')
+    _engine.codec_mark(codec, level)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task, as everybody but its own module sees it."""
+
+    name: str
+    run: Callable[..., Any] | None = None
+    """Called as `run(maintainer, control, options, **arguments)`, and imports
+    the task's module; None: the scheduler does not run it."""
+    arguments: Mapping[str, type] = dataclasses.field(default_factory=dict)
+    """What a request may give, by name."""
+    bounds: Callable[..., None] | None = None
+    """Called as `bounds(**arguments)`; raises InvalidParameter."""
+    not_again: tuple[str, ...] = ()
+    """Arguments that do not hold for the rest of what they began."""
+    interval: str | int = 0
+    """Seconds between two runs that nobody asks for, or the option that says
+    so; 0: it runs only when somebody asks for it."""
+    rate: str | None = None
+    """The option that bounds what it reads and writes, in MiB a second."""
+    rank: int = 0
+    """Of two tasks the one with the lower rank goes first. From 1 on it gives
+    way, between two steps, to those of a lower rank."""
+    counts_first: bool = False
+    """Whether *account* runs before it."""
+    is_routine: bool = False
+    """Whether it runs often, and mostly does nothing."""
+    is_told: bool = False
+    """Whether notifications tell of it."""
+    in_caches_only: bool = False
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Refuse what a request may not give.
+
+        :raises InvalidParameter: there is no such argument, or it is of
+            another type or out of bounds
+        """
+        for key, value in arguments.items():
+            if key not in self.arguments:
+                raise exceptions.InvalidParameter(
+                    f'the task {self.name} has no argument {key!r}')
+            if type(value) is not self.arguments[key]:
+                raise exceptions.InvalidParameter(
+                    f'{key}: {value!r} is not of the type '
+                    f'{self.arguments[key].__name__}')
+        if self.bounds is not None:
+            self.bounds(**arguments)
+
+
+#: Every task by its name, in the order in which people see them.
+TASKS = {row.name: row for row in (
+    Task('account', _account, interval=60, is_routine=True),
+    Task('collect', _collect, {'dry_run': bool}, interval='collect_interval',
+         rate='collect_rate_mib', counts_first=True, is_told=True),
+    Task('merge', _merge, {'dry_run': bool}, interval='merge_interval',
+         rate='merge_rate_mib', counts_first=True, is_told=True),
+    Task('evict', _evict, {'dry_run': bool, 'limit_mib': int}, interval=60,
+         is_routine=True, in_caches_only=True),
+    Task('scrub', _scrub, {'full': bool}, not_again=('full',),
+         interval='scrub_interval', rate='scrub_rate_mib', rank=1,
+         is_told=True),
+    Task('recompress', _recompress,
+         {'dry_run': bool, 'codec': str, 'level': int}, _check_codec,
+         interval='recompress_interval', rate='recompress_rate_mib', rank=2,
+         is_told=True),
+    Task('rebuild-catalog', _rebuild),
+    Task('replicate'))}
+
+
+def run(name: str, maintainer: Maintainer, control: task.Control,
+        options: Any, **arguments: Any) -> Any:
+    """Run a task; returns its result, a dataclass, or None.
+
+    :param options: the group ``[dedupd]``; read now
+    """
+    return TASKS[name].run(maintainer, control, options, **arguments)

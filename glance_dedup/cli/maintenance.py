@@ -16,9 +16,12 @@ from cliff import columns
 from cliff import show
 from oslo_config import cfg
 
+from dedupd.tasks import registry
 from glance_dedup.base import printable
+from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
+from glance_dedup.maintenance import maintainer as maintainer_module
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
 
@@ -187,7 +190,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
     task = ''
     what = ''
     unit = ''                   # which a result's failures are of
-    counts_first = False
     config_file: str | None = None
 
     def get_parser(self, prog_name):
@@ -197,7 +199,16 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             help="The daemon's options, for where no daemon runs. Default: "
             f'{CONFIG_FILE}, if it is for this repository. Rates in it do '
             'not count here.')
+        if 'dry_run' in registry.TASKS[self.task].arguments:
+            parser.add_argument(
+                '--dry-run', action='store_true',
+                help='Only tell what would be done.')
         return parser
+
+    def take_action(self, parsed_args):
+        return self.run_task(**{
+            name: getattr(parsed_args, name)
+            for name in registry.TASKS[self.task].arguments})
 
     def run(self, parsed_args):
         self.config_file = parsed_args.config_file
@@ -225,10 +236,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         return result if isinstance(result, dict) else {}
 
     def run_here(self, update, arguments) -> dict:
-        from dedupd.tasks import registry
-        from glance_dedup.base import task as task_module
-        from glance_dedup.maintenance import maintainer as maintainer_module
-
         control = task_module.Control(update)
         with self.open() as repo, Interrupt(control):
             options = self.options_of(repo.path)
@@ -237,7 +244,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
                         repo, control.step) as maintainer:
                     for warning in maintainer.warnings:
                         self.app.tell(warning)
-                    if self.counts_first:
+                    if registry.TASKS[self.task].counts_first:
                         registry.run('account', maintainer, control, options)
                     result = registry.run(self.task, maintainer, control,
                                           options, **arguments)
@@ -247,8 +254,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
 
     def options_of(self, path):
         """The daemon's options, as far as the task asks for any."""
-        from dedupd.tasks import registry
-
         given = self.config_file
         if given is None and os.path.exists(CONFIG_FILE):
             given = CONFIG_FILE
@@ -290,12 +295,6 @@ def column(name: str, value):
     return value
 
 
-def _add_dry_run(parser):
-    parser.add_argument(
-        '--dry-run', action='store_true',
-        help='Only tell what would be done.')
-
-
 class Collect(TaskCommand):
     """Free the blocks that no image uses any more.
 
@@ -306,15 +305,6 @@ class Collect(TaskCommand):
     task = 'collect'
     what = 'collecting'
     unit = 'group'
-    counts_first = True
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        _add_dry_run(parser)
-        return parser
-
-    def take_action(self, parsed_args):
-        return self.run_task(dry_run=parsed_args.dry_run)
 
 
 class Merge(TaskCommand):
@@ -326,15 +316,6 @@ class Merge(TaskCommand):
     task = 'merge'
     what = 'merging'
     unit = 'image'
-    counts_first = True
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        _add_dry_run(parser)
-        return parser
-
-    def take_action(self, parsed_args):
-        return self.run_task(dry_run=parsed_args.dry_run)
 
 
 class Scrub(TaskCommand):
@@ -353,9 +334,6 @@ class Scrub(TaskCommand):
             '--full', action='store_true',
             help='Begin anew, wherever the last one was.')
         return parser
-
-    def take_action(self, parsed_args):
-        return self.run_task(full=parsed_args.full)
 
     def judged(self, result):
         if result.get('damaged', 0) > result.get('healed', 0) or any(
@@ -386,7 +364,6 @@ class Recompress(TaskCommand):
             '--level', type=int, default=0,
             help='For zstd 1 to 19; only with --codec. Default: 0, the '
             "codec's own.")
-        _add_dry_run(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -417,7 +394,6 @@ class Evict(TaskCommand):
             '--limit-mib', type=int, metavar='MIB',
             help="What the cache may take of the disk. Default: the daemon's "
             'option limit_mib; where no daemon runs it has to be given.')
-        _add_dry_run(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -438,9 +414,6 @@ class RebuildCatalog(TaskCommand):
 
     task = 'rebuild-catalog'
     what = 'counting'
-
-    def take_action(self, parsed_args):
-        return self.run_task()
 
     def judged(self, result):
         return common.shown({'rebuilt': True, **result})
@@ -475,7 +448,6 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
 
     def mark_here(self, image_id):
         from dedupd.tasks import scrubber
-        from glance_dedup.maintenance import maintainer as maintainer_module
 
         with self.open() as repo, maintainer_module.Maintainer(
                 repo) as maintainer:

@@ -102,7 +102,7 @@ class Soak:
     def make_daemon(self):
         daemon = daemons.Daemon(self.path, **INTERVALS)
         daemon.program = daemons.impatient(
-            ACCOUNT=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
+            account=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
         return daemon
 
     def start_glance(self):

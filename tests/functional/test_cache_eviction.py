@@ -28,8 +28,7 @@ MIB = 1 << 20
 LIMIT_MIB = 56
 SMALL = {'block_size': 4096, 'group_slots': 256, 'segment_size': 65536}
 # It looks more often than once a minute.
-PROGRAM = ['-c', 'import sys; from dedupd import main, scheduler; '
-           'scheduler.TASKS["evict"] = 1; sys.exit(main.main())']
+PROGRAM = daemons.impatient(evict=1)
 
 
 @pytest.fixture(scope='module')

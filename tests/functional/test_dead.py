@@ -348,7 +348,7 @@ def by_turns(path, seconds):
         both = [stack.enter_context(daemons.Daemon(path, **soak.INTERVALS))
                 for _ in range(2)]
         for daemon in both:
-            daemon.program = daemons.impatient(ACCOUNT=0.2,
+            daemon.program = daemons.impatient(account=0.2,
                                                TRIAL_INTERVAL=0.2)
             daemon.start(wait=False)
         repo = stack.enter_context(repositories.open_repository(path))
@@ -436,7 +436,7 @@ def test_the_clock_is_set_back(path, tmp_path, library):
                                  'collect_interval': interval}) as daemon, (
             repositories.open_repository(path)) as repo:
         daemon.environment = clock.environment
-        daemon.program = daemons.impatient(ACCOUNT=1, SAMPLE_INTERVAL=0.2)
+        daemon.program = daemons.impatient(account=1, SAMPLE_INTERVAL=0.2)
         daemon.start().wait_for_catalog()
         for number, offset in enumerate((0, -YEAR, YEAR, 0)):
             clock.set(offset)

@@ -331,7 +331,7 @@ class Cluster(soak_module.Soak):
             self.path_on(number), filter_dir=self.hosts[number].filters,
             **soak_module.INTERVALS)
         daemon.program = daemons.impatient(
-            ACCOUNT=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
+            account=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
         return daemon
 
     def daemon_of(self, number):

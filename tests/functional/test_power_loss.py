@@ -146,7 +146,7 @@ class Power:
         logs, pids = [], []
         with daemons.Daemon(self.path, filter_dir=self.filter,
                             **INTERVALS) as daemon:
-            daemon.program = daemons.impatient(ACCOUNT=0.3)
+            daemon.program = daemons.impatient(account=0.3)
             daemon.start().wait_for_catalog()
             try:
                 for n, steps in enumerate(WORKERS):

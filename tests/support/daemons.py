@@ -251,13 +251,22 @@ class Daemon:
 def impatient(**intervals):
     """A program that is the daemon, with other intervals of the scheduler.
 
-    :param intervals: seconds, by the names of scheduler's constants; ACCOUNT
-        is that of the task `account`
+    :param intervals: seconds, by the names of scheduler's constants and of
+        tasks
     """
-    account = intervals.pop('ACCOUNT', 60)
-    return ['-c', 'import sys; from dedupd import main, scheduler; '
-            f'scheduler.TASKS["account"] = {account}; '
-            f'vars(scheduler).update({intervals}); sys.exit(main.main())']
+    return ['-c', f"""
+import dataclasses, sys
+from dedupd import main, scheduler
+from dedupd.tasks import registry
+
+for name, seconds in {intervals}.items():
+    if name in registry.TASKS:
+        registry.TASKS[name] = dataclasses.replace(
+            registry.TASKS[name], interval=seconds)
+    else:
+        setattr(scheduler, name, seconds)
+sys.exit(main.main())
+"""]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
+from dedupd.tasks import registry
 from glance_dedup.base import task
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress
@@ -54,6 +55,12 @@ def either(request, filled):
     if request.param == 'daemon':
         request.getfixturevalue('daemon')
     return filled
+
+
+@pytest.mark.parametrize('command', maintenance.TaskCommand.__subclasses__())
+def test_a_command_asks_for_what_its_task_takes(command):
+    parsed = vars(command(None, None).get_parser('x').parse_args([]))
+    assert set(registry.TASKS[command.task].arguments) <= set(parsed)
 
 
 def damage(filled, image_id='c'):

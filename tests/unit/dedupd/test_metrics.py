@@ -10,7 +10,6 @@ from prometheus_client import parser
 import pytest
 
 from dedupd import control as control_module
-from dedupd import figures as figures_module
 from dedupd import metrics
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
@@ -34,9 +33,8 @@ def status(tmp_path):
     with contextlib.closing(repositories.open_repository(path)) as repo:
         repositories.put(repo, 'image', repositories.mixture(1 << 20))
         scheduler = scheduler_module.Scheduler(repo, conf)
-        figures = figures_module.Figures(repo, scheduler.catalog)
-        with contextlib.closing(figures):
-            yield control_module.Control(repo, scheduler, figures).status()
+        with contextlib.closing(scheduler.figures):
+            yield control_module.Control(repo, scheduler).status()
 
 
 @pytest.fixture

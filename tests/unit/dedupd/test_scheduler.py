@@ -15,7 +15,6 @@ from oslo_config import cfg
 import pytest
 
 from dedupd import control as control_module
-from dedupd import figures
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
@@ -69,8 +68,8 @@ class Tasks:
 def done(monkeypatch):
     found = Tasks()
     monkeypatch.setattr(registry, 'run', found.run)
-    monkeypatch.setattr(scheduler_module.registry_module, 'run', found.run)
-    monkeypatch.setitem(scheduler_module.TASKS, 'account', 3600)
+    monkeypatch.setitem(registry.TASKS, 'account', dataclasses.replace(
+        registry.TASKS['account'], interval=3600))
     return found
 
 
@@ -342,9 +341,8 @@ def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
 
     done.work['collect'] = free
     with running(repository, conf) as scheduler:
-        found = figures.Figures(repository, scheduler.catalog)
-        control = control_module.Control(repository, scheduler, found)
-        with contextlib.closing(found):
+        control = control_module.Control(repository, scheduler)
+        with contextlib.closing(scheduler.figures):
             # In the watcher's thread, as soon as the end is told.
             seen = []
             scheduler.watchers.append(lambda: seen.append(
@@ -454,10 +452,9 @@ def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
         if catalog_ is first:
             raise catalog.CatalogError('the history cannot be read')
 
-    monkeypatch.setattr(catalog.Catalog, 'sample', fail)
     with running(repository, conf) as scheduler:
         first = scheduler.maintainer.catalog
-        scheduler.sample = dict
+        monkeypatch.setattr(catalog.Catalog, 'sample', fail)
         scheduler.wait('collect', scheduler.request('collect'), LIMIT)
         wait_for(lambda: scheduler.errors)
         assert 'cannot be read' in scheduler.errors[0]['text']
@@ -534,8 +531,7 @@ def test_the_pace_follows_the_options(repository, conf, done):
 
 def test_arguments_of_control(repository, conf, done):
     with running(repository, conf) as scheduler:
-        found = figures.Figures(repository, scheduler.catalog)
-        control = control_module.Control(repository, scheduler, found)
+        control = control_module.Control(repository, scheduler)
         for arguments in ({'dry_run': 1}, {'full': True}, {'x': 1}):
             with pytest.raises(exceptions.InvalidParameter):
                 control.start_task('collect', **arguments)
@@ -548,7 +544,6 @@ def test_arguments_of_control(repository, conf, done):
             control.mark_lost('image')
         with pytest.raises(exceptions.ImageNotFound):
             control.mark_lost('none')
-        found.close()
 
 
 def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
@@ -556,14 +551,48 @@ def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
     monkeypatch.setattr(control_module, 'LONGEST_WAIT', 0.1)
     done.work['collect'] = forever
     with running(repository, conf) as scheduler:
-        found = figures.Figures(repository, scheduler.catalog)
-        control = control_module.Control(repository, scheduler, found)
+        control = control_module.Control(repository, scheduler)
         scheduler.request('collect')
         wait_for(lambda: 'collect' in done.log)
         with pytest.raises(exceptions.BusyError):
             control.mark_lost('image')
         assert not scheduler._requests
-        found.close()
+
+
+# -- the registry -------------------------------------------------------------
+
+@pytest.mark.parametrize('row', registry.TASKS.values(),
+                         ids=registry.TASKS.keys())
+def test_a_task_has_the_options_that_its_row_names(row):
+    """A reload is enough to change them."""
+    known = {option.dest: option for option in opts.dedupd_opts}
+    named = [row.interval] * isinstance(row.interval, str) + (
+        [row.rate] * bool(row.rate))
+    assert all(known[name].mutable for name in named)
+    # None without a row that names it.
+    assert {name for name in (f'{row.name}_interval', f'{row.name}_rate_mib')
+            if name in known} == {*named}
+    assert set(row.not_again) <= set(row.arguments)
+
+
+@pytest.mark.parametrize('name, arguments', [
+    ('collect', {'full': True}), ('collect', {'dry_run': 1}),
+    ('scrub', {'full': None}), ('evict', {'limit_mib': 1.0}),
+    ('recompress', {'codec': 'gzip'}), ('recompress', {'codec': 'x' * 99}),
+    ('recompress', {'codec': 'zstd', 'level': 256}),
+    ('recompress', {'codec': 'zstd', 'level': -1}),
+    ('account', {'dry_run': True}), ('replicate', {'dry_run': True})])
+def test_a_row_refuses_arguments(name, arguments):
+    with pytest.raises(exceptions.InvalidParameter):
+        registry.TASKS[name].check(arguments)
+
+
+@pytest.mark.parametrize('name, arguments', [
+    ('collect', {'dry_run': True}), ('scrub', {}),
+    ('recompress', {'codec': 'zstd', 'level': 3, 'dry_run': True}),
+    ('recompress', {'dry_run': True}), ('evict', {'limit_mib': 1})])
+def test_a_row_takes_arguments(name, arguments):
+    registry.TASKS[name].check(arguments)
 
 
 # -- the pace -----------------------------------------------------------------

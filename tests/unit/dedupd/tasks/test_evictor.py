@@ -8,6 +8,7 @@ which whole pages come back.
 """
 
 import contextlib
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -568,7 +569,8 @@ def test_by_name(maintainer, repo, path, held):
 
 def test_the_daemon_of_a_cache_looks_each_minute(repo, path, held, model,
                                                  monkeypatch):
-    monkeypatch.setitem(scheduler_module.TASKS, 'evict', 1)
+    monkeypatch.setitem(registry.TASKS, 'evict', dataclasses.replace(
+        registry.TASKS['evict'], interval=1))
     conf = options()
     scheduler = scheduler_module.Scheduler(repo, conf)
     assert not scheduler.has('evict') and 'evict' not in scheduler.tasks()
