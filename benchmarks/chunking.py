@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """What cutting by content saves, beside fixed blocks, and what it costs.
 
 Run it from a checkout in which the extension is built; gcc is needed::

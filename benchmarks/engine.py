@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """What the engine does per second and per GiB, beside what the machine can.
 
 Run it from a checkout in which the extension is built::

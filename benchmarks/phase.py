@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """What finding blocks at other phases costs, and what it saves.
 
 Run it from a checkout in which the extension is built::

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Temporary directories, of which a killed process leaves none for good.
 
 Nothing can be done for a process that is killed, so the next one that makes

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Removing the fingerprint filters of repositories that nobody uses.
 
 A filter is a file on the host's tmpfs, so it is memory until it is removed.
 Whoever uses one holds a shared lock on it (``engine/files/filter.c``); so one
-that can be locked exclusively is used by nobody. It is removed if its repository is gone, or if nobody has opened it for
-:data:`UNUSED` seconds. A wrong guess costs little: a missing filter is made
-anew from the groups.
+that can be locked exclusively is used by nobody. It is removed if its
+repository is gone, or if nobody has opened it for :data:`UNUSED` seconds. A
+wrong guess costs little: a missing filter is made anew from the groups.
 
 Which repository a filter is of stands in its header page, behind what the
 engine keeps there: the path, ended by a zero byte. When it was last opened is

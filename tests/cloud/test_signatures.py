@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Signed images: Barbican has the certificates, Glance verifies, we store.
 
 Who signs keeps a certificate in Barbican, as Glance's guide says. All is what

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """A cache that is full: a real one, of a real storing host.
 
 It has room for two images of nine megabytes, beside what is kept for the

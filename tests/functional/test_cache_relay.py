@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """What the cache passes on, both ways, before a server that misbehaves.
 
 The server is a few lines of this file, so that each byte that it gets and

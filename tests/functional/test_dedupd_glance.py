@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """A real Glance with a real dedupd beside it.
 
 Upload, delete, the space back; downloads through the daemon, and across its

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Glance's import plugin ``image_conversion`` in front of the store.
 
 In a compressed qcow2 image no block is like any other's. Glance can make a raw

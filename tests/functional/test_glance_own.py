@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Glance's own functional tests, with the dedup store swapped in.
 
 ``glance_own.json`` lists those that use a store and pass with Glance's file

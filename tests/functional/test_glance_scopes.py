@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Projects, through Glance itself: what they share, and what they may delete.
 
 Who asks is said by the headers that Keystone's middleware would set.

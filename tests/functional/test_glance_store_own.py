@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """glance_store's own functional tests, over a repository.
 
 Their base class wants a cloud, and a configuration by ``default_store``, which

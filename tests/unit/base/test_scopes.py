@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Scopes: what one project stores is nothing to another, by space or by work.
 
 Whatever names, moves, copies or verifies blocks does so within a scope. What

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Content-defined cutting: a repository of ``gear``, and what is done in it.
 
 What is stored is compared with ``tests/support/gear_reference.py``, which cuts

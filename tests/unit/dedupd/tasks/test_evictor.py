@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Evicting from a cache: who goes, who stays, and when it ends.
 
 What is counted is what the disk says; so groups are of a megabyte here, of
