@@ -3,8 +3,8 @@
  * grouprewrite.c - see grouprewrite.h.
  *
  * Slots are gone through in order, cut into runs, each of which becomes a
- * segment.  A lot of runs at a time goes through three jobs of the pool's, one
- * task for each run:
+ * segment.  A bundle of runs at a time goes through three jobs of the pool's,
+ * one task for each run:
  *
  *     gather: read the old segments, verify   |
  *             the blocks, compress them       | append all | read back, compare
@@ -21,8 +21,8 @@
 
 enum {
     FIXED_HEADER = 512,
-    LOT_BYTES = 4 << 20, /* plain */
-    LOT_RUNS = 64,
+    BUNDLE_BYTES = 4 << 20, /* plain */
+    BUNDLE_RUNS = 64,
 };
 
 /* Consecutive live slots, which become a segment. */
@@ -60,7 +60,7 @@ struct gd_group_rewrite {
     bool complete;
     gd_published record; /* of the complete file */
     worker *workers;
-    run *runs; /* the lot */
+    run *runs; /* the bundle */
     size_t count;
     uint8_t *plain, *packed; /* the runs' */
 };
@@ -130,9 +130,9 @@ open_buffers(gd_group_rewrite *r, gd_error *err)
     unsigned count = count_workers(r);
     r->entries = gd_calloc(env, r->leased->group->bounds.slots,
                            sizeof *r->entries, err);
-    r->runs = gd_calloc(env, LOT_RUNS, sizeof *r->runs, err);
-    r->plain = gd_alloc(env, LOT_BYTES, err);
-    r->packed = gd_alloc(env, LOT_BYTES, err);
+    r->runs = gd_calloc(env, BUNDLE_RUNS, sizeof *r->runs, err);
+    r->plain = gd_alloc(env, BUNDLE_BYTES, err);
+    r->packed = gd_alloc(env, BUNDLE_BYTES, err);
     r->workers = gd_calloc(env, count, sizeof *r->workers, err);
     gd_status s = r->entries == NULL || r->runs == NULL || r->plain == NULL ||
                           r->packed == NULL || r->workers == NULL
@@ -287,14 +287,14 @@ cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
     }
 }
 
-/* The next lot; empty at the end. */
+/* The next bundle; empty at the end. */
 static void
-cut_lot(gd_group_rewrite *r)
+cut_bundle(gd_group_rewrite *r)
 {
     const gd_leased_group *leased = r->leased;
     size_t used = 0;
     r->count = 0;
-    while (r->next < leased->published.count && r->count < LOT_RUNS) {
+    while (r->next < leased->published.count && r->count < BUNDLE_RUNS) {
         if (leased->entries[r->next].state != GD_ENTRY_LIVE) {
             r->entries[r->next] = leased->entries[r->next]; /* void, freed */
             r->next++;
@@ -302,7 +302,7 @@ cut_lot(gd_group_rewrite *r)
         }
         run *one = &r->runs[r->count];
         cut_run(r, r->next, one);
-        if (used + one->length > LOT_BYTES) {
+        if (used + one->length > BUNDLE_BYTES) {
             break;
         }
         one->plain = r->plain + used;
@@ -515,7 +515,7 @@ read_back_task(void *arg, size_t task, unsigned number)
     one->status = read_back(r, &r->workers[number], one, &one->err);
 }
 
-/* ---- a lot ---- */
+/* ---- a bundle ---- */
 
 /* One task for each run; the error is the first run's that has one. */
 static gd_status
@@ -537,11 +537,12 @@ run_job(gd_group_rewrite *r, void (*task)(void *, size_t, unsigned),
     return GD_OK;
 }
 
-/* Writes the lot's segments behind the others, and has their entries say so. */
+/* Writes the bundle's segments behind the others, and has their entries say
+ * so. */
 static gd_status
-append_lot(gd_group_rewrite *r, uint64_t *written, gd_error *err)
+append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
 {
-    struct iovec pieces[2 * LOT_RUNS];
+    struct iovec pieces[2 * BUNDLE_RUNS];
     uint64_t at = r->end;
     for (size_t i = 0; i < r->count; i++) {
         run *one = &r->runs[i];
@@ -573,11 +574,11 @@ append_lot(gd_group_rewrite *r, uint64_t *written, gd_error *err)
 }
 
 static gd_status
-write_lot(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
+write_bundle(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
 {
     gd_status s = run_job(r, gather_task, err);
     if (s == GD_OK) {
-        s = append_lot(r, cost, err);
+        s = append_bundle(r, cost, err);
     }
     for (size_t i = 0; s == GD_OK && i < r->count; i++) {
         *cost += r->runs[i].read;
@@ -643,9 +644,9 @@ gd_group_rewrite_step(gd_group_rewrite *r, bool *done, uint64_t *cost,
 {
     gd_status s = GD_OK;
     *cost = 0;
-    cut_lot(r);
+    cut_bundle(r);
     if (r->count > 0) {
-        s = write_lot(r, cost, err);
+        s = write_bundle(r, cost, err);
     } else if (!r->complete) {
         s = complete_file(r, err);
     }

@@ -11,8 +11,8 @@
 #include "engine/read/spare.h"
 
 enum {
-    LOT_SEGMENTS = 64, /* decoded at once, at most */
-    LOT_SMALL = 4,     /* of so few none is worth waking a thread for */
+    BUNDLE_SEGMENTS = 64, /* decoded at once, at most */
+    BUNDLE_SMALL = 4,     /* of so few none is worth waking a thread for */
 };
 
 gd_status
@@ -189,76 +189,76 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
 
 /* ---- several segments at once ---- */
 
-typedef struct lot {
+typedef struct bundle {
     gd_block_fetch *fetch;
     struct {
         const gd_want *wants;
         size_t count;
         const uint8_t *in; /* NULL: out of the cache */
         bool taken;        /* it was there */
-    } segments[LOT_SEGMENTS];
+    } segments[BUNDLE_SEGMENTS];
     size_t count;
     atomic_flag failed; /* who sets it, says in the next two why */
     gd_status status;
     gd_error *err;
-} lot;
+} bundle;
 
 static void
-take_of_lot(void *arg, size_t task, unsigned worker)
+take_of_bundle(void *arg, size_t task, unsigned worker)
 {
-    lot *l = arg;
+    bundle *b = arg;
     gd_error error;
     gd_status s;
-    const gd_want *wants = l->segments[task].wants;
-    size_t count = l->segments[task].count;
-    if (l->segments[task].in == NULL) {
-        s = take_cached(l->fetch, wants, count, &l->segments[task].taken,
+    const gd_want *wants = b->segments[task].wants;
+    size_t count = b->segments[task].count;
+    if (b->segments[task].in == NULL) {
+        s = take_cached(b->fetch, wants, count, &b->segments[task].taken,
                         &error);
     } else {
-        gd_scratch *scratch = &l->fetch->scratch[worker];
-        s = need_scratch(l->fetch->plan.repo->env, scratch, &error);
+        gd_scratch *scratch = &b->fetch->scratch[worker];
+        s = need_scratch(b->fetch->plan.repo->env, scratch, &error);
         if (s == GD_OK) {
-            s = take_segment(l->fetch, scratch, wants, count,
-                             l->segments[task].in, &error);
+            s = take_segment(b->fetch, scratch, wants, count,
+                             b->segments[task].in, &error);
         }
     }
-    if (s != GD_OK && !atomic_flag_test_and_set(&l->failed)) {
-        l->status = s;
-        if (l->err != NULL) {
-            *l->err = error;
+    if (s != GD_OK && !atomic_flag_test_and_set(&b->failed)) {
+        b->status = s;
+        if (b->err != NULL) {
+            *b->err = error;
         }
     }
 }
 
 /* With the pool's help, if there is enough to do for it. */
 static gd_status
-take_lot(lot *l, gd_error *err)
+take_bundle(bundle *b, gd_error *err)
 {
-    gd_pool *pool = l->fetch->plan.repo->pool;
-    l->status = GD_OK;
-    l->err = err;
-    atomic_flag_clear(&l->failed);
-    if (!l->fetch->taker.parallel || l->count <= LOT_SMALL) {
-        for (size_t i = 0; l->status == GD_OK && i < l->count; i++) {
-            take_of_lot(l, i, gd_pool_threads(pool));
+    gd_pool *pool = b->fetch->plan.repo->pool;
+    b->status = GD_OK;
+    b->err = err;
+    atomic_flag_clear(&b->failed);
+    if (!b->fetch->taker.parallel || b->count <= BUNDLE_SMALL) {
+        for (size_t i = 0; b->status == GD_OK && i < b->count; i++) {
+            take_of_bundle(b, i, gd_pool_threads(pool));
         }
     } else {
-        gd_job job = {.run = take_of_lot, .arg = l, .tasks = l->count};
+        gd_job job = {.run = take_of_bundle, .arg = b, .tasks = b->count};
         gd_pool_submit(pool, &job);
         gd_pool_wait(pool, &job);
     }
-    l->count = 0;
-    return l->status;
+    b->count = 0;
+    return b->status;
 }
 
-/* Whether the lot is full. */
+/* Whether the bundle is full. */
 static bool
-add_to_lot(lot *l, const gd_want *wants, size_t count, const uint8_t *in)
+add_to_bundle(bundle *b, const gd_want *wants, size_t count, const uint8_t *in)
 {
-    l->segments[l->count].wants = wants;
-    l->segments[l->count].count = count;
-    l->segments[l->count].in = in;
-    return ++l->count == LOT_SEGMENTS;
+    b->segments[b->count].wants = wants;
+    b->segments[b->count].count = count;
+    b->segments[b->count].in = in;
+    return ++b->count == BUNDLE_SEGMENTS;
 }
 
 /* Leaves in the plan what is not in the cache. */
@@ -266,22 +266,22 @@ static gd_status
 take_all_cached(gd_block_fetch *fetch, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
-    lot l = {.fetch = fetch};
+    bundle b = {.fetch = fetch};
     size_t left = 0;
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         size_t n = gd_plan_segment(&plan->wants[i], plan->count - i);
-        bool full = add_to_lot(&l, &plan->wants[i], n, NULL);
+        bool full = add_to_bundle(&b, &plan->wants[i], n, NULL);
         i += n;
         if (!full && i < plan->count) {
             continue;
         }
-        size_t count = l.count;
-        s = take_lot(&l, err);
+        size_t count = b.count;
+        s = take_bundle(&b, err);
         for (size_t j = 0; j < count; j++) {
-            if (!l.segments[j].taken) {
-                n = l.segments[j].count;
-                memmove(&plan->wants[left], l.segments[j].wants,
+            if (!b.segments[j].taken) {
+                n = b.segments[j].count;
+                memmove(&plan->wants[left], b.segments[j].wants,
                         n * sizeof plan->wants[0]);
                 left += n;
             }
@@ -295,7 +295,7 @@ static gd_status
 take_neighbours(gd_block_fetch *fetch, const gd_want *wants, size_t count,
                 uint64_t end, gd_error *err)
 {
-    lot l = {.fetch = fetch};
+    bundle b = {.fetch = fetch};
     const gd_group *group = wants->group;
     uint64_t start = wants->entry.segment;
     gd_plan_count(&fetch->plan, group, start, end);
@@ -303,12 +303,12 @@ take_neighbours(gd_block_fetch *fetch, const gd_want *wants, size_t count,
                                (size_t)(end - start), start, group->name, err);
     for (size_t i = 0; s == GD_OK && i < count;) {
         size_t n = gd_plan_segment(wants + i, count - i);
-        bool full = add_to_lot(
-            &l, wants + i, n,
+        bool full = add_to_bundle(
+            &b, wants + i, n,
             fetch->in + (wants[i].entry.segment - start));
         i += n;
         if (full || i == count) {
-            s = take_lot(&l, err);
+            s = take_bundle(&b, err);
         }
     }
     return s;

@@ -11,8 +11,8 @@ enum {
     /* A stretch that did not pay so far is believed to go on for a quarter of
      * its length, */
     BELIEF = 4,
-    /* and the pressure to stay as it was in the last lots, about eight. */
-    LOTS = 8,
+    /* and the pressure to stay as it was in the last bundles, about eight. */
+    BUNDLES = 8,
     /* Pressure, in quarters: up to which nothing is given up, and from which
      * on all. */
     NO_PRESSURE = 4 * 4,
@@ -83,12 +83,12 @@ gd_compress_policy_stop(gd_compress_policy *policy, const gd_env *env,
 }
 
 void
-gd_compress_policy_end_lot(gd_compress_policy *policy)
+gd_compress_policy_end_bundle(gd_compress_policy *policy)
 {
     uint64_t elapsed = (uint64_t)atomic_exchange(&policy->elapsed, 0);
     uint64_t worked = (uint64_t)atomic_exchange(&policy->worked, 0);
-    policy->elapsed_before += elapsed - policy->elapsed_before / LOTS;
-    policy->worked_before += worked - policy->worked_before / LOTS;
+    policy->elapsed_before += elapsed - policy->elapsed_before / BUNDLES;
+    policy->worked_before += worked - policy->worked_before / BUNDLES;
     policy->share =
         gd_compress_policy_share(policy->elapsed_before, policy->worked_before);
 }

@@ -38,9 +38,9 @@ typedef struct gd_compress_policy {
     atomic_ullong next;
     atomic_ullong due;  /* the next one to try */
     atomic_ullong paid; /* behind the last that was made smaller */
-    /* Of the lot under way, ns: */
+    /* Of the bundle under way, ns: */
     atomic_llong elapsed, worked;
-    /* Of the lots before it, the older the less: */
+    /* Of the bundles before it, the older the less: */
     uint64_t elapsed_before, worked_before;
     unsigned share; /* of GD_COMPRESS_SHARES segments, stored as they are */
 } gd_compress_policy;
@@ -61,9 +61,9 @@ void gd_compress_policy_start(const gd_env *env,
                               gd_compress_policy_watch *watch);
 void gd_compress_policy_stop(gd_compress_policy *policy, const gd_env *env,
                              const gd_compress_policy_watch *watch);
-/* Decides, by what was measured so far, about the next lot.  REQUIRES: no
+/* Decides, by what was measured so far, about the next bundle.  REQUIRES: no
  * thread at work. */
-void gd_compress_policy_end_lot(gd_compress_policy *policy);
+void gd_compress_policy_end_bundle(gd_compress_policy *policy);
 /* Of how many out of GD_COMPRESS_SHARES segments compression is given up when
  * so much of the time that passed was had for work. */
 unsigned gd_compress_policy_share(uint64_t elapsed, uint64_t worked);

@@ -2,14 +2,14 @@
 /*
  * packer.c - see packer.h.
  *
- * Blocks are copied, one behind the other, into the plain buffer of a lot, in
- * which each segment has its place of segment_size bytes.  There are two lots:
- * one is being filled, the other may be under way in the pool (write_lot).  All
- * segments of a lot are closed but the last of the one being filled, which a
- * flush takes along into the other.
+ * Blocks are copied, one behind the other, into the plain buffer of a bundle,
+ * in which each segment has its place of segment_size bytes.  There are two
+ * bundles: one is being filled, the other may be under way in the pool
+ * (write_bundle).  All segments of a bundle are closed but the last of the one
+ * being filled, which a flush takes along into the other.
  *
- * Who fills touches only the lot being filled and the slots it takes; who
- * writes, only the other lot, its entries, and the appender's end.
+ * Who fills touches only the bundle being filled and the slots it takes; who
+ * writes, only the other bundle, its entries, and the appender's end.
  */
 #include "engine/write/packer.h"
 
@@ -22,17 +22,17 @@
 
 enum {
     SYNC_BYTES = 256 << 20,
-    LOT_BYTES = 4 << 20, /* plain */
+    BUNDLE_BYTES = 4 << 20, /* plain */
     TIMED_BYTES = 64 << 10, /* one segment in as many is timed */
 };
 
-typedef struct lot {
+typedef struct bundle {
     gd_new_segment *segments;
     struct iovec *stored; /* one for each segment */
     gd_entry **entries;   /* the first of each segment's */
     uint8_t *plain;
     size_t count;
-} lot;
+} bundle;
 
 struct gd_packer {
     gd_repo *repo;
@@ -43,13 +43,13 @@ struct gd_packer {
     gd_fpstore *own;       /* what we added to the group now open */
     uint64_t new_bytes, stored_bytes;
 
-    lot lots[2];
-    size_t room; /* segments in a lot */
-    int filling; /* which of the lots */
+    bundle bundles[2];
+    size_t room; /* segments in a bundle */
+    int filling; /* which of the bundles */
     bool last_is_open;
     gd_compare *compare; /* NULL unless hits are compared by value */
 
-    /* Of the lot under way: */
+    /* Of the bundle under way: */
     bool writing;
     gd_job write_job, pack_job;
     uint8_t *packed;   /* segment_size bytes for each segment */
@@ -60,16 +60,16 @@ struct gd_packer {
     gd_error write_error;
 };
 
-static lot *
-lot_under_way(gd_packer *packer)
+static bundle *
+bundle_under_way(gd_packer *packer)
 {
-    return &packer->lots[packer->filling ^ 1];
+    return &packer->bundles[packer->filling ^ 1];
 }
 
 static uint8_t *
-plain_of(const gd_packer *packer, const lot *l, size_t index)
+plain_of(const gd_packer *packer, const bundle *b, size_t index)
 {
-    return l->plain + index * packer->repo->params.segment_size;
+    return b->plain + index * packer->repo->params.segment_size;
 }
 
 static gd_status
@@ -91,16 +91,16 @@ open_coders(gd_packer *packer, gd_error *err)
 }
 
 static gd_status
-open_lot(gd_packer *packer, lot *l, gd_error *err)
+open_bundle(gd_packer *packer, bundle *b, gd_error *err)
 {
     const gd_env *env = packer->repo->env;
-    l->segments = gd_calloc(env, packer->room, sizeof *l->segments, err);
-    l->stored = gd_calloc(env, packer->room, sizeof *l->stored, err);
-    l->entries = gd_calloc(env, packer->room, sizeof *l->entries, err);
-    l->plain = gd_alloc(
+    b->segments = gd_calloc(env, packer->room, sizeof *b->segments, err);
+    b->stored = gd_calloc(env, packer->room, sizeof *b->stored, err);
+    b->entries = gd_calloc(env, packer->room, sizeof *b->entries, err);
+    b->plain = gd_alloc(
         env, packer->room * packer->repo->params.segment_size, err);
-    return l->segments == NULL || l->stored == NULL || l->entries == NULL ||
-                   l->plain == NULL
+    return b->segments == NULL || b->stored == NULL || b->entries == NULL ||
+                   b->plain == NULL
                ? GD_NOMEM
                : GD_OK;
 }
@@ -115,12 +115,12 @@ gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
     }
     packer->repo = repo;
     packer->scope = *scope;
-    packer->room = LOT_BYTES / repo->params.segment_size + 2;
+    packer->room = BUNDLE_BYTES / repo->params.segment_size + 2;
     gd_groupmap_init(&packer->shared, repo->env);
     gd_groupmap_init(&packer->avoided, repo->env);
     gd_status s = open_coders(packer, err);
     for (int i = 0; s == GD_OK && i < 2; i++) {
-        s = open_lot(packer, &packer->lots[i], err);
+        s = open_bundle(packer, &packer->bundles[i], err);
     }
     if (s == GD_OK && repo->params.by_value) {
         s = gd_compare_open(repo, &packer->compare, err);
@@ -137,12 +137,12 @@ gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
 }
 
 static void
-close_lot(const gd_env *env, lot *l)
+close_bundle(const gd_env *env, bundle *b)
 {
-    env->release(env, l->segments);
-    env->release(env, l->stored);
-    env->release(env, l->entries);
-    env->release(env, l->plain);
+    env->release(env, b->segments);
+    env->release(env, b->stored);
+    env->release(env, b->entries);
+    env->release(env, b->plain);
 }
 
 static void
@@ -178,8 +178,8 @@ gd_packer_close(gd_packer *packer)
     if (packer->own != NULL) {
         gd_fpstore_free(env, packer->own);
     }
-    close_lot(env, &packer->lots[0]);
-    close_lot(env, &packer->lots[1]);
+    close_bundle(env, &packer->bundles[0]);
+    close_bundle(env, &packer->bundles[1]);
     env->release(env, packer->coders);
     env->release(env, packer->packed);
     env->release(env, packer);
@@ -249,18 +249,18 @@ static void
 pack_one(gd_packer *packer, size_t task, unsigned worker)
 {
     const gd_params *params = &packer->repo->params;
-    lot *l = lot_under_way(packer);
-    gd_new_segment *segment = &l->segments[task];
+    bundle *b = bundle_under_way(packer);
+    gd_new_segment *segment = &b->segments[task];
     gd_segment_header *header = &segment->header;
-    uint8_t *plain = plain_of(packer, l, task);
-    if (!is_unchanged(header, l->entries[task], plain)) {
+    uint8_t *plain = plain_of(packer, b, task);
+    if (!is_unchanged(header, b->entries[task], plain)) {
         atomic_store(&packer->pack_status, GD_IO);
         return;
     }
     header->codec = GD_CODEC_NONE;
     header->stored_length = header->plain_length;
-    l->stored[task] = (struct iovec){plain, header->plain_length};
-    segment->pieces = &l->stored[task];
+    b->stored[task] = (struct iovec){plain, header->plain_length};
+    segment->pieces = &b->stored[task];
     segment->piece_count = 1;
     if (params->codec != GD_CODEC_NONE) {
         uint8_t *out = packer->packed + task * params->segment_size;
@@ -274,7 +274,7 @@ pack_one(gd_packer *packer, size_t task, unsigned worker)
         if (stored > 0) {
             header->codec = params->codec;
             header->stored_length = (uint32_t)stored;
-            l->stored[task] = (struct iovec){out, stored};
+            b->stored[task] = (struct iovec){out, stored};
         }
     }
     gd_segment_header_encode(
@@ -306,30 +306,30 @@ pack_segment(void *arg, size_t task, unsigned worker)
     }
 }
 
-/* Packs the lot under way, on all threads, and appends it. */
+/* Packs the bundle under way, on all threads, and appends it. */
 static void
-write_lot(void *arg, size_t task, unsigned worker)
+write_bundle(void *arg, size_t task, unsigned worker)
 {
     (void)task;
     (void)worker;
     gd_packer *packer = arg;
     gd_pool *pool = packer->repo->pool;
-    lot *l = lot_under_way(packer);
+    bundle *b = bundle_under_way(packer);
     gd_error *err = &packer->write_error;
     uint64_t written = 0;
     atomic_store(&packer->pack_status, GD_OK);
     packer->pack_job =
-        (gd_job){.run = pack_segment, .arg = packer, .tasks = l->count};
+        (gd_job){.run = pack_segment, .arg = packer, .tasks = b->count};
     gd_pool_submit(pool, &packer->pack_job);
     gd_pool_wait(pool, &packer->pack_job);
-    gd_compress_policy_end_lot(&packer->policy);
+    gd_compress_policy_end_bundle(&packer->policy);
     gd_status s = (gd_status)atomic_load(&packer->pack_status);
     if (s == GD_IO) {
         gd_fail(err, s, GD_CHANGED_IN_MEMORY);
     } else if (s != GD_OK) {
         gd_fail(err, s, "a segment could not be compressed");
     } else {
-        s = gd_appender_append(packer->appender, l->segments, l->count,
+        s = gd_appender_append(packer->appender, b->segments, b->count,
                                &written, err);
     }
     packer->stored_bytes += written;
@@ -338,7 +338,8 @@ write_lot(void *arg, size_t task, unsigned worker)
 
 /* ---- flushing ---- */
 
-/* Until the lot under way is written; its error, at each call from then on. */
+/* Until the bundle under way is written; its error, at each call from then
+ * on. */
 static gd_status
 finish_writing(gd_packer *packer, gd_error *err)
 {
@@ -352,10 +353,10 @@ finish_writing(gd_packer *packer, gd_error *err)
     return packer->write_status;
 }
 
-/* Takes the open segment along from the end of one lot to the start of the
+/* Takes the open segment along from the end of one bundle to the start of the
  * other. */
 static void
-take_along(gd_packer *packer, lot *from, lot *to)
+take_along(gd_packer *packer, bundle *from, bundle *to)
 {
     size_t last = --from->count;
     to->segments[0] = from->segments[last];
@@ -372,8 +373,8 @@ start_writing(gd_packer *packer, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    lot *full = &packer->lots[packer->filling];
-    lot *next = lot_under_way(packer);
+    bundle *full = &packer->bundles[packer->filling];
+    bundle *next = bundle_under_way(packer);
     next->count = 0;
     if (packer->last_is_open) {
         take_along(packer, full, next);
@@ -381,7 +382,7 @@ start_writing(gd_packer *packer, gd_error *err)
     packer->filling ^= 1;
     if (full->count > 0) {
         packer->write_job =
-            (gd_job){.run = write_lot, .arg = packer, .tasks = 1};
+            (gd_job){.run = write_bundle, .arg = packer, .tasks = 1};
         packer->writing = true;
         gd_pool_submit(packer->repo->pool, &packer->write_job);
     }
@@ -392,7 +393,7 @@ gd_status
 gd_packer_flush(gd_packer *packer, gd_error *err)
 {
     size_t closed =
-        packer->lots[packer->filling].count - packer->last_is_open;
+        packer->bundles[packer->filling].count - packer->last_is_open;
     if (closed == 0) {
         return GD_OK;
     }
@@ -486,27 +487,27 @@ need_appender(gd_packer *packer, gd_error *err)
     return GD_OK;
 }
 
-/* Makes sure that the last segment of the lot being filled is open and has room
- * for the block. */
+/* Makes sure that the last segment of the bundle being filled is open and has
+ * room for the block. */
 static gd_status
 need_segment(gd_packer *packer, uint32_t length, gd_error *err)
 {
-    lot *l = &packer->lots[packer->filling];
+    bundle *b = &packer->bundles[packer->filling];
     if (packer->last_is_open) {
-        if (l->segments[l->count - 1].header.plain_length + length <=
+        if (b->segments[b->count - 1].header.plain_length + length <=
             packer->repo->params.segment_size) {
             return GD_OK;
         }
         packer->last_is_open = false;
     }
-    if (l->count == packer->room) {
+    if (b->count == packer->room) {
         gd_status s = gd_packer_flush(packer, err);
         if (s != GD_OK) {
             return s;
         }
-        l = &packer->lots[packer->filling];
+        b = &packer->bundles[packer->filling];
     }
-    memset(&l->segments[l->count++], 0, sizeof *l->segments);
+    memset(&b->segments[b->count++], 0, sizeof *b->segments);
     packer->last_is_open = true;
     return GD_OK;
 }
@@ -523,9 +524,9 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
     if (s != GD_OK) {
         return s;
     }
-    lot *l = &packer->lots[packer->filling];
-    size_t last = l->count - 1;
-    gd_segment_header *header = &l->segments[last].header;
+    bundle *b = &packer->bundles[packer->filling];
+    size_t last = b->count - 1;
+    gd_segment_header *header = &b->segments[last].header;
     s = gd_appender_take_slot(packer->appender, fp, checksum, length,
                               header->plain_length, &address->slot, err);
     if (s != GD_OK) {
@@ -534,9 +535,9 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
     address->group = gd_appender_group(packer->appender)->number;
     if (header->blocks++ == 0) {
         header->first_slot = address->slot;
-        l->entries[last] = gd_appender_entry(packer->appender, address->slot);
+        b->entries[last] = gd_appender_entry(packer->appender, address->slot);
     }
-    memcpy(plain_of(packer, l, last) + header->plain_length, data, length);
+    memcpy(plain_of(packer, b, last) + header->plain_length, data, length);
     header->plain_length += length;
     packer->new_bytes += length;
     gd_fpstore_add(packer->own, address->slot, fp);
@@ -545,16 +546,16 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
 
 /* ---- finding our own ---- */
 
-/* Where the slot's segment is in the lot being filled; NULL if it is not. */
+/* Where the slot's segment is in the bundle being filled; NULL if it is not. */
 static const uint8_t *
 waiting_segment(const gd_packer *packer, uint32_t slot)
 {
-    const lot *l = &packer->lots[packer->filling];
-    for (size_t i = 0; i < l->count; i++) {
-        const gd_segment_header *header = &l->segments[i].header;
+    const bundle *b = &packer->bundles[packer->filling];
+    for (size_t i = 0; i < b->count; i++) {
+        const gd_segment_header *header = &b->segments[i].header;
         if (slot >= header->first_slot &&
             slot - header->first_slot < header->blocks) {
-            return plain_of(packer, l, i);
+            return plain_of(packer, b, i);
         }
     }
     return NULL;

@@ -2,8 +2,8 @@
 /*
  * packer.h - packs a transaction's new blocks into segments, compresses them
  * on the pool, and hands them to the appender; goes on to the next group when
- * one is full.  While one lot of segments is packed and written by the pool, the
- * next is filled.
+ * one is full.  While one bundle of segments is packed and written by the pool,
+ * the next is filled.
  *
  * It holds the shared lock of every group that it appended to until it is
  * closed (I6).  Belongs to one transaction, one thread at a time.

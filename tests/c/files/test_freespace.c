@@ -171,7 +171,8 @@ test_a_group_is_not_made(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-/* Once for a lot of segments, and for the batch's recipe: not for a block. */
+/* Once for a bundle of segments, and for the batch's recipe: not for a
+ * block. */
 static void
 test_is_asked_seldom(void)
 {

@@ -160,35 +160,35 @@ test_spread(void)
 }
 
 static void
-lot(gd_compress_policy *policy, int64_t elapsed, int64_t worked)
+bundle(gd_compress_policy *policy, int64_t elapsed, int64_t worked)
 {
     atomic_store(&policy->elapsed, elapsed);
     atomic_store(&policy->worked, worked);
-    gd_compress_policy_end_lot(policy);
+    gd_compress_policy_end_bundle(policy);
 }
 
-/* One lot that had to wait is chance; several are not; nor is quiet. */
+/* One bundle that had to wait is chance; several are not; nor is quiet. */
 static void
-test_lots_before(void)
+test_bundles_before(void)
 {
     gd_compress_policy policy = {0};
     for (int i = 0; i < 20; i++) {
-        lot(&policy, 1100, 1000);
+        bundle(&policy, 1100, 1000);
         CHECK_INT(policy.share, 0);
     }
-    lot(&policy, 20000, 1000);
+    bundle(&policy, 20000, 1000);
     CHECK_INT(policy.share, 0);
     for (int i = 0; i < 8; i++) {
-        lot(&policy, 20000, 1000);
+        bundle(&policy, 20000, 1000);
     }
     CHECK_INT(policy.share, GD_COMPRESS_SHARES);
-    lot(&policy, 1100, 1000);
+    bundle(&policy, 1100, 1000);
     CHECK(policy.share > 0);
     for (int i = 0; i < 24; i++) {
-        lot(&policy, 1100, 1000);
+        bundle(&policy, 1100, 1000);
     }
     CHECK_INT(policy.share, 0);
-    lot(&policy, 0, 0); /* nothing was measured */
+    bundle(&policy, 0, 0); /* nothing was measured */
     CHECK_INT(policy.share, 0);
 }
 
@@ -223,7 +223,7 @@ main(int argc, char **argv)
     RUN(test_many_threads);
     RUN(test_shares);
     RUN(test_spread);
-    RUN(test_lots_before);
+    RUN(test_bundles_before);
     RUN(test_watch);
     return REPORT();
 }

@@ -485,11 +485,11 @@ crowded_monotonic_ns(const gd_env *env)
     return machine.worked * machine.crowd / 2; /* two steps each time */
 }
 
-/* How many of the 256 blocks after the first lot were stored as they are. */
+/* How many of the 256 blocks after the first bundle were stored as they are. */
 static uint32_t
 store_in_crowd(int crowd, bool yields, gd_codec codec)
 {
-    enum { FIRST_LOT = ROOM - 1 }; /* the last one is open yet */
+    enum { FIRST_BUNDLE = ROOM - 1 }; /* the last one is open yet */
     fixture t;
     uint32_t raw = 0;
     open_with_codec(&t, codec, 0, 4096);
@@ -499,9 +499,9 @@ store_in_crowd(int crowd, bool yields, gd_codec codec)
     memset(&machine, 0, sizeof machine);
     machine.crowd = crowd;
     open_all(&t);
-    add_blocks(&t, FIRST_LOT + 256, false);
+    add_blocks(&t, FIRST_BUNDLE + 256, false);
     sync_all(&t);
-    for (uint32_t i = FIRST_LOT; i < t.count; i++) {
+    for (uint32_t i = FIRST_BUNDLE; i < t.count; i++) {
         raw += stored_entry(&t, i).codec == GD_CODEC_NONE;
     }
     CHECK_INT(atomic_load(&t.repo->counters.yielded_segments),
