@@ -14,7 +14,6 @@ import threading
 import time
 from typing import Any
 
-from dedupd.tasks import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
@@ -177,7 +176,7 @@ class Figures:
         if catalog is not None and catalog.valid:
             with contextlib.suppress(exceptions.RepositoryError):
                 self._damage = (len(catalog.damaged()),
-                                scrubber.damaged_images(catalog))
+                                catalog.damaged_images())
         return self._damage
 
     def groups(self) -> list[Fields]:

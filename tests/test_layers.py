@@ -84,7 +84,7 @@ PACKAGES = {
         '_engine base repository maintenance opts cache.index'),
     'dedupd.figures': (
         'what the repository holds',
-        '_engine base repository maintenance tasks'),
+        '_engine base repository maintenance'),
     'dedupd.scheduler': (
         'when a task runs',
         'base repository maintenance tasks history cache.index figures'),

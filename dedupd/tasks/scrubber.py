@@ -109,15 +109,6 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
                      spare_threshold, spare_max).run(), control.step)
 
 
-def damaged_images(catalog: Any) -> set[str]:
-    """The images that cannot be read as a whole, as far as is known."""
-    images = {image_id for facts in catalog.damaged().values()
-              for image_id in facts['images']}
-    for hit in catalog.scrub_state().get('unreadable', {}).values():
-        images.update(hit['images'])
-    return images
-
-
 def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
               progress: Callable[[int, int, str], None] | None = None) -> str:
     """Give up an image whose recipe cannot be read.
@@ -251,7 +242,7 @@ class _Run:
         return Result(
             state['blocks'], state['bytes'],
             len(self._damaged.union(state['waiting'])), state['damaged'],
-            self._healed, sorted(damaged_images(self._maintainer.catalog)),
+            self._healed, sorted(self._maintainer.catalog.damaged_images()),
             self._quarantined, state['complete'],
             spares.get('blocks', 0), spares.get('bytes', 0),
             len(state['waiting']), state['worn'],

@@ -98,8 +98,4 @@ def damaged_images(repo, status: dict | None) -> set[str] | None:
         except (KeyError, TypeError):
             return None
     with catalog_of(repo) as catalog:
-        if catalog is None:
-            return None
-        from dedupd.tasks import scrubber
-
-        return scrubber.damaged_images(catalog)
+        return None if catalog is None else catalog.damaged_images()

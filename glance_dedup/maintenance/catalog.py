@@ -914,6 +914,13 @@ class Catalog:
         batch.put(_SCRUB, _to_json(state))
         self.write(batch)
 
+    def damaged_images(self) -> set[str]:
+        """The images that cannot be read as a whole, as far as is known."""
+        return {image_id for hit in (
+            *self.damaged().values(),
+            *self.scrub_state().get('unreadable', {}).values())
+            for image_id in hit['images']}
+
     def sample(self, time: float, sample: dict[str, Any]) -> None:
         """Keep a sample for the plots, and thin out the older ones.
 

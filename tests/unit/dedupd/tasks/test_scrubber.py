@@ -150,7 +150,7 @@ def test_damaged_block(maintainer, path, repo, other):
     assert facts['quarantine'] == name
     assert facts['fingerprint'] == repositories.Group(
         path, bad[0]).entry(bad[1])[0].hex()
-    assert scrubber.damaged_images(maintainer.catalog) == {'one', 'two'}
+    assert maintainer.catalog.damaged_images() == {'one', 'two'}
     # Never data, and the others are whole.
     for image_id in ('one', 'two'):
         with pytest.raises(exceptions.DamagedError, match=image_id):
@@ -345,7 +345,7 @@ def test_bad_group_does_not_stop_the_pass(maintainer, path, repo, other):
         f'groups/{groups[1]:08x}', f'groups/{groups[2]:08x}'}
     assert result.damaged == 1
     assert set(result.images) == hit[1] | hit[2] | {'image-3'}
-    assert scrubber.damaged_images(maintainer.catalog) == set(result.images)
+    assert maintainer.catalog.damaged_images() == set(result.images)
 
 
 def test_bad_recipe_is_named(maintainer, path, repo, other):
@@ -359,7 +359,7 @@ def test_bad_recipe_is_named(maintainer, path, repo, other):
     assert set(result.unreadable) == {'images/one', 'images/two'}
     assert result.images == ['one', 'two']
     assert result.blocks == 10
-    assert scrubber.damaged_images(maintainer.catalog) == {'one', 'two'}
+    assert maintainer.catalog.damaged_images() == {'one', 'two'}
 
 
 def test_damage_that_a_new_pass_has_not_reached_is_known(
@@ -374,13 +374,13 @@ def test_damage_that_a_new_pass_has_not_reached_is_known(
     ruin(path / 'images' / 'recipe', 4096 + 60)
     before = scrub(maintainer)
     assert len(before.unreadable) == 2
-    known = scrubber.damaged_images(maintainer.catalog)
+    known = maintainer.catalog.damaged_images()
     result = scrub(maintainer, budget_bytes=0)
     assert not result.complete
     assert result.unreadable == before.unreadable
     assert result.images == before.images
     assert (result.damaged, result.found) == (before.damaged, 0)
-    assert scrubber.damaged_images(maintainer.catalog) == known
+    assert maintainer.catalog.damaged_images() == known
 
 
 def test_what_can_be_read_again_is_not_told_any_more(
@@ -409,7 +409,7 @@ def test_a_deleted_recipe_is_not_told_any_more(maintainer, path, other):
     ruin(path / 'images' / 'one', 60)
     assert set(scrub(maintainer).unreadable) == {'images/one'}
     scrubber.mark_lost(maintainer, 'one')
-    assert scrubber.damaged_images(maintainer.catalog) == set()
+    assert maintainer.catalog.damaged_images() == set()
     put(other, 'two', content(1))
     ruin(path / 'images' / 'two', 60)
     assert set(scrub(maintainer).unreadable) == {'images/two'}
