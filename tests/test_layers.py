@@ -137,6 +137,7 @@ TESTED_BY = {
     'dedupd.http.bodies': 'unit/dedupd/http/test_server.py',
     'dedupd.http.certificates': 'functional/test_dedupd_http.py',
     'dedupd.http.connection': 'unit/dedupd/http/test_server.py',
+    'dedupd.http.glance': 'functional/test_cache_proxy.py',
     'dedupd.http.listeners': 'unit/base/test_access.py',
     'dedupd.http.messages': 'unit/dedupd/serve/test_reads.py',
     'dedupd.http.router': 'unit/dedupd/http/test_server.py',

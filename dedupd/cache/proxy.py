@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator
 import contextlib
 import dataclasses
 import hashlib
-import json
 import re
 import time
 from typing import Any
@@ -30,11 +29,12 @@ from oslo_log import log
 
 from dedupd.cache import index as index_module
 from dedupd.cache import pulls as pulls_module
+from dedupd.http import glance
 from dedupd.http import messages
 from dedupd.http import streams
 from dedupd.http import upstream as upstream_module
-from dedupd.http.upstream import find
 from dedupd.http.upstream import Header
+from dedupd.http.upstream import text
 from dedupd.http.upstream import without
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
@@ -50,12 +50,9 @@ LOG = log.getLogger(__name__)
 OPEN_SECONDS = 30.0
 #: Threads that open images.
 _THREADS = 16
-#: Bytes of an image's record at most.
-_LONGEST_RECORD = 1 << 20
 
 _IMAGE = re.compile(f'/v2/images/({imageids.PATTERN})(/file)?')
 _RANGE = re.compile('bytes=([0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})')
-_FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
 _MD5 = re.compile('[0-9a-f]{32}')
 # With one of these a request is another than what is answered here.
 _PLAIN = frozenset({
@@ -224,26 +221,16 @@ class Proxy:
         :raises _NotFromHere: it gave no byte, or not alone
         """
         try:
-            answer = await self._upstream.ask(
-                'GET', asked.target, [*asked.headers,
-                                      (b'Range', b'bytes=0-0')])
+            first = await glance.ask_first_byte(self._upstream, asked.target,
+                                                asked.headers)
         except upstream_module.UpstreamError:
             raise _NotFromHere('unavailable')   # as it will say
-        with contextlib.closing(answer):
-            match = _FIRST.fullmatch(_text(answer.headers, b'content-range'))
-            if answer.status != 206 or match is None or (
-                    find(answer.headers, b'content-encoding') is not None):
-                raise _NotFromHere('refused')
-            try:
-                first = await answer.read()
-                if len(first) != 1 or await answer.read():
-                    raise _NotFromHere('refused')
-            except upstream_module.UpstreamError:
-                raise _NotFromHere('unavailable')
-        md5 = _text(answer.headers, b'content-md5')
+        if first.size is None:
+            raise _NotFromHere('refused')
+        md5 = text(first.headers, b'content-md5')
         return _Allowed(
-            int(match[1]), md5 if _MD5.fullmatch(md5) else None,
-            without(answer.headers, b'content-range', b'content-length'))
+            first.size, md5 if _MD5.fullmatch(md5) else None,
+            without(first.headers, b'content-range', b'content-length'))
 
     async def _open(self, asked: _Asked, allowed: _Allowed
                     ) -> tuple[readings.Reading,
@@ -266,7 +253,7 @@ class Proxy:
                 raise _NotFromHere('no hash')
             if self._held.is_wrong(asked.image_id, expected.mark):
                 raise _NotFromHere('wrong')
-            token = _text(asked.headers, b'x-auth-token') or None
+            token = text(asked.headers, b'x-auth-token') or None
             return await self._run(self._open_arriving, asked.image_id,
                                    expected, token), expected
         except pulls_module.WrongImage:
@@ -315,18 +302,11 @@ class Proxy:
     async def _expected(self, asked: _Asked, allowed: _Allowed
                         ) -> pulls_module.Expected | None:
         """What Glance says that the image is; None if it says too little."""
-        target = asked.target.removesuffix('/file')
         try:
-            answer = await self._upstream.ask(
-                'GET', target, without(asked.headers, b'accept',
-                                       b'accept-encoding'))
-            with contextlib.closing(answer):
-                text = bytearray()
-                while len(text) <= _LONGEST_RECORD and (
-                        piece := await answer.read()):
-                    text += piece
-            record = json.loads(text) if answer.status == 200 else {}
-        except (upstream_module.UpstreamError, ValueError, RecursionError):
+            _, record = await glance.ask_record(
+                self._upstream, asked.target.removesuffix('/file'),
+                without(asked.headers, b'accept', b'accept-encoding'))
+        except (upstream_module.UpstreamError, ValueError):
             return None
         return _expectation(record, asked.image_id, allowed)
 
@@ -445,11 +425,6 @@ def _failure(image_id: str, offset: int, error: Exception) -> dict[str, Any]:
             'text': str(error) or repr(error)}
 
 
-def _text(headers: list[Header], name: bytes) -> str:
-    """A header's value; '' if it is not there."""
-    return (find(headers, name) or b'').decode('latin-1')
-
-
 def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
     """The bytes that a request is for; None if it is another."""
     match = _IMAGE.fullmatch(message.target)
@@ -460,16 +435,16 @@ def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
         return None
     part = None
     if b'range' in names:
-        part = _text(headers, b'range')
+        part = text(headers, b'range')
         if not _RANGE.fullmatch(part):
             return None     # Glance knows what to make of it
     return _Asked(match[1], message.target, without(headers, b'range'), part)
 
 
-def _expectation(record: Any, image_id: str, allowed: _Allowed
+def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
                  ) -> pulls_module.Expected | None:
-    if not isinstance(record, dict) or record.get('id') != image_id or (
-            record.get('size') != allowed.size):
+    if (record.get('id') != image_id
+            or record.get('size') != allowed.size):
         return None
     name, value = record.get('os_hash_algo'), record.get('os_hash_value')
     if not (isinstance(name, str) and isinstance(value, str)
@@ -487,14 +462,14 @@ def _skipped(answer: upstream_module.Answer, allowed: _Allowed, offset: int,
 
     :raises UpstreamError: it is not of this range
     """
-    md5 = _text(answer.headers, b'content-md5')
+    md5 = text(answer.headers, b'content-md5')
     same = allowed.md5 is None or md5 in ('', allowed.md5)
     if answer.status == 206 and same and (
-            _text(answer.headers, b'content-range')
+            text(answer.headers, b'content-range')
             == f'bytes {offset}-{end - 1}/{allowed.size}'):
         return 0
     if answer.status == 200 and same and (
-            _text(answer.headers, b'content-length') == str(allowed.size)):
+            text(answer.headers, b'content-length') == str(allowed.size)):
         return offset
     raise upstream_module.UpstreamError(
         f'Glance answers the request for the rest with {answer.status}')

@@ -2,10 +2,10 @@
 
 """Whether a user's token opens an image: asked of Glance.
 
-Glance alone knows the policies, who owns an image and with whom it is shared.
-So it is asked for one byte of the image, with the user's token: whoever may
-read that may read the rest, from the daemon as well. A stolen compute host
-reads no more than the tokens on it may. It is asked for the image's hash, too:
+It is asked for one byte of the image, with the user's token (``glance.py``):
+whoever may read that may read the rest, from the daemon as well. A stolen
+compute host reads no more than the tokens on it may. It is asked for the
+image's hash, too:
 what Glance gives under this id may be another image than the one here
 (``glance_dedup/base/hashes.py``).
 """
@@ -13,15 +13,12 @@ what Glance gives under this id may be another image than the one here
 import asyncio
 import collections
 import hashlib
-import http.client
-import json
-import ssl
 import time
-import urllib.parse
 
+from dedupd.http import glance
 from dedupd.http import messages
+from dedupd.http import upstream
 from glance_dedup.base import hashes
-from glance_dedup.base import workers
 
 #: Seconds for which a yes is remembered.
 REMEMBERED = 60.0
@@ -31,9 +28,8 @@ MOST = 10000
 MOST_ASKED = 1000
 
 _TIMEOUT = 10.0
-_THREADS = 4
-#: Bytes of an image's record at most.
-_LONGEST_RECORD = 1 << 20
+# So many are asked at once.
+_AT_ONCE = 4
 
 
 class Tokens:
@@ -47,10 +43,8 @@ class Tokens:
     """
 
     def __init__(self, url: str, ca: str | None = None) -> None:
-        self._url = urllib.parse.urlsplit(url.rstrip('/'))
-        self._context = ssl.create_default_context(cafile=ca) if (
-            self._url.scheme == 'https') else None
-        self._workers = workers.Workers('dedupd-token', _THREADS)
+        self._upstream = upstream.Upstream(url, ca)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._allowed: collections.OrderedDict[
             bytes, tuple[float, hashes.Hash | None]] = (
                 collections.OrderedDict())
@@ -75,18 +69,17 @@ class Tokens:
                 raise messages.HTTPError(
                     503, 'Too many tokens are being checked.')
             began = time.monotonic()
-            future = asyncio.wrap_future(
-                self._workers.submit(self._ask, token, image_id))
+            future = asyncio.create_task(self._ask(token, image_id))
             self._asking[key] = future
             future.add_done_callback(
                 lambda done: self._told(key, began, done))
         try:
             status, found = await asyncio.wait_for(asyncio.shield(future),
                                                    2 * _TIMEOUT)
-        except (OSError, TimeoutError, ValueError,
-                http.client.HTTPException) as e:
+        except (upstream.UpstreamError, TimeoutError, ValueError) as e:
+            why = str(e).rstrip('.') or 'no answer'
             raise messages.HTTPError(
-                503, f'The token cannot be checked: {e or "no answer"}.')
+                503, f'The token cannot be checked: {why}.')
         if status in (401, 403, 404):
             raise messages.HTTPError(
                 status, 'Glance does not give this image to this token.')
@@ -108,42 +101,21 @@ class Tokens:
             while len(self._allowed) > MOST:
                 self._allowed.popitem(last=False)
 
-    def _ask(self, token: str, image_id: str
-             ) -> tuple[int, hashes.Hash | None]:
-        """Glance's status, and the image's hash. Runs in a thread.
+    async def _ask(self, token: str, image_id: str
+                   ) -> tuple[int, hashes.Hash | None]:
+        """Glance's status, and the image's hash.
 
+        :raises UpstreamError, TimeoutError: Glance says nothing
         :raises ValueError: what Glance says is of no image
         """
-        # The rest of an answer that ignores the range is not read.
-        status, _ = self._get(f'{image_id}/file', token, 0, Range='bytes=0-0')
-        if status not in (200, 206):
-            return status, None
-        status, body = self._get(image_id, token, _LONGEST_RECORD)
-        if status != 200:
-            return status, None
-        try:
-            record = json.loads(body)
-        except RecursionError:
-            record = None
-        if not isinstance(record, dict):
-            raise ValueError('Glance does not describe the image')
+        target = f'/v2/images/{image_id}'
+        headers = [(b'X-Auth-Token', token.encode('latin-1')),
+                   (b'Accept-Encoding', b'identity')]
+        async with self._turns, asyncio.timeout(2 * _TIMEOUT):
+            first = await glance.ask_first_byte(
+                self._upstream, f'{target}/file', headers)
+            if first.status not in (200, 206):
+                return first.status, None
+            status, record = await glance.ask_record(
+                self._upstream, target, headers)
         return status, hashes.of_record(record)
-
-    def _get(self, path: str, token: str, length: int, **headers: str
-             ) -> tuple[int, bytes]:
-        """Status, and the body's first bytes."""
-        kind = http.client.HTTPConnection
-        options = {}
-        if self._context is not None:
-            kind = http.client.HTTPSConnection
-            options['context'] = self._context
-        connection = kind(self._url.hostname, self._url.port,
-                          timeout=_TIMEOUT, **options)
-        try:
-            connection.request(
-                'GET', f'{self._url.path}/v2/images/{path}',
-                headers={'X-Auth-Token': token, **headers})
-            answer = connection.getresponse()
-            return answer.status, answer.read(length)
-        finally:
-            connection.close()

@@ -76,6 +76,11 @@ def find(headers: list[Header], name: bytes) -> bytes | None:
     return values[0] if len(values) == 1 else None
 
 
+def text(headers: list[Header], name: bytes) -> str:
+    """As find; '' if there is no value."""
+    return (find(headers, name) or b'').decode('latin-1')
+
+
 def without(headers: list[Header], *names: bytes) -> list[Header]:
     return [(name, value) for name, value in headers
             if name.lower() not in names]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What Glance says of an image to who may read it.
+
+Glance alone knows the policies, who owns an image and with whom it is shared.
+So it is asked for one byte of the image: whoever may read that may read the
+rest.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+from typing import Any
+
+from dedupd.http import upstream as upstream_module
+from dedupd.http.upstream import find
+from dedupd.http.upstream import Header
+
+#: Bytes of an image's record at most.
+_LONGEST_RECORD = 1 << 20
+
+_FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstByte:
+    """Glance's answer to who asks for the first byte of an image."""
+
+    status: int
+    size: int | None
+    """Of the image; None: Glance did not give this byte, or not alone."""
+    headers: list[Header]
+
+
+async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
+                         headers: list[Header]) -> FirstByte:
+    """Have Glance judge a request for an image's bytes.
+
+    :param headers: of the request, without a range
+    :raises UpstreamError: there is no answer, or it broke off
+    """
+    answer = await upstream.ask('GET', target,
+                                [*headers, (b'Range', b'bytes=0-0')])
+    with contextlib.closing(answer):
+        # The rest of an answer that ignores the range is not read.
+        match = _FIRST.fullmatch(
+            upstream_module.text(answer.headers, b'content-range'))
+        alone = (answer.status == 206 and match is not None
+                 and find(answer.headers, b'content-encoding') is None
+                 and len(await answer.read()) == 1
+                 and not await answer.read())
+    return FirstByte(answer.status, int(match[1]) if alone else None,
+                     answer.headers)
+
+
+async def ask_record(upstream: upstream_module.Upstream, target: str,
+                     headers: list[Header]) -> tuple[int, dict[str, Any]]:
+    """The status of Glance's answer, and, if that is 200, an image's record.
+
+    :raises UpstreamError: there is no answer, or it broke off
+    :raises ValueError: what Glance says is of no image
+    """
+    answer = await upstream.ask('GET', target, headers)
+    with contextlib.closing(answer):
+        text = bytearray()
+        while len(text) <= _LONGEST_RECORD and (piece := await answer.read()):
+            text += piece
+    if answer.status != 200:
+        return answer.status, {}
+    with contextlib.suppress(RecursionError):
+        record = json.loads(text[:_LONGEST_RECORD])
+        if isinstance(record, dict):
+            return answer.status, record
+    raise ValueError('Glance does not describe the image')
