@@ -46,12 +46,13 @@ async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
         # The rest of an answer that ignores the range is not read.
         match = _FIRST.fullmatch(
             upstream_module.text(answer.headers, b'content-range'))
-        alone = (answer.status == 206 and match is not None
-                 and find(answer.headers, b'content-encoding') is None
-                 and len(await answer.read()) == 1
-                 and not await answer.read())
-    return FirstByte(answer.status, int(match[1]) if alone else None,
-                     answer.headers)
+        size = None
+        if (answer.status == 206 and match is not None
+                and find(answer.headers, b'content-encoding') is None
+                and len(await answer.read()) == 1
+                and not await answer.read()):
+            size = int(match[1])
+    return FirstByte(answer.status, size, answer.headers)
 
 
 async def ask_record(upstream: upstream_module.Upstream, target: str,
