@@ -221,16 +221,16 @@ class Proxy:
         :raises _NotFromHere: it gave no byte, or not alone
         """
         try:
-            first = await glance.ask_first_byte(self._upstream, asked.target,
-                                                asked.headers)
+            _, size, headers = await glance.ask_first_byte(
+                self._upstream, asked.target, asked.headers)
         except upstream_module.UpstreamError:
             raise _NotFromHere('unavailable')   # as it will say
-        if first.size is None:
+        if size is None:
             raise _NotFromHere('refused')
-        md5 = text(first.headers, b'content-md5')
+        md5 = text(headers, b'content-md5')
         return _Allowed(
-            first.size, md5 if _MD5.fullmatch(md5) else None,
-            without(first.headers, b'content-range', b'content-length'))
+            size, md5 if _MD5.fullmatch(md5) else None,
+            without(headers, b'content-range', b'content-length'))
 
     async def _open(self, asked: _Asked, allowed: _Allowed
                     ) -> tuple[readings.Reading,

@@ -8,7 +8,6 @@ rest.
 """
 
 import contextlib
-import dataclasses
 import json
 import re
 from typing import Any
@@ -23,21 +22,14 @@ _LONGEST_RECORD = 1 << 20
 _FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
 
 
-@dataclasses.dataclass(frozen=True)
-class FirstByte:
-    """Glance's answer to who asks for the first byte of an image."""
-
-    status: int
-    size: int | None
-    """Of the image; None: Glance did not give this byte, or not alone."""
-    headers: list[Header]
-
-
 async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
-                         headers: list[Header]) -> FirstByte:
+                         headers: list[Header]
+                         ) -> tuple[int, int | None, list[Header]]:
     """Have Glance judge a request for an image's bytes.
 
     :param headers: of the request, without a range
+    :returns: the answer's status; the image's size, None if Glance did not
+        give this byte, or not alone; the answer's headers
     :raises UpstreamError: there is no answer, or it broke off
     """
     answer = await upstream.ask('GET', target,
@@ -52,7 +44,7 @@ async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
                 and len(await answer.read()) == 1
                 and not await answer.read()):
             size = int(match[1])
-    return FirstByte(answer.status, size, answer.headers)
+    return answer.status, size, answer.headers
 
 
 async def ask_record(upstream: upstream_module.Upstream, target: str,

@@ -112,10 +112,10 @@ class Tokens:
         headers = [(b'X-Auth-Token', token.encode('latin-1')),
                    (b'Accept-Encoding', b'identity')]
         async with self._turns, asyncio.timeout(2 * _TIMEOUT):
-            first = await glance.ask_first_byte(
+            status, _, _ = await glance.ask_first_byte(
                 self._upstream, f'{target}/file', headers)
-            if first.status not in (200, 206):
-                return first.status, None
+            if status not in (200, 206):
+                return status, None
             status, record = await glance.ask_record(
                 self._upstream, target, headers)
         return status, hashes.of_record(record)
