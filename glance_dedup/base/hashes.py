@@ -108,7 +108,7 @@ def recorded(root: str, stat: Any) -> dict[str, str]:
     :param root: the repository's directory
     :param stat: a :class:`~glance_dedup.repository.repository.ImageStat`
     """
-    found = {}
+    found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError, exceptions.DamagedError):
         upload_id, found = decode(files.read_file(
             _path(root, stat.image_id), LARGEST + 1))

@@ -68,20 +68,20 @@ class Directory:
         for _ in range(_TRIES):
             self.name = tempfile.mkdtemp(prefix=PREFIX)
             try:
-                self._fd = _lock(self.name)
+                fd = self._fd = _lock(self.name)
             except FileNotFoundError:
                 continue
             except OSError:
                 return      # no locks here: nobody can take it for dead
-            if self._fd is not None and self._is_there():
+            if fd is not None and self._is_there(fd):
                 return
             # Another process took it for dead before it was locked.
             self.cleanup()
         raise FileNotFoundError(2, 'others remove what is made', self.name)
 
-    def _is_there(self) -> bool:
+    def _is_there(self, fd: int) -> bool:
         try:
-            return os.path.samestat(os.stat(self.name), os.fstat(self._fd))
+            return os.path.samestat(os.stat(self.name), os.fstat(fd))
         except FileNotFoundError:
             return False
 

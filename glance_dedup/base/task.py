@@ -48,7 +48,7 @@ class Control:
     """
 
     def __init__(self, progress: Callable[[int, int, str], None] | None = None,
-                 rate: int | None = None,
+                 rate: float | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  patient: bool = False) -> None:
         self.rate = rate

@@ -45,10 +45,11 @@ def _perform(future: futures.Future, function: Callable, args: tuple) -> None:
         result = function(*args)
     except BaseException as exc:
         future.set_exception(exc)
-        # The exception's traceback holds this frame: no cycle through it.
-        future = args = None
     else:
         future.set_result(result)
+    finally:
+        # An exception's traceback holds this frame: no cycle through it.
+        del future, args
 
 
 class Workers:
