@@ -12,6 +12,7 @@ Sizes and offsets are in bytes, times in seconds.
 import collections
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import http.client
@@ -39,7 +40,7 @@ LONGEST_ERROR = 64 << 10
 #: The most ranges of one request for blocks.
 MOST_RANGES = 16384
 #: What recipes and frames that are sent are called.
-BINARY = 'application/octet-stream'
+BINARY = {'Content-Type': 'application/octet-stream'}
 #: Bytes a second: who takes what is sent, or sends, slower is given up.
 SLOWEST = 16 << 10
 #: How long one long poll asks the daemon to wait.
@@ -161,16 +162,16 @@ class Answer:
 
     def __init__(self, client: 'Client', channel: Channel, method: str):
         self._client = client
-        self._channel = channel
+        self._channel: Channel | None = channel
         self._before = channel.received
         self._waited = 0.0              # for its body
         self._good = True
+        # Of a socket it takes the file alone, which a channel makes, too.
         self._response = http.client.HTTPResponse(
             channel, method=method)     # type: ignore[arg-type]
         self._response.begin()
         # A body in chunks is slow to read in small pieces.
-        self._file = io.BufferedReader(
-            self._response, 1 << 16)    # type: ignore[arg-type]
+        self._file = io.BufferedReader(self._response, 1 << 16)
         self.status = self._response.status
         self.headers = self._response.headers
 
@@ -199,16 +200,19 @@ class Answer:
 
         :raises DaemonUnavailable: they did not come
         """
+        channel = self._channel
+        if channel is None:
+            raise ValueError('read of an answer that was closed')
         began = time.monotonic()
-        came = self._channel.received - self._before
-        self._channel.deadline = began + min(
+        came = channel.received - self._before
+        channel.deadline = began + min(
             timeout, timeout + came / SLOWEST - self._waited)
         try:
             data = self._file.read(length)
             self._waited += time.monotonic() - began
             return data
         except (OSError, http.client.HTTPException, ValueError) as e:
-            self._channel.hang_up()
+            channel.hang_up()
             raise self._client._unavailable(e) from e
 
     def read_exactly(self, length: int, timeout: float) -> bytes:
@@ -480,21 +484,22 @@ class Client:
     # -- requests ---------------------------------------------------------
 
     def request(self, method: str, path: str, body: bytes | None = None,
-                timeout: float | None = None, **headers: str) -> Answer:
+                timeout: float | None = None,
+                headers: Mapping[str, str] | None = None) -> Answer:
         """Send a request; its answer is a good one.
 
         :param path: with its query, quoted
         :param timeout: until the answer begins
+        :param headers: besides those of every request
         :raises Refused: the answer is an error
         :raises DaemonUnavailable: there is none
         """
         lines = [f'{method} {path} HTTP/1.1']
-        headers = {**self._headers, **headers}
+        sent = {**self._headers, **(headers or {})}
         if body is not None:
-            headers.setdefault('Content_Type', 'application/json')
-            headers['Content-Length'] = str(len(body))
-        lines += [f'{name.replace("_", "-")}: {value}'
-                  for name, value in headers.items()]
+            sent.setdefault('Content-Type', 'application/json')
+            sent['Content-Length'] = str(len(body))
+        lines += [f'{name}: {value}' for name, value in sent.items()]
         head = '\r\n'.join((*lines, '', '')).encode('ascii')
         channel = self._connect()
         with self._lock:
@@ -640,7 +645,8 @@ class Client:
         if offset or length is not None:
             last = '' if length is None else str(offset + length - 1)
             headers['Range'] = f'bytes={offset}-{last}'
-        answer = self.request('GET', path, timeout=timeout, **headers)
+        answer = self.request('GET', path, timeout=timeout,
+                              headers=headers)
         try:
             found = answer.header('Dedup-Repository')
             if repository_id is not None and found != repository_id:
@@ -699,7 +705,7 @@ class Client:
             'upload': upload_id, 'sender': sender, 'project': project,
             **({'hash': f'{hash_name}:{hash_value}'} if hash_name else {})})
         return Replica(self, path, header.size, self._parsed(self.request(
-            'POST', f'{path}?{query}', header.pack(), Content_Type=BINARY)))
+            'POST', f'{path}?{query}', header.pack(), headers=BINARY)))
 
 
 class Replica:
@@ -719,10 +725,10 @@ class Replica:
         self._client = client
         self._path = path
         token, whole = facts.get('replica'), facts.get('whole')
-        numbers = [facts.get(name) for name in (
-            'offset', 'lot_blocks', 'lot_bytes', 'lot_zeros', 'lots')]
-        if (not isinstance(token, str) or not all(
-                isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers)
+        numbers = [n for name in (
+            'offset', 'lot_blocks', 'lot_bytes', 'lot_zeros', 'lots')
+            if isinstance(n := facts.get(name), int) and 0 <= n < 1 << 62]
+        if (not isinstance(token, str) or len(numbers) != 5
                 or not all(numbers[1:4]) or numbers[4] < 2
                 or numbers[0] > size
                 or not isinstance(whole, str | None)):
@@ -735,11 +741,12 @@ class Replica:
          self.lots) = numbers
 
     def _send(self, what: str, body: bytes, **query: Any) -> dict:
-        query = urllib.parse.urlencode({'replica': self._token, **query})
+        parameters = urllib.parse.urlencode(
+            {'replica': self._token, **query})
         client = self._client
         return client._parsed(client.request(
-            'POST', f'{self._path}{what}?{query}', body,
-            client._timeout + len(body) / SLOWEST, Content_Type=BINARY))
+            'POST', f'{self._path}{what}?{parameters}', body,
+            client._timeout + len(body) / SLOWEST, headers=BINARY))
 
     def offer(self, offset: int, end: int, extents: bytes
               ) -> tuple[list[tuple[int, int]], int]:

@@ -138,7 +138,8 @@ class Glance:
             raise GlanceError(
                 'asking Glance needs openstacksdk, which is not installed: '
                 "pip install 'glance-dedup[glance]'") from e
-        options = {} if url is None else {'image_endpoint_override': url}
+        options: dict[str, Any] = (
+            {} if url is None else {'image_endpoint_override': url})
         with _errors('cannot reach Glance'):
             self._cloud = openstack.connect(
                 cloud=cloud, api_timeout=TIMEOUT, **options)
@@ -319,8 +320,8 @@ class Glance:
                                  (200, 403, 404))
         tasks = (response.json()['tasks'] if response.status_code == 200
                  else [])
-        last = max(tasks, key=lambda task: task.get('updated_at') or '',
-                   default={})
+        last: Record = max(
+            tasks, key=lambda task: task.get('updated_at') or '', default={})
         return ' '.join(str(last.get('message') or '').split())[:300]
 
     def delete(self, image_id: str) -> None:

@@ -45,7 +45,7 @@ class Export:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._closed = False
-        self._connect()
+        self._socket = self._connect()
 
     def read(self, length: int, offset: int) -> bytes:
         """So many bytes; fewer only at the image's end.
@@ -60,8 +60,8 @@ class Export:
             while True:
                 try:
                     if self._socket is None:
-                        self._connect()
-                    return self._ask(length, offset)
+                        self._socket = self._connect()
+                    return self._ask(self._socket, length, offset)
                 except daemon_module.DaemonUnavailable:
                     self._hang_up()
                     if self._closed or time.monotonic() > until:
@@ -94,51 +94,53 @@ class Export:
         self._hang_up()
         return daemon_module.BadAnswer(f'{self._path}: {why}')
 
-    def _receive(self, length: int) -> bytearray:
+    @staticmethod
+    def _receive(sock: socket.socket, length: int) -> bytearray:
         data = bytearray(length)
         view = memoryview(data)
         while view:
-            number = self._socket.recv_into(view)
+            number = sock.recv_into(view)
             if not number:
                 raise ConnectionResetError('the daemon hung up')
             view = view[number:]
         return data
 
-    def _ask(self, length: int, offset: int) -> bytes:
+    def _ask(self, sock: socket.socket, length: int, offset: int) -> bytes:
         with self._talking():
-            self._socket.sendall(protocol.read_request(length, offset))
+            sock.sendall(protocol.read_request(length, offset))
             magic, error, _ = protocol.SIMPLE.unpack(
-                self._receive(protocol.SIMPLE.size))
+                self._receive(sock, protocol.SIMPLE.size))
             if magic != protocol.SIMPLE_MAGIC:
                 raise self._bad(f'a reply begins with {magic:#010x}')
             if error:
                 raise daemon_module.Refused(
                     500, f'image {self._image_id} cannot be read at {offset}: '
                     "the daemon's log says why")
-            return bytes(self._receive(length))
+            return bytes(self._receive(sock, length))
 
-    def _connect(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
+    def _connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
         try:
             with self._talking():
-                self._socket.settimeout(ANSWER_SECONDS)
-                self._socket.connect(self._path)
-                self._haggle()
+                sock.settimeout(ANSWER_SECONDS)
+                sock.connect(self._path)
+                self._haggle(sock)
         except BaseException:
-            self._hang_up()
+            sock.close()
             raise
+        return sock
 
-    def _haggle(self) -> None:
-        if self._receive(len(protocol.GREETING)) != protocol.GREETING:
+    def _haggle(self, sock: socket.socket) -> None:
+        if self._receive(sock, len(protocol.GREETING)) != protocol.GREETING:
             raise self._bad('this is not the NBD socket of a dedupd')
-        self._socket.sendall(
+        sock.sendall(
             protocol.CLIENT_FLAGS.pack(protocol.FIXED_NEWSTYLE
                                        | protocol.NO_ZEROES)
             + protocol.go_request(self._image_id.encode(),
                                   protocol.Info.DESCRIPTION))
         size = description = None
         while True:
-            kind, data = self._option_reply()
+            kind, data = self._option_reply(sock)
             if kind == protocol.Reply.ACK:
                 break
             if kind != protocol.Reply.INFO:
@@ -156,12 +158,12 @@ class Export:
                 404, f'image {self._image_id} is not the one that it was')
         self.size = size
 
-    def _option_reply(self) -> tuple[int, bytes]:
+    def _option_reply(self, sock: socket.socket) -> tuple[int, bytes]:
         try:
             kind, length = protocol.parse_option_reply(
-                bytes(self._receive(protocol.OPTION_REPLY.size)))
+                bytes(self._receive(sock, protocol.OPTION_REPLY.size)))
         except protocol.Violation as e:
             raise self._bad(str(e)) from e
         if length > _LONGEST_REPLY:
             raise self._bad(f'a reply of {length} bytes')
-        return kind, bytes(self._receive(length))
+        return kind, bytes(self._receive(sock, length))
