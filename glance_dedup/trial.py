@@ -482,6 +482,7 @@ class Trial:
                 [sys.executable, '-c', _HOLDER, path],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
             self._children.append(child)
+            assert child.stdout is not None     # it is a pipe
             held = child.stdout.readline() == b'held\n'
             self._act(actor, 'held', held)
             self._answer(actor, 'tried')
@@ -702,7 +703,7 @@ class Trial:
             try:
                 data = os.pread(fd, _PAGE, 15 * _PAGE)
             except OSError as e:
-                detail = e.strerror
+                detail = e.strerror or str(e)
             self._find('unlinked', data == _page('x'), None,
                        f'one that {actor.host} unlinked: {detail}')
         self._answer(actor, 'read')

@@ -296,24 +296,25 @@ class _File:
 
         What was returned last but one is not valid any more.
         """
-        if self._coming is None or not (
-                0 <= offset - self._coming[0] < _LARGEST_BLOCK + _PAGE):
-            if self._coming is not None:
-                self._coming[1].result()
-            self._read_ahead(offset)
-        begin, reading = self._coming
+        coming = self._coming
+        if coming is None or not (
+                0 <= offset - coming[0] < _LARGEST_BLOCK + _PAGE):
+            if coming is not None:
+                coming[1].result()
+            coming = self._read_ahead(offset)
+        begin, reading = coming
         self._coming = None
         data = memoryview(self._buffers[0])[:reading.result()]
         self._buffers.reverse()
         end = begin + len(data)
         if end < self.size:
             # Of its last block the end may be still to come.
-            self._read_ahead(max(0, end - _LARGEST_BLOCK))
+            self._coming = self._read_ahead(max(0, end - _LARGEST_BLOCK))
         return data[offset - begin:]
 
-    def _read_ahead(self, offset: int) -> None:
+    def _read_ahead(self, offset: int) -> tuple[int, futures.Future]:
         begin = offset // _PAGE * _PAGE
-        self._coming = begin, self._ahead.submit(
+        return begin, self._ahead.submit(
             self._fill, self._buffers[0], begin)
 
     def _fill(self, buffer: mmap.mmap, begin: int) -> int:

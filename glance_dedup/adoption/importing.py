@@ -29,6 +29,10 @@ class Differs(exceptions.DamagedError):
     """The bytes are not those that were recorded."""
 
 
+class _LeftOut(Exception):
+    """A file is no image to be taken in."""
+
+
 @dataclasses.dataclass
 class Outcome:
     """What became of one file."""
@@ -78,20 +82,19 @@ class Importer:
         outcome = Outcome(entry.image_id, entry.size, project=self._project)
         try:
             self._take(entry, outcome, progress)
+        except _LeftOut as e:
+            outcome.result, outcome.error = LEFT_OUT, str(e)
         except (exceptions.RepositoryError, glance_api.GlanceError, OSError,
                 ValueError) as e:
             outcome.result = FAILED
             outcome.error = e
         return outcome
 
-    def _take(self, entry, outcome, progress) -> None:
+    def _take(self, entry: filestore.Entry, outcome: Outcome,
+              progress: Callable[[int], None]) -> None:
         record = None
         if self._known is not None:
-            record = self._known.get(entry.image_id)
-            outcome.error = _why_not(record)
-            if outcome.error is not None:
-                outcome.result = LEFT_OUT
-                return
+            record = _with_data(self._known.get(entry.image_id))
             outcome.project = record.owner
             if record.size != entry.size:
                 raise Differs(
@@ -174,7 +177,7 @@ class Importer:
                 digest.name, digest.hexdigest()))
 
     def _locate(self, record, stat, outcome) -> None:
-        if self._store is None or self._dry_run:
+        if self._glance is None or self._store is None or self._dry_run:
             return
         url = locations.url(self._repository, stat.image_id, stat.upload_id)
         if url not in record.locations:
@@ -182,13 +185,16 @@ class Importer:
         outcome.located = True
 
 
-def _why_not(record: glance_api.Image | None) -> str | None:
-    """Why a file is no image to be taken in; None if it is one."""
+def _with_data(record: glance_api.Image | None) -> glance_api.Image:
+    """What Glance says of an image that has data there.
+
+    :raises _LeftOut: it has none, or does not know it
+    """
     if record is None:
-        return 'Glance does not know it'
+        raise _LeftOut('Glance does not know it')
     if record.status not in glance_api.WITH_DATA:
-        return f'in Glance it is {record.status}'
-    return None
+        raise _LeftOut(f'in Glance it is {record.status}')
+    return record
 
 
 def _digest(record, outcome) -> Any:

@@ -168,7 +168,7 @@ class Download:
 
     def _read_from_daemon(self, length: int) -> bytes | None:
         """The next piece, whole; None if the daemon does not give it."""
-        if self._stream is None:
+        if self._daemon is None or self._stream is None:
             return None
         piece = self._daemon.read(self._stream, length, self._limit.seconds)
         if piece is None:

@@ -88,7 +88,7 @@ def _pieces(source: Any, size: int,
     :raises WrongSize: there are more, or fewer
     """
     total = filled = 0
-    buffer = None
+    buffer: memoryview | None = None    # or some of it is filled
     for data in _reads(source):
         total += len(data)
         if size and total > size:
@@ -110,7 +110,7 @@ def _pieces(source: Any, size: int,
                 yield buffer
                 buffer, filled = None, 0
         del data, rest
-    if filled:
+    if buffer is not None:
         yield buffer[:filled]
     if size and total != size:
         raise WrongSize(f'The image was said to have {size} bytes, but has '
