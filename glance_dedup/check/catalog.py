@@ -175,7 +175,7 @@ class Catalog:
         self.exact = True       # all that may have been counted was read
         self.before = snapshot(directory)
         self.copy = scratch.Directory()
-        self.db = None
+        self._db: plyvel.DB | None = None
         try:
             self.read(repository_id, fence)
         except BaseException:
@@ -197,10 +197,16 @@ class Catalog:
         self.met.close()
         self.copy.cleanup()
 
+    @property
+    def db(self) -> plyvel.DB:
+        if self._db is None:
+            raise RuntimeError('the copy of the catalog is not open')
+        return self._db
+
     def close_database(self):
-        if self.db is not None:
-            self.db.close()
-            self.db = None
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
     # What LevelDB cannot read
 
@@ -228,7 +234,7 @@ class Catalog:
         named = NAMED.search(words)
         if named is not None:
             return named[1]
-        opened = self.db is not None
+        opened = self._db is not None
         self.close_database()
         copy = pathlib.Path(self.copy.name)
         with contextlib.suppress(plyvel.Error, OSError):
@@ -290,8 +296,8 @@ class Catalog:
     def open(self):
         if 'CURRENT' not in self.before:
             raise Unusable('is not a database of LevelDB')
-        self.db = plyvel.DB(self.copy.name, create_if_missing=False,
-                            paranoid_checks=True, max_open_files=100)
+        self._db = plyvel.DB(self.copy.name, create_if_missing=False,
+                             paranoid_checks=True, max_open_files=100)
 
     # What it says of itself
 
@@ -331,7 +337,7 @@ class Catalog:
             return
         self.valid = True
 
-    def get(self, key):
+    def get(self, key: bytes) -> bytes | None:
         return self.db.get(key, verify_checksums=True)
 
     def items(self, prefix):
@@ -419,9 +425,12 @@ class Catalog:
 
         :param blocks: that it names; None if not all of it could be read
         """
-        value = self.valid and self.get(b'l' + header.transaction)
-        begun = self.valid and self.get(b'b' + header.transaction)
-        if not value and not begun:
+        if not self.valid:
+            return 0
+        value = self.get(b'l' + header.transaction)
+        begun = self.get(b'b' + header.transaction)
+        found = begun or value
+        if not found:
             return 0
         other = self.met.get(header.transaction)
         if other is not None:
@@ -434,7 +443,7 @@ class Catalog:
             parts = (_object(begun, BEGUN_KEYS) or {}).get('parts', 0)
             good = not value and parts > 0
         else:
-            parts = self.judge_facts(_json(value), header, blocks, file)
+            parts = self.judge_facts(_json(found), header, blocks, file)
             good = True
         ends = self.ends_of(header.transaction, parts)
         pages = -(-header.extents // form.EXTENTS_PER_PAGE)

@@ -66,6 +66,8 @@ LOOKS = 4
 PAUSE = 0.05
 # Images that are replaced while they are read are read again so often.
 ROUNDS = 4
+# Of a group without a file: what is wrong, and where.
+GONE = 'is missing', None
 # Of a recipe in memory, and recipes that were asked for last.
 PAGES_AT_ONCE = 256
 OWNERS_AT_ONCE = 1 << 10
@@ -214,7 +216,7 @@ class _Duplicates:
 
     def __init__(self):
         self._values = array.array('Q')
-        self._file = None
+        self._file: typing.IO[bytes] | None = None
         self._runs: list[tuple[int, int]] = []
 
     def add(self, fingerprint: bytes):
@@ -223,29 +225,31 @@ class _Duplicates:
             self._flush()
 
     def _flush(self):
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()
+        file = self._file
+        if file is None:
+            file = self._file = tempfile.TemporaryFile()
         run = array.array('Q', sorted(self._values)).tobytes()
-        self._runs.append((self._file.seek(0, os.SEEK_END), len(run)))
-        self._file.write(run)
+        self._runs.append((file.seek(0, os.SEEK_END), len(run)))
+        file.write(run)
         self._values = array.array('Q')
 
-    def _read_run(self, start, length):
+    def _read_run(self, file, start, length):
         fair = self.PIECES // len(self._runs) // 4096 * 4096
         size = min(self.PIECE, max(4096, fair))
         for offset in range(0, length, size):
-            self._file.seek(start + offset)
+            file.seek(start + offset)
             yield from array.array(
-                'Q', self._file.read(min(size, length - offset)))
+                'Q', file.read(min(size, length - offset)))
 
     def count(self) -> int:
-        runs = [self._read_run(*run) for run in self._runs]
+        file = self._file
+        runs = [self._read_run(file, *run) for run in self._runs]
         found, last = 0, None
         for value in heapq.merge(sorted(self._values), *runs):
             found += value == last
             last = value
-        if self._file is not None:
-            self._file.close()
+        if file is not None:
+            file.close()
         return found
 
 
@@ -340,9 +344,9 @@ class _Checker:
             self.reader = form.GroupReader(
                 self.repository_id, self.parameters.get('fingerprint'),
                 self.parameters.get('block_size'), self.advance)
-            groups = self.group_numbers('groups', groups)
-            self.check_spares(self.group_numbers('spares', spares), groups)
-            self.check_groups(groups)
+            numbers = self.group_numbers('groups', groups)
+            self.check_spares(self.group_numbers('spares', spares), numbers)
+            self.check_groups(numbers)
             self.check_again()
             self.close_catalog(root)
             self.figures['duplicate_blocks'] = self.duplicates.count()
@@ -675,7 +679,9 @@ class _Checker:
         The extents before a damaged place are kept, too: their blocks are
         named all the same.
         """
-        for look in range(LOOKS):
+        looks = LOOKS
+        while True:
+            looks -= 1
             # Of a look that failed the extents are nobody's.
             owner.number, self.owners = self.owners, self.owners + 1
             header = None
@@ -686,14 +692,14 @@ class _Checker:
                     header = self.read_header(f, directory, name)
                     owner.scope, owner.extents = header.scope, header.extents
                     self.read_extents(f, header, owner)
-                break
             except form.Damage:
-                if look == LOOKS - 1:
+                if not looks:
                     self.keep(owner, header)
                     raise
                 time.sleep(PAUSE)
-        self.keep(owner, header)
-        return header
+            else:
+                self.keep(owner, header)
+                return header
 
     def counts_unknown(self):
         """A recipe that may be counted names what nobody knows."""
@@ -977,11 +983,12 @@ class _Checker:
         first = None            # the first look that had a valid header
         stale: set[int] = set()
         for look in range(LOOKS):
-            failure, group = None, None
+            group: form.Group | None = None
+            failure: tuple[str, int | None] = GONE
             try:
                 group = self.look_at_group(number, slots)
             except form.Gone:
-                failure = 'is missing', None
+                pass
             except form.Damage as e:
                 failure = e.sentence, e.offset
             first = first or group
@@ -996,19 +1003,17 @@ class _Checker:
                 slots = doubts.slots | group.doubtful
                 for p in group.problems:
                     slots.update(range(p.slot, p.slot + p.slots))
-            elif failure == ('is missing', None) and (
-                    not any(self.named(number, stale))):
+            elif failure == GONE and not any(self.named(number, stale)):
                 break           # no recipe asks for it any more
             time.sleep(PAUSE)
         if first is not None and self.catalog is not None:
-            self.judge_catalog(first, self.named(number))
+            self.judge_catalog(self.catalog, first, self.named(number))
         if group is None:
-            if failure[0] == 'is missing' and (
-                    not any(self.named(number, stale))):
+            if failure == GONE and not any(self.named(number, stale)):
                 return
             images = self.images_of(self.named(number, stale))
-            self.find(NOTE if failure[0] == 'is missing' and not images
-                      else DAMAGE, file, failure[1], failure[0], images)
+            self.find(NOTE if failure == GONE and not images else DAMAGE,
+                      file, failure[1], failure[0], images)
         else:
             if group.problems:
                 self.report_problems(group, file, self.named(number, stale),
@@ -1018,7 +1023,7 @@ class _Checker:
         if first is not None and not again:
             self.add_figures(first, self.named(number, stale))
 
-    def judge_catalog(self, group, extents):
+    def judge_catalog(self, catalog, group, extents):
         """Compare what the catalog says of a group with the recipes."""
         changes: dict[int, int] = {}
         named = bytearray(group.slots)
@@ -1028,7 +1033,7 @@ class _Checker:
             if e.number < e.owner.counted:
                 for slot, change in ((e.slot, 1), (e.slot + e.blocks, -1)):
                     changes[slot] = changes.get(slot, 0) + change
-        self.catalog.judge_group(group, changes, named)
+        catalog.judge_group(group, changes, named)
 
     def look_at_group(self, number, slots) -> form.Group:
         if 'groups' not in self.directories:

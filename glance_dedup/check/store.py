@@ -7,6 +7,7 @@ any number.
 """
 
 import bisect
+from collections.abc import Generator
 from collections.abc import Iterator
 import contextlib
 
@@ -55,7 +56,7 @@ class Store:
         return self.get(key) is not None
 
     def items(self, prefix: bytes, start: bytes = b''
-              ) -> Iterator[tuple[bytes, bytes]]:
+              ) -> Generator[tuple[bytes, bytes], None, None]:
         """Those whose keys have the prefix, in order.
 
         :param start: the first key that is wanted; it has the prefix, too
