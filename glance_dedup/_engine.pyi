@@ -223,6 +223,8 @@ class Recipe:
     inode: int
     modified: int
     """When it was last written, nanoseconds since 1970, as os.stat says."""
+    pages: int
+    """Of extents, behind the header page."""
     def header(self) -> dict[str, Any]:
         """As Image.header(), and ``transaction_id`` (16 bytes)."""
     def live(self) -> bool:
@@ -233,9 +235,13 @@ class Recipe:
         out."""
     def try_lock(self, byte: int) -> bool:
         """Take byte 0 (writer) or 1 (users) exclusively, until close (N3)."""
-    def runs(self) -> bytes:
-        """Every extent of blocks. DamagedError names page and file.
-        InvalidParameter without a valid header page."""
+    def measure(self) -> int:
+        """Verify that all extents together make up the image; returns how many
+        blocks they name. Errors as of `runs`."""
+    def runs(self, first: int = 0, pages: int = ..., /) -> bytes:
+        """Every extent of blocks of so many pages, from the first on; without
+        arguments of all. DamagedError names page and file. InvalidParameter
+        without a valid header page."""
     def unlink(self) -> None:
         """Remove this name. ImageNotFound if it does not lead to this inode
         any more. Not synced."""
