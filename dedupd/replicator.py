@@ -175,8 +175,8 @@ def run_once(repository: repository_module.Repository,
         outcome = replication.take(image_id, control)
         control.before += sizes.get(image_id, 0)
         result.sent_bytes += outcome.sent_bytes
-        if outcome.is_away:
-            raise outcome.error
+        if outcome.absence is not None:
+            raise outcome.absence
         _note(outcome, memory, result)
     return result
 
@@ -338,17 +338,20 @@ class Replicator:
                 number = self._numbers
                 self._due = self._next()
                 self._began = time.time()
-                self._control = site_replication.Control(rate=self._rate())
+                control = self._control = site_replication.Control(
+                    rate=self._rate())
             self._tell()
-            self._perform(number)
+            self._perform(number, control)
             self._tell()
 
-    def _perform(self, number: int) -> None:
+    def _perform(self, number: int,
+                 control: site_replication.Control) -> None:
         started = time.monotonic()
-        result = error = None
+        result: Fields | None = None    # and why, in its place
+        error: str | None = None
         ended = True
         try:
-            result = dataclasses.asdict(self._replicate(self._control))
+            result = dataclasses.asdict(self._replicate(control))
         except task_module.Stopped:
             error = 'it was stopped, since the daemon ended'
             ended = False
@@ -364,17 +367,17 @@ class Replicator:
                 'arguments': {}, 'result': result, 'error': error}
             facts['finished'] = number
             facts['runs'] += 1
-            if error is None:
+            if result is not None:
                 facts['last_success'] = now
                 self._replicated += result['replicated']
             else:
                 facts['failures'] += ended
-            self._sent += self._control.sent
+            self._sent += control.sent
             self._control = self._began = None
             self._changed.notify_all()
         if ended:
             self._past.note('replicate', facts['last'], facts['last_success'])
-        if error is None:
+        if result is not None:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
                     else logging.DEBUG, 'replicate: %s', result)
 

@@ -55,13 +55,14 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             raise common.UsageError('name images to replicate, or give --all')
         if parsed_args.rate is not None and not parsed_args.rate > 0:
             raise common.UsageError('--rate: it must be more than 0')
-        home, away = self.glances(parsed_args)
+        glances = self.glances(parsed_args)
         with self.client(parsed_args) as client, self.open() as repo:
-            replication = site_replication.Replication(
-                repo, client, home, away, parsed_args.dry_run)
-            replication.need()
-            if home is not None and parsed_args.all:
-                replication.listed(*map(self.known, (home, away)))
+            if glances is None:
+                replication = site_replication.DataReplication(
+                    repo, client, parsed_args.dry_run)
+            else:
+                replication = self.with_records(
+                    repo, client, parsed_args, *glances)
             outcomes = self.work(parsed_args, replication,
                                  self.sizes(parsed_args, repo))
         return (('image_id', 'size', 'result', 'sent_bytes', 'verified_by',
@@ -72,6 +73,16 @@ class Replicate(common.RepositoryCommand, lister.Lister):
                   o.error and (o.error if isinstance(o.error, str)
                                else common.sentence_of(o.error)))
                  for o in outcomes])
+
+    def with_records(self, repo, client, parsed_args, home, away):
+        from glance_dedup.transfer import site_replication
+
+        replication = site_replication.Replication(
+            repo, client, home, away, parsed_args.dry_run)
+        replication.need()
+        if parsed_args.all:
+            replication.listed(*map(self.known, (home, away)))
+        return replication
 
     def client(self, parsed_args):
         from glance_dedup.client import daemon as client
@@ -91,11 +102,13 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             raise common.UsageError(str(e)) from e
 
     def glances(self, parsed_args):
+        """That at home and that of the other site; None: there are none."""
         from glance_dedup.client import glance_api
 
         names = parsed_args.from_cloud, parsed_args.to_cloud
         if None not in names:
-            return tuple(map(glance_api.Glance, names))
+            home, away = map(glance_api.Glance, names)
+            return home, away
         if names != (None, None):
             raise common.UsageError(
                 '--from-cloud and --to-cloud belong together: an image is '
@@ -104,7 +117,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             'no Glance is asked or told: only the data of the images is '
             'copied, and nobody sees them at the other site, until its Glance '
             'is told (--from-cloud, --to-cloud)')
-        return None, None
+        return None
 
     @staticmethod
     def sizes(parsed_args, repo):
@@ -118,8 +131,10 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         return sizes
 
     def work(self, parsed_args, replication, sizes):
+        from glance_dedup.transfer import site_replication
+
         todo = {**dict.fromkeys(replication.left(sizes), 0), **sizes}
-        outcomes = []
+        outcomes: list[site_replication.Outcome] = []
         with self.progress('replicating', sum(sizes.values())) as progress:
             control = self.control(parsed_args, progress, len(todo))
             with maintenance.Interrupt(control):
@@ -155,7 +170,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             outcomes.append(outcome)
             self.judge(outcome)
             left = len(todo) - len(outcomes)
-            if outcome.is_away and left:
+            if outcome.absence is not None and left:
                 self.app.tell(f'{left} more images were not tried; begin '
                               'again when it answers')
                 break

@@ -12,7 +12,7 @@ R3. its blocks are sent, and committed there;
 R4. the record gets its location, and Glance there verifies the data;
 R5. it is still there at home, or it is deleted at the other site.
 
-Without Glances, R3 is all there is.
+Without Glances, R3 is all there is: `DataReplication`.
 """
 
 from collections.abc import Iterable
@@ -101,33 +101,91 @@ class Outcome:
     error: BaseException | str | None = None
 
     @property
-    def is_away(self) -> bool:
-        """Who is needed for every image did not answer."""
-        return (isinstance(self.error, daemon_module.DaemonUnavailable)
-                or isinstance(self.error, glance_api.GlanceError)
-                and self.error.code is None)
+    def absence(self) -> Exception | None:
+        """The error, if who is needed for every image did not answer."""
+        if isinstance(self.error, daemon_module.DaemonUnavailable) or (
+                isinstance(self.error, glance_api.GlanceError)
+                and self.error.code is None):
+            return self.error
+        return None
 
 
-class Replication:
-    """Takes images to another site, one after the other.
+class DataReplication:
+    """Takes the data of images to another site; no Glance is asked or told.
 
     :param client: of the daemon there
-    :param home: the Glance here; None: no Glance is asked, and none told
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 client: daemon_module.Client, dry_run: bool = False) -> None:
+        self._repository = repository
+        self._client = client
+        self._dry_run = dry_run
+
+    def left(self, chosen: Iterable[str]) -> Iterator[str]:
+        """What earlier runs left to be ended, besides what is chosen now."""
+        return iter(())
+
+    def take(self, image_id: str, control: Control) -> Outcome:
+        """Take one image there; what goes wrong with it is in the outcome.
+
+        :raises task.Stopped: the next run goes on
+        """
+        outcome = Outcome(image_id)
+        try:
+            self._take(outcome, control)
+        except _LeftOut as e:
+            outcome.result, outcome.error = LEFT_OUT, str(e)
+        except (exceptions.RepositoryError, glance_api.GlanceError,
+                daemon_module.ClientError, NotReplicated, OSError,
+                ValueError) as e:
+            outcome.result, outcome.error = FAILED, e
+        return outcome
+
+    def _take(self, outcome: Outcome, control: Control) -> None:
+        if self._dry_run:
+            outcome.size = self._repository.stat(outcome.image_id).size
+            outcome.result = PLANNED
+        elif self._send(outcome, control).exists:
+            outcome.result = PRESENT
+
+    def _send(self, outcome: Outcome, control: Control) -> send.Sent:
+        """Send the blocks, and have them committed."""
+        image_id = outcome.image_id
+        outcome.size = self._repository.stat(image_id).size
+        sent = send.send(
+            self._repository, image_id, self._client, control=control,
+            confirm=lambda: self._confirm(image_id))
+        outcome.sent_bytes = sent.sent_bytes
+        outcome.sent_blocks = sent.sent_blocks
+        outcome.found_blocks = sent.found_blocks
+        if sent.whole is not None:
+            outcome.notes.append(f'all of it was sent, since {sent.whole}')
+        # Glance there may be able to read more than a user of it.
+        if not sent.location.startswith('dedup://'):
+            raise NotReplicated(
+                f'{self._client.address} gave image {image_id} a location '
+                f'that is none of this store: {sent.location[:80]!r}')
+        return sent
+
+    def _confirm(self, image_id: str) -> None:
+        """See whether an image is still wanted."""
+
+
+class Replication(DataReplication):
+    """Takes images to another site, and has its Glance know them.
+
+    :param home: the Glance here
     :param away: the one there
     """
 
     def __init__(self, repository: repository_module.Repository,
-                 client: daemon_module.Client,
-                 home: glance_api.Glance | None = None,
-                 away: glance_api.Glance | None = None,
-                 dry_run: bool = False) -> None:
-        self._repository = repository
-        self._client = client
+                 client: daemon_module.Client, home: glance_api.Glance,
+                 away: glance_api.Glance, dry_run: bool = False) -> None:
+        super().__init__(repository, client, dry_run)
         self._home = home
         self._away = away
-        self._dry_run = dry_run
-        self._underway = None if away is None else journal_module.Underway(
-            repository, away.url)
+        self._underway = journal_module.Underway(repository, away.url)
         self._listed: tuple[dict[str, glance_api.Image], ...] = {}, {}
         self._projects: dict[str, bool | None] = {}
 
@@ -136,8 +194,6 @@ class Replication:
 
         :raises GlanceError: one does not; says what to do
         """
-        if self._home is None:
-            return
         if self._home.url == self._away.url:
             raise glance_api.GlanceError(
                 f'both clouds have the same Glance, {self._home.url}; name '
@@ -157,32 +213,13 @@ class Replication:
 
     def left(self, chosen: Iterable[str]) -> Iterator[str]:
         """What earlier runs left to be ended, besides what is chosen now."""
-        if self._underway is None or self._dry_run:
+        if self._dry_run:
             return
         for image_id in sorted({*self._underway.entries()} - {*chosen}):
             there = self._away.record(image_id)
             if self._at_home(image_id) is None or (
                     there is not None and there['status'] != 'queued'):
                 yield image_id
-
-    def take(self, image_id: str, control: Control) -> Outcome:
-        """Take one image there; what goes wrong with it is in the outcome.
-
-        :raises task.Stopped: the next run goes on
-        """
-        outcome = Outcome(image_id)
-        try:
-            if self._home is None:
-                self._send(outcome, control)
-            else:
-                self._take(outcome, control)
-        except _LeftOut as e:
-            outcome.result, outcome.error = LEFT_OUT, str(e)
-        except (exceptions.RepositoryError, glance_api.GlanceError,
-                daemon_module.ClientError, NotReplicated, OSError,
-                ValueError) as e:
-            outcome.result, outcome.error = FAILED, e
-        return outcome
 
     def _take(self, outcome: Outcome, control: Control) -> None:
         image_id = outcome.image_id
@@ -215,7 +252,7 @@ class Replication:
         image_id = record['id']
         try:
             with self._looking_again(image_id):
-                if outcome.result != PRESENT:
+                if there is None or outcome.result != PRESENT:
                     there = self._copy(record, there, outcome, control)
                 self._finish(record, there, outcome)
         except _Gone:
@@ -297,8 +334,8 @@ class Replication:
             self._underway.recorded(image_id)
             self._complete(record, there, outcome)
             if record['size']:
-                location = self._send(outcome, control)             # R3
-                self._locate(record, location)                      # R4
+                sent = self._send(outcome, control)                 # R3
+                self._locate(record, sent.location)                 # R4
             else:
                 self._away.add_nothing(image_id)
         there = self._await(record, control)
@@ -375,34 +412,7 @@ class Replication:
                 'other site; only administrators, and those it is shared '
                 'with, see it there')
 
-    def _send(self, outcome: Outcome, control: Control) -> str:
-        """Send the blocks, and have them committed; returns the location."""
-        image_id = outcome.image_id
-        outcome.size = self._repository.stat(image_id).size
-        if self._dry_run:
-            outcome.result = PLANNED
-            return ''
-        sent = send.send(
-            self._repository, image_id, self._client, control=control,
-            confirm=lambda: self._confirm(image_id))
-        outcome.sent_bytes = sent.sent_bytes
-        outcome.sent_blocks = sent.sent_blocks
-        outcome.found_blocks = sent.found_blocks
-        if sent.whole is not None:
-            outcome.notes.append(f'all of it was sent, since {sent.whole}')
-        if sent.exists and self._home is None:
-            outcome.result = PRESENT
-        # Glance there may be able to read more than a user of it.
-        if not sent.location.startswith('dedup://'):
-            raise NotReplicated(
-                f'{self._client.address} gave image {image_id} a location '
-                f'that is none of this store: {sent.location[:80]!r}')
-        return sent.location
-
     def _confirm(self, image_id: str) -> None:
-        """See whether an image is still wanted."""
-        if self._home is None:
-            return
         if self._at_home(image_id) is None:
             raise _Gone()
         if self._away.record(image_id) is None:
