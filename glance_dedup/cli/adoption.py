@@ -223,7 +223,7 @@ class Import(common.RepositoryCommand, lister.Lister):
         from glance_dedup.adoption import filestore
 
         wanted = set(parsed_args.images or ())
-        found = {}
+        found: dict[str, filestore.Entry] = {}
         for directory in parsed_args.from_file_store:
             entries, others = filestore.listing(directory)
             for path, reason in others:
@@ -265,7 +265,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                 outcome = importer.take(entry, update)
                 before += entry.size
                 done = before       # also of what was left out
-                if outcome.result == importing.FAILED:
+                if isinstance(outcome.error, BaseException):
                     self.app.tell(outcome.error)
                     self.app.note(outcome.error)
                 outcomes.append(outcome)
@@ -545,7 +545,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
             hashes.new(parsed_args.algorithm or hashes.DEFAULT)
         except ValueError as e:
             raise common.UsageError(f'--algorithm: {e}') from e
-        rows = []
+        rows: list[tuple] = []
         with self.open() as repo:
             known = self.known(parsed_args)
             stats = (list(common.stats(repo, self.app)) if parsed_args.all

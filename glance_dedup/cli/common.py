@@ -3,8 +3,11 @@
 """What the commands share: columns, sizes, errors."""
 
 import datetime
+import typing
 
+from cliff import app
 from cliff import columns
+from cliff import command
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import printable
@@ -168,8 +171,42 @@ def stats(repo, app):
             app.note(e)
 
 
-class RepositoryCommand:
+class Program(app.App):
+    """What a command is a part of, as it sees it.
+
+    :ivar error: that ended the command
+    :ivar status: of what a command survived; it may set or `note` it
+    :ivar log: that errors are written to besides
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.error: BaseException | None = None
+        self.status = 0
+        self.log: typing.TextIO | None = None
+
+    def tell(self, error: BaseException | str):
+        """A sentence about something that went wrong."""
+        if isinstance(error, BaseException):
+            error = sentence_of(error)
+        error = printable.printable(error)
+        for stream in (self.stderr, self.log):
+            if stream is not None:
+                stream.write(f'glance-dedup: {error}\n')
+
+    def note(self, error: BaseException):
+        """An error that does not end the command counts in its status.
+
+        Damage is the lesser number, but the greater news.
+        """
+        status = status_of(error)
+        self.status = min(self.status or status, status)
+
+
+class RepositoryCommand(command.Command):
     """For commands that work on the repository of the global option."""
+
+    app: Program
 
     @property
     def path(self) -> str:

@@ -7,20 +7,18 @@ does not allow it; 130 interrupted, 141 nobody reads the output any more.
 """
 
 import importlib.metadata
+import io
 import logging
 import os
 import signal
 import sys
 import threading
-import typing
 import warnings
 
-from cliff import app
 from cliff import commandmanager
 from cliff import display
 from cliff import lister
 
-from glance_dedup.base import printable
 from glance_dedup.base import version
 from glance_dedup.cli import common
 
@@ -71,7 +69,7 @@ class CommandManager(commandmanager.CommandManager):
                 name, value, namespace))
 
 
-class App(app.App):
+class App(common.Program):
     NAME = 'glance-dedup'
 
     def __init__(self, **kwargs):
@@ -81,10 +79,6 @@ class App(app.App):
             version=version.version(),
             command_manager=CommandManager(NAMESPACE),
             deferred_help=True, **kwargs)
-        self.error: BaseException | None = None
-        # Of what a command survived; it may set or `note` it.
-        self.status = 0
-        self.log: typing.TextIO | None = None
 
     def build_option_parser(self, description, version,
                             argparse_kwargs=None):
@@ -153,27 +147,11 @@ class App(app.App):
                     data = tuple(map(common.Plain, data))
             return produce(parsed_args, column_names, data)
 
-        cmd.produce_output = produce_plain
+        # Of this one command, and not of its class.
+        setattr(cmd, 'produce_output', produce_plain)
 
     def clean_up(self, cmd, result, err):
         self.error = err
-
-    def tell(self, error: BaseException | str):
-        """A sentence about something that went wrong."""
-        if isinstance(error, BaseException):
-            error = common.sentence_of(error)
-        error = printable.printable(error)
-        for stream in (self.stderr, self.log):
-            if stream is not None:
-                stream.write(f'glance-dedup: {error}\n')
-
-    def note(self, error: BaseException):
-        """An error that does not end the command counts in its status.
-
-        Damage is the lesser number, but the greater news.
-        """
-        status = common.status_of(error)
-        self.status = min(self.status or status, status)
 
     def run_subcommand(self, argv) -> int:
         try:
@@ -217,11 +195,10 @@ def _terminated(signum, frame):
 
 
 def _run(argv) -> int:
-    try:
+    # Which the programs that call us may have replaced.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         # File names need not be valid text.
         sys.stdout.reconfigure(errors='backslashreplace')
-    except AttributeError:
-        pass
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

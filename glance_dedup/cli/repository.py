@@ -178,7 +178,8 @@ class Check(common.RepositoryCommand, show.ShowOne):
         with self.progress('checking') as progress:
             report = checker.check(self.path, progress.update)
         figures = report.figures
-        fields = {'result': 'fine' if report.ok else 'damaged'}
+        fields: dict[str, object] = {
+            'result': 'fine' if report.ok else 'damaged'}
         for name, value in figures.items():
             fields[name] = (
                 common.Size(value) if name.endswith('_bytes') else value)
@@ -258,7 +259,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
             try:
                 return upgrade.upgrade(repo, update)
             except exceptions.BusyError as e:
-                if self.daemon() is None:
+                if self.daemon() is None or self.status is None:
                     raise
                 daemon = self.status['daemon']
                 raise exceptions.BusyError(
