@@ -40,7 +40,7 @@ def headers() -> dict[str, str]:
     What is inline is allowed by its hash, so an injected script, style or
     attribute does nothing.
     """
-    sources = {'script': [], 'style': []}
+    sources: dict[str, list[str]] = {'script': [], 'style': []}
     for kind, text in _INLINE.findall(content()):
         digest = base64.b64encode(hashlib.sha256(text).digest()).decode()
         sources[kind.decode()].append(f"'sha256-{digest}'")

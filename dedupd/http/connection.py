@@ -9,6 +9,7 @@ import dataclasses
 import email.utils
 import http
 import socket
+import ssl
 from typing import Any
 import urllib.parse
 
@@ -57,8 +58,9 @@ class HTTPConnection:
         self._shared = shared
         self._listener = listener
         self._limits = shared.limits
+        self._socket_stream = streams.SocketStream(sock)
         self._stream: streams.SocketStream | streams.TLSStream = (
-            streams.SocketStream(sock))
+            self._socket_stream)
         self._peer = messages.Peer(listener.name, uid)
         self._trust = b''
         self._h11 = streams.Parser(
@@ -75,7 +77,7 @@ class HTTPConnection:
     async def run(self) -> None:
         try:
             if self._listener.tls is not None:
-                await self._start_tls()
+                await self._start_tls(*self._listener.tls())
             while await self._serve_one():
                 pass
         except streams.CertificateRefused as e:
@@ -91,11 +93,12 @@ class HTTPConnection:
 
         It is judged anew in a new connection only.
         """
-        return self._peer.operator and self._listener.tls()[1] != self._trust
+        return (self._peer.operator and self._listener.tls is not None
+                and self._listener.tls()[1] != self._trust)
 
-    async def _start_tls(self) -> None:
-        context, self._trust = self._listener.tls()
-        stream = streams.TLSStream(self._stream, context)
+    async def _start_tls(self, context: ssl.SSLContext, trust: bytes) -> None:
+        self._trust = trust
+        stream = streams.TLSStream(self._socket_stream, context)
         async with asyncio.timeout(self._limits.header_timeout):
             await stream.handshake(self._limits.write_timeout)
         self._stream = stream
@@ -184,7 +187,7 @@ class HTTPConnection:
             raise messages.HTTPError(
                 421, 'The request is for another host. Ask by an address, or '
                 'as localhost.')
-        router = self._listener.router
+        router = self._listener.handlers
         if not isinstance(router, router_module.Router):
             return await router(self._message(event, target))
         request, path = self._parse(event, target)
@@ -333,12 +336,19 @@ class HTTPConnection:
 
     def _poured(self, sent: streams.Sent) -> None:
         if len(sent):
-            self._h11.send_with_data_passthrough(h11.Data(data=sent))
+            self._frame(sent)
             self._shared.sent += len(sent)
 
+    def _frame(self, piece: Any) -> list[Any]:
+        """A piece of a body as it is to be sent.
+
+        :param piece: anything with a length; it comes through as it is
+        """
+        return self._h11.send_with_data_passthrough(
+            h11.Data(data=piece)) or []
+
     async def _send_piece(self, piece: Any) -> None:
-        for part in self._h11.send_with_data_passthrough(
-                h11.Data(data=piece)):
+        for part in self._frame(piece):
             await self._send(part)
 
     async def _linger(self) -> None:
@@ -367,10 +377,11 @@ def _body_size(event: h11.Request, limit: int) -> int:
 def _headers(response: messages.Response, length: int | None, close: bool
              ) -> list[tuple[Any, Any]]:
     """All that is to be sent of them."""
+    headers: list[tuple[Any, Any]] = []
     if response.relayed is not None:
-        headers = list(response.relayed)
+        headers += response.relayed
     else:
-        headers = list(response.headers.items())
+        headers += response.headers.items()
         if length is not None:
             headers.append(('Content-Length', str(length)))
     if not any(name.lower() in ('date', b'date') for name, _ in headers):

@@ -18,7 +18,7 @@ from typing import Protocol
 import urllib.parse
 
 from dedupd.http import connection_limits
-from dedupd.http import router
+from dedupd.http import router as router_module
 
 
 class Connection(Protocol):
@@ -46,13 +46,20 @@ class Listener:
 
     name: str
     sock: socket.socket
-    router: router.Router | router.Relay | None
+    router: router_module.Router | router_module.Relay | None
     allowed: Callable[[int], bool] | None = None
     tls: Callable[[], tuple[ssl.SSLContext, bytes]] | None = None
     other: Callable[[socket.socket, connection_limits.Place],
                     Connection] | None = None
     places: connection_limits.Places = dataclasses.field(
         default_factory=connection_limits.Places)
+
+    @property
+    def handlers(self) -> router_module.Router | router_module.Relay:
+        """What answers requests of HTTP, if that is spoken."""
+        if self.router is None:
+            raise TypeError(f'{self.name} does not speak HTTP')
+        return self.router
 
     def is_meant(self, host: str) -> bool:
         """Whether a request with this Host is for us, by its looks.

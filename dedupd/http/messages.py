@@ -106,15 +106,21 @@ class Response:
     """None: the usual one of the status."""
 
 
+def _json_body(value: Any) -> bytes:
+    return json.dumps(value, separators=(',', ':')).encode() + b'\n'
+
+
 def json_response(value: Any, status: int = 200) -> Response:
-    return Response(status, {'Content-Type': JSON},
-                    json.dumps(value, separators=(',', ':')).encode() + b'\n')
+    return Response(status, {'Content-Type': JSON}, _json_body(value))
+
+
+def error_body(error: HTTPError) -> bytes:
+    return _json_body({'error': {
+        'code': error.status,
+        'title': http.HTTPStatus(error.status).phrase,
+        'message': error.message}})
 
 
 def error_response(error: HTTPError) -> Response:
-    response = json_response({'error': {
-        'code': error.status,
-        'title': http.HTTPStatus(error.status).phrase,
-        'message': error.message}}, error.status)
-    response.headers |= error.headers
-    return response
+    return Response(error.status, {'Content-Type': JSON, **error.headers},
+                    error_body(error))

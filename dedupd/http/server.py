@@ -164,15 +164,14 @@ class Server:
                 ) -> None:
         """Answer 503 and close, without waiting for anything."""
         if listener.tls is None and listener.other is None:
-            response = messages.error_response(messages.HTTPError(
+            body = messages.error_body(messages.HTTPError(
                 503, 'There are too many connections.'))
             with contextlib.suppress(OSError):
                 sock.send(
                     b'HTTP/1.1 503 Service Unavailable\r\n'
                     b'Content-Type: %b\r\nContent-Length: %d\r\n'
                     b'Connection: close\r\n\r\n%b' % (
-                        messages.JSON.encode(), len(response.body),
-                        response.body))
+                        messages.JSON.encode(), len(body), body))
         sock.close()
 
     def _ended(self, task: asyncio.Task, sock: socket.socket,

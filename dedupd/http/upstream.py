@@ -94,7 +94,7 @@ class Answer:
 
     def __init__(self, connection: '_Connection',
                  response: h11.Response) -> None:
-        self._connection = connection
+        self._connection: _Connection | None = connection
         self._over = self._ambiguous = False
         self.status = response.status_code
         self.reason = bytes(response.reason)
@@ -110,16 +110,19 @@ class Answer:
 
         :raises UpstreamError: it broke off
         """
+        connection = self._connection
+        if connection is None:
+            raise ValueError('read of an answer that was closed')
         while not self._over:
-            event = await self._connection.receive(PATIENCE)
+            event = await connection.receive(PATIENCE)
             if isinstance(event, h11.Data):
                 if event.data:
                     return event.data
             elif isinstance(event, h11.EndOfMessage):
                 self._over = True
             else:
-                raise UpstreamError(f'{self._connection.url}: the answer was '
-                                    'cut off')
+                raise UpstreamError(f'{connection.url}: the answer was cut '
+                                    'off')
         return b''
 
     def close(self) -> None:
@@ -221,10 +224,10 @@ class Upstream:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream: streams.SocketStream | streams.TLSStream = (
-                streams.SocketStream(sock))
+            plain = streams.SocketStream(sock)
+            stream: streams.SocketStream | streams.TLSStream = plain
             if self._tls is not None:
-                stream = streams.TLSStream(stream, self._tls, self._place[0])
+                stream = streams.TLSStream(plain, self._tls, self._place[0])
                 await stream.handshake(CONNECT_SECONDS)
         except BaseException:
             sock.close()
