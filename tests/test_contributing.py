@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import yaml
@@ -82,16 +83,22 @@ def test_hooks_need_nothing_but_what_the_tests_install():
 
 def test_hooks_check_what_the_tests_check():
     found = hooks()
-    assert set(found) == {'flake8', 'shellcheck', 'bashate'}
+    assert set(found) == {'flake8', 'mypy', 'shellcheck', 'bashate'}
     assert selected(found['flake8']) == [
         name for name in tracked() if name.endswith('.py')]
+    checked = tuple(f'{name}/' for name in tomllib.loads(
+        (TOP / 'pyproject.toml').read_text())['tool']['mypy']['files'])
+    assert selected(found['mypy']) == [
+        name for name in tracked()
+        if name.startswith(checked) and name.endswith(('.py', '.pyi'))]
     plugin = relative(test_plugin.SCRIPTS)
     assert selected(found['bashate']) == plugin
     assert selected(found['shellcheck']) == sorted(shell_scripts() + plugin)
 
 
 @pytest.mark.parametrize(('name', 'wrong'), [
-    ('flake8', 'import os\n'), ('shellcheck', '#!/bin/bash\necho $1\n'),
+    ('flake8', 'import os\n'), ('mypy', 'number: int = None\n'),
+    ('shellcheck', '#!/bin/bash\necho $1\n'),
     ('bashate', 'if true\nthen\n  true\nfi\n')])
 def test_a_hook_finds_what_is_wrong(name, wrong, tmp_path):
     hook = hooks()[name]
@@ -100,7 +107,7 @@ def test_a_hook_finds_what_is_wrong(name, wrong, tmp_path):
     assert good.returncode == 0, good.stdout + good.stderr
     bad = tmp_path / pathlib.Path(first).name
     bad.write_text(wrong)
-    assert run(hook, bad).returncode != 0
+    assert run(hook, bad).returncode == 1
 
 
 # -- .zuul.yaml ---------------------------------------------------------------
