@@ -78,7 +78,7 @@ class Bench:
 
     def __init__(self, directory: str, repo: repository.Repository) -> None:
         self._repo = repo
-        self._control = task.Control()
+        self._pace = task.Pace()
         self._held = index_module.Held(repo)
         self._maintainer = maintainer_module.Maintainer(repo)
 
@@ -122,23 +122,23 @@ class Bench:
             relocation.add(b''.join(
                 (first + i).to_bytes(8, 'little') for i in range(MERGED)))
             merged = merger.merge_image(self._maintainer, 'large',
-                                        relocation.finish(), self._control)
+                                        relocation.finish(), self._pace)
         if merged.replaced != MERGED or not merged.exchanged:
             raise SystemExit(f'it was not merged: {merged}')
 
     def evacuating(self) -> None:
         self._held.drop('small')
-        done = collector.run_once(self._maintainer, self._control)
+        done = collector.run_once(self._maintainer, self._pace)
         if not done.evacuated:
             raise SystemExit(f'nothing was evacuated: {done}')
 
     def planning(self) -> None:
-        if evictor.plan(self._maintainer, self._control, self._held,
+        if evictor.plan(self._maintainer, self._pace, self._held,
                         self._limit()).images != ['large']:
             raise SystemExit('it is not to be evicted')
 
     def evicting(self) -> None:
-        done = evictor.run_once(self._maintainer, self._control, self._held,
+        done = evictor.run_once(self._maintainer, self._pace, self._held,
                                 self._limit())
         if done.evicted != ['large']:
             raise SystemExit(f'it was not evicted: {done}')
@@ -147,7 +147,7 @@ class Bench:
         return BLOCK * SLOTS + maintainer_module.RESERVE_BYTES
 
     def _account(self) -> None:
-        done = accounting.run_once(self._maintainer, self._control)
+        done = accounting.run_once(self._maintainer, self._pace)
         if done.left or done.unreadable:
             raise SystemExit(f'something was left: {done}')
 

@@ -181,7 +181,7 @@ class Aged:
                 repo) as maintainer:
             for name in self.name.split(','):
                 before = time.process_time()
-                done = registry.run(name, maintainer, task.Control(),
+                done = registry.run(name, maintainer, task.Pace(),
                                     self._options)
                 self.seconds[name] += time.process_time() - before
                 print(f'{name}: {done}', file=sys.stderr)

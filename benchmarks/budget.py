@@ -83,7 +83,7 @@ def merge(path: str, directory: str, budget: int) -> int:
     """Merge all that can be; returns the blocks that are still named."""
     with open_repository(path, directory, budget) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
-            merger.run_once(maintainer, task.Control())
+            merger.run_once(maintainer, task.Pace())
         return blocks_named(repo)
 
 

@@ -68,7 +68,7 @@ def store_many(repo: repository.Repository, images: int) -> None:
     for number in range(images):
         store(repo, f'image-{number}', rng.randbytes(BLOCK))
     with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
-        accounting.run_once(maintainer, task.Control())
+        accounting.run_once(maintainer, task.Pace())
 
 
 def prepare(directory: str, store_some: Callable, amount: int) -> str:

@@ -174,29 +174,29 @@ def maintenance(table, directory, size):
     path = os.path.join(directory, 'maintained')
     repository.Repository.create(path)
     data = os.urandom(size)
-    control = task.Control()
+    pace = task.Pace()
     with repository.Repository(path, codec='none',
                                filter_dir=directory) as repo:
         keeper = maintainer_module.Maintainer(repo)
         try:
             store_twice(repo, data)
-            spent = timed(accounting.run_once, keeper, control).wall
+            spent = timed(accounting.run_once, keeper, pace).wall
             table.figure('counting', 2 * size / spent / 1e9, 'GB/s logical')
-            spent, _, _, result = timed(merger.run_once, keeper, control)
+            spent, _, _, result = timed(merger.run_once, keeper, pace)
             table.figure('merging', result.merged_blocks / spent / 1e6,
                          'million blocks/s merged')
             table.figure('merging: scanning', result.scanned / spent / 1e6,
                          'million entries/s')
-            empty = collector.run_once(keeper, control)
+            empty = collector.run_once(keeper, pace)
             blocks = size // 4096
             table.figure('catalog', keeper.catalog.disk_bytes() / blocks,
                          'MB per million blocks')
             before = bytes_on_disk(path)
             table.add('scrub', before,
-                      timed(scrubber.run_once, keeper, control))
+                      timed(scrubber.run_once, keeper, pace))
             repo.delete('one')
             repo.delete('two')
-            spent, _, _, result = timed(collector.run_once, keeper, control)
+            spent, _, _, result = timed(collector.run_once, keeper, pace)
             table.figure('collecting', 2 * size / spent / 1e9, 'GB/s logical')
             table.figure('collecting: space back',
                          (before - bytes_on_disk(path)) / before,
@@ -227,11 +227,11 @@ def beside_upload(table, directory, size):
 
             def work():
                 while not stop.is_set():
-                    control = task.Control(rate=64 * MIB)
+                    pace = task.Pace(rate=64 * MIB)
                     for run in (collector.run_once, merger.run_once,
                                 scrubber.run_once):
                         if not stop.is_set():
-                            run(keeper, control)
+                            run(keeper, pace)
 
             thread = threading.Thread(target=work)
             thread.start()

@@ -114,7 +114,7 @@ def measure(table: common.Table, repo: repository.Repository, codec: str,
     _, plain = share(repo)
     with maintainer_module.Maintainer(repo) as maintainer:
         spent = common.timed(recompressor.run_once, maintainer,
-                             task.Control(), kind, int(level or 0))
+                             task.Pace(), kind, int(level or 0))
     name = f'{codec}, {threads} threads'
     table.add(f'compressing anew, {name}', plain, spent)
     table.figure(f'blocks, {codec}', share(repo)[0], '% of plain',

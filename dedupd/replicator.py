@@ -149,7 +149,7 @@ def run_once(repository: repository_module.Repository,
              replication: site_replication.Replication,
              home: glance_api.Glance, away: glance_api.Glance,
              policy: Policy, memory: Memory,
-             control: site_replication.Control) -> Result:
+             pace: site_replication.Pace) -> Result:
     """Take what is new to the other site.
 
     :raises task.Stopped: the next run goes on
@@ -168,12 +168,12 @@ def run_once(repository: repository_module.Repository,
     del records
     chosen = memory.choose([*sizes])
     result = Result()
-    control.whole = sum(sizes[image_id] for image_id in chosen)
+    pace.whole = sum(sizes[image_id] for image_id in chosen)
     for image_id in [*replication.left(sizes), *chosen]:
-        control.check()
-        control.image_id = image_id
-        outcome = replication.take(image_id, control)
-        control.before += sizes.get(image_id, 0)
+        pace.check()
+        pace.image_id = image_id
+        outcome = replication.take(image_id, pace)
+        pace.before += sizes.get(image_id, 0)
         result.sent_bytes += outcome.sent_bytes
         if outcome.absence is not None:
             raise outcome.absence
@@ -227,7 +227,7 @@ class Replicator:
         self._stopping = False
         self._due = time.monotonic()
         self._numbers = 0
-        self._control: site_replication.Control | None = None
+        self._pace: site_replication.Pace | None = None
         self._began: float | None = None
         self._facts: Fields = {'finished': 0, 'last_success': None, 'runs': 0,
                                'failures': 0, 'last': None}
@@ -244,8 +244,8 @@ class Replicator:
         """End after the step that runs; what was sent is kept there."""
         with self._changed:
             self._stopping = True
-            if self._control is not None:
-                self._control.stop()
+            if self._pace is not None:
+                self._pace.stop()
             self._changed.notify_all()
 
     def request(self) -> int:
@@ -258,7 +258,7 @@ class Replicator:
                 'this daemon does not maintain the repository; the one that '
                 'does replicates')
         with self._changed:
-            if self._due > 0.0 or self._control is not None:
+            if self._due > 0.0 or self._pace is not None:
                 self._numbers += 1
             self._due = 0.0
             self._changed.notify_all()
@@ -267,8 +267,8 @@ class Replicator:
     def reload(self) -> None:
         """Follow changes of the options, also in the run that goes on."""
         with self._changed:
-            if self._control is not None:
-                self._control.rate = self._rate()
+            if self._pace is not None:
+                self._pace.rate = self._rate()
             if self._due > 0.0:
                 self._due = self._next()
             self._changed.notify_all()
@@ -285,21 +285,21 @@ class Replicator:
         """How it is, as the scheduler says it of its tasks."""
         past = self._past.facts('replicate')
         with self._changed:
-            control = self._control
+            pace = self._pace
             due = self._due
             done = whole = 0
-            if control is not None:
-                done, whole = control.before + control.done, control.whole
+            if pace is not None:
+                done, whole = pace.before + pace.done, pace.whole
             return {
-                'state': ('running' if control is not None else
+                'state': ('running' if pace is not None else
                           'waiting' if due == 0.0 else 'idle'),
                 'done': done, 'total': whole,
-                'what': (f'replicating {control.image_id}'
-                         if control is not None and control.image_id else ''),
+                'what': (f'replicating {pace.image_id}'
+                         if pace is not None and pace.image_id else ''),
                 'started': self._began,
-                'seconds_left': _seconds_left(control, done, whole),
+                'seconds_left': _seconds_left(pace, done, whole),
                 'interval': self._conf.replication.interval,
-                'next': None if control is not None or due == float('inf')
+                'next': None if pace is not None or due == float('inf')
                 else round(time.time() + max(0.0, due - time.monotonic())),
                 **self._facts,
                 **({} if self._facts['runs'] else past)}
@@ -307,8 +307,8 @@ class Replicator:
     def status(self) -> Fields:
         """What there is besides."""
         with self._changed:
-            control = self._control
-            sent = 0 if control is None else control.sent
+            pace = self._pace
+            sent = 0 if pace is None else pace.sent
             return {'to': self._conf.replication.to,
                     'pending': self._memory.pending,
                     'replicated': self._replicated,
@@ -338,20 +338,20 @@ class Replicator:
                 number = self._numbers
                 self._due = self._next()
                 self._began = time.time()
-                control = self._control = site_replication.Control(
+                pace = self._pace = site_replication.Pace(
                     rate=self._rate())
             self._tell()
-            self._perform(number, control)
+            self._perform(number, pace)
             self._tell()
 
     def _perform(self, number: int,
-                 control: site_replication.Control) -> None:
+                 pace: site_replication.Pace) -> None:
         started = time.monotonic()
         result: Fields | None = None    # and why, in its place
         error: str | None = None
         ended = True
         try:
-            result = dataclasses.asdict(self._replicate(control))
+            result = dataclasses.asdict(self._replicate(pace))
         except task_module.Stopped:
             error = 'it was stopped, since the daemon ended'
             ended = False
@@ -372,8 +372,8 @@ class Replicator:
                 self._replicated += result['replicated']
             else:
                 facts['failures'] += ended
-            self._sent += control.sent
-            self._control = self._began = None
+            self._sent += pace.sent
+            self._pace = self._began = None
             self._changed.notify_all()
         if ended:
             self._past.note('replicate', facts['last'], facts['last_success'])
@@ -381,7 +381,7 @@ class Replicator:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
                     else logging.DEBUG, 'replicate: %s', result)
 
-    def _replicate(self, control: site_replication.Control) -> Result:
+    def _replicate(self, pace: site_replication.Pace) -> Result:
         options = self._conf.replication
         home, away = map(glance_api.Glance,
                          (options.from_cloud, options.to_cloud))
@@ -392,7 +392,7 @@ class Replicator:
                 self._repository,
                 site_replication.Replication(self._repository, client, home,
                                              away),
-                home, away, Policy.of(options), self._memory, control)
+                home, away, Policy.of(options), self._memory, pace)
 
     def _failed(self, error: Exception) -> None:
         known = isinstance(error, (
@@ -408,10 +408,10 @@ class Replicator:
             watcher()
 
 
-def _seconds_left(control: site_replication.Control | None, done: int,
+def _seconds_left(pace: site_replication.Pace | None, done: int,
                   whole: int) -> float | None:
     """A guess, by the pace so far."""
-    if control is None or not 0 < done <= whole:
+    if pace is None or not 0 < done <= whole:
         return None
-    elapsed = time.monotonic() - control.started
+    elapsed = time.monotonic() - pace.started
     return round(elapsed * (whole - done) / done, 1)

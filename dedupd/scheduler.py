@@ -94,7 +94,7 @@ class _Job:
 class _State:
     """Of one task."""
 
-    control: task_module.Control | None = None
+    pace: task_module.Pace | None = None
     job: _Job | None = None
     last: Fields | None = None
     finished: int = 0
@@ -128,7 +128,7 @@ class Scheduler:
         self._due: dict[str, float] = {}    # by time.monotonic()
         self._states = {name: _State()
                         for name, task in registry.TASKS.items() if task.run}
-        self._current: task_module.Control | None = None
+        self._current: task_module.Pace | None = None
         self._sampled = 0.0
         self._maintainer: maintainer_module.Maintainer | None = None
         self._logged = 0
@@ -206,8 +206,8 @@ class Scheduler:
                 # It is what was asked for; whoever waits for it before waits
                 # for the same.
                 underway.number = number
-                if self._states[name].control is not None:
-                    self._states[name].control.patient = False
+                if self._states[name].pace is not None:
+                    self._states[name].pace.patient = False
             else:
                 self._requests.append(_Job(number, name, arguments))
                 self._make_way()
@@ -228,8 +228,8 @@ class Scheduler:
         """Follow changes of the options, also in the task that runs."""
         with self._changed:
             for name, state in self._states.items():
-                if state.control is not None:
-                    state.control.rate = self._rate(name)
+                if state.pace is not None:
+                    state.pace.rate = self._rate(name)
             now = time.monotonic()
             for name in list(self._due):
                 interval = self._interval(name)
@@ -267,22 +267,22 @@ class Scheduler:
 
     def _status(self, name: str) -> Fields:
         state = self._states[name]
-        control, job = state.control, state.job
+        pace, job = state.pace, state.job
         waiting = name in self._suspended or any(
             j.name == name for j in self._requests)
-        left = None if control is None else control.seconds_left()
+        left = None if pace is None else pace.seconds_left()
         due = self._due.get(name)
         past = self.past.facts(name)
         return {
-            'state': ('running' if control is not None else
+            'state': ('running' if pace is not None else
                       'waiting' if waiting else 'idle'),
-            'done': 0 if control is None else control.done,
-            'total': 0 if control is None else control.total,
-            'what': '' if control is None else control.what,
+            'done': 0 if pace is None else pace.done,
+            'total': 0 if pace is None else pace.total,
+            'what': '' if pace is None else pace.what,
             'started': None if job is None else job.began,
             'seconds_left': None if left is None else round(left, 1),
             'interval': self._interval(name),
-            'next': None if due is None or control is not None else (
+            'next': None if due is None or pace is not None else (
                 round(time.time() + max(0.0, due - time.monotonic()))),
             'finished': state.finished,
             'last_success': state.last_success or past['last_success'],
@@ -337,17 +337,17 @@ class Scheduler:
     def _opening(self, done: int, total: int, what: str) -> None:
         """A catalog is being made anew: this is the maintainer already."""
         state = self._states['rebuild-catalog']
-        if state.control is None:
+        if state.pace is None:
             LOG.warning('The catalog is being made anew.')
             with self._changed:
                 self.is_maintainer = True
                 self.catalog_state = 'rebuilding'
-                state.control = self._current = task_module.Control()
+                state.pace = self._current = task_module.Pace()
                 state.job = _Job(0, 'rebuild-catalog', {}, time.time())
                 if self._stopping:
-                    state.control.stop()
+                    state.pace.stop()
             self._tell()
-        state.control.step(done, total, what)
+        state.pace.step(done, total, what)
 
     def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
         errors = sorted([*self.past.load(registry.TASKS), *self.errors],
@@ -357,7 +357,7 @@ class Scheduler:
         now = time.monotonic()
         with self._changed:
             state = self._states['rebuild-catalog']
-            state.control = state.job = self._current = None
+            state.pace = state.job = self._current = None
             self._maintainer = maintainer
             self.is_maintainer = True
             self.catalog_state = 'ready'
@@ -378,7 +378,7 @@ class Scheduler:
             self.is_maintainer = False
             self._due.clear()
             for state in self._states.values():
-                state.control = state.job = None
+                state.pace = state.job = None
         self._tell()
 
     def _maintain(self, maintainer: maintainer_module.Maintainer) -> None:
@@ -434,7 +434,7 @@ class Scheduler:
 
     def _underway(self, name: str) -> _Job | None:
         """The job of a task that gives way, if it has begun."""
-        if _rank(name) and self._states[name].control is not None:
+        if _rank(name) and self._states[name].pace is not None:
             return self._states[name].job
         return self._suspended.get(name)
 
@@ -458,15 +458,15 @@ class Scheduler:
             if first:
                 job.began, job.started = time.time(), time.monotonic()
             state.job = job
-            control = task_module.Control(
+            pace = task_module.Pace(
                 lambda *args: self._progress(job.name), self._rate(job.name),
                 patient=not job.number)
-            state.control = self._current = control
+            state.pace = self._current = pace
             interval = self._interval(job.name)
             if interval and first:
                 self._due[job.name] = time.monotonic() + interval
             if self._stopping:
-                control.stop()
+                pace.stop()
         self._tell()
         if first:
             self._notify('start', job.name, job.arguments)
@@ -474,11 +474,11 @@ class Scheduler:
         ended = True
         try:
             result = dataclasses.asdict(
-                self._run_task(maintainer, control, job) or _Nothing())
+                self._run_task(maintainer, pace, job) or _Nothing())
         except task_module.Stopped:
             if not self._stopping:
                 with self._changed:
-                    state.control = self._current = None
+                    state.pace = self._current = None
                     # It goes on where it is, and does not begin anew.
                     job.arguments = {
                         key: value for key, value in job.arguments.items()
@@ -507,7 +507,7 @@ class Scheduler:
                 state.failures += ended
             elif not job.arguments.get('dry_run'):
                 state.last_success = finished
-            state.control = state.job = self._current = None
+            state.pace = state.job = self._current = None
             if not job.arguments.get('dry_run'):
                 # That was its pass, too.
                 self._suspended.pop(job.name, None)
@@ -542,8 +542,8 @@ class Scheduler:
     def _make_way(self) -> None:
         """Have what gives way stop after its step; it goes on later."""
         for name, state in self._states.items():
-            if _rank(name) and state.control is not None:
-                state.control.stop()
+            if _rank(name) and state.pace is not None:
+                state.pace.stop()
 
     def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
                        error: Exception) -> None:
@@ -615,14 +615,14 @@ class Scheduler:
                                                         interval)
 
     def _run_task(self, maintainer: maintainer_module.Maintainer,
-                  control: task_module.Control, job: _Job) -> Any:
+                  pace: task_module.Pace, job: _Job) -> Any:
         if job.name == 'rebuild-catalog':
             self.catalog_state = 'rebuilding'
         arguments = job.arguments
         if registry.TASKS[job.name].in_caches_only:
             arguments = {'held': self._held, 'coming': self._coming(),
                          **arguments}
-        return registry.run(job.name, maintainer, control, self._conf.dedupd,
+        return registry.run(job.name, maintainer, pace, self._conf.dedupd,
                             **arguments)
 
     def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:

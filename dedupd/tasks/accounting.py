@@ -62,14 +62,14 @@ class Result:
 
 
 def run_once(maintainer: maintainer_module.Maintainer,
-             control: task.Control) -> Result:
+             pace: task.Pace) -> Result:
     """Settle what can be settled in the spool.
 
     :raises task.Stopped: between two rounds; what was done stands
     :raises NoSpaceError: if there is no room even to count
     """
-    return maintainer.guard(lambda: Accountant(maintainer, control).run(),
-                            control.step)
+    return maintainer.guard(lambda: Accountant(maintainer, pace).run(),
+                            pace.step)
 
 
 # -- judging (N4) -------------------------------------------------------------
@@ -318,9 +318,9 @@ class Accountant:
     """Judges and settles all entries, as often as it is asked to."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control) -> None:
+                 pace: task.Pace) -> None:
         self._maintainer = maintainer
-        self._control = control
+        self._pace = pace
         self._counted = self._uncounted = self._removed = self._left = 0
         self._known: dict[tuple[str, int], _Named] = {}
         self._pins: list[_Named] = []
@@ -338,7 +338,7 @@ class Accountant:
         self._settle(self._maintainer.engine.spool())
         if self._suspects:
             self._rebuild()
-        self._maintainer.retry_unreadable(self._control.step)
+        self._maintainer.retry_unreadable(self._pace.step)
         return Result(self._counted, self._uncounted, self._removed,
                       self._left, {**self._maintainer.unreadable(),
                                    **self._begun()})
@@ -396,7 +396,7 @@ class Accountant:
 
     def _step(self, done: int) -> None:
         self._done = done
-        self._control.step(done, self._total, 'accounting')
+        self._pace.step(done, self._total, 'accounting')
 
     def _judge_round(self, waiting: collections.deque[str],
                      entries: list[Entry]) -> list[str]:
@@ -568,7 +568,7 @@ class Accountant:
         self._suspects.clear()
         self._rebuilt.update(suspects)
         self._maintainer.rebuild(
-            self._control.step,
+            self._pace.step,
             f'spool/{suspects[0]} is damaged, so that it is not known what '
             'is to be un-counted: the catalog')
         self._settle(suspects)

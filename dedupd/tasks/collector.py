@@ -116,19 +116,19 @@ class _Refused(Exception):
 
 
 def plan(maintainer: maintainer_module.Maintainer,
-         control: task.Control | None = None, live_share: int = LIVE_SHARE,
+         pace: task.Pace | None = None, live_share: int = LIVE_SHARE,
          evacuate_share: int = EVACUATE_SHARE) -> Plan:
     """What a collection would do; changes nothing.
 
     Whether a group is in use is not tried.
     """
-    control = control or task.Control()
+    pace = pace or task.Pace()
     return maintainer.guard(
-        lambda: _plan(maintainer, control, live_share, evacuate_share),
-        control.step)
+        lambda: _plan(maintainer, pace, live_share, evacuate_share),
+        pace.step)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              live_share: int = LIVE_SHARE,
              evacuate_share: int = EVACUATE_SHARE) -> Result:
     """Collect what can be.
@@ -141,8 +141,8 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
     :raises NoSpaceError: if there is no room even to count
     """
     return maintainer.guard(
-        lambda: _Run(maintainer, control, live_share, evacuate_share).run(),
-        control.step)
+        lambda: _Run(maintainer, pace, live_share, evacuate_share).run(),
+        pace.step)
 
 
 # -- what both look at --------------------------------------------------------
@@ -254,10 +254,10 @@ def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
 
 # -- planning -----------------------------------------------------------------
 
-def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
+def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
           live_share: int, evacuate_share: int) -> Plan:
-    maintainer.reconcile(control.step)
-    accountant = accounting.Accountant(maintainer, control)
+    maintainer.reconcile(pace.step)
+    accountant = accounting.Accountant(maintainer, pace)
     foreseen = accountant.foresee()
     refused = None
     try:
@@ -284,8 +284,8 @@ def _plan(maintainer: maintainer_module.Maintainer, control: task.Control,
             number, facts['slots'], facts['published'], look.live,
             len(look.free), look.pinned, action, reason))
         freed += look.bytes
-        control.step(done + 1, len(wanted), 'looking at groups',
-                     cost=addresses_module.ENTRY_BYTES * facts['slots'])
+        pace.step(done + 1, len(wanted), 'looking at groups',
+                  cost=addresses_module.ENTRY_BYTES * facts['slots'])
     return Plan(sorted(groups, key=lambda g: g.number),
                 sum(g.free for g in groups), freed, refused)
 
@@ -321,13 +321,13 @@ def _foresee_action(look: _Look, facts: dict[str, int], last: bool,
 
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control, live_share: int,
+                 pace: task.Pace, live_share: int,
                  evacuate_share: int) -> None:
         self._maintainer = maintainer
-        self._control = control
+        self._pace = pace
         self._live_share = live_share
         self._evacuate_share = evacuate_share
-        self._accountant = accounting.Accountant(maintainer, control)
+        self._accountant = accounting.Accountant(maintainer, pace)
         self._sums = dict.fromkeys(
             (field.name for field in dataclasses.fields(Result)), 0)
         self._sums.update(refused=None, failed={})
@@ -339,7 +339,7 @@ class _Run:
         try:
             # An entry of the spool may have been lost before it was settled,
             # or a recipe that is counted.
-            self._maintainer.reconcile(self._control.step)
+            self._maintainer.reconcile(self._pace.step)
             self._drain()
             self._forget_unlinked()
             wanted, self._sums['failed'] = _candidates(
@@ -388,7 +388,7 @@ class _Run:
 
     def _step(self, done: int, total: int, what: str) -> None:
         cost, self._cost = self._cost, 0
-        self._control.step(done, total, what, cost)
+        self._pace.step(done, total, what, cost)
 
     # -- groups in use ----------------------------------------------------
 
@@ -615,7 +615,7 @@ class _Run:
         """Merge an image to the copies; if it cannot be, the group stays."""
         try:
             merger.merge_image(self._maintainer, image_id, mapping,
-                               self._control)
+                               self._pace)
         except catalog_module.CatalogError:
             raise
         except exceptions.BusyError:

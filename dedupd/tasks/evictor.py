@@ -67,17 +67,17 @@ class Result:
     """Images that could not be deleted, and why."""
 
 
-def plan(maintainer: maintainer_module.Maintainer, control: task.Control,
+def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
          held: index_module.Held, limit: int, coming: int = 0,
          live_share: int = collector.LIVE_SHARE,
          evacuate_share: int = collector.EVACUATE_SHARE) -> Plan:
     """What would be evicted; changes nothing. Arguments as for run_once."""
-    run = _Run(maintainer, control, held, limit, coming, live_share,
+    run = _Run(maintainer, pace, held, limit, coming, live_share,
                evacuate_share)
-    return maintainer.guard(run.plan, control.step)
+    return maintainer.guard(run.plan, pace.step)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              held: index_module.Held, limit: int, coming: int = 0,
              live_share: int = collector.LIVE_SHARE,
              evacuate_share: int = collector.EVACUATE_SHARE) -> Result:
@@ -92,19 +92,19 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
     :raises task.Stopped: between two images; what was done stands
     :raises NoSpaceError: if there is no room even to count
     """
-    run = _Run(maintainer, control, held, limit, coming, live_share,
+    run = _Run(maintainer, pace, held, limit, coming, live_share,
                evacuate_share)
-    return maintainer.guard(run.run, control.step)
+    return maintainer.guard(run.run, pace.step)
 
 
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control, held: index_module.Held, limit: int,
+                 pace: task.Pace, held: index_module.Held, limit: int,
                  coming: int, live_share: int, evacuate_share: int) -> None:
         index_module.check_limit(maintainer.repository, limit)
         self._maintainer = maintainer
         self._repository = maintainer.repository
-        self._control = control
+        self._pace = pace
         self._held = held
         self._limit = limit
         self._coming = coming
@@ -152,8 +152,8 @@ class _Run:
                       len(self._in_use), refused, short, self._failed)
 
     def _step(self, done: int, total: int) -> None:
-        self._control.step(min(max(0, done), total), total,
-                           'evicting images')
+        self._pace.step(min(max(0, done), total), total,
+                        'evicting images')
 
     # -- how much there is -------------------------------------------------
 
@@ -188,14 +188,14 @@ class _Run:
     def _foresee(self) -> accounting.Foreseen:
         """What is deleted or committed and not counted yet."""
         return accounting.Accountant(self._maintainer,
-                                     self._control).foresee()
+                                     self._pace).foresee()
 
     def _dead(self, foreseen: accounting.Foreseen) -> tuple[int, int]:
         """Blocks that are not freed yet, and can be; and a block's bytes.
 
         The bytes are those of the disk, on average.
         """
-        found = collector.plan(self._maintainer, self._control,
+        found = collector.plan(self._maintainer, self._pace,
                                **self._shares)
         dead = sum(group.free + group.pinned for group in found.groups)
         used = sum(foreseen.group(number)['used']
@@ -228,7 +228,7 @@ class _Run:
             self._in_use.discard(image_id)
             chosen.append(image_id)
             blocks += self._blocks_of(image_id, batch, foreseen)
-            self._control.check()
+            self._pace.check()
         return chosen, blocks
 
     def _blocks_of(self, image_id: str, batch: catalog_module.Batch,
@@ -276,7 +276,7 @@ class _Run:
 
     def _collect(self) -> str | None:
         """Free what can be; why nothing was freed, if so."""
-        return collector.run_once(self._maintainer, self._control,
+        return collector.run_once(self._maintainer, self._pace,
                                   **self._shares).refused
 
     def _give_up_unreadable(self) -> bool:
@@ -290,7 +290,7 @@ class _Run:
                 self._repository.images())):
             try:
                 scrubber.mark_lost(self._maintainer, image_id,
-                                   self._control.step)
+                                   self._pace.step)
                 self._held.drop(image_id)   # which forgets it
             except exceptions.RepositoryError as e:
                 LOG.warning('Image %s cannot be given up: %s', image_id, e)

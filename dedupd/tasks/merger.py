@@ -135,7 +135,7 @@ class Result:
 
 
 def plan(maintainer: maintainer_module.Maintainer,
-         control: task.Control | None = None,
+         pace: task.Pace | None = None,
          exclude: Exclude | None = None) -> Plan:
     """What a run would do.
 
@@ -144,12 +144,12 @@ def plan(maintainer: maintainer_module.Maintainer,
     :param exclude: as for run_once
     :raises task.Stopped: what was found is known to the next run
     """
-    control = control or task.Control()
+    pace = pace or task.Pace()
     return maintainer.guard(
-        lambda: _Run(maintainer, control, exclude).plan(), control.step)
+        lambda: _Run(maintainer, pace, exclude).plan(), pace.step)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              exclude: Exclude | None = None, dry_run: bool = False
              ) -> Result | Plan:
     """Find duplicates, and merge what can be merged.
@@ -161,9 +161,9 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
     :raises NoSpaceError: there is no room for the index, or for a recipe
     """
     if dry_run:
-        return plan(maintainer, control, exclude)
+        return plan(maintainer, pace, exclude)
     return maintainer.guard(
-        lambda: _Run(maintainer, control, exclude).run(), control.step)
+        lambda: _Run(maintainer, pace, exclude).run(), pace.step)
 
 
 class Merged(NamedTuple):
@@ -178,7 +178,7 @@ class Merged(NamedTuple):
 
 
 def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
-                mapping: bytes, control: task.Control) -> Merged:
+                mapping: bytes, pace: task.Pace) -> Merged:
     """Rewrite an image's recipe to other addresses of the same blocks (N10).
 
     What it leaves in the spool is for the accounting to settle.
@@ -193,12 +193,12 @@ def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
             maintainer.engine, image_id, mapping)) as merge:    # N10.1, N10.2
         if not merge.replaced:
             return Merged(0, False, merge.collisions)
-        _count(maintainer, control, merge)                      # N10.3
+        _count(maintainer, pace, merge)                         # N10.3
         return Merged(merge.replaced, merge.exchange(),         # N10.4 to 7
                       merge.collisions)
 
 
-def _count(maintainer: maintainer_module.Maintainer, control: task.Control,
+def _count(maintainer: maintainer_module.Maintainer, pace: task.Pace,
            merge: _engine.Merge) -> None:
     """Count the new recipe, all of it, in as many steps as it takes (N10.3).
 
@@ -209,7 +209,7 @@ def _count(maintainer: maintainer_module.Maintainer, control: task.Control,
     def write() -> None:
         maintainer.settle(batch)
         batch.clear()
-        control.check()
+        pace.check()
     txid = merge.header()['transaction_id']
     with contextlib.closing(
             maintainer.engine.open_entry(f'M-{txid.hex()}')) as recipe:
@@ -286,9 +286,9 @@ class _Index:
     """The exact index, and the known duplicates, both in the catalog."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control) -> None:
+                 pace: task.Pace) -> None:
         self._maintainer = maintainer
-        self._control = control
+        self._pace = pace
         self._scopes: dict[int, bytes] = {}     # of the groups
         self.scanned = 0
 
@@ -345,7 +345,7 @@ class _Index:
             if len(batch) >= 1 << 16:
                 self._maintainer.write(batch, sync=True)
                 batch = catalog.batch()
-                self._control.check()
+                self._pace.check()
         self._maintainer.write(batch, sync=True, index_bits=bits)
 
     def _estimate(self) -> float:
@@ -385,8 +385,8 @@ class _Index:
                 if size >= SORTED_RECORDS:
                     self._add_read(read, moved)
                     read, moved, size = [], {}, 0
-                self._control.step(self.scanned, total, 'reading new entries',
-                                   cost=addresses_module.ENTRY_BYTES * count)
+                self._pace.step(self.scanned, total, 'reading new entries',
+                                cost=addresses_module.ENTRY_BYTES * count)
         self._add_read(read, moved)
 
     def _read(self, number: int, first: int, count: int) -> bytes | None:
@@ -423,7 +423,7 @@ class _Index:
                         or pairs >= PAIRS_AT_ONCE):
                     self._write(pages)
                     pages, size, pairs = [], 0, 0
-            self._control.check()
+            self._pace.check()
         self._write(pages)
 
     def _update(self, number: int, old: bytes, added: bytes,
@@ -559,7 +559,7 @@ class _Index:
                     self._add(_engine.index_sort(again))
                 if gone:
                     self.forget(gone)
-                self._control.check()
+                self._pace.check()
 
 
 # -- choosing -----------------------------------------------------------------
@@ -622,18 +622,18 @@ class _Counts:
 
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control, exclude: Exclude | None) -> None:
+                 pace: task.Pace, exclude: Exclude | None) -> None:
         self._maintainer = maintainer
-        self._control = control
+        self._pace = pace
         self._exclude = exclude or (lambda facts: False)
-        self._index = _Index(maintainer, control)
+        self._index = _Index(maintainer, pace)
         self._sums = dict.fromkeys(
             (field.name for field in dataclasses.fields(Result)), 0)
         self._failed: dict[str, str] = {}
 
     def plan(self) -> Plan:
         foreseen = accounting.Accountant(
-            self._maintainer, self._control).foresee()
+            self._maintainer, self._pace).foresee()
         self._index.catch_up()
         duplicates = total = 0
         images: set[str] = set()
@@ -646,7 +646,7 @@ class _Run:
 
     def run(self) -> Result:
         # What is committed, but not counted, is in use all the same.
-        accounting.run_once(self._maintainer, self._control)
+        accounting.run_once(self._maintainer, self._pace)
         self._index.catch_up()
         for chosen in self._rounds():
             self._merge(_Replacements(self._without_damaged(chosen.words)))
@@ -666,7 +666,7 @@ class _Run:
                 chosen.append(_engine.pairs_choose(
                     pairs, *blocks, counts.of(blocks.addresses)))
                 size += len(chosen[-1])
-                self._control.check()
+                self._pace.check()
             if size >= ROUND_BLOCKS * _REPLACEMENT_BYTES:
                 yield _Replacements(b''.join(chosen))
                 chosen, size = [], 0
@@ -683,8 +683,8 @@ class _Run:
                 self._maintainer.engine, images, addresses, is_wanted)):
             if image.found:
                 yield image.image_id
-            self._control.step(done + 1, len(images), 'merging images',
-                               cost=image.cost)
+            self._pace.step(done + 1, len(images), 'merging images',
+                            cost=image.cost)
 
     def _without_damaged(self, words: array.array) -> bytes:
         """Replacements, but for those by a block that cannot be read.
@@ -723,8 +723,8 @@ class _Run:
                 addresses_module.slot_of(first), last - first + 1)
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return set(range(first, last + 1))
-        self._control.step(self._control.done, self._control.total,
-                           'reading blocks that are to stay', cost=cost)
+        self._pace.step(self._pace.done, self._pace.total,
+                        'reading blocks that are to stay', cost=cost)
         return set(addresses_module.of_slots(
             number, addresses_module.unpack(damaged + invalid)))
 
@@ -738,9 +738,9 @@ class _Run:
         for image_id in self._images_with(olds):
             merged += self._merge_one(image_id, mapping, collisions)
             if merged >= ACCOUNT_EVERY:
-                accounting.run_once(self._maintainer, self._control)
+                accounting.run_once(self._maintainer, self._pace)
                 merged = 0
-        accounting.run_once(self._maintainer, self._control)
+        accounting.run_once(self._maintainer, self._pace)
         if collisions:
             collided = itertools.chain.from_iterable(
                 (kept, old if old != kept else new)
@@ -759,7 +759,7 @@ class _Run:
         """Merge an image; whether that left something in the spool."""
         try:
             merged = merge_image(self._maintainer, image_id, mapping,
-                                 self._control)
+                                 self._pace)
         except exceptions.ImageNotFound:
             return False
         except exceptions.BusyError:

@@ -91,7 +91,7 @@ def plan(maintainer: maintainer_module.Maintainer, codec: str,
                             if group.action == 'recompress'))
 
 
-def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              codec: str, level: int = 0) -> Result:
     """Compress anew what is not done.
 
@@ -100,8 +100,8 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
     """
     mark = _engine.codec_mark(codec, level)
     return maintainer.guard(
-        lambda: _Run(maintainer, control, codec, level, mark).run(),
-        control.step)
+        lambda: _Run(maintainer, pace, codec, level, mark).run(),
+        pace.step)
 
 
 def give_up(maintainer: maintainer_module.Maintainer) -> None:
@@ -144,10 +144,10 @@ def _reason(facts: dict[str, Any], damaged: bool) -> str:
 
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control, codec: str, level: int,
+                 pace: task.Pace, codec: str, level: int,
                  mark: tuple[int, int]) -> None:
         self._maintainer = maintainer
-        self._control = control
+        self._pace = pace
         self._codec, self._level, self._mark = codec, level, mark
         self._sums: dict[str, Any] = dict.fromkeys(
             (field.name for field in dataclasses.fields(Result)), 0)
@@ -166,7 +166,7 @@ class _Run:
                 # The next one needs as much.
                 self._sums['skipped_for_space'] += 1
                 continue
-            self._control.wait_until_idle()
+            self._pace.wait_until_idle()
             self._recompress(number)
         return Result(**self._sums)
 
@@ -217,13 +217,13 @@ class _Run:
             self._fail(number, e)
         give_up(self._maintainer)
         self._done += 1
-        self._control.step(self._done, self._total, 'compressing groups anew')
+        self._pace.step(self._done, self._total, 'compressing groups anew')
 
     def _write(self, rewriting: _engine.Rewriting) -> None:
         complete = False
         while not complete:
             complete, cost = rewriting.step()
-            self._control.step(
+            self._pace.step(
                 self._done, self._total,
                 f'compressing group {rewriting.number:08x} anew: '
                 f'{100 * rewriting.done // rewriting.slots} %', cost)
@@ -243,7 +243,7 @@ class _Run:
                     self._sums['groups'] += 1
                     self._sums['disk_bytes'] += before - after
                     return
-                self._control.pause(_PAUSE)
+                self._pace.pause(_PAUSE)
         finally:
             if announced:
                 engine.withdraw(number)

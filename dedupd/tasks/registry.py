@@ -53,24 +53,24 @@ def check_options(options: Any) -> None:
             raise ValueError(f'recompress_level: {e}') from e
 
 
-def _account(maintainer: Maintainer, control: task.Control,
+def _account(maintainer: Maintainer, pace: task.Pace,
              options: Any) -> Any:
     from dedupd.tasks import accounting
 
-    return accounting.run_once(maintainer, control)
+    return accounting.run_once(maintainer, pace)
 
 
-def _collect(maintainer: Maintainer, control: task.Control, options: Any,
+def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
              dry_run: bool = False) -> Any:
     from dedupd.tasks import collector
 
     function = collector.plan if dry_run else collector.run_once
-    return function(maintainer, control,
+    return function(maintainer, pace,
                     live_share=options.collect_live_share,
                     evacuate_share=options.collect_evacuate_share)
 
 
-def _merge(maintainer: Maintainer, control: task.Control, options: Any,
+def _merge(maintainer: Maintainer, pace: task.Pace, options: Any,
            dry_run: bool = False) -> Any:
     from dedupd.tasks import merger
 
@@ -80,18 +80,18 @@ def _merge(maintainer: Maintainer, control: task.Control, options: Any,
         return (facts['image_id'] in excluded
                 or f'project:{facts["project"]}' in excluded)
 
-    return merger.run_once(maintainer, control, exclude, dry_run)
+    return merger.run_once(maintainer, pace, exclude, dry_run)
 
 
-def _scrub(maintainer: Maintainer, control: task.Control, options: Any,
+def _scrub(maintainer: Maintainer, pace: task.Pace, options: Any,
            full: bool = False) -> Any:
     from dedupd.tasks import scrubber
 
-    return scrubber.run_once(maintainer, control, full=full,
+    return scrubber.run_once(maintainer, pace, full=full,
                              spare_threshold=options.spare_threshold)
 
 
-def _recompress(maintainer: Maintainer, control: task.Control, options: Any,
+def _recompress(maintainer: Maintainer, pace: task.Pace, options: Any,
                 dry_run: bool = False, codec: str | None = None,
                 level: int | None = None) -> Any:
     from dedupd.tasks import recompressor
@@ -103,10 +103,10 @@ def _recompress(maintainer: Maintainer, control: task.Control, options: Any,
             return None
     if dry_run:
         return recompressor.plan(maintainer, codec, level or 0)
-    return recompressor.run_once(maintainer, control, codec, level or 0)
+    return recompressor.run_once(maintainer, pace, codec, level or 0)
 
 
-def _evict(maintainer: Maintainer, control: task.Control, options: Any,
+def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
            held: Any = None, coming: int = 0, limit_mib: int | None = None,
            dry_run: bool = False) -> Any:
     from dedupd.cache import index as index_module
@@ -119,15 +119,15 @@ def _evict(maintainer: Maintainer, control: task.Control, options: Any,
                 index_module.Held(maintainer.repository)))
         function = evictor.plan if dry_run else evictor.run_once
         return function(
-            maintainer, control, held,
+            maintainer, pace, held,
             held.limit if limit_mib is None else limit_mib << 20, coming,
             live_share=options.collect_live_share,
             evacuate_share=options.collect_evacuate_share)
 
 
-def _rebuild(maintainer: Maintainer, control: task.Control,
+def _rebuild(maintainer: Maintainer, pace: task.Pace,
              options: Any) -> None:
-    maintainer.rebuild(control.step)
+    maintainer.rebuild(pace.step)
 
 
 def _check_codec(codec: str | None = None, level: int = 0,
@@ -147,7 +147,7 @@ class Task:
 
     name: str
     run: Callable[..., Any] | None = None
-    """Called as `run(maintainer, control, options, **arguments)`, and imports
+    """Called as `run(maintainer, pace, options, **arguments)`, and imports
     the task's module; None: the scheduler does not run it."""
     arguments: Mapping[str, type] = dataclasses.field(default_factory=dict)
     """What a request may give, by name."""
@@ -209,10 +209,10 @@ TASKS = {row.name: row for row in (
     Task('replicate'))}
 
 
-def run(name: str, maintainer: Maintainer, control: task.Control,
+def run(name: str, maintainer: Maintainer, pace: task.Pace,
         options: Any, **arguments: Any) -> Any:
     """Run a task; returns its result, a dataclass, or None.
 
     :param options: the group ``[dedupd]``; read now
     """
-    return TASKS[name].run(maintainer, control, options, **arguments)
+    return TASKS[name].run(maintainer, pace, options, **arguments)

@@ -93,7 +93,7 @@ class Result:
     What an earlier pass met stays, until this one looks there."""
 
 
-def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              full: bool = False, budget_bytes: int | None = None,
              spare_threshold: int = 0, spare_max: int = SPARE_MAX) -> Result:
     """Heal what can be, and go on with the pass to its end.
@@ -105,8 +105,8 @@ def run_once(maintainer: maintainer_module.Maintainer, control: task.Control,
     :raises task.Stopped: between two steps; the next run goes on from there
     """
     return maintainer.guard(
-        lambda: _Run(maintainer, control, full, budget_bytes,
-                     spare_threshold, spare_max).run(), control.step)
+        lambda: _Run(maintainer, pace, full, budget_bytes,
+                     spare_threshold, spare_max).run(), pace.step)
 
 
 def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
@@ -191,10 +191,10 @@ class _Run:
     """One run. What is to outlive it is in `_state`."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
-                 control: task.Control, full: bool, budget: int | None,
+                 pace: task.Pace, full: bool, budget: int | None,
                  spare_threshold: int, spare_max: int) -> None:
         self._maintainer = maintainer
-        self._control = control
+        self._pace = pace
         self._budget = budget
         self._spare_threshold = spare_threshold
         self._spare_max = spare_max
@@ -256,7 +256,7 @@ class _Run:
         """After a step: it is kept how far it went, then the pace."""
         self._read += cost
         self._save()
-        self._control.step(done, total, what, cost=cost)
+        self._pace.step(done, total, what, cost=cost)
 
     def _spent(self) -> bool:
         return self._budget is not None and self._read >= self._budget
@@ -545,7 +545,7 @@ class _Run:
                     self._maintainer.relocation()) as relocation:
                 mapping = self._find_copies(before, relocation)
                 self._merge(before, mapping)
-            accounting.run_once(self._maintainer, self._control)
+            accounting.run_once(self._maintainer, self._pace)
         self._forget(self._images_with(self._known))
 
     def _find_copies(self, images: dict[str, set[int]],
@@ -624,13 +624,13 @@ class _Run:
                     self._maintainer, image_id,
                     addresses_module.pack(
                         itertools.chain.from_iterable(pairs), 'Q'),
-                    self._control)
+                    self._pace)
             except exceptions.ImageNotFound:
                 continue
             except (exceptions.BusyError, exceptions.NoSpaceError,
                     *exceptions.UNREADABLE) as e:
                 LOG.warning('Image %s cannot be healed now: %s', image_id, e)
-            self._control.step(done + 1, len(images), 'healing images')
+            self._pace.step(done + 1, len(images), 'healing images')
 
     def _forget(self, images: dict[str, set[int]]) -> None:
         """Note which images still need damaged blocks."""
@@ -673,8 +673,8 @@ class _Run:
             blocks, size = self._write_spares(number, some)
             copied += blocks
             written += size
-            self._control.step(number, max(len(files), before),
-                               'writing spare copies', cost=2 * size)
+            self._pace.step(number, max(len(files), before),
+                            'writing spare copies', cost=2 * size)
         self._state['spares'] = {
             'files': len(files), 'blocks': copied, 'bytes': written}
 

@@ -2,10 +2,10 @@
 
 """What all tasks of the maintainer share: stopping, progress and pace.
 
-A task is a module with a ``run_once(maintainer, control, ...)`` that returns a
+A task is a module with a ``run_once(maintainer, pace, ...)`` that returns a
 dataclass of what it did, and, where it decides something first, a ``plan``
 that returns a dataclass and changes nothing. It does its work in steps of
-bounded size and calls :meth:`Control.step` after each, between which it may be
+bounded size and calls :meth:`Pace.step` after each, between which it may be
 stopped without harm.
 """
 
@@ -34,7 +34,7 @@ class Stopped(Exception):
     """The task was asked to stop; what it did so far stands."""
 
 
-class Control:
+class Pace:
     """How far a task is, how fast it may go, and whether to stop.
 
     Written by the one thread that runs the task; any thread may read the

@@ -161,8 +161,8 @@ class Interrupt:
     survives a crash.
     """
 
-    def __init__(self, control):
-        self.control = control
+    def __init__(self, pace):
+        self.pace = pace
         self.before: dict = {}
 
     def __enter__(self):
@@ -175,7 +175,7 @@ class Interrupt:
         self.restore()
 
     def stop(self, number, frame):
-        self.control.stop()
+        self.pace.stop()
         self.restore()
 
     def restore(self):
@@ -236,17 +236,17 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         return result if isinstance(result, dict) else {}
 
     def run_here(self, update, arguments) -> dict:
-        control = task_module.Control(update)
-        with self.open() as repo, Interrupt(control):
+        pace = task_module.Pace(update)
+        with self.open() as repo, Interrupt(pace):
             options = self.options_of(repo.path)
             try:
                 with maintainer_module.Maintainer(
-                        repo, control.step) as maintainer:
+                        repo, pace.step) as maintainer:
                     for warning in maintainer.warnings:
                         self.app.tell(warning)
                     if registry.TASKS[self.task].counts_first:
-                        registry.run('account', maintainer, control, options)
-                    result = registry.run(self.task, maintainer, control,
+                        registry.run('account', maintainer, pace, options)
+                    result = registry.run(self.task, maintainer, pace,
                                           options, **arguments)
             except task_module.Stopped as e:
                 raise KeyboardInterrupt() from e

@@ -136,10 +136,10 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         todo = {**dict.fromkeys(replication.left(sizes), 0), **sizes}
         outcomes: list[site_replication.Outcome] = []
         with self.progress('replicating', sum(sizes.values())) as progress:
-            control = self.control(parsed_args, progress, len(todo))
-            with maintenance.Interrupt(control):
+            pace = self.pace(parsed_args, progress, len(todo))
+            with maintenance.Interrupt(pace):
                 try:
-                    self.take_all(replication, control, todo, outcomes)
+                    self.take_all(replication, pace, todo, outcomes)
                 except task_module.Stopped as e:
                     self.app.tell(
                         f'{len(outcomes)} of {len(todo)} images were looked '
@@ -149,24 +149,24 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         return outcomes
 
     @staticmethod
-    def control(parsed_args, progress, number):
+    def pace(parsed_args, progress, number):
         from glance_dedup.transfer import site_replication
 
         def show(done, total, what):
-            sent = progress_module.format_size(control.sent)
-            progress.what = (f'replicating {control.image_id} (of {number}), '
+            sent = progress_module.format_size(pace.sent)
+            progress.what = (f'replicating {pace.image_id} (of {number}), '
                              f'{sent} sent')
-            progress.update(control.before + done)
+            progress.update(pace.before + done)
 
-        control = site_replication.Control(
+        pace = site_replication.Pace(
             show, parsed_args.rate and parsed_args.rate * _MIB)
-        return control
+        return pace
 
-    def take_all(self, replication, control, todo, outcomes):
+    def take_all(self, replication, pace, todo, outcomes):
         for image_id, size in todo.items():
-            control.image_id = image_id
-            outcome = replication.take(image_id, control)
-            control.before += size
+            pace.image_id = image_id
+            outcome = replication.take(image_id, pace)
+            pace.before += size
             outcomes.append(outcome)
             self.judge(outcome)
             left = len(todo) - len(outcomes)

@@ -64,20 +64,20 @@ class Sent:
 
 
 class _Unlimited:
-    """A task's control, where there is no task."""
+    """A task's pace, where there is no task."""
 
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
         pass
 
 
 def send(repository: repository_module.Repository, image_id: str,
-         client: daemon_module.Client, *, control: Any = None,
+         client: daemon_module.Client, *, pace: Any = None,
          confirm: Callable[[], Any] = lambda: None) -> Sent:
     """Copy an image to the repository that the client's daemon serves.
 
     :param client: with an operator's certificate; not used for anything else
         meanwhile
-    :param control: a :class:`glance_dedup.base.task.Control`: it is told of
+    :param pace: a :class:`glance_dedup.base.task.Pace`: it is told of
         progress, in bytes of the image, and of the bytes that are about to be
         sent; it may end the sending, what came there being kept
     :param confirm: called right before the image comes to be there; what it
@@ -92,7 +92,7 @@ def send(repository: repository_module.Repository, image_id: str,
         known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
-            control or _Unlimited(), next(iter(known.items()), ()))
+            pace or _Unlimited(), next(iter(known.items()), ()))
         return sender.run(confirm)
 
 
@@ -148,13 +148,13 @@ class _Sender:
 
     def __init__(self, image: repository_module.Image,
                  header: wire.RecipeHeader, client: daemon_module.Client,
-                 control: Any, known: tuple[str, ...] = ()) -> None:
+                 pace: Any, known: tuple[str, ...] = ()) -> None:
         self._image = image
         self._hash = known
         self._image_id = image.stat.image_id
         self._header = header
         self._client = client
-        self._control = control
+        self._pace = pace
         self._workers = workers_module.Workers(
             'glance-dedup-send', REQUESTS)
         self._id = secrets.token_hex(16)
@@ -240,7 +240,7 @@ class _Sender:
     # -- one of them ------------------------------------------------------
 
     def _step(self, what: str, cost: int = 0) -> None:
-        self._control.step(self._done, self._image.size, what, cost)
+        self._pace.step(self._done, self._image.size, what, cost)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:

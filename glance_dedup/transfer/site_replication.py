@@ -51,7 +51,7 @@ _DELETED = ('deleted', 'pending_delete')
 _REFUSED = (400, 403, 409, 413)
 
 
-class Control(task_module.Control):
+class Pace(task_module.Pace):
     """Of several images, one after the other.
 
     :ivar sent: bytes, over the network
@@ -126,14 +126,14 @@ class DataReplication:
         """What earlier runs left to be ended, besides what is chosen now."""
         return iter(())
 
-    def take(self, image_id: str, control: Control) -> Outcome:
+    def take(self, image_id: str, pace: Pace) -> Outcome:
         """Take one image there; what goes wrong with it is in the outcome.
 
         :raises task.Stopped: the next run goes on
         """
         outcome = Outcome(image_id)
         try:
-            self._take(outcome, control)
+            self._take(outcome, pace)
         except _LeftOut as e:
             outcome.result, outcome.error = LEFT_OUT, str(e)
         except (exceptions.RepositoryError, glance_api.GlanceError,
@@ -142,19 +142,19 @@ class DataReplication:
             outcome.result, outcome.error = FAILED, e
         return outcome
 
-    def _take(self, outcome: Outcome, control: Control) -> None:
+    def _take(self, outcome: Outcome, pace: Pace) -> None:
         if self._dry_run:
             outcome.size = self._repository.stat(outcome.image_id).size
             outcome.result = PLANNED
-        elif self._send(outcome, control).exists:
+        elif self._send(outcome, pace).exists:
             outcome.result = PRESENT
 
-    def _send(self, outcome: Outcome, control: Control) -> send.Sent:
+    def _send(self, outcome: Outcome, pace: Pace) -> send.Sent:
         """Send the blocks, and have them committed."""
         image_id = outcome.image_id
         outcome.size = self._repository.stat(image_id).size
         sent = send.send(
-            self._repository, image_id, self._client, control=control,
+            self._repository, image_id, self._client, pace=pace,
             confirm=lambda: self._confirm(image_id))
         outcome.sent_bytes = sent.sent_bytes
         outcome.sent_blocks = sent.sent_blocks
@@ -221,7 +221,7 @@ class Replication(DataReplication):
                     there is not None and there['status'] != 'queued'):
                 yield image_id
 
-    def _take(self, outcome: Outcome, control: Control) -> None:
+    def _take(self, outcome: Outcome, pace: Pace) -> None:
         image_id = outcome.image_id
         entry = self._underway.entries().get(image_id)
         if entry is None and self._is_there(outcome):
@@ -243,17 +243,17 @@ class Replication(DataReplication):
             self._need_new(record, there, entry)
             outcome.result = PLANNED if self._dry_run else REPLICATED
         if not self._dry_run:
-            self._bring(record, there, outcome, control)
+            self._bring(record, there, outcome, pace)
 
     def _bring(self, record: glance_api.Record,
                there: glance_api.Record | None, outcome: Outcome,
-               control: Control) -> None:
+               pace: Pace) -> None:
         """All that is left to be done for an image that is at home."""
         image_id = record['id']
         try:
             with self._looking_again(image_id):
                 if there is None or outcome.result != PRESENT:
-                    there = self._copy(record, there, outcome, control)
+                    there = self._copy(record, there, outcome, pace)
                 self._finish(record, there, outcome)
         except _Gone:
             self._delete(outcome, self._underway.entries()[image_id],
@@ -326,7 +326,7 @@ class Replication(DataReplication):
 
     def _copy(self, record: glance_api.Record,
               there: glance_api.Record | None, outcome: Outcome,
-              control: Control) -> glance_api.Record:
+              pace: Pace) -> glance_api.Record:
         image_id = record['id']
         self._underway.begin(image_id)
         if there is None or there['status'] == 'queued':
@@ -334,11 +334,11 @@ class Replication(DataReplication):
             self._underway.recorded(image_id)
             self._complete(record, there, outcome)
             if record['size']:
-                sent = self._send(outcome, control)                 # R3
+                sent = self._send(outcome, pace)                    # R3
                 self._locate(record, sent.location)                 # R4
             else:
                 self._away.add_nothing(image_id)
-        there = self._await(record, control)
+        there = self._await(record, pace)
         self._compare(record, there)
         if there.get('checksum'):
             # It is by reading all of it that Glance came to know that.
@@ -431,7 +431,7 @@ class Replication(DataReplication):
                 raise
 
     def _await(self, record: glance_api.Record,
-               control: Control) -> glance_api.Record:
+               pace: Pace) -> glance_api.Record:
         """Wait until Glance there has made the image active."""
         image_id = record['id']
         delay, last = LOOKS
@@ -458,7 +458,7 @@ class Replication(DataReplication):
                     f'Glance at the other site still verifies image '
                     f'{image_id}, or has forgotten to; try again later')
             size = record['size']
-            control.step(size, size, 'Glance there verifies it')
+            pace.step(size, size, 'Glance there verifies it')
             time.sleep(delay)
             left -= delay
             delay = min(2 * delay, last)

@@ -423,13 +423,13 @@ MUTANTS = (
     Mutant(
         'exchange-before-the-counts', 'N10.3', (
             Edit(_MERGER,
-                 '        _count(maintainer, control, merge)'
-                 '                      # N10.3\n'
+                 '        _count(maintainer, pace, merge)'
+                 '                         # N10.3\n'
                  '        return Merged(merge.replaced, merge.exchange(),'
                  '         # N10.4 to 7\n'
                  '                      merge.collisions)\n',
                  '        done = merge.exchange()\n'
-                 '        _count(maintainer, control, merge)\n'
+                 '        _count(maintainer, pace, merge)\n'
                  '        return Merged(merge.replaced, done, '
                  'merge.collisions)\n'),),
         tests=('tests/unit/dedupd/tasks/test_merger.py::'

@@ -168,15 +168,15 @@ def maintaining(repo):
 
 
 def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
+    return accounting.run_once(maintainer, task.Pace())
 
 
 def merge(maintainer):
-    return merger.run_once(maintainer, task.Control())
+    return merger.run_once(maintainer, task.Pace())
 
 
 def collect(maintainer, live_share=50, evacuate_share=10):
-    return collector.run_once(maintainer, task.Control(),
+    return collector.run_once(maintainer, task.Pace(),
                               live_share=live_share,
                               evacuate_share=evacuate_share)
 
@@ -198,7 +198,7 @@ def evict(maintainer, held, freed, coming=0):
     """As much as it takes to give so many bytes back."""
     with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
         return evictor.run_once(
-            maintainer, task.Control(), held,
+            maintainer, task.Pace(), held,
             space.taken(maintainer.repository.path) - freed, coming)
 
 
@@ -207,26 +207,26 @@ def recompress(maintainer, level=1, steps=None, worth=32):
 
     :param worth: -1: files are exchanged though nothing is gained
     """
-    control = task.Control()
+    pace = task.Pace()
     with (contextlib.suppress(task.Stopped),
           mock.patch.object(recompressor, '_WORTH', worth)):
         if steps is not None:
-            control.step = _stopping_after(control, steps)
-        recompressor.run_once(maintainer, control, 'zstd', level)
+            pace.step = _stopping_after(pace, steps)
+        recompressor.run_once(maintainer, pace, 'zstd', level)
 
 
-def _stopping_after(control, steps):
+def _stopping_after(pace, steps):
     left = iter(range(steps))
 
     def step(*args, **kwargs):
         if next(left, None) is None:
             raise task.Stopped()
-        return task.Control.step(control, *args, **kwargs)
+        return task.Pace.step(pace, *args, **kwargs)
     return step
 
 
 def scrub(maintainer, spare_threshold=0):
-    return scrubber.run_once(maintainer, task.Control(), full=True,
+    return scrubber.run_once(maintainer, task.Pace(), full=True,
                              spare_threshold=spare_threshold)
 
 
@@ -456,10 +456,10 @@ def accounting_in_steps(stage):
 
 
 def _account_some(maintainer, steps):
-    control = task.Control()
-    control.step = _stopping_after(control, steps)
+    pace = task.Pace()
+    pace.step = _stopping_after(pace, steps)
     with contextlib.suppress(task.Stopped):
-        accounting.run_once(maintainer, control)
+        accounting.run_once(maintainer, pace)
 
 
 @workload

@@ -278,7 +278,7 @@ def evict(world):
         for image_id in list(world.images)[:2]:
             held.used(image_id)
         with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
-            evictor.run_once(maintainer, task.Control(), held,
+            evictor.run_once(maintainer, task.Pace(), held,
                              space.below(world.path) - 98304, 1000)
 
 

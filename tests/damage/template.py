@@ -99,7 +99,7 @@ def run(maintainer, name, **arguments):
         recompress_codec='zstd', recompress_level=1, spare_threshold=2)
     # Files are exchanged though nothing is gained.
     with mock.patch.object(recompressor, '_WORTH', -1):
-        return registry.run(name, maintainer, task.Control(), options,
+        return registry.run(name, maintainer, task.Pace(), options,
                             **arguments)
 
 
@@ -197,11 +197,11 @@ def _age(repo):
 def _merge_unsettled(maintainer):
     """Merge 'twin' to 'merged', and leave M, O and X behind."""
     from dedupd.tasks import merger
-    index = merger._Index(maintainer, task.Control())
+    index = merger._Index(maintainer, task.Pace())
     index.catch_up()
-    chosen, = merger._Run(maintainer, task.Control(), None)._rounds()
+    chosen, = merger._Run(maintainer, task.Pace(), None)._rounds()
     merged = merger.merge_image(maintainer, 'twin', chosen.mapping(),
-                                task.Control())
+                                task.Pace())
     assert merged.exchanged
     spool = pathlib.Path(maintainer.repository.path) / 'spool'
     entry, = spool.glob('M-*')

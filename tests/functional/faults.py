@@ -183,21 +183,21 @@ def _collect(path, state):
     from dedupd.tasks import collector
     from glance_dedup.base import task
     _maintain(path, lambda maintainer: collector.run_once(
-        maintainer, task.Control(), live_share=100, evacuate_share=60))
+        maintainer, task.Pace(), live_share=100, evacuate_share=60))
 
 
 def _merge(path, state):
     from dedupd.tasks import merger
     from glance_dedup.base import task
     _maintain(path,
-              lambda maintainer: merger.run_once(maintainer, task.Control()))
+              lambda maintainer: merger.run_once(maintainer, task.Pace()))
 
 
 def _scrub(path, state):
     from dedupd.tasks import scrubber
     from glance_dedup.base import task
     _maintain(path, lambda maintainer: scrubber.run_once(
-        maintainer, task.Control(), full=True, spare_threshold=2))
+        maintainer, task.Pace(), full=True, spare_threshold=2))
 
 
 def _recompress(path, state, worth=-1):
@@ -206,7 +206,7 @@ def _recompress(path, state, worth=-1):
     from glance_dedup.base import task
     with mock.patch.object(recompressor, '_WORTH', worth):
         _maintain(path, lambda maintainer: recompressor.run_once(
-            maintainer, task.Control(), 'zstd', 1))
+            maintainer, task.Pace(), 'zstd', 1))
 
 
 def _recompress_in_vain(path, state):
@@ -238,7 +238,7 @@ def _evict(path, state):
         with repo.open_image('twin'), contextlib.closing(
                 index_module.Held(repo)) as held:
             group = maintainer_module.RESERVE_BYTES + (1 << 16)
-            return evictor.run_once(maintainer, task.Control(), held, group)
+            return evictor.run_once(maintainer, task.Pace(), held, group)
     for image_id in ('a', 'b', 'sparse', 'new'):
         if state.get(image_id) != 'gone':
             state[image_id] = 'maybe'
@@ -553,15 +553,15 @@ class _Child:
         from glance_dedup.check import checker
         from tests.support import maintenance
         from tests.support import repositories
-        control = task.Control()
+        pace = task.Pace()
         with repositories.open_repository(self.path, codec='none') as repo:
             with maintenance.maintaining(repo) as maintainer:
                 if self.state.get('b') == 'lost':
                     with contextlib.suppress(exceptions.ImageNotFound):
                         scrubber.mark_lost(maintainer, 'b')
-                merger.run_once(maintainer, control)
+                merger.run_once(maintainer, pace)
                 for _ in range(2):
-                    collector.run_once(maintainer, control)
+                    collector.run_once(maintainer, pace)
                 maintenance.need_collected(maintainer)
         self._check_images()
         for found in checker.check(self.path).findings:

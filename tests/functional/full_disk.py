@@ -44,7 +44,7 @@ def maintain(repo):
     """As the daemon, or the command line, does."""
     with maintainer_module.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
-        result = collector.run_once(maintainer, task.Control())
+        result = collector.run_once(maintainer, task.Pace())
         assert not maintainer.warnings, maintainer.warnings
         maintenance.need_counted(maintainer)
         return result
@@ -131,13 +131,13 @@ def cache(root, filter_directory, kind):
         assert list(before)[0] == 'image-0'
         with maintainer_module.Maintainer(repo) as maintainer:
             result = evictor.run_once(
-                maintainer, task.Control(), held,
+                maintainer, task.Pace(), held,
                 space.taken(path) - 3 * MIB // 2)
             # The room that is kept for the catalog counts, too.
             assert result.evicted in (['image-1'], ['image-1', 'image-2'])
             assert not result.short and not result.failed, result
             # Without a limit the disk is one, if it is blocks that it lacks.
-            result = evictor.run_once(maintainer, task.Control(), held, 0,
+            result = evictor.run_once(maintainer, task.Pace(), held, 0,
                                       coming=9 * MIB // 2)
             assert kind == 'inodes' or result.evicted, result
             assert not result.short and not result.failed, result

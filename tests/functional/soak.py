@@ -553,13 +553,13 @@ def renew_tails(repo):
 def settle(repo):
     """One more run of everything."""
     renew_tails(repo)
-    control = task.Control()
+    pace = task.Pace()
     with maintenance.maintaining(repo) as maintainer:
-        accounting.run_once(maintainer, control)
-        merged = merger.run_once(maintainer, control)
+        accounting.run_once(maintainer, pace)
+        merged = merger.run_once(maintainer, pace)
         assert not merged.gave_up and not merged.busy, merged
-        accounting.run_once(maintainer, control)
-        collected = collector.run_once(maintainer, control, live_share=0,
+        accounting.run_once(maintainer, pace)
+        collected = collector.run_once(maintainer, pace, live_share=0,
                                        evacuate_share=0)
         assert not collected.busy and not collected.refused, collected
         return merged, collected

@@ -74,10 +74,10 @@ def said(process):
 
 def collect(repo):
     """Accounting and collection; its result."""
-    control = task.Control()
+    pace = task.Pace()
     with maintenance.maintaining(repo) as maintainer:
-        accounting.run_once(maintainer, control)
-        return collector.run_once(maintainer, control, live_share=0,
+        accounting.run_once(maintainer, pace)
+        return collector.run_once(maintainer, pace, live_share=0,
                                   evacuate_share=0)
 
 
@@ -252,13 +252,13 @@ def fork_again_and_again(path, seed, count):
     def read():
         assert repositories.read_all(repo, 'read') == noise(5 * GROUP, 'read')
 
-    control = task.Control()
+    pace = task.Pace()
     maintainer = maintainer_module.Maintainer(repo)
 
     def maintain():
-        accounting.run_once(maintainer, control)
-        merger.run_once(maintainer, control)
-        collector.run_once(maintainer, control, live_share=60,
+        accounting.run_once(maintainer, pace)
+        merger.run_once(maintainer, pace)
+        collector.run_once(maintainer, pace, live_share=60,
                            evacuate_share=30)
     threads = [thread(work) for work in (store, read, maintain)]
     open_image = repo.open_image('read')
@@ -369,7 +369,7 @@ def by_turns(path, seconds):
             # As the command line would, if there were no daemon.
             with contextlib.suppress(exceptions.BusyError), (
                     maintainer_module.Maintainer(repo)) as maintainer:
-                accounting.run_once(maintainer, task.Control())
+                accounting.run_once(maintainer, task.Pace())
             daemon = both[killed % 2]
             other = both[1 - killed % 2]
             daemon.kill()

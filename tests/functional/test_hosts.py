@@ -116,10 +116,10 @@ def test_hosts_append_to_one_group_in_turn(both):
 
 
 def collect(repo, live_share=100):
-    control = task.Control()
+    pace = task.Pace()
     with maintenance.maintaining(repo) as maintainer:
-        accounting.run_once(maintainer, control)
-        return collector.run_once(maintainer, control, evacuate_share=0,
+        accounting.run_once(maintainer, pace)
+        return collector.run_once(maintainer, pace, evacuate_share=0,
                                   live_share=live_share)
 
 

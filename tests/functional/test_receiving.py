@@ -552,7 +552,7 @@ def test_killed_often(sites, tmp_path, monkeypatch):
         daemon.start()
         left = [len(data) * n // (kills + 1) for n in range(1, kills + 1)]
 
-        class Control:
+        class Pace:
             def step(self, done, total, what, cost=0):
                 if left and done > left[0]:
                     left.pop(0)
@@ -561,7 +561,7 @@ def test_killed_often(sites, tmp_path, monkeypatch):
 
         with daemon.client() as client:
             sent = send.send(home.repo, 'killed', client,
-                             control=Control())
+                             pace=Pace())
         assert not left
         assert away.read('killed') == data
         # A sync point is behind, and some lots are under way.

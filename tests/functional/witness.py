@@ -273,13 +273,13 @@ class _Worker:
         from dedupd.tasks import merger
         from glance_dedup.base import task
         from glance_dedup.maintenance import maintainer as maintainer_module
-        control = task.Control()
+        pace = task.Pace()
         with maintainer_module.Maintainer(self.repo) as maintainer:
             return {name: dataclasses.asdict(result) for name, result in (
-                ('account', accounting.run_once(maintainer, control)),
-                ('merge', merger.run_once(maintainer, control)),
+                ('account', accounting.run_once(maintainer, pace)),
+                ('merge', merger.run_once(maintainer, pace)),
                 ('collect', collector.run_once(
-                    maintainer, control, live_share=live_share,
+                    maintainer, pace, live_share=live_share,
                     evacuate_share=evacuate_share)))}
 
 

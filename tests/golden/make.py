@@ -118,7 +118,7 @@ def make_contents(maker):
 
 def maintain(maker):
     """Freed, rewritten and unlinked; damaged; spares; merged recipes."""
-    control = task.Control()
+    pace = task.Pace()
     with maker.open('none') as repo:
         for number in range(6):
             maker.put(repo, f'goes-{number}', noise(20 * BLOCK, 200 + number)
@@ -126,20 +126,20 @@ def maintain(maker):
         maker.put_at_once(repo, noise(12 * BLOCK, 300), 'twin-1', 'twin-2')
         maker.put(repo, 'damaged', noise(10 * BLOCK, 310))
         with maintaining(repo) as maintainer:
-            merger.run_once(maintainer, control)
-            recompressor.run_once(maintainer, control, 'zstd', 19)
+            merger.run_once(maintainer, pace)
+            recompressor.run_once(maintainer, pace, 'zstd', 19)
             for number in (0, 1, 2, 4, 5):
                 maker.delete(repo, f'goes-{number}')
             maker.damage(repo, 'damaged', 4)
-            scrubber.run_once(maintainer, control, spare_threshold=3)
-            collector.run_once(maintainer, control)
+            scrubber.run_once(maintainer, pace, spare_threshold=3)
+            collector.run_once(maintainer, pace)
             maintainer.catalog.sample(1_700_000_000, {'images': 1})
     maker.images['damaged'] = None
 
 
 def leave_in_flight(maker):
     """What the spool may have, and what a crash may leave."""
-    control = task.Control()
+    pace = task.Pace()
     spool = maker.path / 'spool'
     with maker.open('none') as repo:
         # Counted, then merged by somebody who died before the accounting.
@@ -153,7 +153,7 @@ def leave_in_flight(maker):
                 raise maintenance.Killed
             merger.merge_image = merge_and_die
             try:
-                merger.run_once(maintainer, control)
+                merger.run_once(maintainer, pace)
             except maintenance.Killed:
                 pass
             finally:

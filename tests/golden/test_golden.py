@@ -83,7 +83,7 @@ def test_they_are_checked(path, expected):
 
 def test_they_go_on(path, expected):
     """Started, counted, collected, merged, scrubbed; and stored into."""
-    control = task.Control()
+    pace = task.Pace()
     again = {image_id: f'{image_id}-again'
              for image_id, facts in expected['images'].items() if facts}
     with repositories.open_repository(path) as repo:
@@ -91,7 +91,7 @@ def test_they_go_on(path, expected):
             assert maintainer.warnings == []
             maintenance.account(maintainer)
             maintenance.need_counted(maintainer)
-            result = collector.run_once(maintainer, control)
+            result = collector.run_once(maintainer, pace)
             assert result.refused is None and not result.failed
             need_images(repo, expected)
             # All that was stored is found again.
@@ -102,12 +102,12 @@ def test_they_go_on(path, expected):
                     project=facts['project'], scope=facts['scope'])
                 assert stat.new_bytes == 0 or image_id == 'not-published'
             repositories.put(repo, 'new', repositories.noise(50000, 900))
-            merger.run_once(maintainer, control)
-            scrubber.run_once(maintainer, control, full=True,
+            merger.run_once(maintainer, pace)
+            scrubber.run_once(maintainer, pace, full=True,
                               spare_threshold=3)
             for other in again.values():
                 repo.delete(other)
-            collector.run_once(maintainer, control)
+            collector.run_once(maintainer, pace)
             maintenance.need_counted(maintainer)
         assert repositories.read_all(repo, 'new') == (
             repositories.noise(50000, 900))

@@ -150,9 +150,9 @@ class Uses:
         with maintainer_module.Maintainer(repo) as maintainer:
             self.errors += maintainer.warnings
             self.attempt(maintenance.account, maintainer)
-            self.attempt(collector.run_once, maintainer, task.Control())
-            self.attempt(scrubber.run_once, maintainer, task.Control(), True)
-            self.attempt(recompressor.run_once, maintainer, task.Control(),
+            self.attempt(collector.run_once, maintainer, task.Pace())
+            self.attempt(scrubber.run_once, maintainer, task.Pace(), True)
+            self.attempt(recompressor.run_once, maintainer, task.Pace(),
                          'zstd')
             maintainer.keep_reserve()
 

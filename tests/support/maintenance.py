@@ -135,7 +135,7 @@ def disk(path):
 
 
 def account(maintainer):
-    return accounting.run_once(maintainer, task.Control())
+    return accounting.run_once(maintainer, task.Pace())
 
 
 # -- watching -----------------------------------------------------------------

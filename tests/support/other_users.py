@@ -56,7 +56,7 @@ def maintain(path):
     with repositories.open_repository(path) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             maintenance.account(maintainer)
-            collector.run_once(maintainer, task.Control())
+            collector.run_once(maintainer, task.Pace())
 
 
 def check_it(path):

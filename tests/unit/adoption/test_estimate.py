@@ -94,8 +94,8 @@ def test_what_du_says(place, tmp_path):
         for file in files:
             repo.put(os.path.basename(file), file)
         with maintenance.maintaining(repo) as maintainer:
-            collector.run_once(maintainer, task.Control())
-            merger.run_once(maintainer, task.Control())
+            collector.run_once(maintainer, task.Pace())
+            merger.run_once(maintainer, task.Pace())
     found = estimate.estimate(files, estimate.Options())
     assert found.on_disk == pytest.approx(du(path), rel=0.02)
 
@@ -109,7 +109,7 @@ def test_recompression_is_estimated(place, tmp_path):
     with repositories.open_repository(path) as repo:
         repo.put('a', place / 'a')
         with maintenance.maintaining(repo) as maintainer:
-            recompressor.run_once(maintainer, task.Control(), 'zstd', 0)
+            recompressor.run_once(maintainer, task.Pace(), 'zstd', 0)
         parts = space.parts(repo)
     assert sum(part.bytes for part in parts if part.name.startswith(
         ('blocks', 'segment'))) == pytest.approx(found.recompressed, rel=0.03)

@@ -104,7 +104,7 @@ def test_merging_keeps_it(repo, maintainer):
         second.commit()
     files = [os.stat(os.path.join(repo.path, 'images', name)).st_ino
              for name in 'ab']
-    merger.run_once(maintainer, task.Control())
+    merger.run_once(maintainer, task.Pace())
     assert files != [os.stat(os.path.join(repo.path, 'images', name)).st_ino
                      for name in 'ab']
     assert recorded(repo, 'a') == {'md5': (b'a' * 16).hex()}

@@ -69,11 +69,11 @@ def need_apart(repo, path):
 
 
 def scrub(maintainer, **options):
-    return scrubber.run_once(maintainer, task.Control(), full=True, **options)
+    return scrubber.run_once(maintainer, task.Pace(), full=True, **options)
 
 
 def collect(maintainer, live_share=0, evacuate_share=0):
-    return collector.run_once(maintainer, task.Control(),
+    return collector.run_once(maintainer, task.Pace(),
                               live_share=live_share,
                               evacuate_share=evacuate_share)
 
@@ -233,7 +233,7 @@ def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
         assert put(repo, 'three', data, **Q).new_bytes < len(data)
         with maintenance.maintaining(repo) as maintainer:
             with caplog.at_level(logging.WARNING):
-                result = merger.run_once(maintainer, task.Control())
+                result = merger.run_once(maintainer, task.Pace())
             assert not result.failed
             assert 'different scopes' in caplog.text
             collect(maintainer)
@@ -372,7 +372,7 @@ def test_merging_finds_nothing(maintainer, path, repo, other):
     data = content(1, 2)
     for image_id, options in zip('abc', (P, Q, ALL)):
         put(other, image_id, data, **options)
-    result = merger.run_once(maintainer, task.Control())
+    result = merger.run_once(maintainer, task.Pace())
     assert result.scanned == 60
     assert result.duplicates == result.images == 0
     need_apart(repo, path)
@@ -393,7 +393,7 @@ def test_merging_within_each_scope(maintainer, path, repo, other):
     data = content(1, 2)
     for image_id, options in zip('abc', (P, Q, ALL)):
         put_at_once(repo, other, image_id, image_id + '2', data, **options)
-    result = merger.run_once(maintainer, task.Control())
+    result = merger.run_once(maintainer, task.Pace())
     assert (result.duplicates, result.images) == (60, 3)
     collect(maintainer)
     maintenance.need_collected(maintainer)

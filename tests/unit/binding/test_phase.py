@@ -88,14 +88,14 @@ def test_short_blocks_are_merged_collected_and_scrubbed(path):
             repositories.put(repo, 'twin', TWIN)
         assert first not in groups_of(repo, 'twin')
         with maintainer_module.Maintainer(repo) as maintainer:
-            report = merger.run_once(maintainer, task.Control())
+            report = merger.run_once(maintainer, task.Pace())
             assert report.images == 2
             assert first in groups_of(repo, 'twin')
             assert repositories.read_all(repo, 'twin') == TWIN
             repo.delete('again')
-            collector.run_once(maintainer, task.Control(), live_share=100,
+            collector.run_once(maintainer, task.Pace(), live_share=100,
                                evacuate_share=100)
-            scrubber.run_once(maintainer, task.Control(), full=True,
+            scrubber.run_once(maintainer, task.Pace(), full=True,
                               spare_threshold=1)
             assert repositories.read_all(repo, 'twin') == TWIN
     repositories.need_clean(path)

@@ -883,7 +883,7 @@ def test_the_maintainer_and_the_checker_agree(tmp_path):
                 maintenance.Kill(rnd.randrange(2, 300)))
             with contextlib.suppress(maintenance.Killed):
                 for work in rnd.sample(tasks, 4):
-                    work(maintainer, task.Control())
+                    work(maintainer, task.Pace())
             maintenance.kill(maintainer)
             report = checker.check(path)
             assert report.ok, report.findings
@@ -891,8 +891,8 @@ def test_the_maintainer_and_the_checker_agree(tmp_path):
                            or 'no collection' in f.sentence
                            for f in report.findings), report.findings
         with maintenance.maintaining(repo) as maintainer:
-            accounting.run_once(maintainer, task.Control())
-            collector.run_once(maintainer, task.Control())
+            accounting.run_once(maintainer, task.Pace())
+            collector.run_once(maintainer, task.Pace())
     report = checker.check(path)
     assert report.ok
     assert report.figures['garbage_blocks'] == 0

@@ -394,7 +394,7 @@ def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
     """The file of /etc, if it is for this repository, or the one given."""
     seen = []
 
-    def run_once(maintainer, control, **options):
+    def run_once(maintainer, pace, **options):
         seen.append(options['live_share'])
 
     monkeypatch.setattr(collector, 'run_once', run_once)
@@ -423,11 +423,11 @@ def test_an_interrupt_stops_between_steps(filled, number):
         import os, signal, sys
         from dedupd.tasks import scrubber
         from glance_dedup.cli import main
-        def run_once(maintainer, control, **options):
-            control.step(1, 3, 'the first')
+        def run_once(maintainer, pace, **options):
+            pace.step(1, 3, 'the first')
             os.kill(os.getpid(), number)
             print('in the middle', flush=True)
-            control.step(2, 3, 'the second')
+            pace.step(2, 3, 'the second')
             print('not reached', flush=True)
         scrubber.run_once = run_once
         number = int(sys.argv.pop(1))
@@ -445,11 +445,11 @@ def test_an_interrupt_stops_between_steps(filled, number):
 
 
 def test_a_second_interrupt_ends_it(filled):
-    control = task.Control()
+    pace = task.Pace()
     before = signal.getsignal(signal.SIGINT)
-    with maintenance.Interrupt(control):
+    with maintenance.Interrupt(pace):
         os.kill(os.getpid(), signal.SIGINT)
-        assert control.stopping
+        assert pace.stopping
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -141,13 +141,13 @@ def test_pace():
             nonlocal now
             now += seconds
 
-    control = site_replication.Control(rate=1000, clock=lambda: now)
-    control._stop = Stop()
+    pace = site_replication.Pace(rate=1000, clock=lambda: now)
+    pace._stop = Stop()
     for number in range(100):
-        control.step(number, 100, '', 500)
-    assert control.sent == 50000 and now == pytest.approx(50)
-    control.rate = 500
-    control.step(0, 0, '', 1000)
+        pace.step(number, 100, '', 500)
+    assert pace.sent == 50000 and now == pytest.approx(50)
+    pace.rate = 500
+    pace.step(0, 0, '', 1000)
     assert now == pytest.approx(52)
 
 
@@ -183,8 +183,8 @@ def test_a_run_that_fails_is_told_and_repeated(thread, monkeypatch):
     outcomes = [OSError(5, 'no disk'), KeyError('odd'),
                 replicator.Result(2, sent_bytes=7)]
 
-    def replicate(control):
-        control.step(0, 0, '', 7)
+    def replicate(pace):
+        pace.step(0, 0, '', 7)
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
@@ -210,7 +210,7 @@ def test_only_the_maintainer(thread, monkeypatch):
     ran = threading.Event()
     monkeypatch.setattr(replicator, 'TRIAL_INTERVAL', 0.01)
     monkeypatch.setattr(thread, '_replicate',
-                        lambda control: ran.set() or replicator.Result())
+                        lambda pace: ran.set() or replicator.Result())
     thread.is_maintainer = False
     thread.start()
     with pytest.raises(exceptions.BusyError, match='does not maintain'):
@@ -223,10 +223,10 @@ def test_only_the_maintainer(thread, monkeypatch):
 def test_stopped_in_the_middle(thread, monkeypatch):
     begun = threading.Event()
 
-    def replicate(control):
+    def replicate(pace):
         begun.set()
         while True:
-            control.pause(0.01)
+            pace.pause(0.01)
 
     monkeypatch.setattr(thread, '_replicate', replicate)
     thread.start()
@@ -240,18 +240,18 @@ def test_stopped_in_the_middle(thread, monkeypatch):
 def test_reload(thread, conf, monkeypatch):
     begun, end = threading.Event(), threading.Event()
 
-    def replicate(control):
+    def replicate(pace):
         begun.set()
         assert end.wait(LIMIT)
         return replicator.Result()
 
     monkeypatch.setattr(thread, '_replicate', replicate)
     thread.start()
-    assert begun.wait(LIMIT) and thread._control.rate is None
+    assert begun.wait(LIMIT) and thread._pace.rate is None
     conf.set_override('rate_mib', 2, group='replication')
     conf.set_override('interval', 1000, group='replication')
     thread.reload()
-    assert thread._control.rate == 2 << 20
+    assert thread._pace.rate == 2 << 20
     assert thread.task()['next'] is None
     end.set()
     wait(thread, thread.request())

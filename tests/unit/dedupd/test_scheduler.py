@@ -58,10 +58,10 @@ class Tasks:
         self.log = []
         self.work = {}
 
-    def run(self, name, maintainer, control, options, **arguments):
+    def run(self, name, maintainer, pace, options, **arguments):
         self.log.append(name)
         return self.work.get(name, lambda *a, **k: Result())(
-            maintainer, control, **arguments)
+            maintainer, pace, **arguments)
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-def forever(maintainer, control, **arguments):
+def forever(maintainer, pace, **arguments):
     for number in range(10**9):
-        control.step(number, 10**9, 'working')
+        pace.step(number, 10**9, 'working')
         time.sleep(0.002)
 
 
@@ -148,7 +148,7 @@ def test_a_collection_ends_the_intent_in_time(repository, conf, done,
     """Whether or not one is due by then."""
     turns = [time.monotonic() + 0.2, time.monotonic() + 0.4]
 
-    def work(maintainer, control, **arguments):
+    def work(maintainer, pace, **arguments):
         maintainer.busy.clear()
         if turns:
             maintainer.busy[1] = maintainer_module.Busy(
@@ -172,7 +172,7 @@ def test_the_clock_is_set_back_while_a_task_runs(repository, conf, done,
                                                  monkeypatch):
     real = time.time
 
-    def work(maintainer, control, **arguments):
+    def work(maintainer, pace, **arguments):
         monkeypatch.setattr(time, 'time', lambda: real() - 10 ** 7)
         return Result()
     done.work['collect'] = work
@@ -186,10 +186,10 @@ def test_the_clock_is_set_back_while_a_task_runs(repository, conf, done,
 def test_a_scrub_makes_way_and_goes_on(repository, conf, done):
     calls = []
 
-    def scrub(maintainer, control, **arguments):
+    def scrub(maintainer, pace, **arguments):
         calls.append(arguments)
         if len(calls) < 3:
-            forever(maintainer, control)
+            forever(maintainer, pace)
         return Result(blocks=7)
 
     done.work['scrub'] = scrub
@@ -215,10 +215,10 @@ def test_a_scrub_makes_way_and_goes_on(repository, conf, done):
 def test_recompression_goes_on_as_it_was_asked(repository, conf, done):
     calls = []
 
-    def recompress(maintainer, control, **arguments):
-        calls.append((control.patient, arguments))
+    def recompress(maintainer, pace, **arguments):
+        calls.append((pace.patient, arguments))
         if len(calls) < 2:
-            forever(maintainer, control)
+            forever(maintainer, pace)
         return Result(blocks=7)
 
     done.work['recompress'] = recompress
@@ -238,17 +238,17 @@ def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
     """A scrub goes on though recompression is due; not the other way."""
     log = []
 
-    def scrub(maintainer, control, **arguments):
+    def scrub(maintainer, pace, **arguments):
         log.append('scrub')
         for _ in range(20):
-            control.step(1, 2, 'working')
+            pace.step(1, 2, 'working')
             time.sleep(0.005)
         return Result()
 
-    def recompress(maintainer, control, **arguments):
-        log.append(f'recompress {control.patient}')
+    def recompress(maintainer, pace, **arguments):
+        log.append(f'recompress {pace.patient}')
         if len(log) < 4:
-            forever(maintainer, control)
+            forever(maintainer, pace)
         return Result()
 
     done.work = {'scrub': scrub, 'recompress': recompress}
@@ -267,12 +267,12 @@ def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
 
 
 def test_asking_for_what_is_under_way(repository, conf, done):
-    controls = []
+    paces = []
 
-    def recompress(maintainer, control, **arguments):
-        controls.append(control)
-        while control.patient:
-            control.step(1, 2, 'waiting')
+    def recompress(maintainer, pace, **arguments):
+        paces.append(pace)
+        while pace.patient:
+            pace.step(1, 2, 'waiting')
             time.sleep(0.002)
         return Result()
 
@@ -281,18 +281,18 @@ def test_asking_for_what_is_under_way(repository, conf, done):
         with scheduler._changed:
             scheduler._due['recompress'] = time.monotonic()
             scheduler._changed.notify_all()
-        wait_for(lambda: controls)
+        wait_for(lambda: paces)
         number = scheduler.request('recompress')
         assert scheduler.wait('recompress', number, LIMIT)['runs'] == 1
-        assert len(controls) == 1
+        assert len(paces) == 1
 
 
 def test_other_tasks_do_not_make_way(repository, conf, done):
     release = threading.Event()
 
-    def collect(maintainer, control, **arguments):
+    def collect(maintainer, pace, **arguments):
         while not release.is_set():
-            control.step(1, 2, 'working')
+            pace.step(1, 2, 'working')
             time.sleep(0.002)
         return Result()
 
@@ -309,10 +309,10 @@ def test_other_tasks_do_not_make_way(repository, conf, done):
 
 
 def test_a_failure_is_told_and_the_rest_goes_on(repository, conf, done):
-    def fail(maintainer, control, **arguments):
+    def fail(maintainer, pace, **arguments):
         raise exceptions.StorageError('the disk is gone')
 
-    def bug(maintainer, control, **arguments):
+    def bug(maintainer, pace, **arguments):
         raise KeyError('x')
 
     done.work = {'collect': fail, 'merge': bug}
@@ -331,7 +331,7 @@ def test_a_failure_is_told_and_the_rest_goes_on(repository, conf, done):
 
 def test_figures_are_of_after_the_task_that_ended(repository, conf, done):
     """Whoever waits for a task, and then asks, sees what it did."""
-    def free(maintainer, control, **arguments):
+    def free(maintainer, pace, **arguments):
         group = os.path.join(repository.path, 'groups', '00000001')
         os.truncate(group, os.stat(group).st_size + (1 << 30))
         with open(group, 'r+b') as f:
@@ -388,7 +388,7 @@ def test_what_a_run_could_not_do_is_an_error(repository, conf, done):
 
 
 def test_how_tasks_did_survives_a_restart(repository, conf, done):
-    def fail(maintainer, control, **arguments):
+    def fail(maintainer, pace, **arguments):
         raise exceptions.StorageError('the disk is gone')
 
     with running(repository, conf) as scheduler:
@@ -434,7 +434,7 @@ def test_a_dry_run_is_no_success(repository, conf, done):
 
 
 def test_a_bad_catalog_is_made_anew(repository, conf, done):
-    def fail(maintainer, control, **arguments):
+    def fail(maintainer, pace, **arguments):
         raise catalog.CatalogError('it does not add up')
 
     done.work['collect'] = fail
@@ -520,11 +520,11 @@ def test_the_pace_follows_the_options(repository, conf, done):
     with running(repository, conf) as scheduler:
         scheduler.request('collect')
         wait_for(lambda: 'collect' in done.log)
-        control = scheduler._states['collect'].control
-        assert control.rate is None
+        pace = scheduler._states['collect'].pace
+        assert pace.rate is None
         conf.set_override('collect_rate_mib', 2.5, 'dedupd')
         scheduler.reload()
-        assert control.rate == 2.5 * 2**20
+        assert pace.rate == 2.5 * 2**20
 
 
 # -- Control ------------------------------------------------------------------
@@ -599,8 +599,8 @@ def test_a_row_takes_arguments(name, arguments):
 
 def test_a_changed_rate_ends_the_wait(repository):
     """A long wait for a slow pace is not waited to its end."""
-    control = task.Control(rate=1)
-    threading.Timer(0.1, setattr, (control, 'rate', None)).start()
+    pace = task.Pace(rate=1)
+    threading.Timer(0.1, setattr, (pace, 'rate', None)).start()
     since = time.monotonic()
-    control.step(1, 2, 'working', cost=1000)
+    pace.step(1, 2, 'working', cost=1000)
     assert time.monotonic() - since < 10

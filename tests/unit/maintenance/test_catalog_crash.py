@@ -159,7 +159,7 @@ def record(path, directory, patch):
         write(catalog, *arguments, **keywords)
         recorder.keep(written=True)
     patch.setattr(catalog_module.Catalog, 'write', write_and_keep)
-    control = task.Control()
+    pace = task.Pace()
     with repositories.open_repository(path, codec='none') as repo:
         for number in range(5):
             recorder.put(repo, f'image-{number}',
@@ -177,19 +177,19 @@ def record(path, directory, patch):
             with recorder.step('accounting'):
                 maintenance.account(maintainer)
             with recorder.step('collection'):
-                collector.run_once(maintainer, control)
+                collector.run_once(maintainer, pace)
             with recorder.step('merging'):
-                merger.run_once(maintainer, control)
+                merger.run_once(maintainer, pace)
         for image_id in ('image-1', 'image-2', 'image-3', 'twin-1', 'large'):
             recorder.delete(repo, image_id)
         recorder.put(repo, 'later', content(1, 2, 60))
         # Started anew, LevelDB makes tables of its log.
         with maintaining(repo) as maintainer:
             with recorder.step('second collection'):
-                collector.run_once(maintainer, control, live_share=99,
+                collector.run_once(maintainer, pace, live_share=99,
                                    evacuate_share=90)
             with recorder.step('scrub'):
-                scrubber.run_once(maintainer, control)
+                scrubber.run_once(maintainer, pace)
             with recorder.step('rebuild'):
                 maintainer.rebuild()
         with recorder.step('last uploads and deletes'):
@@ -394,7 +394,7 @@ def give_up_deleted(maintainer, words):
     """
     if maintainer.unreadable():
         assert 'fence that of' in words or 'fence torn' in words, words
-        assert collector.run_once(maintainer, task.Control()).refused
+        assert collector.run_once(maintainer, task.Pace()).refused
         maintainer.rebuild()
 
 
@@ -410,7 +410,7 @@ def judge(moment, words, changes, path):
             maintenance.account(maintainer)
             give_up_deleted(maintainer, words)
             maintenance.need_counted(maintainer)
-            result = collector.run_once(maintainer, task.Control())
+            result = collector.run_once(maintainer, task.Pace())
             assert result.refused is None, result
             assert result.busy == 0 and not result.failed, result
             maintenance.need_collected(maintainer)

@@ -45,9 +45,9 @@ def filled(path, repo, other):
         put(lz4, 'text', text(SLOTS, 1) + b'the end')
     put(other, 'noise', noise(SLOTS * BLOCK, 2))
     with maintenance.maintaining(repo) as maintainer:
-        recompressor.run_once(maintainer, task.Control(), 'zstd', 1)
-        merger.run_once(maintainer, task.Control())
-        scrubber.run_once(maintainer, task.Control(), spare_threshold=1)
+        recompressor.run_once(maintainer, task.Pace(), 'zstd', 1)
+        merger.run_once(maintainer, task.Pace())
+        scrubber.run_once(maintainer, task.Pace(), spare_threshold=1)
     put(other, 'deleted', noise(3 * BLOCK, 4))
     other.delete('deleted')
     put(other, 'not-counted', noise(2 * BLOCK, 5))
@@ -86,7 +86,7 @@ def test_dead_bytes(path, repo, other):
                                 for at in range(0, 16 * BLOCK, 4 * BLOCK)))
     other.delete('whole')
     with maintenance.maintaining(repo) as maintainer:
-        collector.run_once(maintainer, task.Control(), live_share=0,
+        collector.run_once(maintainer, task.Pace(), live_share=0,
                            evacuate_share=0)
     found = parts_of(other)
     # One block of each segment lives; its bytes are the segment's.

@@ -154,14 +154,14 @@ def test_newer_file_and_the_maintainer(filled, name):
     """Nothing of what cannot be understood is freed."""
     set_version(filled, name, 2)
     before = (filled / name).read_bytes()
-    control = task.Control()
+    pace = task.Pace()
     with repositories.open_repository(filled, codec='none') as repo:
         repositories.put(repo, 'other', OTHER)
         repo.delete('other')
         with maintaining(repo) as maintainer:
             maintainer.rebuild()
-            result = collector.run_once(maintainer, control)
-            scrubber.run_once(maintainer, control)
+            result = collector.run_once(maintainer, pace)
+            scrubber.run_once(maintainer, pace)
             if name == IMAGE:
                 assert 'version 2' in result.refused
                 assert 'version 2' in maintainer.unreadable()['image']
@@ -172,7 +172,7 @@ def test_newer_file_and_the_maintainer(filled, name):
     with repositories.open_repository(filled, codec='none') as repo:
         assert repositories.read_all(repo, 'image') == DATA
         with maintaining(repo) as maintainer:
-            assert collector.run_once(maintainer, control).refused is None
+            assert collector.run_once(maintainer, pace).refused is None
             maintenance.need_collected(maintainer)
         assert repositories.read_all(repo, 'image') == DATA
 
@@ -184,7 +184,7 @@ def test_newer_minor_versions_of_files(filled):
         with maintaining(repo) as maintainer:
             assert maintainer.warnings == []
             assert collector.run_once(
-                maintainer, task.Control()).refused is None
+                maintainer, task.Pace()).refused is None
     assert checker.check(filled).ok
 
 
@@ -203,7 +203,7 @@ def test_catalog_with_parts_of_recipes(filled, monkeypatch):
             words, = maintainer.warnings
             assert 'has format 2; this program knows 1' in words
             assert collector.run_once(
-                maintainer, task.Control()).refused is None
+                maintainer, task.Pace()).refused is None
             maintenance.need_counted(maintainer)
         monkeypatch.undo()
         with maintaining(repo) as maintainer:
@@ -251,7 +251,7 @@ def test_newer_filter(filled):
 def test_newer_spare_copies(filled):
     with repositories.open_repository(filled, codec='none') as repo:
         with maintaining(repo) as maintainer:
-            scrubber.run_once(maintainer, task.Control(), full=True,
+            scrubber.run_once(maintainer, task.Pace(), full=True,
                               spare_threshold=1)
     spare = 'spares/00000001'
     set_version(filled, spare, 2)
@@ -262,6 +262,6 @@ def test_newer_spare_copies(filled):
         assert any(f.file == spare and 'has format 2.1' in f.sentence
                    for f in report.findings)
         with maintaining(repo) as maintainer:
-            scrubber.run_once(maintainer, task.Control(), full=True,
+            scrubber.run_once(maintainer, task.Pace(), full=True,
                               spare_threshold=1)
     assert checker.check(filled).ok

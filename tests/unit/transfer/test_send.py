@@ -98,7 +98,7 @@ def program(**constants):
             'sys.exit(main.main())']
 
 
-class Control(task.Control):
+class Pace(task.Pace):
     """Calls a function after each step."""
 
     def __init__(self, then):
@@ -113,19 +113,19 @@ class Control(task.Control):
 
 
 def once(condition, function):
-    """Call a function when a condition is first true of a control."""
+    """Call a function when a condition is first true of a pace."""
     called = []
 
-    def then(control):
-        if not called and condition(control):
+    def then(pace):
+        if not called and condition(pace):
             called.append(1)
             function()
 
-    return Control(then)
+    return Pace(then)
 
 
-def half(control):
-    return control.done > control.total // 2
+def half(pace):
+    return pace.done > pace.total // 2
 
 
 def need_nothing_in_flight(site):
@@ -151,8 +151,8 @@ def test_send(home, away, client):
             hashes.record(home.repo.path, home.repo.stat(image_id),
                           hashes.Hash('sha256', known))
         steps = []
-        sent = send_module.send(home.repo, image_id, client, control=Control(
-            lambda control: steps.append((control.done, control.total))))
+        sent = send_module.send(home.repo, image_id, client, pace=Pace(
+            lambda pace: steps.append((pace.done, pace.total))))
         assert away.read(image_id) == data
         stat, there = home.repo.stat(image_id), away.repo.stat(image_id)
         assert (there.size, there.zero_bytes, there.project, there.scope) == (
@@ -350,9 +350,9 @@ def test_another_is_there(home, away, client, change):
 
 def test_bytes_are_told_before_they_go(home, client):
     home.put('one', noise(100 * BLOCK))
-    control = Control(lambda control: None)
-    sent = send_module.send(home.repo, 'one', client, control=control)
-    assert 100 * BLOCK < control.sent < sent.sent_bytes < control.sent + 6000
+    pace = Pace(lambda pace: None)
+    sent = send_module.send(home.repo, 'one', client, pace=pace)
+    assert 100 * BLOCK < pace.sent < sent.sent_bytes < pace.sent + 6000
 
 
 @pytest.mark.usefixtures('small_lots')
@@ -360,9 +360,9 @@ def test_it_is_stopped(home, away, client):
     """And goes on later; nobody has to wait for the receiver."""
     data = noise(600 * BLOCK)
     home.put('one', data)
-    control = once(half, lambda: control.stop())
+    pace = once(half, lambda: pace.stop())
     with pytest.raises(task.Stopped):
-        send_module.send(home.repo, 'one', client, control=control)
+        send_module.send(home.repo, 'one', client, pace=pace)
     assert not client._busy
     away.need_nothing_of('one')
     need_nothing_in_flight(away)
@@ -392,7 +392,7 @@ def test_it_is_deleted_here_meanwhile(home, away, client):
     """The open image is sent (I12); whether it is wanted, others say."""
     data = noise(600 * BLOCK)
     home.put('one', data)
-    send_module.send(home.repo, 'one', client, control=once(
+    send_module.send(home.repo, 'one', client, pace=once(
         half, lambda: home.repo.delete('one')))
     assert away.read('one') == data
     with pytest.raises(exceptions.ImageNotFound):
@@ -568,14 +568,14 @@ def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
     home.put('one', data)
     relay = Relay(tmp_path / 'relay', daemon.socket)
 
-    def cut(control):
-        if half(control):
+    def cut(pace):
+        if half(pace):
             relay.left = 0
 
     with contextlib.closing(relay), daemon_module.Client(
             f'unix:{tmp_path}/relay') as client:
         with pytest.raises(daemon_module.DaemonUnavailable) as caught:
-            send_module.send(home.repo, 'one', client, control=Control(cut))
+            send_module.send(home.repo, 'one', client, pace=Pace(cut))
         assert client.address in str(caught.value)
     assert not away.repo.images()
     assert relay.cuts >= 3
@@ -592,7 +592,7 @@ def test_the_receiver_is_killed(home, away, daemon, client):
         daemon.start()
 
     sent = send_module.send(home.repo, 'one', client,
-                            control=once(half, restart))
+                            pace=once(half, restart))
     assert away.read('one') == data
     repositories.need_clean(away.path)
     assert sent.sent_blocks >= 3000
@@ -609,7 +609,7 @@ def test_the_receiver_is_restarted(home, away, daemon, client):
         daemon.start()
 
     sent = send_module.send(home.repo, 'one', client,
-                            control=once(half, restart))
+                            pace=once(half, restart))
     assert away.read('one') == data
     assert sent.sent_bytes < len(data) * 1.05
     repositories.need_clean(away.path)
@@ -621,7 +621,7 @@ def test_the_receiver_does_not_come_back(home, away, daemon, client):
     home.put('one', data)
     with pytest.raises(daemon_module.DaemonUnavailable):
         send_module.send(home.repo, 'one', client,
-                         control=once(half, daemon.kill))
+                         pace=once(half, daemon.kill))
     assert not away.repo.images()
     daemon.start()
     send_module.send(home.repo, 'one', client)
@@ -659,7 +659,7 @@ def test_two_send_one_image(home, away, daemon, client):
             except daemon_module.Refused as e:
                 errors.append(e)
 
-    send_module.send(home.repo, 'one', client, control=once(half, second))
+    send_module.send(home.repo, 'one', client, pace=once(half, second))
     assert away.read('one') == data
     assert errors[0].code == 503
     assert 'another sender, since 20' in str(errors[0])
@@ -672,13 +672,13 @@ from glance_dedup.base import task
 from glance_dedup.client import daemon as client
 from glance_dedup.repository import repository
 from glance_dedup.transfer import send
-class Control(task.Control):
+class Pace(task.Pace):
     def step(self, done, total, what, cost=0):
         if done > total // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 with repository.Repository(sys.argv[1], filter_dir=sys.argv[2]) as repo, \\
         client.Client(sys.argv[3]) as client:
-    send.send(repo, 'one', client, control=Control())
+    send.send(repo, 'one', client, pace=Pace())
 '''
 
 

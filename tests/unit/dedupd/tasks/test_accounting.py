@@ -122,9 +122,9 @@ def test_stopping_between_rounds(maintainer, other, monkeypatch):
     monkeypatch.setattr(accounting, 'ROUND', 2)
     for number in range(5):
         put(other, f'image-{number}', content(number))
-    control = task.Control(progress=lambda *_: control.stop())
+    pace = task.Pace(progress=lambda *_: pace.stop())
     with pytest.raises(task.Stopped):
-        accounting.run_once(maintainer, control)
+        accounting.run_once(maintainer, pace)
     assert figures(account(maintainer)) == (3, 0, 3, 0)
     maintenance.need_counted(maintainer)
 
@@ -802,14 +802,14 @@ def started(other, small_steps):
 
 
 def stop_after(steps):
-    """A control that stops a run after so many steps."""
+    """A pace that stops a run after so many steps."""
     def progress(*_):
         nonlocal steps
         steps -= 1
         if steps == 0:
-            control.stop()
-    control = task.Control(progress=progress)
-    return control
+            pace.stop()
+    pace = task.Pace(progress=progress)
+    return pace
 
 
 def account_some(maintainer, steps):
@@ -956,12 +956,12 @@ def test_n6_3_counted_in_part_and_in_use(path, other, started, steps):
         with other.open_image('read') as image:
             other.delete('read')
             live = maintenance.live_slots(path)
-            result = collector.run_once(maintainer, task.Control())
+            result = collector.run_once(maintainer, task.Pace())
             assert result.refused is None and result.freed_blocks == 0
             assert maintenance.live_slots(path) == live
             assert collector.plan(maintainer).blocks == 0
             assert image.read() == data
-        result = collector.run_once(maintainer, task.Control())
+        result = collector.run_once(maintainer, task.Pace())
         assert result.freed_blocks == 51 * PAGES
         maintenance.need_collected(maintainer)
 
@@ -978,10 +978,10 @@ def test_n6_3_counted_in_part_and_lost(path, other, started):
     other.delete('goes')
     os.rename(path / 'spool' / name, path / 'aside')
     with maintaining(other) as maintainer:
-        result = collector.run_once(maintainer, task.Control())
+        result = collector.run_once(maintainer, task.Pace())
         assert 'lost' in result.refused and result.freed_blocks == 0
         os.rename(path / 'aside', path / 'spool' / name)
-        result = collector.run_once(maintainer, task.Control())
+        result = collector.run_once(maintainer, task.Pace())
         assert result.refused is None
         maintenance.need_collected(maintainer)
 
@@ -993,7 +993,7 @@ def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
         account_some(maintainer, 2)
         with other.open_image('read'):
             other.delete('read')
-            accountant = accounting.Accountant(maintainer, task.Control())
+            accountant = accounting.Accountant(maintainer, task.Pace())
             assert not accountant.run().unreadable
             pins = list(accountant.pins(1))
             assert pins != []
@@ -1018,7 +1018,7 @@ def test_n6_3_nothing_is_freed_if_no_entry_pins_it(
         other.delete('goes')
         monkeypatch.setattr(accounting.Accountant, '_settle',
                             lambda self, names: None)
-        result = collector.run_once(maintainer, task.Control())
+        result = collector.run_once(maintainer, task.Pace())
         assert 'only in part' in result.refused and not result.freed_blocks
 
 
@@ -1032,11 +1032,11 @@ def test_damaged_in_the_middle_of_counting(path, other, started):
         original = (path / 'images/large').read_bytes()
         ruin(path / 'images/large', 4096 * PAGES + 100)
         other.delete('goes')
-        result = collector.run_once(maintainer, task.Control())
+        result = collector.run_once(maintainer, task.Pace())
         assert 'large' in result.refused and not result.freed_blocks
         with open(path / 'images/large', 'r+b') as f:
             f.write(original)
-        assert collector.run_once(maintainer, task.Control()).refused is None
+        assert collector.run_once(maintainer, task.Pace()).refused is None
         maintenance.need_collected(maintainer)
 
 
@@ -1065,7 +1065,7 @@ def test_foreseen_from_the_middle(maintainer, path, other, small_steps):
     put(other, 'new', maintenance.scattered(3, pages=2))
     planned = collector.plan(maintainer)
     assert begun(maintainer) == 2
-    result = collector.run_once(maintainer, task.Control())
+    result = collector.run_once(maintainer, task.Pace())
     assert (planned.blocks, planned.refused) == (result.freed_blocks, None)
     assert planned.blocks == 51 * 3
     maintenance.need_collected(maintainer)

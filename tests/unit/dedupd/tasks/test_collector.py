@@ -31,7 +31,7 @@ INTENT = repositories.INTENT_BYTE
 
 def collect(maintainer, **options):
     # As little else as possible, unless it is asked for.
-    return collector.run_once(maintainer, task.Control(),
+    return collector.run_once(maintainer, task.Pace(),
                               **{'live_share': 0, 'evacuate_share': 0,
                                  **options})
 
@@ -103,7 +103,7 @@ def test_space_goes_back_to_the_file_system(tmp_path):
             stored = maintenance.disk(path) - before
             assert stored > 8 << 20
             repo.delete('goes')
-            result = collector.run_once(maintainer, task.Control())
+            result = collector.run_once(maintainer, task.Pace())
             left = maintenance.disk(path) - before
             # The last group stays, with its fingerprint store.
             assert left < 600 << 10
@@ -436,10 +436,10 @@ def test_intent_that_is_not_needed_any_more(maintainer, path, other, clock,
             recipe.write_bytes(bytes(len(recipe.read_bytes())))
             assert collect(maintainer).refused
         elif why == 'stopped':
-            control = task.Control()
-            control.stop()
+            pace = task.Pace()
+            pace.stop()
             with pytest.raises(task.Stopped):
-                collector.run_once(maintainer, control)
+                collector.run_once(maintainer, pace)
         else:
             batch = maintainer.catalog.batch()
             maintainer.catalog.set_group(
@@ -696,14 +696,14 @@ def test_damaged_group_is_skipped(maintainer, path, other):
 def test_stopping_between_groups(maintainer, path, other):
     put(other, 'image', content(*range(30)))
     other.delete('image')
-    control = task.Control()
+    pace = task.Pace()
 
     def progress(done, total, what):
         if what == 'collecting groups' and done == 2:
-            control.stop()
-    control._progress = progress
+            pace.stop()
+    pace._progress = progress
     with pytest.raises(task.Stopped):
-        collector.run_once(maintainer, control)
+        collector.run_once(maintainer, pace)
     left = maintenance.live_slots(path)
     assert left and len(left) < 300
     assert not any(repositories.group_lock_held(path, SHARE + g)
@@ -792,14 +792,14 @@ def test_full_disk(tmp_path):
                 repo.delete('whole')
                 repo.delete('goes')
                 repositories.fill_disk(disk)
-                result = collector.run_once(maintainer, task.Control())
+                result = collector.run_once(maintainer, task.Pace())
                 assert result.refused is None
                 assert result.freed_bytes == (12 << 20) - len(some)
                 assert result.disk_bytes > 3 << 20
                 maintenance.need_collected(maintainer)
                 assert repositories.read_all(repo, 'some') == some
                 put(repo, 'new', noise(2 << 20, 3))
-                collector.run_once(maintainer, task.Control())
+                collector.run_once(maintainer, task.Pace())
             repositories.need_clean(path)
 
 
@@ -911,10 +911,10 @@ def test_evacuation_that_was_stopped_is_not_forgotten(
 
     def stop(done, total, what):
         if what in ('looking for images', 'evacuating groups'):
-            control.stop()
-    control = task.Control(progress=stop)
+            pace.stop()
+    pace = task.Pace(progress=stop)
     with pytest.raises(task.Stopped):
-        collector.run_once(maintainer, control, evacuate_share=10)
+        collector.run_once(maintainer, pace, evacuate_share=10)
     assert collect(maintainer, evacuate_share=10).evacuated == 2
     collect(maintainer)
     maintenance.need_collected(maintainer)
@@ -1060,7 +1060,7 @@ def test_against_a_model(path, repo, other, seed):
         with maintaining(repo, hook) as maintainer:
             for _ in range(2):
                 act()
-                collector.run_once(maintainer, task.Control(), live_share=50,
+                collector.run_once(maintainer, task.Pace(), live_share=50,
                                    evacuate_share=0)
             maintenance.unwatch(maintainer)
             assert maintainer.warnings == []
@@ -1073,7 +1073,7 @@ def test_against_a_model(path, repo, other, seed):
         image.close()
     with maintaining(repo) as maintainer:
         for _ in range(3):
-            collector.run_once(maintainer, task.Control(), evacuate_share=20)
+            collector.run_once(maintainer, task.Pace(), evacuate_share=20)
         maintenance.need_collected(maintainer)
     maintenance.need_contents(other, model)
     repositories.need_clean(path)
@@ -1090,7 +1090,7 @@ def test_killed_at_random(path, repo, other, seed):
             with maintaining(repo) as maintainer:
                 assert maintainer.warnings == []
                 while True:
-                    collector.run_once(maintainer, task.Control(),
+                    collector.run_once(maintainer, task.Pace(),
                                        live_share=70, evacuate_share=30)
     for round_ in range(5):
         pid, pipe = repositories.fork_child(maintain)

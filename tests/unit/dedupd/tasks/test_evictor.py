@@ -86,13 +86,13 @@ def maintainer(repo, model):
         yield maintainer
 
 
-def evict(maintainer, held, limit, coming=0, control=None, **shares):
-    return evictor.run_once(maintainer, control or task.Control(), held,
+def evict(maintainer, held, limit, coming=0, pace=None, **shares):
+    return evictor.run_once(maintainer, pace or task.Pace(), held,
                             int(limit), coming, **shares)
 
 
 def plan(maintainer, held, limit, coming=0):
-    return evictor.plan(maintainer, task.Control(), held, int(limit), coming)
+    return evictor.plan(maintainer, task.Pace(), held, int(limit), coming)
 
 
 def taken(path):
@@ -402,7 +402,7 @@ def test_nothing_goes_where_it_would_be_in_vain(small_disk, tmp_path):
 
 # -- stopping and dying -------------------------------------------------------
 
-class Stopping(task.Control):
+class Stopping(task.Pace):
     """Is asked to stop after so many steps."""
 
     def __init__(self, steps):
@@ -420,9 +420,9 @@ def test_it_can_be_stopped_after_each_step(maintainer, repo, path, held,
                                            model):
     limit = taken(path) - 2.5 * MIB
     for steps in range(1000):
-        control = Stopping(steps)
+        pace = Stopping(steps)
         try:
-            evict(maintainer, held, limit, control=control)
+            evict(maintainer, held, limit, pace=pace)
         except task.Stopped:
             need(repo, model, set(model) - set(repo.images()))
         else:
@@ -434,7 +434,7 @@ def test_it_can_be_stopped_after_each_step(maintainer, repo, path, held,
 
 def test_progress(maintainer, path, held):
     seen = []
-    evict(maintainer, held, taken(path) - 2.5 * MIB, control=task.Control(
+    evict(maintainer, held, taken(path) - 2.5 * MIB, pace=task.Pace(
         lambda *args: seen.append(args)))
     mine = [(done, total) for done, total, what in seen
             if what == 'evicting images']
@@ -539,8 +539,8 @@ def test_what_is_counted_is_what_du_says(maintainer, repo, path):
     for n in range(3):
         repo.delete(f'image-{n}')
     assert space.taken(path) == taken(path)
-    accounting.run_once(maintainer, task.Control())
-    collector.run_once(maintainer, task.Control())
+    accounting.run_once(maintainer, task.Pace())
+    collector.run_once(maintainer, task.Pace())
     with repo.begin('arriving') as transaction:
         transaction.write(noise(MIB, 5))
         transaction.keep()
@@ -553,16 +553,16 @@ def options():
 
 def test_by_name(maintainer, repo, path, held):
     """As the daemon does it, and as the command line."""
-    control = task.Control()
+    pace = task.Pace()
     settings = options().dedupd
     limit = taken(path) // MIB - 1
-    planned = registry.run('evict', maintainer, control, settings, held=held,
+    planned = registry.run('evict', maintainer, pace, settings, held=held,
                            limit_mib=limit, dry_run=True).images
     assert planned[0] == 'image-0'
-    assert registry.run('evict', maintainer, control, settings, held=held,
+    assert registry.run('evict', maintainer, pace, settings, held=held,
                         coming=1).evicted == []
     held.save()
-    assert registry.run('evict', maintainer, control, settings,
+    assert registry.run('evict', maintainer, pace, settings,
                         limit_mib=limit).evicted == planned
 
 

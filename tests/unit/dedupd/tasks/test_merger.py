@@ -72,11 +72,11 @@ def put_at_once(repo, **images):
 
 
 def merge(maintainer, **options):
-    return merger.run_once(maintainer, task.Control(), **options)
+    return merger.run_once(maintainer, task.Pace(), **options)
 
 
 def collect(maintainer):
-    return collector.run_once(maintainer, task.Control())
+    return collector.run_once(maintainer, task.Pace())
 
 
 def addresses(maintainer, image_id):
@@ -615,17 +615,17 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
     old = addresses(maintainer, 'b')
     pairs = array.array('Q', [address for pair in sorted(
         zip(old, addresses(maintainer, 'a'))) for address in pair])
-    control = task.Control()
+    pace = task.Pace()
     settle, steps = maintainer.settle, []
 
     def stop_at_the_second(batch):
         settle(batch)
         steps.append(batch.size)
         if len(steps) == 2:
-            control.stop()
+            pace.stop()
     monkeypatch.setattr(maintainer, 'settle', stop_at_the_second)
     with pytest.raises(task.Stopped):
-        merger.merge_image(maintainer, 'b', pairs.tobytes(), control)
+        merger.merge_image(maintainer, 'b', pairs.tobytes(), pace)
     (txid, image_id), = maintainer.catalog.all_begun()
     assert image_id == 'b' and maintainer.catalog.begun(txid) == 2
     assert addresses(maintainer, 'b') == old
@@ -635,7 +635,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
     assert list(maintainer.catalog.all_begun()) == []
     # Not stopped, it takes as many steps, all before the exchange.
     merged = merger.merge_image(maintainer, 'b', pairs.tobytes(),
-                                task.Control())
+                                task.Pace())
     assert merged == merger.Merged(200, True, b'')
     account(maintainer)
     need_settled(maintainer)
@@ -656,7 +656,7 @@ def merge_in_steps(maintainer, image_id, other, between):
         if not merged.replaced:
             return None
         between('before N10.3')
-        merger._count(maintainer, task.Control(), merged)
+        merger._count(maintainer, task.Pace(), merged)
         between('before N10.4')
         exchanged = merged.exchange()
         between('after N10.7')
@@ -869,10 +869,10 @@ def test_stopped(repo, maintainer):
 
     def stop(done, total, what):
         if what == 'merging images' and done == 1:
-            control.stop()
-    control = task.Control(stop)
+            pace.stop()
+    pace = task.Pace(stop)
     with pytest.raises(task.Stopped):
-        merger.run_once(maintainer, control)
+        merger.run_once(maintainer, pace)
     merge(maintainer)
     need_exact(maintainer, {'a': data, 'b': data, 'c': data})
     need_settled(maintainer)
@@ -935,7 +935,7 @@ def test_relocation(repo, maintainer):
             assert repositories.group_lock_held(
                 repo.path, repositories.SHARE_BYTE + group) == 'shared'
         merged = merger.merge_image(maintainer, 'a', pairs.tobytes(),
-                                    task.Control())
+                                    task.Pace())
         assert merged == merger.Merged(256, True, b'')
     assert addresses(maintainer, 'a') == list(pairs[1::2])
     assert collect(maintainer).freed_blocks == 256

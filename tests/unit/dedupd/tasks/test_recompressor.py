@@ -31,12 +31,12 @@ def text(*seeds, blocks=SLOTS):
                     for seed in seeds)
 
 
-def recompress(maintainer, codec='zstd', level=0, control=None):
-    return recompressor.run_once(maintainer, control or task.Control(), codec,
+def recompress(maintainer, codec='zstd', level=0, pace=None):
+    return recompressor.run_once(maintainer, pace or task.Pace(), codec,
                                  level)
 
 
-class Stopping(task.Control):
+class Stopping(task.Pace):
     """Has the task make way after so many steps."""
 
     def __init__(self, steps, **arguments):
@@ -132,7 +132,7 @@ def test_freeing_in_what_was_compressed_anew(maintainer, path, other):
     put(other, 'two', text(2, blocks=24))
     recompress(maintainer)
     other.delete('one')
-    result = collector.run_once(maintainer, task.Control(), live_share=50,
+    result = collector.run_once(maintainer, task.Pace(), live_share=50,
                                 evacuate_share=0)
     assert result.freed_blocks == 40 and result.rewritten == 1
     # It is packed as the rest of its group is, and counts as done.
@@ -152,7 +152,7 @@ def test_the_plan_of_a_collection_knows_joined_segments(
     options = {'live_share': 50, 'evacuate_share': 0}
     group, = collector.plan(maintainer, **options).groups
     assert group.action == 'rewrite'
-    assert collector.run_once(maintainer, task.Control(),
+    assert collector.run_once(maintainer, task.Pace(),
                               **options).rewritten == 1
 
 
@@ -172,7 +172,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
     monkeypatch.setattr(recompressor, '_PAUSE', 0)
     uploads = []
 
-    class Control(task.Control):
+    class Pace(task.Pace):
         def step(self, *args, **kwargs):
             if not uploads:
                 uploads.append(other.begin('again'))
@@ -180,7 +180,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
                 uploads[0]._engine.keep()
             super().step(*args, **kwargs)
 
-    result = recompress(maintainer, control=Control())
+    result = recompress(maintainer, pace=Pace())
     assert (result.busy, result.groups) == (1, 1)
     uploads[0].commit()
     assert other.statistics()['hits'] >= SLOTS
@@ -203,7 +203,7 @@ def test_a_damaged_block_stops_its_group_only(maintainer, path, other, model):
     assert mark_of(maintainer, 1) == (0, 0)
     # Once the scrub has marked it, it is not tried any more.
     from dedupd.tasks import scrubber
-    scrubber.run_once(maintainer, task.Control(), full=True)
+    scrubber.run_once(maintainer, task.Pace(), full=True)
     plan = recompressor.plan(maintainer, 'zstd')
     assert plan.groups[0].reason == 'a block of it is damaged'
 
@@ -237,13 +237,13 @@ def test_no_room(maintainer, path, other, model, call):
 
 def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
     with pytest.raises(task.Stopped):
-        recompress(maintainer, control=Stopping(1))
+        recompress(maintainer, pace=Stopping(1))
     rewriting, mark = maintainer.rewriting
     assert rewriting.number == 1 and mark == (ZSTD, 3)
     # Others go on meanwhile; only its lease is held.
     maintenance.account(maintainer)
     put(other, 'again', model['text'])
-    assert collector.run_once(maintainer, task.Control()).busy == 1
+    assert collector.run_once(maintainer, task.Pace()).busy == 1
     maintenance.need_contents(other, {**model, 'again': model['text']})
     log = maintenance.Log()
     result = recompress(maintenance.watch(maintainer, log))
@@ -258,7 +258,7 @@ def test_what_it_goes_on_with_is_forgotten_for_another_level(
     for forget in (lambda: recompress(maintainer, level=19),
                    lambda: recompressor.give_up(maintainer)):
         with pytest.raises(task.Stopped):
-            recompress(maintainer, level=1, control=Stopping(1))
+            recompress(maintainer, level=1, pace=Stopping(1))
         assert any(name[0] == 'G' for name in os.listdir(path / 'spool'))
         forget()
         assert maintainer.rewriting is None
@@ -269,7 +269,7 @@ def test_what_it_goes_on_with_is_forgotten_for_another_level(
 def test_the_maintainers_end_leaves_nothing(path, repo, other, model):
     with maintaining(repo) as maintainer:
         with pytest.raises(task.Stopped):
-            recompress(maintainer, control=Stopping(1))
+            recompress(maintainer, pace=Stopping(1))
     assert not any(name[0] == 'G' for name in os.listdir(path / 'spool'))
     with maintaining(repo) as maintainer:
         assert recompress(maintainer).groups == 2
@@ -286,20 +286,20 @@ def test_it_waits_for_idle_processors(maintainer, model, monkeypatch):
     seconds = [0, 1, 0, 1.9, 0, 2]
     monkeypatch.setattr(task, 'idle_seconds', lambda: seconds.pop(0))
     waits = []
-    control = task.Control(
+    pace = task.Pace(
         lambda done, total, what: waits.append(what), patient=True,
         clock=lambda: next(clock))
-    control.wait_until_idle()
+    pace.wait_until_idle()
     assert waits == ['waiting for idle processors'] * 3 and not seconds
     # Who waits for the task does not wait for others.
-    task.Control().wait_until_idle()
+    task.Pace().wait_until_idle()
 
 
 def test_it_makes_way_while_it_waits(maintainer, model, monkeypatch):
     monkeypatch.setattr(task, 'WATCH', 0)
     monkeypatch.setattr(task, 'idle_seconds', lambda: 0)
     with pytest.raises(task.Stopped):
-        recompress(maintainer, control=Stopping(20, patient=True))
+        recompress(maintainer, pace=Stopping(20, patient=True))
     assert maintainer.rewriting is None
 
 

@@ -39,11 +39,11 @@ def no_pause(monkeypatch):
 
 
 def scrub(maintainer, full=True, **options):
-    return scrubber.run_once(maintainer, task.Control(), full=full, **options)
+    return scrubber.run_once(maintainer, task.Pace(), full=full, **options)
 
 
 def collect(maintainer):
-    return collector.run_once(maintainer, task.Control(), live_share=0,
+    return collector.run_once(maintainer, task.Pace(), live_share=0,
                               evacuate_share=0)
 
 
@@ -207,7 +207,7 @@ def test_healing_by_the_index(maintainer, path, repo, other):
     damage(path, bad)
     scrub(maintainer)
     put(other, 'two', content(1))
-    merger.run_once(maintainer, task.Control())
+    merger.run_once(maintainer, task.Pace())
     result = scrub(maintainer, budget_bytes=0)
     assert not result.complete
     assert (result.healed, result.images) == (1, [])
@@ -240,7 +240,7 @@ def test_a_copy_in_the_index_is_verified(maintainer, path, repo, other):
     damage(path, bad)
     scrub(maintainer)
     put(other, 'two', content(1))
-    merger.run_once(maintainer, task.Control())
+    merger.run_once(maintainer, task.Pace())
     damage(path, maintenance.blocks_of(repo, 'two')[3])
     assert scrub(maintainer, budget_bytes=0).healed == 0
     assert bad in maintenance.blocks_of(repo, 'one')
@@ -533,11 +533,11 @@ def test_pass_goes_on_where_it_was_stopped(
         def progress(*_):
             steps.append(1)
             if len(steps) == 3:
-                control.stop()
+                pace.stop()
 
-        control = task.Control(progress=progress)
+        pace = task.Pace(progress=progress)
         try:
-            result = scrubber.run_once(maintainer, control)
+            result = scrubber.run_once(maintainer, pace)
         except task.Stopped:
             begun = begun or started(maintainer)
             assert started(maintainer) == begun
@@ -581,13 +581,13 @@ def test_a_full_pass_starts_anew(maintainer, other, monkeypatch):
 
 def test_pace(maintainer, other):
     fill(other)
-    control = task.Control(rate=100 * 1024)
+    pace = task.Pace(rate=100 * 1024)
     begin = time.monotonic()
     with contextlib.suppress(task.Stopped):
-        result = scrubber.run_once(maintainer, control)
+        result = scrubber.run_once(maintainer, pace)
         took = time.monotonic() - begin
     assert result.bytes > 150 * 1024
-    assert took >= result.bytes / control.rate - 0.1
+    assert took >= result.bytes / pace.rate - 0.1
 
 
 def test_no_segment_is_read_twice(maintainer, other):
@@ -723,7 +723,7 @@ def test_cursor_survives_a_kill(path):
                 def progress(done, total, what):
                     if 'group' in what and done > 100:
                         os.kill(os.getpid(), signal.SIGKILL)
-                scrubber.run_once(maintainer, task.Control(progress))
+                scrubber.run_once(maintainer, task.Pace(progress))
 
     with pytest.raises(repositories.ChildFailed):
         repositories.in_child(child)
@@ -767,7 +767,7 @@ def test_no_false_damage(path):
                     assert result.unreadable == {}
                     assert result.worn == 0
                     account(maintainer)
-                    collector.run_once(maintainer, task.Control(),
+                    collector.run_once(maintainer, task.Pace(),
                                        live_share=80, evacuate_share=10)
                     passes += 1
     finally:
@@ -924,7 +924,7 @@ def test_no_healing_by_a_block_that_has_its_fingerprint(
     for _ in range(3):
         result = scrub(weak_maintainer)
         assert (result.healed, result.images) == (0, ['one'])
-        merger.run_once(weak_maintainer, task.Control())
+        merger.run_once(weak_maintainer, task.Pace())
         need_no_other(weak, images, 'one')
     assert 'xxh3-128 is not cryptographic' in caplog.text
     # An equal block is stored anew: only its twin has been found so far.
@@ -953,7 +953,7 @@ def test_what_is_damaged_hinders_no_merging(
             if bad in maintenance.blocks_of(weak_repo, name))
     damage(weak, bad)
     assert scrub(weak_maintainer).images == [hit]
-    result = merger.run_once(weak_maintainer, task.Control())
+    result = merger.run_once(weak_maintainer, task.Pace())
     assert result.failed == {}
     assert len(set(maintenance.blocks_of(weak_repo, 'three')).intersection(
         maintenance.blocks_of(weak_repo, 'four'))) == 9
