@@ -205,7 +205,7 @@ class Daemon:
             self._replicator)
         self._messaging = None
         if conf.transport_url:
-            from dedupd.rpc import messaging
+            from dedupd import messaging
             self._messaging = messaging.Messaging(
                 conf, self._control, self._scheduler)
 

@@ -96,13 +96,15 @@ PACKAGES = {
         'base repository client transfer history'),
     'dedupd.rpc': (
         'RPC and notifications', 'base tasks control scheduler'),
+    'dedupd.messaging': (
+        'what needs a message broker', 'tasks control scheduler rpc'),
     'dedupd.api': (
         'the endpoints of HTTP',
         'base client http serve control metrics page'),
     'dedupd.main': (
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
-        'replicator rpc api opts logs'),
+        'replicator messaging api opts logs'),
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
@@ -154,7 +156,7 @@ TESTED_BY = {
     'dedupd.cache.source_client': 'unit/dedupd/cache/test_pulls.py',
     'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
     'dedupd.control': 'unit/dedupd/test_metrics.py',
-    'dedupd.rpc.messaging': 'functional/test_dedupd_rpc.py',
+    'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
     'dedupd.main': 'functional/test_dedupd_process.py',
 }

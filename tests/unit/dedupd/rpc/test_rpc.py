@@ -3,6 +3,8 @@
 """RPC without a broker: the methods, as its threads call them."""
 
 from concurrent import futures
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -29,6 +31,14 @@ class Control:
     def mark_lost(self, image_id):
         assert self.over.wait(LIMIT)
         return {'image_id': image_id}
+
+
+def test_the_daemon_imports_oslo_messaging_in_a_thread():
+    """Which chooses before with what oslo.service works."""
+    subprocess.run([sys.executable, '-c', (
+        'import sys; from dedupd import main, messaging; '
+        'assert not {"oslo_messaging", "oslo_service"} & {*sys.modules}')],
+        check=True, timeout=60)
 
 
 @pytest.fixture
