@@ -30,10 +30,10 @@ dedupd_opts = [
                help="""
 Directory of the repository that the daemon serves and maintains.
 
-The same as ``dedup_store_datadir`` of the store in
+It is the same as ``dedup_store_datadir`` of the store in
 ``glance-api.conf``. The repository must exist: the daemon creates
-none. Of several daemons of one repository, on one host or several,
-one is the maintainer, and the others serve reads until it ends.
+none. If a repository has several daemons, on one host or several, one
+is the maintainer, and the others serve reads until it ends.
 
 Possible values:
     * An absolute path
@@ -42,8 +42,8 @@ Possible values:
     cfg.StrOpt('socket',
                default='/run/dedupd/dedupd.sock',
                help="""
-Path of the Unix socket on which the daemon serves everything: reads,
-to the store, and control, to the ``glance-dedup`` command.
+Path of the Unix socket on which the daemon serves everything: reads
+to the store, and control to the ``glance-dedup`` command.
 
 Possible values:
     * An absolute path of at most 100 bytes, in a directory that
@@ -60,13 +60,13 @@ Related options:
 Users that may use the Unix socket, besides root and the user that
 runs the daemon.
 
-The kernel says who a caller is; any other is disconnected before a
-byte is read. Whoever may use the socket reads every image and
-controls the daemon. While the list is empty the socket has the mode
-0600; else 0666, and only this check protects it.
+The kernel says who a caller is. Any other caller is disconnected
+before a byte is read. Whoever may use the socket reads every image
+and controls the daemon. While the list is empty the socket has the
+mode 0600. Otherwise it has 0666, and only this check protects it.
 
 Possible values:
-    * A list of names and numbers of users
+    * A list of names and ids of users
 
 Related options:
     * ``socket``
@@ -75,11 +75,11 @@ Related options:
     cfg.StrOpt('nbd_socket',
                sample_default='/run/dedupd/nbd.sock',
                help="""
-Path of a Unix socket on which images are served as block devices, to
-be read: over NBD, each under its id.
+Path of a Unix socket on which images are served over NBD as read-only
+block devices, each under its id.
 
-A server boots from there with QEMU, before its image was copied.
-Whoever may use the socket reads every image.
+QEMU can boot a server from there before its image was copied. Whoever
+may use the socket reads every image.
 
 Possible values:
     * An absolute path of at most 100 bytes, in a directory that
@@ -97,11 +97,11 @@ Related options:
 Users that may use ``nbd_socket``, besides root and the user that runs
 the daemon: for example the one as whom libvirt runs QEMU.
 
-They are told from others, and the socket has its mode, as with
-``socket_users``; the daemon they do not control.
+The kernel says who they are, and the socket has its mode, as with
+``socket_users``. They do not control the daemon.
 
 Possible values:
-    * A list of names and numbers of users
+    * A list of names and ids of users
 
 Related options:
     * ``nbd_socket``
@@ -113,9 +113,9 @@ Related options:
             help="""
 Address on which other hosts read images, over TLS.
 
-It serves reads of images: to operators, who have a certificate of
+It serves reads of images to operators, who have a certificate of
 ``tls_client_ca``, and to users, who have a token that Glance accepts
-for the image. With ``receive`` it takes images from operators, too.
+for the image. With ``receive`` it also takes images from operators.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -130,9 +130,9 @@ Related options:
 """),
     cfg.StrOpt('tls_cert',
                help="""
-File with the certificate, and those between it and its authority,
-that the daemon shows to other hosts, in PEM. Read anew when it
-changes.
+File with the certificate that the daemon shows to other hosts, and
+those between it and its authority, in PEM. The daemon reads it again
+when it changes.
 
 Possible values:
     * A path; needed if ``listen`` is set
@@ -140,8 +140,8 @@ Possible values:
 """),
     cfg.StrOpt('tls_key',
                help="""
-File with the private key of ``tls_cert``, in PEM, without a
-password. Read anew when it changes.
+File with the private key of ``tls_cert``, in PEM, without a password.
+The daemon reads it again when it changes.
 
 Possible values:
     * A path; unset: it is in the file ``tls_cert``
@@ -149,12 +149,13 @@ Possible values:
 """),
     cfg.StrOpt('tls_client_ca',
                help="""
-File with the authorities, in PEM, whose certificates make a caller
-an operator, who may read every image without a token, and, with
-``receive``, send images from another site. Read anew when it changes.
+File with the authorities, in PEM, whose certificates make a caller an
+operator. Operators may read every image without a token, and, with
+``receive``, send images from another site. The daemon reads the file
+again when it changes.
 
-Use an authority that signs nothing else: each client's certificate
-of it opens the whole repository.
+Use an authority that signs nothing else: each client certificate that
+it signs opens the whole repository.
 
 Possible values:
     * A path
@@ -167,13 +168,13 @@ Related options:
     cfg.StrOpt('tls_client_crl',
                help="""
 File with revocation lists (CRLs), in PEM, of the authorities in
-``tls_client_ca``. Whoever's certificate one of them names is refused.
+``tls_client_ca``. A certificate that a list names is refused.
 
-Read anew when it changes; connections that there are lose an
-operator's rights then, and have to be made anew. There must be a list
-of each authority, and none may be past its next update: else the
-certificates of that authority are refused. Lists may also be in the
-file ``tls_client_ca`` itself.
+The daemon reads the file again when it changes. Existing connections
+then lose an operator's rights, and clients have to connect again.
+There must be a list of each authority, and none may be past its next
+update. Otherwise the certificates of that authority are refused.
+Lists may also be in the file ``tls_client_ca`` itself.
 
 Possible values:
     * A path
@@ -189,12 +190,12 @@ Related options:
                 help="""
 Whether to take images that another site sends.
 
-Whoever has a certificate of ``tls_client_ca`` may then store images,
-under ids that are not taken yet; compute hosts that have one, too.
+Whoever has a certificate of ``tls_client_ca``, including compute
+hosts, may then store images, under ids that are not taken yet.
 
 Possible values:
     * True, at a site to which images are replicated
-    * False: certificates are good for reading only
+    * False: certificates only allow reading
 
 Related options:
     * ``listen``
@@ -205,11 +206,11 @@ Related options:
                schemes=['http', 'https'],
                sample_default='http://controller:9292',
                help="""
-URL of the Image service, by which the tokens of users are checked.
+URL of the Image service, which checks the tokens of users.
 
 For an image that a caller asks for, the daemon asks Glance for its
 first byte with the caller's token, and serves what Glance would
-serve. A yes is remembered for a minute.
+serve. It remembers a yes for a minute.
 
 Possible values:
     * A URL without the version
@@ -236,9 +237,9 @@ Possible values:
 Address on which the status page, ``/metrics`` and ``/healthcheck``
 are served to everyone, without TLS.
 
-It shows names of images and projects, and figures; neither content
-nor control. But where projects share blocks (``dedup_store_scope =
-global``), whoever uploads an image sees there how much of it was
+It shows names of images and projects, and figures. It gives neither
+content nor control. But if projects share blocks (``dedup_store_scope
+= global``), whoever uploads an image sees there how much of it was
 stored before: let only operators reach it.
 
 Possible values:
@@ -254,8 +255,7 @@ Possible values:
                help="""
 Memory for decompressed segments, in MiB, which all readers share.
 
-It is used as images are read, and given back when the option is
-lowered.
+It fills as images are read, and shrinks when the option is lowered.
 
 Possible values:
     * 0: nothing is kept
@@ -267,8 +267,8 @@ Possible values:
                min=1,
                max=256,
                help="""
-Threads that read from the repository. Those that read for NBD are
-others, 16 at most.
+Threads that read from the repository. NBD has threads of its own, 16
+at most.
 
 A client that takes its data slowly occupies none.
 
@@ -279,11 +279,11 @@ A client that takes its data slowly occupies none.
                max=1000000,
                mutable=True,
                help="""
-Connections that each of the listeners has at once.
+Connections that each of the listeners has at once, at most.
 
-When a listener has so many, a new one takes the place of one whose
-client has not asked anything for the longest time. Where there is
-none, it is answered 503 and closed.
+At the limit, a new connection takes the place of one whose client has
+not asked anything for the longest time. If there is none, the new one
+is answered 503 and closed.
 
 Related options:
     * ``max_peer_connections``
@@ -295,12 +295,12 @@ Related options:
                max=1000000,
                mutable=True,
                help="""
-Connections that each of the listeners has at once with one peer: a
-user, at a Unix socket; else an address, or, with IPv6, a network of
-64 bits. A new one beyond takes the place of another of the same peer,
-as with ``max_connections``.
+Connections that each of the listeners has at once with one peer, at
+most. A peer is a user at a Unix socket, otherwise an address, or,
+with IPv6, a network of 64 bits. At the limit, a new connection takes
+the place of another of the same peer, as with ``max_connections``.
 
-Raise it for a listener that all clients reach by way of one proxy.
+Raise it for a listener that all clients reach through one proxy.
 
 Related options:
     * ``max_connections``
@@ -315,7 +315,7 @@ Related options:
 Memory for the bodies of requests, in MiB, of all connections
 together.
 
-A request for whose body there is no room waits for
+If there is no space for a request's body, the request waits for
 ``header_timeout``, and is then answered 503. Bodies of up to 16 KiB
 are not counted. The largest ones, of images that another site sends,
 have 4 MiB, and there are at most 16 of these at once.
@@ -331,8 +331,9 @@ Related options:
                max=3600,
                mutable=True,
                help="""
-Seconds within which a request's header has to arrive, and, for as
-long again, each 256 KiB of its body; and a TLS handshake has to end.
+Seconds within which a request's header has to arrive, and a TLS
+handshake has to end. Each 256 KiB of a request's body has as long
+again.
 """),
     cfg.IntOpt('idle_timeout',
                default=60,
@@ -356,10 +357,10 @@ disconnected.
                min=0,
                mutable=True,
                help="""
-Seconds between two collections, which give the space of deleted
-images back.
+Seconds between two collections, which give back the space of deleted
+images.
 
-What was uploaded and deleted is counted before each.
+Before each, uploaded and deleted images are counted.
 
 Possible values:
     * 0: only on request
@@ -371,8 +372,8 @@ Possible values:
                min=0,
                mutable=True,
                help="""
-Seconds between two mergings of the duplicates that were missed when
-they were stored.
+Seconds between two mergings, which find duplicates that uploads
+missed.
 
 Possible values:
     * 0: only on request
@@ -384,9 +385,9 @@ Possible values:
                min=0,
                mutable=True,
                help="""
-Seconds from the begin of one scrub to that of the next. A scrub
-reads and verifies all that is stored, and goes on where it was when
-the daemon was restarted.
+Seconds from the start of one scrub to that of the next. A scrub reads
+and verifies everything in the repository. After a restart of the
+daemon it continues where it was.
 
 Possible values:
     * 0: only on request
@@ -398,17 +399,17 @@ Related options:
 """),
     cfg.StrOpt('recompress_codec',
                default='zstd',
-               choices=[('none', 'What uploads stored stays as it is'),
+               choices=[('none', 'Segments stay as uploads stored them'),
                         ('lz4', 'Quick to read'),
                         ('zstd', 'Smaller; slower to read')],
                mutable=True,
                help="""
-Codec with which full block groups are compressed anew, when nothing
+Codec with which full block groups are compressed again when nothing
 else is to be done.
 
-Uploads compress with what is quick (``dedup_store_codec`` in
-``glance-api.conf``); what is stored is read for years. Each group is
-compressed anew once, and once more when codec or level change.
+Uploads compress with a quick codec (``dedup_store_codec`` in
+``glance-api.conf``), but stored data is read for years. Each group is
+compressed again once, and once more when codec or level change.
 
 Related options:
     * ``recompress_level``
@@ -438,10 +439,10 @@ Related options:
                min=0,
                mutable=True,
                help="""
-Seconds between two looks for groups that are to be compressed anew.
+Seconds between two searches for groups to compress again.
 
-A group is begun only while half of the host's processors are idle.
-All other tasks, and whoever asks for one, go first.
+A group is started only while half of the host's processors are idle.
+All other tasks, and requests for one, go first.
 
 Possible values:
     * 0: only on request
@@ -458,7 +459,7 @@ Related options:
                mutable=True,
                help="""
 Percentage of a block group's bytes in use below which collection
-rewrites the group, to free what lies between them.
+rewrites the group, to free the unused bytes between them.
 
 Possible values:
     * 0: no group is rewritten
@@ -473,7 +474,7 @@ Possible values:
                mutable=True,
                help="""
 Percentage of a full block group's blocks in use below which
-collection stores these anew in other groups, so that the group can
+collection stores these again in other groups, so that the group can
 go.
 
 Possible values:
@@ -555,12 +556,12 @@ Possible values:
                min=0,
                mutable=True,
                help="""
-Number of times that images use a block from which on a second copy
-of it is kept.
+If images use a block at least this many times, a second copy of it is
+kept.
 
-Scrubs write the copies; reading and healing take them when a disk
-has lost the first. A repository whose fingerprints are not
-cryptographic (``xxh3-128``, ``sha1``) has none, whatever is set here.
+Scrubs write the copies. Reading and healing use them when a disk has
+lost the first. A repository whose fingerprints are not cryptographic
+(``xxh3-128``, ``sha1``) has none, whatever the value.
 
 Possible values:
     * 0: there are no spare copies
@@ -570,12 +571,13 @@ Possible values:
     cfg.BoolOpt('glance_notifications',
                 default=False,
                 help="""
-Whether to listen to the notifications of Glance: when an image was
-deleted its space is collected, and when one was uploaded it is
-counted, at once, instead of when the interval is over.
+Whether to listen to the notifications of Glance. When an image is
+deleted, the daemon then collects at once, and when one is uploaded,
+it counts at once, instead of when the interval is over.
 
-The daemon has a queue of its own, ``dedupd_glance.HOST``, so that others
-miss nothing. Delete that queue if you switch this off, else it grows.
+The daemon has a queue of its own, ``dedupd_glance.HOST``, so that
+others miss nothing. If you switch this off, delete that queue, since
+it would grow.
 
 Possible values:
     * True, if Glance publishes notifications to the same broker
@@ -590,9 +592,9 @@ Related options:
                min=0,
                max=1048576,
                help="""
-Room that rewriting, evacuating and merging leave free on the
-repository's file system, in MiB, as uploads do; see
-``dedup_store_reserve_mib``. Give it the value that glance-api has.
+Space that rewriting, evacuating and merging leave free on the
+repository's file system, in MiB, as uploads do. See
+``dedup_store_reserve_mib``. Set both to the same value.
 """),
     cfg.StrOpt('filter_dir',
                sample_default='/dev/shm/glance-dedup-<uid>',
@@ -626,7 +628,7 @@ mode_opts = [
                         ('cache', "It is a compute host's cache of images, "
                                   'between Nova and Glance')],
                help="""
-What the daemon is for.
+What the daemon does.
 
 Related options:
     * ``[cache] listen``
@@ -640,13 +642,13 @@ cache_opts = [
             type=_ADDRESS,
             default='127.0.0.1:9292',
             help="""
-Address on which the daemon stands in for the Image service, where
-``mode`` is ``cache``. It is what ``endpoint_override`` in the group
-``[glance]`` of ``nova.conf`` names.
+Address on which the daemon stands in for the Image service, if
+``mode`` is ``cache``. ``endpoint_override`` in the group ``[glance]``
+of ``nova.conf`` names it.
 
-What comes is passed on to ``[dedupd] glance_url``, but for the bytes
-of images, which come from the cache once that has allowed it. Tokens
-go over it in clear.
+Requests are passed on to ``[dedupd] glance_url``. Only the bytes of
+images come from the cache, once Glance has allowed it. Tokens pass
+this address unencrypted.
 
 Possible values:
     * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT
@@ -660,8 +662,8 @@ Related options:
                schemes=['https'],
                sample_default='https://controller:9393',
                help="""
-URL of the storing host's daemon, its ``[dedupd] listen``, from which
-missing blocks are fetched.
+URL of the storing host's daemon, its ``[dedupd] listen``. The cache
+fetches missing blocks from there.
 
 Possible values:
     * https://HOST:PORT; needed if ``mode`` is ``cache``
@@ -711,15 +713,15 @@ Possible values:
                max=1 << 30,
                mutable=True,
                help="""
-Disk that the cache may take, in MiB.
+Disk space that the cache may take, in MiB.
 
-When it takes more, or a new image needs room, the images that were
-last used the longest ago are evicted, but for those that are being
-read. An image that is larger is not kept. It holds for the whole
-directory: give it some ten percent less than what the disk has.
+When it takes more, or a new image needs space, the least recently
+used images are evicted, except those that are being read. An image
+that is larger than the limit is not kept. The limit applies to the
+whole directory: make it some ten percent less than the disk has.
 
 Possible values:
-    * 0: the whole disk, but for ``reserve_mib``; images are evicted
+    * 0: the whole disk, except ``reserve_mib``; images are evicted
       when it is full
     * MiB; at least what a block group takes, 128 by default, and 32
       for the catalog
@@ -737,15 +739,15 @@ replication_opts = [
                sample_default='https://other-site:9393',
                help="""
 URL of the daemon of another site, its ``[dedupd] listen``, to which
-new images are taken.
+new images are sent.
 
-Glance there gets each image's record, and its location; see the
-guide on replication. Of several daemons of a repository the
-maintainer does it.
+Glance there gets each image's record, and its location. See the guide
+on replication. If a repository has several daemons, the maintainer
+sends them.
 
 Possible values:
     * https://HOST:PORT
-    * Unset: no image is taken anywhere
+    * Unset: no image is sent
 
 Related options:
     * ``cert``
@@ -808,11 +810,11 @@ Possible values:
                 default=[],
                 mutable=True,
                 help="""
-Projects whose images are taken there.
+Projects whose images are sent.
 
 Possible values:
     * A list of projects' ids
-    * Empty: those of all projects
+    * Empty: the images of all projects
 
 Related options:
     * ``properties``
@@ -823,7 +825,7 @@ Related options:
                 default=[],
                 mutable=True,
                 help="""
-Properties that an image needs to be taken there, for example
+Properties that an image needs to be sent, for example
 ``replicate=yes`` or ``visibility=public``. It needs all of them.
 
 Possible values:
@@ -851,7 +853,7 @@ Possible values:
                min=0,
                mutable=True,
                help="""
-Seconds between two looks for new images.
+Seconds between two searches for new images.
 
 Possible values:
     * 0: only on request

@@ -38,8 +38,8 @@ together, if it is on a file system that they share.
 
 If the directory is a mount point, create the repository with
 ``glance-dedup repository create`` and make the directory below the
-mount unwritable: a mount that is missing at start then disables
-adding images, instead of starting an empty repository on the wrong
+mount unwritable. A mount that is missing at start then disables
+adding images. Otherwise an empty repository would start on the wrong
 disk.
 
 Possible values:
@@ -57,10 +57,10 @@ Possible values:
                help="""
 How new blocks are compressed.
 
-The codec is chosen anew for each run of blocks, and blocks that it
-does not make smaller are stored as they are; where it made nothing
-smaller for a while, only some are tried. It can be changed at any
-time: what is stored already stays readable.
+The codec is chosen again for each run of blocks. Blocks that it does
+not make smaller are stored uncompressed. If it made nothing smaller
+for a while, only some blocks are tried. The option can be changed at
+any time: stored blocks stay readable.
 
 Related options:
     * ``dedup_store_codec_level``
@@ -86,16 +86,15 @@ Related options:
     cfg.BoolOpt('dedup_store_codec_yields',
                 default=False,
                 help="""
-Whether uploads compress less where processors are short.
+Whether uploads compress less when processors are short.
 
 While compressing, each upload measures how long its threads wait for
-a processor. Where they get less than a quarter of one, a growing
-share of the blocks is stored as it is, and all of them where they
-get less than an eighth: then many uploads run at once, or other
-programs keep the processors busy. What was stored as it is stays so
-until dedupd compresses its group anew (``recompress_codec``). It pays
-where the codec costs much more than writing does: with ``zstd``,
-hardly with ``lz4``.
+a processor. If they get less than a quarter of one, a growing share
+of the blocks is stored uncompressed, and all of them if they get less
+than an eighth: then many uploads run at once, or other programs keep
+the processors busy. Such blocks stay so until dedupd compresses their
+group again (``recompress_codec``). The option pays if the codec costs
+much more than writing does: with ``zstd``, hardly with ``lz4``.
 
 Without this, the same blocks always take up the same space.
 
@@ -127,13 +126,14 @@ Related options:
                help="""
 Where images are cut into blocks.
 
-With ``fixed``, every so many bytes. That suits disk images, in which
-files begin at multiples of 4096 bytes. With ``gear``, a block ends
-where its last 64 bytes say so. So what lies elsewhere in another
-image is found, whatever was put in before it: in archives, and in
-file systems with smaller blocks. Blocks have 2048 to 16384 bytes
-then, and about 4096; ``dedup_store_block_size``, if it is set, is the
-size of the largest ones.
+With ``fixed``, every ``dedup_store_block_size`` bytes. That suits
+disk images, in which files begin at multiples of 4096 bytes. With
+``gear``, a block ends where its last 64 bytes say so. So data is
+found even if it lies elsewhere in another image, whatever was put in
+before it: in archives, and in file systems with smaller blocks.
+Blocks then have 2048 to 16384 bytes, and about 4096.
+``dedup_store_block_size``, if it is set, is the size of the largest
+ones.
 """ + _CREATION_NOTE + """
 Possible values:
     * ``fixed``
@@ -163,8 +163,8 @@ Smaller groups are for tests.
                help="""
 How many bytes of consecutive new blocks are compressed together.
 
-Larger segments compress better; reading a single block means
-reading its whole segment. Must not be smaller than a block.
+Larger segments compress better. But to read a single block, its whole
+segment is read. A segment must not be smaller than a block.
 """ + _CREATION_NOTE + """
 Possible values:
     * A power of two, at least ``dedup_store_block_size``, at most
@@ -210,22 +210,22 @@ Related options:
                help="""
 Which images a new image may share blocks with.
 
-With ``global``, every distinct block is stored once. What that tells:
-an upload of data that is stored already is quicker and takes less
-space than one that is not. So who uploads a file, and watches the
-time, can find out whether some project has an image with these very
-blocks; and by trying variants of a file of which only a few bytes are
-unknown to him, which of them is there. It does not tell whose it is,
-and gives nobody a byte that he did not have.
+With ``global``, every distinct block is stored once. This reveals
+something: an upload of data that is stored already is quicker and
+takes less space than one that is not. So whoever uploads a file, and
+watches the time, can find out whether some project has an image with
+these very blocks. By trying variants of a file of which only a few
+bytes are unknown, they can find out which of them is there. They do
+not learn whose it is, and get no byte that they did not have.
 
 With ``project``, images share blocks with images of the project that
 stored them, and with no others. An upload takes the same steps
 whatever other projects have stored, and equal images of two projects
 take up space twice.
 
-The option may be changed at any time, and holds for what is stored
-from then on. What was stored before stays where it is, and shares
-with what is stored under the same setting.
+The option may be changed at any time, and applies to images that are
+stored from then on. Earlier images stay where they are, and share
+blocks with images that are stored under the same setting.
 
 """),
     cfg.IntOpt('dedup_store_filter_mib',
@@ -235,12 +235,12 @@ with what is stored under the same setting.
                help="""
 Memory for the fingerprint filter, in MiB.
 
-The filter is shared by all processes of a host that use the
-repository and never grows beyond this size. A filter that is small
-for its repository misses some duplicates; it never costs
-correctness. 200 MiB for each TiB of unique data are enough for nearly
-all duplicates. The value counts when the filter is made anew; delete
-its file, or restart the host, after changing it.
+All processes of a host that use the repository share the filter. It
+never grows beyond this size. A filter that is small for its
+repository misses some duplicates; it never costs correctness. 200 MiB
+for each TiB of unique data are enough for nearly all duplicates. The
+value takes effect when the filter is rebuilt: after a change, delete
+its file, or restart the host.
 
 Possible values:
     * An integer of at least 1
@@ -286,13 +286,13 @@ Possible values:
                 help="""
 Whether new blocks are written beside the page cache.
 
-It saves the processor time that filling the page cache takes, and
+This saves the processor time that filling the page cache takes, and
 leaves the memory to others. The first read of an image then comes
-from the disk. Choose it where the disk is fast, or where images are
-mostly read long after they were stored; not where a server is booted
-from an image just after its upload, and the disk is slow.
+from the disk. Choose it if the disk is fast, or if images are mostly
+read long after they were stored. Do not choose it if the disk is slow
+and servers boot from images just after their upload.
 
-A file system that cannot do it is written to as usual.
+If a file system cannot do it, blocks are written as usual.
 
 """),
     cfg.BoolOpt('dedup_store_group_access',
@@ -301,12 +301,13 @@ A file system that cannot do it is written to as usual.
 Whether all members of a group may use the repository.
 
 If so, the repository's directory gets the mode 2770, and everything
-below it 2770 or 0660, whatever the umask of who makes it; the group
-is that of the directory. Else all is the owner's alone: 0700 and
-0600. A process of another user is refused, root too.
+below it 2770 or 0660, whatever the umask of the process that makes
+it. The group is that of the directory. Otherwise only the owner may
+use it: 0700 and 0600. A process of another user is refused, even
+root's.
 
-This is chosen once, when the repository is created. For one that
-exists, leave the option unset; a value that disagrees with it
+This is chosen once, when the repository is created. For an existing
+repository leave the option unset: a value that disagrees with it
 disables adding images to the store.
 
 Only the user to whom the directory belongs may collect and merge;
@@ -317,17 +318,17 @@ run dedupd as that user, and with the umask 0007.
                min=0,
                max=1048576,
                help="""
-Room that storing leaves free on the repository's file system, in
+Space that storing leaves free on the repository's file system, in
 MiB.
 
-It is what deleting images and collecting their space need, so that
-a disk that has become full can be emptied. When less is free,
-images are refused with 413, before anything is written. Deleting,
-collecting and reading are not held to it.
+Deleting images and collecting need this space, so that a full disk
+can be emptied. When less is free, images are refused with 413, before
+anything is written. Deleting, collecting and reading may use the
+space.
 
-Of a small file system less is kept: a hundredth at most. Several
-uploads at once may take up to 5 MiB each of what is kept, since
-each asks before it writes.
+On a small file system less is kept: a hundredth at most. Several
+uploads at once may take up to 5 MiB each of this space, since each
+checks before it writes.
 
 Possible values:
     * 0: store until the disk is full
@@ -341,15 +342,15 @@ Possible values:
                max=100,
                help="""
 How much of an image's size must be free before it is stored, in
-percent, where its size is known.
+percent, if its size is known.
 
-An image whose size is known, as in most uploads, is refused with
-413 before anything is written if less than this share of it is free
-above ``dedup_store_reserve_mib``. How much of an image is new here,
-and how well that compresses, nobody knows before it is stored: with
-100 images are refused that would have had room; with 0 some that
-lack room are refused only when the disk is full, after some of
-their blocks were stored, which the next collection frees.
+An image whose size is known, as in most uploads, is refused with 413
+before anything is written if less than this share of it is free above
+``dedup_store_reserve_mib``. Before an image is stored, nobody knows
+how much of it is new here, and how well that compresses. With 100,
+images are refused that would have had space. With 0, some that lack
+space are refused only when the disk is full, after some of their
+blocks were stored. The next collection frees these.
 
 Possible values:
     * 0: do not ask
@@ -367,14 +368,14 @@ Related options:
                help="""
 Time limit against storage that hangs, in seconds.
 
-It bounds every single step of every operation of the store: opening
-the repository or an image, storing or reading one piece of 4 MiB,
-committing, deleting. A step that takes longer makes the request
-fail with 503 (a download that has begun is cut off) instead of
-occupying the API worker for ever. The step itself cannot be
-interrupted: its thread stays until the storage answers, up to 32
-such threads per store and process, and undoes then what it did for
-a request that was given up.
+The limit applies to every single step of every operation of the
+store: opening the repository or an image, storing or reading one
+piece of 4 MiB, committing, deleting. If a step takes longer, the
+request fails with 503 (a download that has begun is cut off) instead
+of occupying the API worker for ever. The step itself cannot be
+interrupted. Its thread stays until the storage answers, up to 32 such
+threads per store and process, and then undoes what it did for a
+request that was given up.
 
 With a limit, steps that touch the storage run in threads of their
 own, which costs a few microseconds each. Without one, reads and
@@ -394,10 +395,11 @@ Unix socket of this host's dedupd, through which images are read.
 All readers of a host then share one cache. If the daemon does not
 answer within a second, serves another repository, or ends in the
 middle of a download, the store reads directly, from where it is, and
-leaves the daemon alone for ten seconds. So it may be started and
-stopped at any time, and need not exist.
+leaves the daemon alone for ten seconds. So the daemon may be started
+and stopped at any time, and need not exist.
 
-The user that runs glance-api must be one that dedupd lets in.
+dedupd must let in the user that runs glance-api (its option
+``socket_users``), unless it runs as this user.
 
 Possible values:
     * An absolute path
