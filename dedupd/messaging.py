@@ -7,9 +7,11 @@ imported, and waits for the broker, in threads of its own: a broker that is
 away delays nothing, and when it is back oslo.messaging connects anew.
 """
 
+from collections.abc import Callable
 import contextlib
 import queue
 import threading
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log
@@ -40,7 +42,7 @@ class Messaging:
         self._control = control
         self._events: queue.Queue[_Event | None] = queue.Queue(MOST_EVENTS)
         self._threads: list[threading.Thread] = []
-        self._closers = []
+        self._closers: list[Callable[[], Any]] = []
         # Now, so that the first task's begin is told of.
         scheduler.listeners.append(self._put)
 

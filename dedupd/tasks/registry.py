@@ -215,4 +215,6 @@ def run(name: str, maintainer: Maintainer, pace: task.Pace,
 
     :param options: the group ``[dedupd]``; read now
     """
-    return TASKS[name].run(maintainer, pace, options, **arguments)
+    run_once = TASKS[name].run
+    assert run_once is not None, f'{name} is not the maintainer\'s'
+    return run_once(maintainer, pace, options, **arguments)

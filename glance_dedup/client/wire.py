@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 import struct
 from typing import Any
-from typing import BinaryIO
+from typing import IO
 from typing import Protocol
 
 import xxhash
@@ -168,7 +168,7 @@ class RecipeExtent:
         return _EXTENT.pack(self.offset, self.length, self.blocks) + self.table
 
     @classmethod
-    def unpacked(cls, file: BinaryIO) -> Iterator['RecipeExtent']:
+    def unpacked(cls, file: IO[bytes]) -> Iterator['RecipeExtent']:
         """Those that were checked, and packed into a file."""
         while head := file.read(_EXTENT.size):
             offset, length, blocks = _EXTENT.unpack(head)

@@ -693,8 +693,15 @@ class Maintainer:
 
     @contextlib.contextmanager
     def image_lock(self, image_id: str) -> Iterator[bool]:
-        """Try the lock that deletes and merges of an image take (N9.1)."""
-        free = self.engine.lock_image(image_id)
+        """Try the lock that deletes and merges of an image take (N9.1).
+
+        :raises StorageError: the file of these locks is missing
+        """
+        try:
+            free = self.engine.lock_image(image_id)
+        except exceptions.ImageNotFound as e:
+            # Nobody must take it for the image's absence.
+            raise exceptions.StorageError(str(e)) from e
         try:
             yield free
         finally:

@@ -82,8 +82,8 @@ CHANGE_NOTHING = {
     'close', 'pread', 'fstat', 'fstatat', 'renew', 'fchmod', 'free_space',
     'lock', 'is_locked', 'list', 'start_writeback', 'start_readahead',
     'drop_cache', 'mmap_shared', 'use_large_pages', 'munmap', 'random',
-    'getpid', 'geteuid', 'now', 'monotonic_ns', 'thread_ns', 'sleep_ms', 'alloc',
-    'release'}
+    'getpid', 'geteuid', 'now', 'monotonic_ns', 'thread_ns', 'sleep_ms',
+    'alloc', 'release'}
 
 
 def test_each_entry_of_the_table_is_known_to_the_recorder():
