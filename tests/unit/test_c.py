@@ -19,6 +19,7 @@ import functools
 import os
 import pathlib
 import re
+import resource
 import subprocess
 
 import pytest
@@ -106,13 +107,38 @@ def objects(tmp_path_factory):
     return compile_variant
 
 
-def run(program):
-    status, output = execute([program], RUN_TIMEOUT)
-    if status != 0 and 'unexpected memory mapping' in output:
-        # This thread sanitizer knows only address spaces that are not as
-        # random as this kernel's.
-        status, output = execute(['setarch', '-R', program], RUN_TIMEOUT)
+def processor_seconds():
+    """Of all processes that this one started, and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run(program, timeout=RUN_TIMEOUT):
+    before = processor_seconds()
+    try:
+        status, output = execute([program], timeout)
+        if status != 0 and 'unexpected memory mapping' in output:
+            # This thread sanitizer knows only address spaces that are not as
+            # random as this kernel's.
+            status, output = execute(['setarch', '-R', program], timeout)
+    except subprocess.TimeoutExpired as exc:
+        # A few seconds may be all that a busy machine had for it.
+        said = (exc.stdout or b'').decode(errors='replace')
+        pytest.fail(f'{program} did not end in {timeout} s, of which it had a '
+                    f'processor for {processor_seconds() - before:.1f} s.\n'
+                    f'{said}')
     return status, output
+
+
+def test_a_program_that_does_not_end(tmp_path):
+    program = tmp_path / 'program'
+    program.write_text('#!/bin/sh\necho this far\nexec sleep 60\n')
+    program.chmod(0o700)
+    with pytest.raises(pytest.fail.Exception) as caught:
+        run(program, timeout=1)
+    assert re.search(r'/program did not end in 1 s, of which it had a '
+                     r'processor for 0\.\d s\.\nthis far\n',
+                     str(caught.value))
 
 
 @pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)

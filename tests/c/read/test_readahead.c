@@ -556,10 +556,10 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_one_range);
     RUN(test_damage);
-    RUN(test_reading_on);
-    RUN(test_farthest);
-    RUN(test_scattered);
-    RUN(test_jumps);
+    RUN_SINGLE(test_reading_on);
+    RUN_SINGLE(test_farthest);
+    RUN_SINGLE(test_scattered);
+    RUN_SINGLE(test_jumps);
     RUN(test_asking_at_once);
     RUN(test_threads);
     RUN(test_order);
