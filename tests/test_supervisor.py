@@ -134,6 +134,13 @@ def test_supervisor_that_is_killed(note):
     assert not runs(service)
 
 
+def environment():
+    """Ours, without what a process of xdist has: that run is its own."""
+    return {**{name: value for name, value in os.environ.items()
+               if not name.startswith('PYTEST_XDIST')},
+            'PYTHONPATH': str(TOP)}
+
+
 @pytest.mark.parametrize('processes, seconds', [('0', 0), ('1', 17)])
 def test_slow_fixtures(tmp_path, processes, seconds):
     """An interrupted run tears its fixtures down, however long that takes.
@@ -161,7 +168,7 @@ def test_slow_fixtures(tmp_path, processes, seconds):
              'pytest', '-q', '-n', processes, '--rootdir', tmp_path],
             cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, 'PYTHONPATH': str(TOP)}) as run:
+            env=environment()) as run:
         number(tmp_path / 'up')
         run.terminate()
         said, _ = run.communicate(timeout=LIMIT)
