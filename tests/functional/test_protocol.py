@@ -17,7 +17,6 @@ import time
 import zlib
 
 import pytest
-import xxhash
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import checker
@@ -77,8 +76,7 @@ def is_coming(call, name, path=None, *more):
     return call.result is None and call.is_(name, path, *more)
 
 
-def image_lock_byte(image_id):
-    return xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
+image_lock_byte = repositories.image_lock_byte
 
 
 class Once:

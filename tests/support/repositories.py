@@ -254,6 +254,11 @@ def group_lock_held(path, byte):
     return lock_held(pathlib.Path(path) / 'locks' / 'groups', byte)
 
 
+def image_lock_byte(image_id):
+    """The byte of ``locks/images`` that is an image's lock."""
+    return xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
+
+
 @contextlib.contextmanager
 def holding(path, *bytes_, shared=False):
     """Hold lock bytes of a file for a while."""

@@ -326,17 +326,13 @@ def test_n4_6_delete_under_way_is_left(maintainer, path, other, kind):
     put(other, 'image', content(1))
     account(maintainer)
     entry = make_entry(path, 'image', kind)
-    byte = image_lock_byte('image')
+    byte = repositories.image_lock_byte('image')
     with repositories.holding(path / 'locks' / 'images', byte):
         assert figures(account(maintainer)) == (0, 0, 0, 1)
         assert spool(path) == [entry]
         os.unlink(path / 'images' / 'image')
     assert figures(account(maintainer)) == (0, 1, 1, 0)
     maintenance.need_counted(maintainer)
-
-
-def image_lock_byte(image_id):
-    return xxhash.xxh3_64_intdigest(image_id.encode()) >> 2
 
 
 def test_n4_6_delete_finished_between_look_and_lock(maintainer, path, other):

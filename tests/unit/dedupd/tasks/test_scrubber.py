@@ -1107,8 +1107,8 @@ def test_counts_are_given_up_before_the_names(
 def test_mark_lost_while_it_is_deleted(maintainer, path, other):
     put(other, 'one', content(1))
     lose(path, 'one', 'page')
-    with maintainer.image_lock('one') as free:
-        assert free
+    with repositories.holding(path / 'locks' / 'images',
+                              repositories.image_lock_byte('one')):
         with pytest.raises(exceptions.BusyError):
             scrubber.mark_lost(maintainer, 'one')
     assert maintainer.catalog.valid
