@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The tasks of the maintainer."""
+"""The maintainer's tasks."""

@@ -1,31 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Accounting: each entry of the spool is judged (N4) and settled (N5).
+"""Accounting: judges each entry of the spool (N4) and settles it (N5).
 
-N5 asks for four steps in this order: fsync of ``images/`` after the look, the
+N5 requires four steps in this order: fsync of ``images/`` after the look, the
 batch, the fence, the unlinking. Here a *round* of up to 64 entries goes
-through each step together, so that two fsyncs serve all. The order holds for
-each entry of it:
+through each step together, so that two fsyncs serve all of them. The order
+still holds for each entry:
 
-* every look of N4 is made before the round is closed, and the fsync is made
-  after that, so after each entry's look;
-* an entry that was judged not live stays so until it is unlinked, since its
-  locks are held for so long: with byte 0 its transaction is gone, and nobody
-  else makes an image of it. One that was judged live may be deleted
-  meanwhile: then the deleter has made an entry of its own, which is settled by
-  a later round or run. It is the same with an entry that is alone in its
-  round;
-* the ledger is asked through the batch, so two entries of one transaction
-  cannot both be counted; and two names of one inode, whose locks would refuse
-  one another, are never in one round;
-* the batch, with all entries' changes, is synced before the fence is written,
-  and all are unlinked after that.
+* The round makes every look of N4 before it closes, and the fsync comes after
+  that. So the fsync comes after each entry's look.
+* An entry judged not live stays so until it is unlinked, because its locks
+  are held until then: holding byte 0 means that its transaction is gone, and
+  nobody else makes an image of it. An entry judged live may be deleted
+  meanwhile. The deleter then makes its own entry, which a later round or run
+  settles. The same is true of an entry that is alone in its round.
+* The round asks the ledger through the batch, so two entries of one
+  transaction cannot both be counted. Two names of one inode are never in the
+  same round, because their locks would refuse each other.
+* The batch has the changes of all entries. It is synced before the fence is
+  written, and the entries are unlinked after that.
 
-A recipe that names more than one batch has room for takes several steps, each
-of which is a batch and a fence. The catalog knows how far each one got. So a
-run may end between any two, however it ends: whoever judges the entry next
+A recipe that names more than one batch can hold takes several steps. Each
+step is a batch and a fence. The catalog knows how far each recipe got. So a
+run may end between any two steps, in any way: whoever judges the entry next
 goes on if the recipe is live, and goes back if it is not. Until then the entry
-stays where it is, and pins all that the recipe names (N6.3).
+stays in the spool, and pins everything that the recipe names (N6.3).
 """
 
 import collections
@@ -40,7 +39,7 @@ from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
-#: Entries of a round, at most.
+#: The most entries that a round may have.
 ROUND = 64
 
 _CHUNK_BYTES = 4 * catalog_module.CHUNK_SLOTS
@@ -53,20 +52,20 @@ class Result:
     counted: int
     uncounted: int
     removed: int
-    """Entries of the spool that were settled and unlinked."""
+    """Spool entries that were settled and unlinked."""
     left: int
-    """Entries that are in use: of uploads, or of images still being read."""
+    """Spool entries in use, by uploads or by readers of deleted images."""
     unreadable: dict[str, str]
-    """What could not be counted since it is damaged, and how. While there is
-    something, nothing may be freed."""
+    """Damaged files that could not be counted, each with its error. Unless
+    this is empty, nothing may be freed."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer,
              pace: task.Pace) -> Result:
-    """Settle what can be settled in the spool.
+    """Settle all entries of the spool that are not in use.
 
-    :raises task.Stopped: between two rounds; what was done stands
-    :raises NoSpaceError: if there is no room even to count
+    :raises task.Stopped: between two rounds; the rounds before it stand
+    :raises NoSpaceError: if the disk has no room even to count
     """
     return maintainer.guard(lambda: Accountant(maintainer, pace).run(),
                             pace.step)
@@ -75,31 +74,31 @@ def run_once(maintainer: maintainer_module.Maintainer,
 # -- judging (N4) -------------------------------------------------------------
 
 class Entry:
-    """An entry of the spool, judged. Holds its locks until it is closed."""
+    """A judged entry of the spool. It holds its locks until it is closed."""
 
     def __init__(self, recipe: _engine.Recipe) -> None:
         self.recipe = recipe
         self.name = recipe.name.rpartition('/')[2]
         self.live = False
-        """images/<id> is this very inode."""
+        """images/<id> is this inode."""
         self.left = False
-        """It is in use and stays."""
+        """The entry is in use and stays."""
         self.writer_gone = False
         self.damaged = False
 
     @property
     def txid(self) -> bytes | None:
-        """Of the recipe; None if neither header nor name can tell."""
+        """The recipe's transaction; None if no header and no name tells."""
         if self.recipe.complete:
             return self.recipe.header()['transaction_id']
         return maintainer_module.txid_of_name(self.name)
 
     @property
     def has_lost_header(self) -> bool:
-        """What it names can only be guessed.
+        """Whether the header is lost, so that nobody knows what it named.
 
-        A file without a header whose writer is gone, and that is no image, is
-        an upload that did not get so far.
+        A file without a header is an unfinished upload, not a loss, if its
+        writer is gone and it is not an image.
         """
         return not self.recipe.complete and (
             self.live or self.recipe.error is not None)
@@ -110,14 +109,17 @@ class Entry:
 
 def judge(maintainer: maintainer_module.Maintainer, name: str
           ) -> Entry | None:
-    """What is to become of an entry; None if it is gone."""
+    """Decide what to do with an entry (N4); None if the entry is gone.
+
+    The caller closes the entry, which releases its locks.
+    """
     try:
         entry = Entry(maintainer.engine.open_entry(name))
     except exceptions.ImageNotFound:
         return None
     try:
         if entry.recipe.kind == 'G':
-            # Its maker holds byte 0 for as long as it is at work.
+            # The process that made it holds byte 0 while it works.
             entry.left = not entry.recipe.try_lock(0)
         elif entry.recipe.kind != 'X':
             _judge_recipe(maintainer, entry)
@@ -146,13 +148,13 @@ def _judge_recipe(maintainer: maintainer_module.Maintainer,
 
 
 def _is_live(maintainer: maintainer_module.Maintainer, entry: Entry) -> bool:
-    # First, since it reads again a header that was not there.
+    # This comes first because it reads a missing header again.
     if entry.recipe.live():
         return True
     if entry.recipe.complete:
         return _has_copy(maintainer, entry)
-    # An image may have lost its header. To look for it is not worth while for
-    # each upload under way, which has no other name.
+    # An image may have lost its header. The search is not worth while for
+    # each running upload, whose file has no other name.
     return (not entry.recipe.complete
             and (entry.writer_gone or entry.recipe.links > 1)
             and maintainer.image_of(entry.recipe.inode) is not None)
@@ -162,10 +164,10 @@ def _has_copy(maintainer: maintainer_module.Maintainer,
               entry: Entry) -> bool:
     """Whether ``images/<id>`` is the same recipe in another file.
 
-    Where a repository was copied, the names of one file may be those of two.
-    A transaction id is never used again, so it tells.
+    After a repository was copied, two names of one file may be two files. The
+    transaction id decides, because it is never used again.
 
-    :raises DamagedError: if it cannot be told
+    :raises DamagedError: if the image's header cannot be read
     """
     try:
         with contextlib.closing(maintainer.engine.open_recipe(
@@ -183,9 +185,10 @@ def _is_given_up(maintainer: maintainer_module.Maintainer,
                  entry: Entry) -> bool:
     """Whether a delete or merge ended without its effect (N4.6).
 
-    It holds the image lock until ``images/<id>`` is another file, or none. So
-    if the lock is free and the recipe live still, nobody will finish it. It
-    need not be held any longer: the next delete makes an entry of its own.
+    A delete or merge holds the image lock until ``images/<id>`` is another
+    file, or is gone. So if the lock is free and the recipe is still live,
+    nobody will finish the operation. This function need not keep the lock:
+    the next delete makes its own entry.
     """
     image_id = (entry.recipe.header()['image_id'] if entry.recipe.complete
                 else maintainer.image_of(entry.recipe.inode))
@@ -201,13 +204,12 @@ def _is_given_up(maintainer: maintainer_module.Maintainer,
 # -- settling (N5) ------------------------------------------------------------
 
 class _Named:
-    """What an entry of the spool names, read whenever it is asked for.
+    """The blocks that a spool entry names, read again for each request.
 
-    In memory are only the groups' numbers. An entry's content does not change
-    once it is complete.
+    Only the groups' numbers are in memory. A complete entry does not change.
 
-    :param first: of the pages of extents that are meant
-    :param end: behind the last of them
+    :param first: the first page of extents to read
+    :param end: the page after the last one to read
     """
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
@@ -226,16 +228,16 @@ class _Named:
         return addresses_module.pieces(recipe, self._first, self._end)
 
     def runs(self, group: int) -> Iterator[bytes]:
-        """Of this group, and of others.
+        """Runs that may name blocks of this group, among those of others.
 
-        :raises DamagedError, StorageError: they cannot be told
+        :raises DamagedError, StorageError: if the entry cannot be read
         """
         if group not in self.groups:
             return
         try:
             recipe = self._maintainer.engine.open_entry(self._name)
         except exceptions.ImageNotFound:
-            return      # its writer gave up: it had the group locked, N6.1
+            return      # its writer gave up; it had locked the group, N6.1
         with contextlib.closing(recipe):
             if recipe.inode == self._inode:
                 for runs in self._pieces(recipe):
@@ -244,7 +246,7 @@ class _Named:
 
 
 class Foreseen:
-    """The catalog as settling the spool would leave it; changes nothing."""
+    """The catalog as it would be after settling the spool; changes nothing."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer) -> None:
         self._maintainer = maintainer
@@ -273,7 +275,7 @@ class Foreseen:
 
     def counts(self, group: int,
                slots: int = addresses_module.GROUP_SLOTS) -> bytes:
-        """As the catalog's."""
+        """The group's counts, in the form of :meth:`Catalog.counts`."""
         counts = bytearray(self._catalog.counts(group))
         for named, delta in self._changes:
             for runs in named.runs(group):
@@ -281,7 +283,7 @@ class Foreseen:
         return bytes(counts[:4 * slots])
 
     def group(self, group: int) -> dict[str, int | bool]:
-        """As the catalog's."""
+        """The group's facts, in the form of :meth:`Catalog.group`."""
         facts = self._catalog.group(group)
         if any(group in named.groups for named, _ in self._changes):
             before = addresses_module.unpack(self._catalog.counts(group))
@@ -292,9 +294,9 @@ class Foreseen:
         return facts
 
     def preset(self, batch: catalog_module.Batch, runs: bytes) -> None:
-        """Have the counts of what runs name in a batch, never to be written.
+        """Put the counts of the runs' groups into a batch.
 
-        Always of the same one.
+        Nobody may write the batch, and each call must pass the same one.
         """
         for group in addresses_module.groups_in(runs) - self._preset:
             self._preset.add(group)
@@ -303,7 +305,7 @@ class Foreseen:
 
 
 def _add(counts: bytearray, group: int, runs: bytes, delta: int) -> None:
-    """Count, or un-count, what runs name of a group."""
+    """Count, or un-count, the blocks of a group that the runs name."""
     for chunk in range(len(counts) // _CHUNK_BYTES):
         at = chunk * _CHUNK_BYTES
         with memoryview(counts)[at:at + _CHUNK_BYTES] as some:
@@ -315,7 +317,7 @@ def _add(counts: bytearray, group: int, runs: bytes, delta: int) -> None:
 
 
 class Accountant:
-    """Judges and settles all entries, as often as it is asked to."""
+    """Judges and settles all entries, at each call of :meth:`run`."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace) -> None:
@@ -324,7 +326,7 @@ class Accountant:
         self._counted = self._uncounted = self._removed = self._left = 0
         self._known: dict[tuple[str, int], _Named] = {}
         self._pins: list[_Named] = []
-        # The present step, and the entries that are settled by it.
+        # The current step, and the entries that it settles.
         self._batch = maintainer.catalog.batch()
         self._settled: list[Entry] = []
         self._done = self._total = 0
@@ -332,7 +334,7 @@ class Accountant:
         self._rebuilt: set[str] = set()
 
     def run(self) -> Result:
-        """Settle what can be settled."""
+        """Settle all entries of the spool that are not in use."""
         self._left = 0
         self._pins = []
         self._settle(self._maintainer.engine.spool())
@@ -344,18 +346,18 @@ class Accountant:
                                    **self._begun()})
 
     def pins(self, group: int) -> Iterator[bytes]:
-        """Runs that entries in use name and that are not counted (N6.3).
+        """Uncounted runs that entries in use name (N6.3).
 
-        :raises DamagedError, StorageError: they cannot be told any more
+        :raises DamagedError, StorageError: if an entry is no longer readable
         """
         for named in self._pins:
             yield from named.runs(group)
 
     def _begun(self) -> dict[str, str]:
-        """What is counted in part, and pinned by no entry.
+        """Recipes that are counted only in part, and that no entry pins.
 
-        Nothing may be freed as long as there is something. What is live was
-        counted to its end above, or is known to be unreadable.
+        While there is one, nothing may be freed. The caller has counted the
+        live ones to their ends, or knows that they are unreadable.
         """
         pinned = {named.txid for named in self._pins}
         return {image_id: f'the recipe {txid.hex()} is counted only in part'
@@ -363,7 +365,7 @@ class Accountant:
                 if txid not in pinned}
 
     def foresee(self) -> Foreseen:
-        """What run() would make of the catalog, as far as is known now."""
+        """Predict the catalog after run(), from what is known now."""
         self._pins = []
         foreseen = Foreseen(self._maintainer)
         for name in self._maintainer.engine.spool():
@@ -400,7 +402,7 @@ class Accountant:
 
     def _judge_round(self, waiting: collections.deque[str],
                      entries: list[Entry]) -> list[str]:
-        """Take entries into a round; returns those for a later one."""
+        """Take entries into a round; return the names for a later round."""
         later = []
         inodes = set()
         while waiting and len(entries) < ROUND:
@@ -414,7 +416,7 @@ class Accountant:
             if entry is None:
                 continue
             if entry.recipe.inode in inodes and entry.recipe.kind != 'X':
-                # Its locks may be refused by those of its other name.
+                # The locks of its other name may refuse its own.
                 later.append(name)
                 entry.close()
             elif entry.left:
@@ -426,7 +428,7 @@ class Accountant:
         return later
 
     def _leave(self, entry: Entry) -> None:
-        """Note what an entry that is in use keeps from being freed (N6.3)."""
+        """Note the blocks that an entry in use keeps alive (N6.3)."""
         self._left += 1
         if entry.recipe.kind == 'G':
             return
@@ -435,7 +437,7 @@ class Accountant:
                 self._pin(entry)
         elif entry.writer_gone and entry.has_lost_header:
             self._note(entry.name, entry.recipe.error)
-        # Else its writer is at work, and holds the groups that it names.
+        # Else its writer is working, and holds the groups that it names.
 
     def _pin(self, entry: Entry) -> None:
         key = entry.name, entry.recipe.inode
@@ -459,13 +461,13 @@ class Accountant:
             if self._account(entry, self):                      # N5.2
                 self._settled.append(entry)
             if self._batch.size > maintainer_module.BATCH_BYTES:
-                # Those of the round that follow were looked at before the
-                # fsync, too: so each has its own steps in order.
+                # The looks at the round's remaining entries came before the
+                # fsync, too. So each entry has its own steps in order.
                 self._finish()
         self._finish()
 
     def _finish(self) -> None:
-        """One step, and the end of those entries that need no more."""
+        """Make one step, and unlink the entries that need no further one."""
         self._maintainer.settle(self._batch)                    # N5.2, N5.3
         for entry in self._settled:
             with contextlib.suppress(exceptions.ImageNotFound):
@@ -477,7 +479,7 @@ class Accountant:
         self._settled.clear()
 
     def counted(self, txid: bytes) -> bool:
-        """What the ledger says, with the present step."""
+        """Whether the ledger, with the current step, counts a recipe."""
         return self._maintainer.catalog.counted(txid, self._batch)
 
     def begun(self, txid: bytes) -> int:
@@ -496,16 +498,16 @@ class Accountant:
             self._uncounted += 1
 
     def _account(self, entry: Entry, ledger: 'Accountant | Foreseen') -> bool:
-        """Change what the ledger asks for (N5.2).
+        """Make the change that the ledger needs (N5.2).
 
-        False if the entry must stay.
+        :returns: False if the entry must stay
         """
         if entry.recipe.kind in 'GX':
             return True
         txid = entry.txid
         counted = txid is not None and ledger.counted(txid)
         begun = txid is not None and ledger.begun(txid) > 0
-        # What is counted had a header once.
+        # A counted recipe once had a header.
         if entry.has_lost_header or (
                 (counted or begun) and not entry.recipe.complete):
             return self._account_blindly(entry, counted, begun)
@@ -521,7 +523,7 @@ class Accountant:
 
     def _account_blindly(self, entry: Entry, counted: bool,
                          begun: bool) -> bool:
-        """Of an entry whose header is lost."""
+        """Account for an entry whose header is lost."""
         error = entry.recipe.error or (
             f'spool/{entry.name} has no header')
         if entry.live and counted:
@@ -534,13 +536,13 @@ class Accountant:
         if entry.name in self._rebuilt:
             return True
         if entry.txid is not None and not counted and not begun:
-            # It was never an image, or is none any more.
+            # It was never an image, or no longer is one.
             entry.damaged = True
             return True
         return self._account_damaged(entry, error)
 
     def _account_damaged(self, entry: Entry, error: str) -> bool:
-        """Of an entry that the ledger asks for, and that cannot be read."""
+        """Account for an unreadable entry that the ledger needs."""
         if entry.live:
             image_id = (entry.recipe.header()['image_id']
                         if entry.recipe.complete else
@@ -555,10 +557,10 @@ class Accountant:
         return False
 
     def _rebuild(self) -> None:
-        """Get rid of counts of deleted recipes that cannot be read.
+        """Remove the counts of deleted recipes that cannot be read.
 
-        Their files are set aside; the catalog is made anew, from ``images/``,
-        which they are not in; only then the entries go.
+        This sets their files aside. It rebuilds the catalog from ``images/``,
+        which does not have them. Only then it removes the entries.
         """
         suspects = sorted(self._suspects)
         for name in suspects:

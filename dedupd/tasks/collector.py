@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Collection: the space of blocks that no image needs goes back to the disk.
+"""Collection: gives the space of unneeded blocks back to the disk.
 
-Group by group (N6), and only those in which a count went to zero, or that hold
-blocks which no collection has seen yet. Freeing changes entries in place and
-punches holes, so it works on a full disk. What is left of segments of which
-only some blocks live goes by rewriting the group; a group that is nearly empty
-is evacuated: its blocks are stored anew elsewhere, and the images that need
-them changed to the copies.
+The collector works group by group (N6). It looks only at groups in which a
+count went to zero, or whose blocks no collection has seen yet. Freeing changes
+entries in place and punches holes, so it works on a full disk. In some
+segments only a part of the blocks lives; rewriting the group reclaims the
+rest. A nearly empty group is evacuated: the collector stores its blocks again
+elsewhere, and changes the images that need them to the copies.
 """
 
 from collections.abc import Iterable
@@ -28,23 +28,23 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 LIVE_SHARE = 50
 EVACUATE_SHARE = 10
 
-# A group in use is collected later. Where uploads overlap it never comes free
-# by itself; so after a while (seconds) the intent to collect it is announced,
-# for a limited time, and then withdrawn for a time that is longer by this
-# factor: while it is announced, no new transaction finds duplicates in the
-# group. The next time it lasts twice as long; so it outlasts the longest
-# upload at last.
+# A group in use is collected later. Where uploads overlap, it never becomes
+# free by itself. So after _PATIENCE seconds the collector announces that it
+# intends to collect the group. The announcement lasts _HOLD seconds, and is
+# then withdrawn for _REST times as long, because no new transaction finds
+# duplicates in an announced group. Each further announcement lasts twice as
+# long as the one before, so that it finally outlasts the longest upload.
 _PATIENCE = 600.0
 _HOLD = 60.0
 _REST = 9
-# At once.
+# The most groups that are announced at the same time.
 _MOST_ANNOUNCED = 8
-# Evacuated in one run, about, since each recipe of the repository is read for
-# them: blocks.
+# About as many blocks are evacuated in one run. There is a limit because an
+# evacuation reads each recipe of the repository.
 _MOST_EVACUATED = 32768
 
 _POISONED = 1
-# Of a segment that was compressed anew, at least (segment.h).
+# The least size of a recompressed segment (segment.h), in bytes.
 _JOINED = 256 << 10
 
 _now = time.monotonic
@@ -52,21 +52,21 @@ _now = time.monotonic
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlan:
-    """What a collection would do in a group. Numbers are of blocks."""
+    """What a collection would do in a group. The numbers count blocks."""
 
     number: int
     slots: int
     published: int
     live: int
-    """That stay."""
+    """Blocks that stay."""
     free: int
-    """That go."""
+    """Blocks that the collection would free."""
     pinned: int
-    """That nobody counts, but that an entry in use keeps."""
+    """Uncounted blocks that a spool entry in use keeps."""
     action: str
     """'free', 'rewrite', 'evacuate', 'unlink' or 'skip'."""
     reason: str
-    """Why, in a few words."""
+    """The reason for the action, in a few words."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Plan:
     groups: list[GroupPlan]
     blocks: int
     bytes: int
-    """Of the blocks that would be freed, before compression."""
+    """Size of the blocks that would be freed, before compression."""
     refused: str | None
-    """Why nothing would be freed."""
+    """Why nothing would be freed; None: freeing is allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +86,12 @@ class Result:
     """What a collection did."""
 
     groups: int
-    """That it looked at."""
+    """Groups that the collection looked at."""
     freed_blocks: int
     freed_bytes: int
-    """Of these, before compression."""
+    """Size of the freed blocks, before compression."""
     disk_bytes: int
-    """Given back to the file system."""
+    """Bytes given back to the file system."""
     punched: int
     """Groups in which holes were punched."""
     rewritten: int
@@ -100,14 +100,14 @@ class Result:
     busy: int
     """Groups in use, put off to the next run."""
     refused: str | None
-    """Why nothing was freed."""
+    """Why nothing was freed; None: freeing was allowed."""
     skipped_for_space: int
-    """Groups not rewritten or evacuated since that needs room on the disk."""
+    """Groups not rewritten or evacuated, because the disk lacks the room."""
     failed: dict[int, str]
-    """Groups that are damaged, or whose disk failed, and how."""
+    """Groups that are damaged, or whose disk failed, each with its error."""
 
 
-# Of a group's own file.
+# Errors of a group's own file.
 _GROUP_ERRORS = (exceptions.DamagedError, exceptions.StorageError)
 
 
@@ -118,9 +118,9 @@ class _Refused(Exception):
 def plan(maintainer: maintainer_module.Maintainer,
          pace: task.Pace | None = None, live_share: int = LIVE_SHARE,
          evacuate_share: int = EVACUATE_SHARE) -> Plan:
-    """What a collection would do; changes nothing.
+    """Predict what a collection would do; changes nothing.
 
-    Whether a group is in use is not tried.
+    The plan does not find out which groups are in use.
     """
     pace = pace or task.Pace()
     return maintainer.guard(
@@ -131,21 +131,21 @@ def plan(maintainer: maintainer_module.Maintainer,
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              live_share: int = LIVE_SHARE,
              evacuate_share: int = EVACUATE_SHARE) -> Result:
-    """Collect what can be.
+    """Free the blocks that no image needs, in groups that are not in use.
 
-    :param live_share: percent; a group is rewritten if less of its segments'
-        bytes is of live blocks
-    :param evacuate_share: percent; a full group is evacuated if less of its
-        slots live
-    :raises task.Stopped: between two groups; what was done stands
-    :raises NoSpaceError: if there is no room even to count
+    :param live_share: percent; a group is rewritten if live blocks have a
+        smaller share of its segments' bytes
+    :param evacuate_share: percent; a full group is evacuated if a smaller
+        share of its slots lives
+    :raises task.Stopped: between two groups; the work on those before stands
+    :raises NoSpaceError: if the disk has no room even to count
     """
     return maintainer.guard(
         lambda: _Run(maintainer, pace, live_share, evacuate_share).run(),
         pace.step)
 
 
-# -- what both look at --------------------------------------------------------
+# -- for planning and executing -----------------------------------------------
 
 def _refuse_if_unreadable(unreadable: dict[str, str]) -> None:
     if unreadable:
@@ -159,7 +159,7 @@ def _refuse_if_unreadable(unreadable: dict[str, str]) -> None:
 def _candidates(maintainer: maintainer_module.Maintainer,
                 catalog: catalog_module.Catalog | accounting.Foreseen
                 ) -> tuple[list[int], dict[int, str]]:
-    """The groups to be looked at; and those that cannot be, and why."""
+    """The groups to look at; and the unreadable ones, with their errors."""
     wanted, damaged = [], {}
     for number in maintainer.engine.groups():
         facts = catalog.group(number)
@@ -177,7 +177,7 @@ def _candidates(maintainer: maintainer_module.Maintainer,
 
 def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
               facts: dict[str, Any]) -> bool:
-    """Whether a failed sync has left blocks, to which no writer will come."""
+    """Whether a failed sync left blocks that no writer will take up."""
     return (facts['flags'] & _POISONED != 0
             and facts['published'] < facts['slots']
             and any(addresses_module.columns(maintainer.engine.entries(
@@ -191,14 +191,14 @@ _LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '
 
 
 class _Look:
-    """What of a group lives, what may be freed, and what is pinned."""
+    """Which blocks of a group live, may be freed, or are pinned."""
 
     def __init__(self, entries: bytes, counts: bytes, published: int,
                  pins: Iterable[bytes], number: int) -> None:
         self._columns = addresses_module.columns(entries)
         _, lengths, states = self._columns
         used = addresses_module.unpack(counts)
-        #: A slot that is counted and has no block, or None.
+        #: The first slot that is counted but has no block, or None.
         self.lost = next((slot for slot, (state, count) in enumerate(
             zip(states, used)) if count
             and state not in addresses_module.IN_USE), None)
@@ -207,22 +207,22 @@ class _Look:
                   if not count and state in addresses_module.IN_USE]
         pinned = {slot for runs in pins for slot in addresses_module.slots_in(
             runs, number)} if unused else set()
-        #: Slots: N6.4.
+        #: Slots that may be freed (N6.4).
         self.free = ([s for s in unused if s not in pinned] if pinned
                      else unused)
         self.pinned = len(unused) - len(self.free)
         self.live = sum(map(
             states.count, addresses_module.IN_USE)) - len(self.free)
-        #: With those about to be.
+        #: How many slots are freed already, or may be.
         self.freed = states.count(addresses_module.FREED) + len(self.free)
-        #: Of the free ones, before compression.
+        #: Size of the blocks that may be freed, before compression.
         self.bytes = sum(map(lengths.__getitem__, self.free))
 
     def live_share(self, segment_size: int) -> int:
-        """Percent of the bytes of segments in use that are of live blocks.
+        """Share of live blocks in the bytes of segments in use, in percent.
 
-        As if each segment were a full one; only the group's owner can tell
-        better.
+        This takes each segment to be full. Only the group's owner can tell
+        the true sizes.
         """
         free = set(self.free)
         segments = set()
@@ -235,18 +235,18 @@ class _Look:
 
 
 def _is_sparse(facts: dict[str, int], live: int, share: int) -> bool:
-    """Whether to evacuate: few blocks, and nobody adds any."""
+    """Whether to evacuate: the group has few blocks and gets no more."""
     return ((facts['published'] == facts['slots']
              or facts['flags'] & _POISONED != 0)
             and 0 < 100 * live < share * facts['slots'])
 
 
 def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
-    """Whether enough blocks went since a group was rewritten.
+    """Whether enough blocks were freed since the group was rewritten.
 
-    What its entries tell of its segments is not enough: they do not say
-    whether the neighbours of a block that lives were freed before, and are
-    not in its segment any more.
+    The entries alone do not show this. A live block's former neighbours may
+    have been freed before the rewriting, and then its segment no longer has
+    them.
     """
     gone = look.freed - facts['rewritten']
     return 100 * look.live < share * (look.live + gone)
@@ -292,7 +292,7 @@ def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 def _segment_size(maintainer: maintainer_module.Maintainer,
                   facts: dict[str, int]) -> int:
-    """Of a full segment of a group, before compression."""
+    """Bytes of a full segment of a group, before compression."""
     parameters = maintainer.repository.parameters
     size = parameters.segment_size
     if facts['codec']:
@@ -331,14 +331,14 @@ class _Run:
         self._sums = dict.fromkeys(
             (field.name for field in dataclasses.fields(Result)), 0)
         self._sums.update(refused=None, failed={})
-        self._sparse: set[int] = set()  # groups to be evacuated
+        self._sparse: set[int] = set()  # groups to evacuate
         self._merge_refused = False     # an image is in use
         self._cost = 0          # bytes read and written since the last step
 
     def run(self) -> Result:
         try:
-            # An entry of the spool may have been lost before it was settled,
-            # or a recipe that is counted.
+            # A spool entry may have been lost before it was settled, or a
+            # counted recipe may have been lost.
             self._maintainer.reconcile(self._pace.step)
             self._drain()
             self._forget_unlinked()
@@ -354,7 +354,7 @@ class _Run:
         except BaseException:
             self._forget_busy()
             raise
-        # What was freed may be room for it.
+        # The freed space may make room for the reserve.
         self._maintainer.keep_reserve()
         return Result(**self._sums)
 
@@ -363,7 +363,7 @@ class _Run:
         _refuse_if_unreadable(self._accountant.run().unreadable)
 
     def _forget_unlinked(self) -> None:
-        """Of groups that a collection unlinked, and was killed then."""
+        """Forget groups that a collection unlinked before it was killed."""
         maintainer = self._maintainer
         there = set(maintainer.engine.groups())
         batch = maintainer.catalog.batch()
@@ -379,7 +379,7 @@ class _Run:
             if not self._collect(number):
                 put_off.append(number)
             self._step(done + 1, len(wanted), 'collecting groups')
-        # They had the time of all others to come free.
+        # These may have become free while the others were collected.
         for number in put_off:
             if not self._collect(number):
                 self._sums['busy'] += 1
@@ -393,7 +393,7 @@ class _Run:
     # -- groups in use ----------------------------------------------------
 
     def _wait_for(self, number: int) -> None:
-        """Keep new transactions off a group in use, if it is time to."""
+        """Announce or withdraw the collection of a group in use, when due."""
         engine, groups = self._maintainer.engine, self._maintainer.busy
         now = _now()
         busy = groups.setdefault(number, maintainer_module.Busy(
@@ -411,7 +411,7 @@ class _Run:
             busy.turn = now + busy.hold
 
     def _forget(self, number: int) -> None:
-        """Nobody need be kept off a group."""
+        """Stop keeping transactions off a group."""
         busy = self._maintainer.busy.pop(number, None)
         if busy is not None and busy.announced:
             self._maintainer.engine.withdraw(number)
@@ -435,8 +435,8 @@ class _Run:
             self._fail(number, e)
             return True
         with contextlib.closing(group):                             # N6.5
-            # N6.2, now that nobody can begin to name its blocks: what was
-            # committed since the last time is to be counted first.
+            # N6.2: now nobody can begin to name the group's blocks. What was
+            # committed since the last drain must be counted first.
             self._drain()
             try:
                 self._collect_in(group)
@@ -449,7 +449,7 @@ class _Run:
         return True
 
     def _fail(self, number: int, error: Exception) -> None:
-        """Leave a group alone; the others are not worse for it."""
+        """Note a group's error; the run goes on with the other groups."""
         self._forget(number)
         self._sums['failed'][number] = str(error)
 
@@ -461,7 +461,7 @@ class _Run:
             self._accountant.pins(number), number)                  # N6.3
         self._cost += addresses_module.ENTRY_BYTES * group.slots
         if look.lost is not None:
-            # What was in its place may come back; its bytes are still there.
+            # The lost entry may come back; the block's bytes are still there.
             raise exceptions.DamagedError(_LOST % (number, look.lost))
         if look.free:
             self._sums['freed_blocks'] += group.free(
@@ -473,15 +473,16 @@ class _Run:
         else:
             self._keep(group, look, batch)
         self._forget_damaged(batch, number, look.free)
-        # If there is no room to say so, it is only looked at once more.
+        # If the disk has no room for this note, the next run only looks at
+        # the group once more.
         with contextlib.suppress(exceptions.NoSpaceError):
             maintainer.write(batch)
 
     def _keep(self, group: _engine.Group, look: _Look,
               batch: catalog_module.Batch) -> None:
-        """Give back what can be of a group in which something stays."""
-        # Also if there was nothing to free: the last collection may have been
-        # killed before it punched.
+        """Give back space of a group in which some blocks stay."""
+        # Punch even if nothing was freed now: the last collection may have
+        # been killed before it punched.
         given_back = group.punch()
         self._sums['disk_bytes'] += given_back
         self._sums['punched'] += given_back > 0
@@ -490,7 +491,8 @@ class _Run:
         if _is_sparse(self._maintainer.engine.group_facts(group.number),
                       look.live, self._evacuate_share):
             self._sparse.add(group.number)
-            # Until it was tried: whatever ends this run before.
+            # It stays dirty until the evacuation was tried, in case this run
+            # ends before that.
             facts['dirty'] = True
         elif self._is_worn(group, look):
             if self._rewrite(group):
@@ -517,15 +519,16 @@ class _Run:
         return 100 * kept < self._live_share * stored
 
     def _rewrite(self, group: _engine.Group) -> bool:
-        """Rewrite a group; False if there is no room for it."""
+        """Rewrite a group; False if the disk has no room for it."""
         try:
             given_back = group.rewrite()
         except exceptions.NoSpaceError:
             self._sums['skipped_for_space'] += 1
             return False
         except (exceptions.DamagedError, exceptions.BusyError):
-            # The scrub will find the block, and say whose it is; and the next
-            # upload what an earlier one did not publish (N7.3).
+            # The scrub will find the damaged block, and say which images need
+            # it. The next upload will find the blocks that an earlier one did
+            # not publish (N7.3).
             return True
         self._sums['rewritten'] += 1
         self._sums['disk_bytes'] += given_back
@@ -544,10 +547,11 @@ class _Run:
     # -- evacuation -------------------------------------------------------
 
     def _evacuate(self) -> None:
-        """Store what still lives in nearly empty groups elsewhere.
+        """Store the live blocks of nearly empty groups elsewhere.
 
-        The images that need it are merged to the copies (N10). What they were
-        is un-counted, so that the groups can be collected once more, and go.
+        This merges the images that need the blocks to the copies (N10), and
+        un-counts the replaced recipes. Then it collects the groups once more,
+        which removes them.
         """
         groups = self._choose_sparse()
         try:
@@ -564,7 +568,7 @@ class _Run:
                 self._collect(number)
 
     def _choose_sparse(self) -> list[int]:
-        """As many as are evacuated in one run; the next has the others."""
+        """Choose the groups for this run; the next run gets the others."""
         groups: list[int] = []
         blocks = 0
         for number in sorted(self._sparse):
@@ -577,10 +581,11 @@ class _Run:
         return groups
 
     def _forget_sparse(self, groups: list[int]) -> None:
-        """What can be moved was: whatever is left has no need of a new look.
+        """Mark groups as clean after everything movable was moved.
 
-        But for what is pinned, or went out of use since they were found: that
-        a group is dirty says nothing of that, since it was made so then.
+        A group stays dirty if it has blocks that are pinned, or that went out
+        of use since the group was chosen. Its present mark does not show
+        this, because choosing the group made it dirty.
         """
         maintainer = self._maintainer
         batch = maintainer.catalog.batch()
@@ -612,7 +617,7 @@ class _Run:
                 self._step(done + 1, len(images), 'evacuating groups')
 
     def _merge(self, image_id: str, mapping: bytes) -> None:
-        """Merge an image to the copies; if it cannot be, the group stays."""
+        """Merge an image to the copies; if that fails, the group stays."""
         try:
             merger.merge_image(self._maintainer, image_id, mapping,
                                self._pace)
@@ -625,10 +630,10 @@ class _Run:
 
     def _images_with(self, addresses: list[int]
                      ) -> tuple[list[str], set[int]]:
-        """The images that name any of these, and what of these they name.
+        """The images that name any of these, and the addresses they name.
 
-        So without what only images need that are deleted, and still being
-        read.
+        This leaves out addresses that only deleted images need, even while
+        somebody still reads those.
         """
         images: list[str] = []
         needed: set[int] = set()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Evicting: a cache that takes more of the disk than it may lets images go.
+"""Eviction: deletes images of a cache that takes too much of the disk.
 
-First what is dead already is collected, which may be enough. Then, round by
-round, images are deleted, that which was last used the longest ago first, and
-collected. How many of them in a round is a guess, since images share blocks:
-the catalog tells how many blocks no other image names. What is counted is what
-the disk says, before each round.
+The evictor first collects blocks that are dead already, which may be enough.
+Then, round by round, it deletes images, the least recently used first, and
+collects their blocks. How many images a round needs is a guess, because images
+share blocks: the catalog tells how many blocks no other image names. Before
+each round the evictor measures the disk.
 
-An image that somebody reads, in whatever process, stays: deleting it would
-free nothing until it is closed (I12). What cannot be collected yet, since a
-pull that goes on holds the group (I6), counts as given back: else all images
-would go for the sake of one.
+An image that somebody reads, in any process, stays: deleting it would free
+nothing until it is closed (I12). Dead blocks that cannot be collected yet,
+because a running pull holds their group (I6), count as given back. Otherwise
+one pull would make the evictor delete all images.
 """
 
 import contextlib
@@ -37,41 +37,44 @@ LOG = log.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What would be evicted now."""
+    """What an eviction would delete now."""
 
     images: list[str]
-    """In this order."""
+    """Image ids, in the order of deletion."""
     blocks: int
-    """That no image would need any more."""
+    """Blocks that no image would need any more."""
     over_bytes: int
-    """What is to be given back, as far as it is not dead already."""
+    """Bytes to give back, beyond those of dead blocks."""
     in_use: int
-    """Images that stay, since somebody reads them."""
+    """Images that stay because somebody reads them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was evicted."""
+    """What an eviction deleted."""
 
     evicted: list[str]
-    """Image ids, in this order."""
+    """Image ids, in the order of deletion."""
     disk_bytes: int
-    """Given back to the file system."""
+    """Bytes given back to the file system."""
     in_use: int
-    """Images that stayed, since somebody reads them."""
+    """Images that stayed because somebody reads them."""
     refused: str | None
-    """Why nothing was freed."""
+    """Why nothing was freed; None: freeing was allowed."""
     short: str | None
-    """Why more is taken than may be, in a sentence."""
+    """Why the cache still takes too much, in a sentence; None: it does not."""
     failed: dict[str, str]
-    """Images that could not be deleted, and why."""
+    """Images that could not be deleted, each with its error."""
 
 
 def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
          held: index_module.Held, limit: int, coming: int = 0,
          live_share: int = collector.LIVE_SHARE,
          evacuate_share: int = collector.EVACUATE_SHARE) -> Plan:
-    """What would be evicted; changes nothing. Arguments as for run_once."""
+    """Predict what would be evicted; changes nothing.
+
+    The arguments are those of :func:`run_once`.
+    """
     run = _Run(maintainer, pace, held, limit, coming, live_share,
                evacuate_share)
     return maintainer.guard(run.plan, pace.step)
@@ -81,16 +84,16 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              held: index_module.Held, limit: int, coming: int = 0,
              live_share: int = collector.LIVE_SHARE,
              evacuate_share: int = collector.EVACUATE_SHARE) -> Result:
-    """Evict as long as more is taken than may be.
+    """Evict images while the cache takes more of the disk than it may.
 
-    :param limit: bytes of disk that all of it may take; 0: as many as there
-        are
+    :param limit: bytes of disk that the whole cache may take; 0: the whole
+        disk
     :param coming: bytes that will be stored soon, and need room, too
     :param live_share: as for the collector
     :param evacuate_share: as for the collector
-    :raises InvalidParameter: the limit is too small to hold anything
-    :raises task.Stopped: between two images; what was done stands
-    :raises NoSpaceError: if there is no room even to count
+    :raises InvalidParameter: if the limit is too small to hold anything
+    :raises task.Stopped: between two images; the evictions before it stand
+    :raises NoSpaceError: if the disk has no room even to count
     """
     run = _Run(maintainer, pace, held, limit, coming, live_share,
                evacuate_share)
@@ -141,7 +144,7 @@ class _Run:
             self._step(most - over, most)
             chosen, _ = self._choose(over, size, foreseen)
             if not chosen:
-                break   # that suffices, or there is none
+                break   # that suffices, or no image is left
             for image_id in chosen:
                 self._evict(image_id)
                 self._step(most - over, most)
@@ -155,7 +158,7 @@ class _Run:
         self._pace.step(min(max(0, done), total), total,
                         'evicting images')
 
-    # -- how much there is -------------------------------------------------
+    # -- measuring ---------------------------------------------------------
 
     def _taken(self) -> int:
         path = self._repository.path
@@ -164,10 +167,10 @@ class _Run:
         return self._held.taken
 
     def _over(self) -> int:
-        """Bytes to be given back: of the limit, or of the disk itself.
+        """Bytes to give back, to keep the limit or to make room on the disk.
 
-        Of the disk only as many as there are: where it is others that fill
-        it, nothing would be won.
+        Room on the disk is a goal only if evicting can reach it. Where other
+        files fill the disk, evicting would gain nothing.
         """
         over = 0
         if self._limit:
@@ -176,7 +179,7 @@ class _Run:
         return max(over, missing) if missing <= self._stored() else over
 
     def _missing(self) -> int:
-        """Bytes that the disk lacks, beside what is kept free."""
+        """Bytes that the disk lacks, counting the reserve as taken."""
         free, kept = self._repository.room()
         return kept + self._coming - free
 
@@ -186,14 +189,14 @@ class _Run:
             return space.below(path)
 
     def _foresee(self) -> accounting.Foreseen:
-        """What is deleted or committed and not counted yet."""
+        """The catalog with all deleted and committed recipes accounted."""
         return accounting.Accountant(self._maintainer,
                                      self._pace).foresee()
 
     def _dead(self, foreseen: accounting.Foreseen) -> tuple[int, int]:
-        """Blocks that are not freed yet, and can be; and a block's bytes.
+        """How many unfreed blocks are dead; and a block's average bytes.
 
-        The bytes are those of the disk, on average.
+        The bytes are those that a block takes on the disk.
         """
         found = collector.plan(self._maintainer, self._pace,
                                **self._shares)
@@ -202,18 +205,18 @@ class _Run:
                    for number in self._maintainer.engine.groups())
         return dead, self._stored() // max(1, dead + used)
 
-    # -- what goes ---------------------------------------------------------
+    # -- evicting ----------------------------------------------------------
 
     def _choose(self, over: int, size: int, foreseen: accounting.Foreseen
                 ) -> tuple[list[str], int]:
-        """The images to go next, and how many blocks only they name."""
+        """The images to evict next, and how many blocks only they name."""
         batch = self._maintainer.catalog.batch()
         chosen: list[str] = []
         blocks = 0
         candidates = self._held.candidates()
         if self._left is None:
-            # What comes from now on is for another run, or where images come
-            # as quickly as they go this one would not end.
+            # Images that come from now on are left to another run. Otherwise
+            # this one would not end where images come as fast as they go.
             self._left = set(candidates)
         for image_id in candidates:
             if blocks * size >= over:
@@ -233,12 +236,13 @@ class _Run:
 
     def _blocks_of(self, image_id: str, batch: catalog_module.Batch,
                    foreseen: accounting.Foreseen) -> int:
-        """How many blocks nobody names without this image; 0: not known.
+        """How many blocks only this image names; 0: not known.
 
-        Those of its beginning, if the batch has no room for all.
+        If the batch has no room for the whole image, this counts only the
+        blocks of its beginning.
 
-        :param batch: never written; has those before it un-counted, and then
-            this one, too
+        :param batch: un-counts the images chosen before, and this one after
+            the call; never written
         """
         blocks = 0
         try:
@@ -275,15 +279,16 @@ class _Run:
         self._evicted.append(image_id)
 
     def _collect(self) -> str | None:
-        """Free what can be; why nothing was freed, if so."""
+        """Collect once; return why nothing was freed, or None."""
         return collector.run_once(self._maintainer, self._pace,
                                   **self._shares).refused
 
     def _give_up_unreadable(self) -> bool:
-        """Give up images with damaged recipes; whether there were any.
+        """Give up images with damaged recipes; return whether any went.
 
-        Elsewhere that is for an operator to say, since they are lost by it
-        (``image mark-lost``). Here they come again when they are wanted.
+        Outside a cache only an operator does this (``image mark-lost``),
+        because it loses the images. A cache pulls them again when somebody
+        wants them.
         """
         before = len(self._evicted)
         for image_id in sorted({*self._maintainer.unreadable()}.intersection(
@@ -301,7 +306,7 @@ class _Run:
         return len(self._evicted) > before
 
     def _words(self) -> str:
-        """What takes the room that is not to be had."""
+        """Say what takes the room that could not be freed."""
         taken = self._taken()
         if self._limit and taken + self._coming > self._limit:
             what = (f'{_mib(taken)} of disk are taken, and limit_mib allows '

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What there is to know of each task, in one table.
+"""One table with the facts about each task.
 
 The scheduler, the daemon's operations, RPC, notifications and the command line
-take from it what they know. Both the scheduler and the command line run tasks
-through it, so that what an option says holds for both.
+take their knowledge of tasks from this table. The scheduler and the command
+line both run tasks through it, so that each option applies to both.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ Maintainer = maintainer_module.Maintainer
 
 
 def load_options(path: str | None = None) -> cfg.ConfigOpts:
-    """The options alone, without those of logging.
+    """Load the daemon's options, without those of logging.
 
-    :param path: of the daemon's file; None: what holds without one
-    :raises cfg.Error: for a file that is no good
+    :param path: the daemon's option file; None: the defaults apply
+    :raises cfg.Error: if the file is missing or invalid
     """
     conf = cfg.ConfigOpts()
     conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
@@ -40,7 +40,7 @@ def load_options(path: str | None = None) -> cfg.ConfigOpts:
 
 
 def check_options(options: Any) -> None:
-    """What no single option's bounds say.
+    """Check what the bounds of single options cannot express.
 
     :param options: the group ``[dedupd]``
     :raises ValueError: for a level that the codec lacks
@@ -114,7 +114,7 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
 
     with contextlib.ExitStack() as stack:
         if held is None:
-            # No daemon has it: this is the command line.
+            # No daemon passed its list: this is the command line.
             held = stack.enter_context(contextlib.closing(
                 index_module.Held(maintainer.repository)))
         function = evictor.plan if dry_run else evictor.run_once
@@ -143,39 +143,41 @@ def _check_codec(codec: str | None = None, level: int = 0,
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task, as everybody but its own module sees it."""
+    """A task as other modules see it."""
 
     name: str
     run: Callable[..., Any] | None = None
-    """Called as `run(maintainer, pace, options, **arguments)`, and imports
-    the task's module; None: the scheduler does not run it."""
+    """The function to call as `run(maintainer, pace, options, **arguments)`.
+    It imports the task's module. None: the scheduler does not run the task."""
     arguments: Mapping[str, type] = dataclasses.field(default_factory=dict)
-    """What a request may give, by name."""
+    """The types of the arguments that a request may give, by name."""
     bounds: Callable[..., None] | None = None
-    """Called as `bounds(**arguments)`; raises InvalidParameter."""
+    """The function to call as `bounds(**arguments)`. It raises
+    InvalidParameter."""
     not_again: tuple[str, ...] = ()
-    """Arguments that do not hold for the rest of what they began."""
+    """Arguments that a run gets only when it begins, not when it goes on."""
     interval: str | int = 0
-    """Seconds between two runs that nobody asks for, or the option that says
-    so; 0: it runs only when somebody asks for it."""
+    """Seconds between two scheduled runs, or the name of an option with them;
+    0: the task runs only on request."""
     rate: str | None = None
-    """The option that bounds what it reads and writes, in MiB a second."""
+    """The option that limits the task's reading and writing, in MiB a
+    second."""
     rank: int = 0
-    """Of two tasks the one with the lower rank goes first. From 1 on it gives
-    way, between two steps, to those of a lower rank."""
+    """Of two tasks the one with the lower rank goes first. A task of rank 1 or
+    more gives way, between two steps, to tasks of a lower rank."""
     counts_first: bool = False
-    """Whether *account* runs before it."""
+    """Whether *account* runs before the task."""
     is_routine: bool = False
-    """Whether it runs often, and mostly does nothing."""
+    """Whether the task runs often, and mostly does nothing."""
     is_told: bool = False
-    """Whether notifications tell of it."""
+    """Whether notifications report the task."""
     in_caches_only: bool = False
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse what a request may not give.
+        """Check the arguments of a request.
 
-        :raises InvalidParameter: there is no such argument, or it is of
-            another type or out of bounds
+        :raises InvalidParameter: if the task has no such argument, or if a
+            value has the wrong type or is out of bounds
         """
         for key, value in arguments.items():
             if key not in self.arguments:
@@ -211,9 +213,9 @@ TASKS = {row.name: row for row in (
 
 def run(name: str, maintainer: Maintainer, pace: task.Pace,
         options: Any, **arguments: Any) -> Any:
-    """Run a task; returns its result, a dataclass, or None.
+    """Run a task; return its result: a dataclass, or None.
 
-    :param options: the group ``[dedupd]``; read now
+    :param options: the group ``[dedupd]``, read during this call
     """
     run_once = TASKS[name].run
     assert run_once is not None, f'{name} is not the maintainer\'s'
