@@ -1,36 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Merging: the duplicates that uploads missed are found, and shared.
+"""Merging: finds the duplicates that uploads missed, and shares them.
 
-A run goes three times through what it knows.
+A run has three stages.
 
-*Finding.* Entries published since the last run are merged, sorted by their
-fingerprints, into the exact index, page by page. A block whose fingerprint the
-index has already is a *duplicate*. The pair goes into the catalog in the very
-batch that writes the page, and stays there until one of the two blocks is
-freed; a group's cursor moves on in a later batch than all that was found in
-it. So a run may stop, or be killed, anywhere: what it found is known, and what
-is not known is found again.
+*Finding.* The run merges the entries published since the last run, sorted by
+their fingerprints, into the exact index, page by page. A block whose
+fingerprint the index already has is a *duplicate*. The pair goes into the
+catalog in the same batch that writes the page, and stays there until one of
+the two blocks is freed. A group's cursor moves on in a later batch than all
+pairs found in the group. So a run may stop, or be killed, anywhere: what it
+found is known, and the next run finds the rest again.
 
-*Choosing.* Blocks of one fingerprint form a class. Those of its addresses that
-counted recipes name are *in use*; all are to be replaced by the lowest of
-them. An address that nobody uses is left to the collection: to merge to it
-would bring garbage back. As long as it lives the next upload may find and use
+*Choosing.* Blocks of one fingerprint form a class. Addresses of the class that
+counted recipes name are *in use*; the lowest of them replaces all others.
+Addresses that nobody uses are left to the collection: merging to one would
+bring garbage back. While such a block lives, the next upload may find and use
 it, so its pair stays.
 
-*Merging.* Each image that names an address to be replaced gets another recipe
-(N10). Whatever is in use just now, or opted out, is looked at again by the
-next run.
+*Merging.* Each image that names an address to replace gets another recipe
+(N10). The next run looks again at images that are in use now, or opted out.
 
 The index only points out pairs. It may have records of blocks that were freed,
-damaged, or lost with their group: such a record makes way for a live block as
-soon as one with its fingerprint is met. It knows 8 bytes of a fingerprint; if
-two different blocks have these in common, only the older is in it, and
-duplicates of the other are missed. The same holds for blocks of two scopes,
-which no pair joins: only where bytes are compared can their fingerprints be
-alike. Whether two blocks are equal is decided by :class:`_engine.Merge` alone.
-Where that compares bytes, blocks with equal fingerprints may differ: their
-pair is forgotten, and duplicates of the newer one may be missed.
+damaged, or lost with their group. Such a record makes way as soon as a live
+block with the same fingerprint appears. The index knows 8 bytes of each
+fingerprint. If two different blocks have these in common, the index has only
+the older one, and misses duplicates of the other. The same holds for blocks of
+two scopes, which no pair joins: their fingerprints can be alike only where
+bytes are compared. Only :class:`_engine.Merge` decides whether two blocks are
+equal. Where it compares bytes, blocks with equal fingerprints may differ. Then
+the run forgets their pair, and may miss duplicates of the newer block.
 """
 
 import array
@@ -57,26 +56,26 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 
 LOG = logging.getLogger(__name__)
 
-#: Records of the index that are sorted at once; each takes 45 bytes meanwhile.
+#: The most index records sorted at once; each takes 45 bytes meanwhile.
 SORTED_RECORDS = 4 << 20
 
-#: Pairs that are looked at together, and blocks that are merged in one round,
-#: in which each recipe is read once.
+#: Pairs examined together, and blocks merged in one round. A round reads each
+#: recipe once.
 PAIRS_AT_ONCE = 1 << 17
 ROUND_BLOCKS = 1 << 19
 
-#: The index is made anew with more pages when they could have more records
-#: than the first number, on average; then they have at most the second.
+#: The index is rebuilt with more pages when its pages could have more records
+#: than the first number, on average. Then they have at most the second.
 PAGE_RECORDS_MOST = 512
 PAGE_RECORDS = 256
 
-#: The index is made anew when it has this many records more than twice what
-#: the groups can have; so many pages are looked at to find out.
+#: The index is rebuilt when it has this many records more than twice what the
+#: groups can have. A run examines this many pages to estimate that.
 WORN_RECORDS = 1 << 16
 PAGES_LOOKED_AT = 64
 
-#: Images after which the spool is settled, since each leaves two recipes in
-#: it.
+#: The spool is settled after this many images, because each leaves two
+#: recipes in it.
 ACCOUNT_EVERY = 64
 
 _COUNT_BYTES = 4
@@ -85,8 +84,8 @@ _REPLACEMENT_BYTES = 32
 _REPLACEMENT_WORDS = 4
 _ENTRIES_AT_ONCE = 32768
 _COARSE_BITS = 8
-# Blocks that are to stay are read in one go with those between them, if there
-# are no more than so many; and no more than so many at once.
+# Blocks that are to stay, and no more than _NEAR addresses apart, are read in
+# one go with the blocks between them; at most _VERIFIED_AT_ONCE together.
 _NEAR = 64
 _VERIFIED_AT_ONCE = 4096
 _CACHED_COUNTS = 256    # groups; 128 KiB each
@@ -105,11 +104,11 @@ class Plan:
     scanned: int
     """Entries that were new to the index."""
     duplicates: int
-    """Blocks in use that would be replaced by equal ones."""
+    """Blocks in use that equal ones would replace."""
     bytes: int
-    """Of these, before compression."""
+    """Size of the duplicates, before compression."""
     images: int
-    """That would get other recipes."""
+    """Images that would get other recipes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,30 +118,31 @@ class Result:
     scanned: int
     """Entries that were new to the index."""
     duplicates: int
-    """Blocks in use that were to be replaced by equal ones."""
+    """Blocks in use that equal ones were to replace."""
     merged_blocks: int
-    """Of these, those that no image needs any more."""
+    """Duplicates that no image needs any more."""
     merged_bytes: int
-    """Of these, before compression."""
+    """Size of the merged blocks, before compression."""
     images: int
-    """That have other recipes now."""
+    """Images that have other recipes now."""
     gave_up: int
-    """Images that were deleted, or in deletion, meanwhile."""
+    """Images that were deleted, or were being deleted, meanwhile."""
     busy: int
-    """Images put off to the next run, since the collector is in a group."""
+    """Images put off to the next run because the collector is in a group."""
     failed: dict[str, str]
-    """Images that could not be merged, and why: mostly damage."""
+    """Images that could not be merged, each with its error; mostly damage."""
 
 
 def plan(maintainer: maintainer_module.Maintainer,
          pace: task.Pace | None = None,
          exclude: Exclude | None = None) -> Plan:
-    """What a run would do.
+    """Predict what a run would do.
 
-    It brings the index up to date, which is derived, and changes nothing else.
+    This brings the index up to date, which is derived data, and changes
+    nothing else.
 
     :param exclude: as for run_once
-    :raises task.Stopped: what was found is known to the next run
+    :raises task.Stopped: the next run knows the duplicates found so far
     """
     pace = pace or task.Pace()
     return maintainer.guard(
@@ -152,13 +152,13 @@ def plan(maintainer: maintainer_module.Maintainer,
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              exclude: Exclude | None = None, dry_run: bool = False
              ) -> Result | Plan:
-    """Find duplicates, and merge what can be merged.
+    """Find duplicates, and merge the images that name them.
 
-    :param exclude: says of the facts that the ledger keeps of an image
-        (``image_id``, ``project``, ...) whether its recipe must stay as it is
+    :param exclude: takes the ledger's facts of an image (``image_id``,
+        ``project``, ...), and says whether its recipe must stay as it is
     :param dry_run: only plan
-    :raises task.Stopped: between two steps; what was done stands
-    :raises NoSpaceError: there is no room for the index, or for a recipe
+    :raises task.Stopped: between two steps; the steps before it stand
+    :raises NoSpaceError: if the disk has no room for the index or a recipe
     """
     if dry_run:
         return plan(maintainer, pace, exclude)
@@ -167,12 +167,12 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 
 class Merged(NamedTuple):
-    """What became of the merging of one image."""
+    """The result of merging one image."""
 
     replaced: int
-    """Blocks whose address was to change; 0: the image names none."""
+    """Blocks whose address was to change; 0: the image names no such block."""
     exchanged: bool
-    """The image has the new recipe."""
+    """Whether the image has the new recipe."""
     collisions: bytes
     """Old addresses of blocks that are not equal to the new ones."""
 
@@ -181,13 +181,13 @@ def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
                 mapping: bytes, pace: task.Pace) -> Merged:
     """Rewrite an image's recipe to other addresses of the same blocks (N10).
 
-    What it leaves in the spool is for the accounting to settle.
+    This leaves entries in the spool, which the accounting settles.
 
-    :param mapping: pairs of addresses, as the engine wants them
+    :param mapping: pairs of addresses, packed for the engine
     :raises BusyError: if the lock of a group was refused
     :raises DamagedError: if an old and a new block are not equal
-    :raises ImageNotFound: as its name says
-    :raises task.Stopped: the image is what it was
+    :raises ImageNotFound: if the image does not exist
+    :raises task.Stopped: the image keeps its old recipe
     """
     with contextlib.closing(_engine.Merge(
             maintainer.engine, image_id, mapping)) as merge:    # N10.1, N10.2
@@ -200,9 +200,9 @@ def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
 
 def _count(maintainer: maintainer_module.Maintainer, pace: task.Pace,
            merge: _engine.Merge) -> None:
-    """Count the new recipe, all of it, in as many steps as it takes (N10.3).
+    """Count the whole new recipe, in as many steps as it takes (N10.3).
 
-    If that ends between two steps, the accounting goes back.
+    If this ends between two steps, the accounting goes back.
     """
     batch = maintainer.catalog.batch()
 
@@ -223,12 +223,12 @@ def _count(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 # -- blocks, by their addresses -----------------------------------------------
 
 class _Blocks(NamedTuple):
-    """What the entries of some blocks say; packed, as the engine wants it."""
+    """The entries of some blocks, packed for the engine."""
 
     addresses: bytes
     """Sorted, each once."""
     entries: bytes
-    """Of those that cannot be had: empty ones."""
+    """One entry for each address; an empty one if it cannot be read."""
 
     def __getitem__(self, address: int) -> addresses_module.Entry:
         at = bisect.bisect_left(
@@ -237,7 +237,7 @@ class _Blocks(NamedTuple):
 
 
 def _look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> _Blocks:
-    """What the entries of all blocks in pairs say now."""
+    """Read the entries of all blocks in pairs."""
     addresses = _engine.pair_addresses(pairs)
     entries = []
     size = addresses_module.ENTRY_BYTES
@@ -259,7 +259,7 @@ def _record(fingerprint: bytes, address: int) -> bytes:
 
 
 def _portions(pairs: bytes) -> Iterator[bytes]:
-    """Sorted pairs, in portions that do not part those of one address."""
+    """Cut sorted pairs into portions; pairs of one address stay together."""
     firsts = addresses_module.unpack(pairs, 'Q')[::2]
     begin = 0
     while begin < len(firsts):
@@ -279,7 +279,7 @@ class _Page(NamedTuple):
     added: bytes
     new: bytes
     pairs: bytes
-    """Addresses not kept, and kept."""
+    """Addresses that the page does not keep, each with the one it keeps."""
 
 
 class _Index:
@@ -289,7 +289,7 @@ class _Index:
                  pace: task.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
-        self._scopes: dict[int, bytes] = {}     # of the groups
+        self._scopes: dict[int, bytes] = {}     # by group
         self.scanned = 0
 
     def catch_up(self) -> None:
@@ -302,7 +302,7 @@ class _Index:
     def _published(self) -> dict[int, int]:
         published = {}
         for number in self._maintainer.engine.groups():
-            # One that cannot be read is found when it can be.
+            # An unreadable group is scanned once it can be read.
             with contextlib.suppress(exceptions.ImageNotFound,
                                      *exceptions.UNREADABLE):
                 facts = self._maintainer.engine.group_facts(number)
@@ -313,16 +313,17 @@ class _Index:
     # -- its size ---------------------------------------------------------
 
     def _make_room(self, records: int) -> None:
-        """Begin the index anew, if its pages get too large, or it is worn.
+        """Begin a new index if the pages get too large or the index is worn.
 
-        It is worn if most of its records are of groups that are no more: they
-        make way only for blocks with their fingerprints.
+        The index is worn if most of its records are of groups that no longer
+        exist: such records make way only for blocks with their fingerprints.
 
-        Before the first page goes, all cursors do: at any moment what a page
-        lacks is yet to be found, and all duplicates are found again. Each step
-        is synced, since a crash may lose what is not and keep what follows.
+        All cursors go before the first page does. So at any moment the
+        records that a page lacks are yet to be found, and all duplicates are
+        found again. Each step is synced, because a crash may lose an unsynced
+        write and keep a later one.
 
-        :param records: that it can have of the groups that are there
+        :param records: how many the existing groups can have
         """
         catalog = self._maintainer.catalog
         old_bits = catalog.index_bits
@@ -349,9 +350,10 @@ class _Index:
         self._maintainer.write(batch, sync=True, index_bits=bits)
 
     def _estimate(self) -> float:
-        """How many records the index has, judged by some of its pages.
+        """Estimate the number of records in the index from some of its pages.
 
-        Fingerprints are evenly spread, and so are records over pages.
+        Fingerprints are evenly spread, so records are evenly spread over
+        pages.
         """
         catalog = self._maintainer.catalog
         pages = 1 << catalog.index_bits
@@ -412,7 +414,7 @@ class _Index:
         bits = catalog.index_bits
         pages: list[_Page] = []
         size = pairs = 0
-        # In two steps, so that only a part is in small pieces at a time.
+        # Two steps, so that only one part at a time is in small pieces.
         for _, part in _engine.index_split(records, min(bits, _COARSE_BITS)):
             for number, added in _engine.index_split(part, bits):
                 page = self._update(number, catalog.index_page(number), added)
@@ -459,12 +461,12 @@ class _Index:
                 itertools.chain.from_iterable(damaged), 'Q'))
         self._remember(batch, found + self._bequeath(batch, heirs))
         if len(batch):
-            # Synced: a crash may lose what is not, and keep the cursors, which
-            # each accounting step writes, too.
+            # Synced, because a crash may lose unsynced pages and keep the
+            # cursors, which each accounting step writes, too.
             self._maintainer.write(batch, sync=True)
 
     def _within_scopes(self, pairs: bytes) -> bytes:
-        """The pairs without those of blocks of two scopes."""
+        """The pairs whose two blocks are of one scope."""
         if len(set(self._scopes.values())) < 2:
             return pairs
         both = addresses_module.unpack(pairs, 'Q')
@@ -484,8 +486,8 @@ class _Index:
                        damaged: list[tuple[int, int]]) -> _Page:
         """The page without records of blocks that do not live.
 
-        Their places go to the live blocks that were to be added; a damaged
-        one is noted as a duplicate of the live one, which can heal it.
+        Live blocks that were to be added take their places. A damaged block
+        is noted as a duplicate of the live one, which can heal it.
         """
         _, stale = _engine.pairs_judge(page.pairs, *blocks)
         heirs: dict[int, int] = {}
@@ -507,12 +509,12 @@ class _Index:
 
     def _bequeath(self, batch: catalog_module.Batch, heirs: dict[int, int]
                   ) -> bytes:
-        """Take what was known of blocks that the index has no more.
+        """Take over the pairs of blocks that the index no longer has.
 
         So blocks with one fingerprint remain one class.
 
-        :param heirs: to each such block the one that the index has now
-        :returns: the same of these
+        :param heirs: maps each such block to the one that the index has now
+        :returns: the same pairs, of the heirs
         """
         catalog = self._maintainer.catalog
         taken: list[int] = []
@@ -548,8 +550,8 @@ class _Index:
     def _revise(self) -> None:
         """Forget pairs of which a block is gone.
 
-        If that is the one that the index had, the others are put to the index
-        again, before they are forgotten as its duplicates.
+        If the index had that block, this puts the others into the index
+        again, before it forgets them as its duplicates.
         """
         for group in self._maintainer.catalog.groups_with_duplicates():
             for pairs in _portions(self._maintainer.catalog.duplicates(group)):
@@ -565,16 +567,16 @@ class _Index:
 # -- choosing -----------------------------------------------------------------
 
 class _Replacements:
-    """Blocks that are to be replaced, sorted.
+    """Blocks to replace, sorted.
 
-    Each is there once, and none is replaced by one that is replaced itself:
-    what is left out, if two classes have a block in common, is for the next
-    run.
+    Each block is there once, and none is replaced by a block that is replaced
+    itself. If two classes have a block in common, the next run replaces what
+    this one leaves out.
 
-    :ivar old: their addresses
-    :ivar new: those of the blocks that replace them
-    :ivar lengths: of the blocks
-    :ivar kept: by which addresses the pairs are known
+    :ivar old: the addresses of the blocks
+    :ivar new: the addresses of the blocks that replace them
+    :ivar lengths: the lengths of the blocks
+    :ivar kept: the addresses under which the pairs are known
     :ivar words: all of these, one replacement after the other
     """
 
@@ -604,7 +606,7 @@ class _Counts:
             collections.OrderedDict())
 
     def of(self, addresses: bytes) -> bytes:
-        """Of sorted addresses, 32 bits each."""
+        """The counts of sorted addresses, 32 bits each."""
         return b''.join([
             _engine.pick(self._group(group), _COUNT_BYTES, 0, some)
             for group, some in addresses_module.cut_by_group(addresses)])
@@ -645,7 +647,7 @@ class _Run:
         return Plan(self._index.scanned, duplicates, total, len(images))
 
     def run(self) -> Result:
-        # What is committed, but not counted, is in use all the same.
+        # Committed recipes use their blocks, even if not counted yet.
         accounting.run_once(self._maintainer, self._pace)
         self._index.catch_up()
         for chosen in self._rounds():
@@ -655,11 +657,11 @@ class _Run:
 
     def _rounds(self, foreseen: accounting.Foreseen | None = None
                 ) -> Iterator[_Replacements]:
-        """The blocks to be replaced, a bounded number at a time."""
+        """The blocks to replace, a bounded number at a time."""
         chosen: list[bytes] = []
         size = 0
         for group in self._maintainer.catalog.groups_with_duplicates():
-            # A round before this one may have changed the counts.
+            # An earlier round may have changed the counts.
             counts = _Counts(foreseen or self._maintainer.catalog)
             for pairs in _portions(self._maintainer.catalog.duplicates(group)):
                 blocks = _look(self._maintainer, pairs)
@@ -674,7 +676,7 @@ class _Run:
             yield _Replacements(b''.join(chosen))
 
     def _images_with(self, addresses: bytes) -> Iterator[str]:
-        """The images to be merged that name any of the sorted addresses."""
+        """The images to merge that name any of the sorted addresses."""
         def is_wanted(recipe: _engine.Recipe, naming: Iterator[bytes]) -> bool:
             return any(naming) and not self._exclude(catalog_module.facts_of(
                 recipe.header(), recipe.measure()))
@@ -687,11 +689,11 @@ class _Run:
                             cost=image.cost)
 
     def _without_damaged(self, words: array.array) -> bytes:
-        """Replacements, but for those by a block that cannot be read.
+        """The replacements whose new block can be read.
 
-        A merge makes one block out of several, each of which would do if the
-        others went bad. So the one that is to stay must be good. The scrub
-        finds those that are not; then another one is taken.
+        Merging makes one block out of several, each of which could stand in
+        if the others went bad. So the block that stays must be good. The scrub
+        finds bad ones; then the next run takes another block.
         """
         news = sorted(set(words[1::_REPLACEMENT_WORDS]))
         bad: set[int] = set()
@@ -708,14 +710,14 @@ class _Run:
         return addresses_module.pack(good, 'Q')
 
     def _are_near(self, news: list[int], begin: int, end: int) -> bool:
-        """Whether a block is to be read in one go with those before it."""
+        """Whether to read a block in one go with those before it."""
         return (news[end] - news[end - 1] <= _NEAR
                 and news[end] - news[begin] < _VERIFIED_AT_ONCE
                 and addresses_module.group_of(news[end])
                 == addresses_module.group_of(news[begin]))
 
     def _damaged_of(self, first: int, last: int) -> set[int]:
-        """The addresses between these, of one group, that do not verify."""
+        """The unverifiable addresses from first to last, in one group."""
         number = addresses_module.group_of(first)
         try:
             cost, damaged, invalid, _ = _engine.verify_slots(
@@ -756,7 +758,7 @@ class _Run:
 
     def _merge_one(self, image_id: str, mapping: bytes,
                    collisions: set[int]) -> bool:
-        """Merge an image; whether that left something in the spool."""
+        """Merge an image; return whether it left entries in the spool."""
         try:
             merged = merge_image(self._maintainer, image_id, mapping,
                                  self._pace)

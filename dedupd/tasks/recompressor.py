@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Recompression: what was compressed quickly is made smaller in idle hours.
+"""Recompression: makes quickly compressed groups smaller in idle hours.
 
-Group by group, and only those that are sealed: to which no writer comes any
-more. Each is written anew, with the same blocks at the same addresses, while
-the old file is in use; then the files are exchanged. What was done is noted in
-the group itself, so there is no cursor to keep: a run goes on with the first
-group that is not done.
+A run works group by group. It takes only sealed groups, to which no writer
+comes any more. It writes a new file with the same blocks at the same
+addresses, while the old file stays in use; then it exchanges the files. The
+group itself notes its codec and level, so there is no cursor: a run goes on
+with the first group that is not done.
 
-A run that makes way in the middle of a group keeps what it has so far, with
+A run that makes way in the middle of a group keeps the unfinished file, and
 the group's lease, until it goes on or the maintainer ends.
 
-If the new file is hardly smaller, the old one stays, and counts as done: to
-find out once more would take as long again, and gain as little. So a group is
-compressed anew once for each codec and level that is asked for.
+If the new file is hardly smaller, the old one stays, and counts as done. To
+try again would take as long and gain as little. So a group is recompressed
+once for each requested codec and level.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 
-# The new file has to be smaller by one part in so many.
+# The new file must be smaller than the old one by at least one part in this.
 _WORTH = 32
-# For so long those who name blocks of a group have time to end before the
-# exchange; half seconds.
+# The exchange waits for transactions that name blocks of the group: it makes
+# this many tries, half a second apart.
 _TRIES = 60
 _PAUSE = 0.5
 
@@ -44,9 +44,9 @@ class GroupPlan:
     action: str
     """'recompress' or 'skip'."""
     reason: str
-    """Why it is skipped, in a few words."""
+    """Why the run would skip the group, in a few words."""
     bytes: int
-    """Of the disk, that it takes now."""
+    """Bytes of disk that the group takes now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Plan:
     """What a run would do now."""
 
     groups: list[GroupPlan]
-    """Those that are not done."""
+    """The groups that are not done."""
     bytes: int
-    """Of the disk, that those to be compressed anew take now."""
+    """Bytes of disk that the groups to recompress take now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,24 +64,24 @@ class Result:
     """What a run did."""
 
     groups: int
-    """That are smaller now."""
+    """Groups that are smaller now."""
     disk_bytes: int
-    """Given back to the file system."""
+    """Bytes given back to the file system."""
     kept: int
-    """Groups that would hardly have become smaller, and are as they were."""
+    """Groups left as they were, because they would hardly become smaller."""
     busy: int
     """Groups in use, put off to the next run."""
     skipped_for_space: int
-    """Groups for whose new file there was no room."""
+    """Groups for whose new file the disk had no room."""
     failed: dict[int, str]
-    """Groups that are damaged, or whose disk failed, and how."""
+    """Groups that are damaged, or whose disk failed, each with its error."""
 
 
 def plan(maintainer: maintainer_module.Maintainer, codec: str,
          level: int = 0) -> Plan:
-    """What a run would do; changes nothing.
+    """Predict what a run would do; changes nothing.
 
-    Whether a group is in use is not tried.
+    The plan does not find out which groups are in use.
 
     :raises InvalidParameter: for a level that the codec lacks
     """
@@ -93,7 +93,7 @@ def plan(maintainer: maintainer_module.Maintainer, codec: str,
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              codec: str, level: int = 0) -> Result:
-    """Compress anew what is not done.
+    """Recompress the groups that do not have this codec and level yet.
 
     :raises task.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
@@ -105,7 +105,7 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 
 def give_up(maintainer: maintainer_module.Maintainer) -> None:
-    """Forget the group in which a run made way."""
+    """Drop the unfinished group in which a run made way."""
     if maintainer.rewriting is not None:
         rewriting, _ = maintainer.rewriting
         maintainer.rewriting = None
@@ -134,7 +134,7 @@ def _plan(maintainer: maintainer_module.Maintainer,
 
 
 def _reason(facts: dict[str, Any], damaged: bool) -> str:
-    """Why a group cannot be compressed anew, in a few words; '': it can."""
+    """Why a group cannot be recompressed, in a few words; '': it can."""
     if facts['flags'] & _POISONED:
         return 'writing to it failed once'
     if facts['published'] < facts['slots']:
@@ -163,7 +163,7 @@ class _Run:
         self._resume(wanted)
         for number in wanted:
             if self._sums['skipped_for_space']:
-                # The next one needs as much.
+                # The next group needs as much room.
                 self._sums['skipped_for_space'] += 1
                 continue
             self._pace.wait_until_idle()
@@ -185,8 +185,8 @@ class _Run:
     def _recompress(self, number: int) -> None:
         engine = self._maintainer.engine
         try:
-            # Who has it in use now may have it for long: then its compression
-            # would be in vain.
+            # If the group is in use now, it may stay so for long. Then the
+            # compression would be in vain.
             engine.enter_group(number).close()
             rewriting = engine.begin_rewriting(number, self._codec,
                                                self._level)
@@ -204,9 +204,9 @@ class _Run:
             self._finish(rewriting, number)
 
     def _finish(self, rewriting: _engine.Rewriting, number: int) -> None:
-        """Go through the rest of a group, to the exchange.
+        """Recompress the rest of a group, up to the exchange.
 
-        If the task is stopped the next run goes on with it.
+        If the task is stopped, the next run goes on with this group.
         """
         try:
             self._write(rewriting)
@@ -250,5 +250,5 @@ class _Run:
         self._sums['busy'] += 1
 
     def _fail(self, number: int, error: Exception) -> None:
-        """Leave a group alone; the others are not worse for it."""
+        """Note a group's error; the run goes on with the other groups."""
         self._sums['failed'][number] = str(error)

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scrubbing: what the disk has lost is found, set aside, told and healed.
+"""Scrubbing: finds, sets aside, reports and heals what the disk has lost.
 
 A *pass* reads every recipe and every block once, in the order of their names
-and slots. It may be stopped anywhere and goes on in the next run: its cursor
-and its figures are kept in the catalog.
+and slots. It may be stopped anywhere and goes on in the next run: the catalog
+keeps its cursor and its figures.
 
-A block that does not verify on two readings is remembered as *waiting* in the
-same record as the cursor, so that it is not forgotten whatever happens. When
-the pass leaves its group, and the group is free, the stored bytes are copied
-to ``quarantine/`` and the entry is marked, so that no look-up returns it; then
-it is told which images need it. If the group is in use, it waits for a later
-run.
+A block that does not verify on two readings becomes *waiting*, in the same
+record as the cursor, so that nothing can make the scrub forget it. When the
+pass leaves the block's group, and the group is free, the scrub copies the
+stored bytes to ``quarantine/`` and marks the entry, so that no look-up returns
+it. Then it reports which images need the block. If the group is in use, the
+block waits for a later run.
 
-A damaged block is *healed* if the same block is stored elsewhere too: in a
-spare copy, or because a later upload stored it anew. The images are then
-merged to that one. Where fingerprints are not cryptographic nothing tells
-whether another block is the same, and it stays damaged, unless it can be read
-after all. The mark in the catalog goes when no recipe names the block
-any more, and the slot with the next collection.
+A damaged block is *healed* if the same block is also stored elsewhere: in a
+spare copy, or because a later upload stored it again. The scrub then merges
+the images to that block. Where fingerprints are not cryptographic, nothing
+tells whether another block is the same. There the block stays damaged, unless
+it becomes readable after all. The mark in the catalog goes when no recipe
+names the block any more, and the slot goes with the next collection.
 
-At the end of a pass the spare copies are made to fit again what is used most.
+At the end of a pass the scrub renews the spare copies of the most used blocks.
 """
 
 import collections
@@ -46,11 +46,11 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = logging.getLogger(__name__)
 
-#: Slots that are verified in a step.
+#: Slots that one step verifies.
 STEP_SLOTS = 1024
-#: Blocks that are marked in one go.
+#: Blocks marked in one go.
 MARK_SLOTS = 1024
-#: Bytes of blocks, before compression, that have a spare copy at most.
+#: The most bytes of blocks, before compression, that get a spare copy.
 SPARE_MAX = 1 << 30
 
 #: Slots and images that a line of the log names.
@@ -61,47 +61,50 @@ _RECORD = 13
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a pass found so far, and what this run did about it."""
+    """What a pass found so far, and what this run did."""
 
     blocks: int
-    """Verified in this pass."""
+    """Blocks verified in this pass."""
     bytes: int
-    """Of the disk, read in this pass."""
+    """Bytes read from the disk in this pass."""
     damaged: int
-    """Damaged blocks that were known in this run, whenever they were found.
-    Those that it healed count, too."""
+    """Damaged blocks known in this run, whenever they were found, including
+    those that it healed."""
     found: int
-    """Damaged blocks that this pass found, and nobody before."""
+    """Damaged blocks that this pass found first."""
     healed: int
-    """Of all damaged blocks, those that this run healed."""
+    """Damaged blocks that this run healed."""
     images: list[str]
-    """That cannot be read as a whole now, whoever found it out."""
+    """Images that now cannot be read completely, whoever found that."""
     quarantined: list[str]
     """Files with bytes that this run set aside."""
     complete: bool
-    """The pass has ended."""
+    """Whether the pass has ended."""
     spares: int
     """Blocks that have a spare copy."""
     spare_bytes: int
-    """Of the files that these are in."""
+    """Size of the files with the spare copies."""
     busy: int
-    """Damaged blocks that are not marked yet, since their group is in use."""
+    """Damaged blocks not marked yet, because their group is in use."""
     worn: int
-    """Good blocks of which a neighbour's bytes have changed on the disk."""
+    """Good blocks with a neighbour whose bytes have changed on the disk."""
     unreadable: dict[str, str]
-    """Recipes and groups that cannot be read, and why, as far as is known.
-    What an earlier pass met stays, until this one looks there."""
+    """Recipes and groups known to be unreadable, each with its error. Findings
+    of an earlier pass stay until this one looks there."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              full: bool = False, budget_bytes: int | None = None,
              spare_threshold: int = 0, spare_max: int = SPARE_MAX) -> Result:
-    """Heal what can be, and go on with the pass to its end.
+    """Heal damaged blocks, and go on with the pass to its end.
 
     :param full: begin a new pass, wherever the last one was
-    :param budget_bytes: of the disk to read at most, about; None: no limit
-    :param spare_threshold: blocks that recipes name so often, or more often,
-        get a spare copy when the pass ends; 0: none do, and those there are go
+    :param budget_bytes: about how much of the disk to read at most; None: no
+        limit
+    :param spare_threshold: a block that recipes name at least this often gets
+        a spare copy when the pass ends; 0: no block does, and existing copies
+        go
+    :param spare_max: the most bytes of blocks that get a spare copy
     :raises task.Stopped: between two steps; the next run goes on from there
     """
     return maintainer.guard(
@@ -113,15 +116,15 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
               progress: Callable[[int, int, str], None] | None = None) -> str:
     """Give up an image whose recipe cannot be read.
 
-    As long as it is there nothing may be freed anywhere, since nobody knows
-    what it names. Its file is kept in ``quarantine/``; what only it named is
-    freed by the next collection.
+    While the image is there, nothing may be freed anywhere, because nobody
+    knows what it names. This keeps its file in ``quarantine/``. The next
+    collection frees the blocks that only this image named.
 
     :returns: the name of the file in ``quarantine/``
-    :raises ImageNotFound: there is no such image
-    :raises InvalidParameter: its recipe can be read; so it can be deleted. Or
-        this is no image's id
-    :raises BusyError: it is being deleted, or merged
+    :raises ImageNotFound: if there is no such image
+    :raises InvalidParameter: if the recipe can be read, so that the image can
+        be deleted; or if this is not an image id
+    :raises BusyError: if the image is being deleted or merged
     """
     repository_module.need_text('image id', image_id)
     with contextlib.closing(
@@ -135,16 +138,16 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
                 raise exceptions.BusyError(
                     f'image {image_id} is being deleted, or merged')
         aside = recipe.set_aside()
-        # It may have been counted, and cannot be un-counted. So the counts
-        # are given up before its names are: after a crash anywhere below, the
-        # catalog is made anew before anything is freed.
+        # The recipe may have been counted, and cannot be un-counted. So the
+        # counts are given up before its names are: after a crash anywhere
+        # below, the catalog is rebuilt before anything is freed.
         maintainer.write(maintainer.catalog.batch(), sync=True, valid=False)
         try:
             recipe.delete()                                     # N9
-            # Its entries would be judged in vain by each accounting to come.
-            # But while somebody writes or reads it, they keep its blocks from
-            # being freed (I12): then the accounting finds out when that is
-            # over.
+            # Each later accounting would judge its entries in vain. But while
+            # somebody writes or reads the image, the entries keep its blocks
+            # from being freed (I12). Then the accounting finds out when that
+            # is over.
             if recipe.try_lock(0) and recipe.try_lock(1):
                 _unlink_entries(maintainer, recipe.inode)
         except exceptions.RepositoryError:
@@ -169,7 +172,7 @@ def _unlink_entries(maintainer: maintainer_module.Maintainer,
 
 
 def _error_of(recipe: _engine.Recipe) -> str | None:
-    """Why a recipe of ``images/`` cannot be read; None: it can."""
+    """Why a recipe in ``images/`` cannot be read; None: it can."""
     if not recipe.complete:
         return recipe.error or f'{recipe.name} has no header'
     try:
@@ -180,7 +183,7 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
 
 
 def _listed(items: Sequence[Any]) -> str:
-    """Some of them, in words."""
+    """The first LISTED items, in words."""
     words = ', '.join(map(str, items[:LISTED]))
     if len(items) > LISTED:
         words += f' and {len(items) - LISTED} more'
@@ -188,7 +191,7 @@ def _listed(items: Sequence[Any]) -> str:
 
 
 class _Run:
-    """One run. What is to outlive it is in `_state`."""
+    """One run. Whatever must outlive it is in `_state`."""
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, full: bool, budget: int | None,
@@ -204,7 +207,7 @@ class _Run:
         self._healed = 0
         self._read = 0          # bytes, in this run
         self._copies: dict[bytes, int] = {}     # of damaged blocks, as met
-        self._damaged: set[int] = set()     # all that was known in this run
+        self._damaged: set[int] = set()     # known in this run
         state = maintainer.catalog.scrub_state()
         begun = {
             'started': time.time(), 'complete': False,
@@ -213,7 +216,7 @@ class _Run:
             'waiting': state.get('waiting', []),
             'unreadable': state.get('unreadable', {}),
             'spares': state.get('spares', {})}
-        # One that lacks something would not end as it should.
+        # A pass whose record lacks a field could not end properly.
         if full or state.get('complete', True) or begun.keys() - state.keys():
             state = begun
         self._state = state
@@ -226,7 +229,7 @@ class _Run:
             self._scrub_recipes()
             complete = self._scrub_groups()
         finally:
-            # What was found is made known, though the run be stopped.
+            # The findings are reported even if the run is stopped.
             self._mark(self._state['waiting'])
             self._save()
         self._heal()
@@ -253,7 +256,7 @@ class _Run:
         self._maintainer.catalog.set_scrub_state(self._state)
 
     def _step(self, done: int, total: int, what: str, cost: int) -> None:
-        """After a step: it is kept how far it went, then the pace."""
+        """After a step: save how far the pass got, then keep the pace."""
         self._read += cost
         self._save()
         self._pace.step(done, total, what, cost=cost)
@@ -264,7 +267,7 @@ class _Run:
     # -- recipes ----------------------------------------------------------
 
     def _scrub_recipes(self) -> None:
-        """Read all recipes, from the one where the pass is on."""
+        """Read all recipes after the one at the cursor."""
         if self._state['image'] is None:
             return
         images = sorted(self._maintainer.repository.images())
@@ -295,10 +298,10 @@ class _Run:
                 self._note(name, None)
 
     def _misled(self, image_id: str, recipe: _engine.Recipe) -> str | None:
-        """What is wrong if the entries are not of the blocks it means (I7).
+        """Describe the error if entries are not of the recipe's blocks (I7).
 
-        Each is whole in itself where an older copy of a group was put back.
-        What is not whole is found with the groups.
+        Where an older copy of a group was put back, each entry is good by
+        itself. Entries that are not good are found with the groups.
         """
         try:
             with contextlib.closing(
@@ -328,7 +331,7 @@ class _Run:
 
     def _note(self, name: str, error: str | None,
               images: Iterable[str] = ()) -> None:
-        """Remember what is wrong with a recipe or group; None: nothing."""
+        """Remember the error of a recipe or group; None: it has none."""
         if error is None:
             self._state['unreadable'].pop(name, None)
             return
@@ -340,7 +343,7 @@ class _Run:
     # -- groups -----------------------------------------------------------
 
     def _scrub_groups(self) -> bool:
-        """Verify all blocks, from where the pass is on; whether it ended."""
+        """Verify all blocks from the cursor on; return whether this ended."""
         state = self._state
         numbers = self._maintainer.engine.groups()
         if not state['group']:
@@ -363,7 +366,7 @@ class _Run:
                 return False
             self._note(f'groups/{number:08x}', error,
                        self._images_of_group(number) if error else ())
-            # The next one: so that a group that ended is not begun again.
+            # The next group, so that a finished one is not begun again.
             state['group'], state['slot'] = number + 1, 0
             self._mark([address for address in state['waiting']
                         if addresses_module.group_of(address) == number])
@@ -385,10 +388,10 @@ class _Run:
             number, range(addresses_module.GROUP_SLOTS))))
 
     def _scrub_group(self, number: int, done: int, total: int) -> bool:
-        """False: the budget is spent."""
+        """Verify the rest of a group; False if the budget is spent."""
         state = self._state
         facts = self._maintainer.engine.group_facts(number)
-        # What lies behind is judged by the next writer (N7.3).
+        # The next writer judges the unpublished slots behind these (N7.3).
         while (first := state['slot']) < facts['published']:
             if self._spent():
                 return False
@@ -409,7 +412,7 @@ class _Run:
             self._maintainer.handle, number, first, count)
         bad = addresses_module.of_slots(
             number, addresses_module.unpack(damaged + invalid))
-        # Of an invalid entry there is nothing to mark.
+        # An invalid entry has nothing to mark.
         bad = [address for address in bad if address not in self._known]
         waiting = set(state['waiting'])
         state['damaged'] += len(set(bad) - waiting)
@@ -422,7 +425,7 @@ class _Run:
 
     def _notice(self, number: int, first: int,
                 entries: list[addresses_module.Entry], bad: set[int]) -> None:
-        """Look for what was marked and not told; and for copies."""
+        """Look for marked blocks that were not reported, and for copies."""
         for slot, entry in enumerate(entries, first):
             address = addresses_module.address(number, slot)
             if entry.state == addresses_module.DAMAGED:
@@ -436,7 +439,7 @@ class _Run:
     # -- damaged blocks ---------------------------------------------------
 
     def _fingerprints(self) -> set[bytes]:
-        """Of the damaged blocks; and which these are."""
+        """Load the damaged blocks; return their fingerprints."""
         self._known = self._maintainer.catalog.damaged()
         self._damaged.update(self._known)
         return {bytes.fromhex(facts['fingerprint'])
@@ -454,7 +457,7 @@ class _Run:
             addresses_module.slot_of(address), 1), 0)
 
     def _mark(self, waiting: list[int]) -> None:
-        """Mark damaged blocks, and tell whose they are."""
+        """Mark damaged blocks, and report which images need them."""
         told: dict[int, str] = {}
         left = set(self._state['waiting'])
         for number, slots in addresses_module.by_group(waiting):
@@ -478,7 +481,7 @@ class _Run:
             self._save()
 
     def _mark_in(self, number: int, slots: list[int]) -> dict[int, str]:
-        """Mark them in their group: addresses, and the files set aside."""
+        """Mark blocks in their group; return addresses and files set aside."""
         try:
             entered = self._maintainer.engine.enter_group(number)
         except exceptions.ImageNotFound:
@@ -487,7 +490,7 @@ class _Run:
             bad = []
             invalid = []
             for slot in slots:
-                # Since it was found, it may have been freed.
+                # The block may have been freed since it was found.
                 _, damaged, lost, _ = _engine.verify_slots(
                     self._maintainer.handle, number, slot, 1)
                 bad += addresses_module.unpack(damaged)
@@ -503,7 +506,7 @@ class _Run:
         return told
 
     def _tell(self, told: dict[int, str]) -> None:
-        """Remember damaged blocks, and say which images need them."""
+        """Record damaged blocks, and log which images need them."""
         images = self._images_with(told)
         catalog = self._maintainer.catalog
         batch = catalog.batch()
@@ -525,7 +528,7 @@ class _Run:
         self._wanted = self._fingerprints()
 
     def _images_with(self, addresses: Iterable[int]) -> dict[str, set[int]]:
-        """The images that name some of these, and which of these."""
+        """The images that name some of the addresses, and which they name."""
         return {image.image_id: image.found
                 for image in addresses_module.which_named(
                     self._maintainer.engine,
@@ -550,7 +553,7 @@ class _Run:
 
     def _find_copies(self, images: dict[str, set[int]],
                      relocation: _engine.Relocation) -> dict[int, int]:
-        """Where the same blocks are: old and new addresses."""
+        """Find copies of the blocks: a map of old to new addresses."""
         mapping = {}
         left = []
         for address in sorted(set().union(*images.values())):
@@ -565,7 +568,7 @@ class _Run:
             else:
                 left.append(address)
         if left:
-            # From spare copies; or what hindered the reading has passed.
+            # Read spare copies; or the cause of the read errors has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
                 relocation.add(addresses_module.pack(left, 'Q'))
                 pairs = addresses_module.unpack(relocation.finish(), 'Q')
@@ -580,7 +583,7 @@ class _Run:
         return mapping
 
     def _indexed(self, fingerprint: bytes) -> int | None:
-        """Where the exact index has this block."""
+        """The address that the exact index has for this block, or None."""
         catalog = self._maintainer.catalog
         page = catalog.index_page(
             int.from_bytes(fingerprint[:4], 'big') >> 32 - catalog.index_bits)
@@ -604,7 +607,7 @@ class _Run:
         return not damaged and not invalid
 
     def _same_scope(self, *addresses: int) -> bool:
-        """Whether images may be merged from one to the other."""
+        """Whether the addresses are of one scope, so that images may merge."""
         try:
             return len({self._maintainer.engine.group_facts(number)['scope']
                         for number in map(addresses_module.group_of,
@@ -656,10 +659,10 @@ class _Run:
     # -- spare copies -----------------------------------------------------
 
     def _renew_spares(self) -> None:
-        """Copy anew the blocks that are used most.
+        """Copy the most used blocks again.
 
-        All of them, so that a copy that went bad does not stay so; this is
-        little beside what the pass has read.
+        This copies all of them, so that a copy that went bad does not stay
+        bad. The cost is small compared with what the pass has read.
         """
         repository = self._maintainer.repository
         slots = repository.parameters.group_slots
@@ -680,12 +683,12 @@ class _Run:
 
     def _write_spares(self, number: int, addresses: list[int]
                       ) -> tuple[int, int]:
-        """Write a file of them: blocks and bytes."""
+        """Write a file of spare copies; return its blocks and bytes."""
         good = [a for a in addresses if a not in self._known]
         for some in ((addresses, good) if len(good) < len(addresses)
                      else (addresses,)):
             try:
-                # A damaged block is taken from the copy that is there.
+                # A damaged block comes from its existing copy.
                 size = _engine.write_spares(self._maintainer.engine, number,
                                             addresses_module.pack(some, 'Q'))
                 return len(some), size
@@ -695,7 +698,7 @@ class _Run:
         return 0, 0
 
     def _most_used(self, most: int) -> list[int]:
-        """The addresses of the blocks that are named most often, sorted."""
+        """The addresses of the blocks that recipes name most often, sorted."""
         if not self._spare_threshold:
             return []
         if not self._tells_apart:
