@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What an image on its way consists of, kept as it comes.
+"""The description of an arriving image, kept as it comes.
 
-A description grows with the image, to megabytes, and lots of it are wanted in
-order by the pull and in any order by readers. So it is cut into lots when it
-comes, each of which is one record of a temporary file: its extents as they
-came, and behind them room for the addresses of its blocks, once these are
-stored. In memory is only where each lot begins.
+A description grows with the image, to megabytes. The pull wants its lots in
+order, and readers want them in any order. So the description is cut into lots
+as it comes. Each lot is one record of a temporary file: the extents as they
+came, and behind them room for the addresses of the blocks, once these are
+stored. Memory holds only where each lot begins.
 """
 
 import array
@@ -24,9 +24,9 @@ from glance_dedup.transfer import assembler
 class Description:
     """The lots of an image, in order. Thread-safe; one thread fills it.
 
-    :param where: the image and the peer, for errors
-    :param header: that of the recipe
-    :raises BadAnswer: there is no room for it
+    :param where: names the image and the peer in errors
+    :param header: the recipe's header
+    :raises BadAnswer: if there is no room for the description
     """
 
     def __init__(self, where: str, header: wire.RecipeHeader) -> None:
@@ -37,7 +37,7 @@ class Description:
         self._file = tempfile.TemporaryFile()
         self._changed = threading.Condition()
         # By the lot's number: its offset in the image; where its record is,
-        # the length of that without addresses, and how many these are.
+        # the record's length without addresses, and the number of addresses.
         self._starts = array.array('Q')
         self._places = array.array('Q')
         self._lengths = array.array('Q')
@@ -49,7 +49,7 @@ class Description:
     # -- filling ----------------------------------------------------------
 
     def fill(self, recipe: daemon_module.Recipe) -> None:
-        """Read a recipe to its end; what goes wrong is told to who asks."""
+        """Read a recipe to its end. Requests for lots raise its error."""
         try:
             with recipe:
                 for extents in assembler.cut(recipe, self._most):
@@ -84,12 +84,12 @@ class Description:
     # -- asking -----------------------------------------------------------
 
     def lot(self, number: int) -> assembler.Lot | None:
-        """A lot, waited for; None behind the last.
+        """Wait for a lot, and return it; None behind the last.
 
-        It is made anew at each call. Its blocks have addresses if they were
+        Each call makes a new object. Its blocks have addresses if these were
         kept.
 
-        :raises Exception: the description did not come
+        :raises Exception: if the description did not come
         """
         with self._changed:
             self._changed.wait_for(
@@ -117,7 +117,7 @@ class Description:
     def number_at(self, offset: int) -> int:
         """The number of the lot with this byte of the image; waits for it.
 
-        :raises Exception: the description did not come
+        :raises Exception: if the description did not come
         """
         with self._changed:
             self._changed.wait_for(
@@ -125,7 +125,7 @@ class Description:
                 or self._starts and self._starts[-1] > offset)
             number = bisect.bisect_right(self._starts, offset) - 1
             if number == len(self._starts) - 1:
-                # It may be the last only because no more came.
+                # It may be the last one only because no more came.
                 self._need_good()
             return number
 
@@ -139,12 +139,12 @@ class Description:
                   self._places[number] + self._lengths[number])
 
     def give_up(self, error: Exception) -> None:
-        """No more of it will come; who waits for it learns why."""
+        """End the description; callers that wait for more get the error."""
         with self._changed:
             if not self._ended:
                 self._error, self._ended = error, True
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """REQUIRES: it is not filled or asked any more."""
+        """Close the file. REQUIRES: no thread fills or asks any more."""
         self._file.close()

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the cache of a compute host holds: ``cache.json``.
+"""The list of a compute host's cache: ``cache.json``.
 
-For each image its size and MD5, as Glance named them when it came, and when it
-was last used; the file's order is that of use, the first the longest ago, so
-that no clock decides. All of it is a hint: an image that the file does not
-know is pulled anew when it is wanted, which moves few blocks, and is the first
-to be evicted. A file that is no good is set aside in ``quarantine/``, and the
-cache begins an empty one.
+The file has, for each image, the size and MD5 that Glance named when the image
+came, and the time of its last use. The entries are in the order of use, the
+least recently used first, so that no clock decides. All of this is a hint. An
+image that the file does not have is pulled again when somebody wants it, which
+moves few blocks, and is the first to be evicted. An invalid file is set aside
+in ``quarantine/``, and the cache begins an empty one.
 
-It also remembers of which images the storing host has another than Glance:
-these are not asked for again until Glance means another, too.
+The file also remembers images of which the storing host has another version
+than Glance. The cache does not request these again until Glance means another
+version, too.
 
-The file says one thing more: that this repository is a cache, whose images may
-be evicted. Of one that holds images, and has no such file, nothing is taken.
+The file also marks the repository as a cache, whose images may be evicted. A
+repository that holds images, and has no such file, loses nothing.
 """
 
 from collections.abc import Callable
@@ -38,15 +39,15 @@ from glance_dedup.repository import repository as repository_module
 LOG = log.getLogger(__name__)
 
 NAME = 'cache.json'
-#: A file that was no good; only the last one is kept.
+#: Where an invalid file is kept; only the last one is.
 SET_ASIDE = f'quarantine/{NAME}'
-#: Images of which is known more than that they are here.
+#: The most images that the file has.
 MOST = 20_000
-#: Images that are remembered as wrong.
+#: The most images that are remembered as wrong.
 MOST_WRONG = 1000
-#: Bytes of the file at most, which is more than these take.
+#: The most bytes that the file may have, which is more than these take.
 LARGEST = 8 << 20
-#: Between two writings, seconds.
+#: Seconds between two writes of the file.
 SAVE_INTERVAL = 5.0
 
 _KIND = 'glance-dedup cache'
@@ -56,20 +57,22 @@ _MARK = re.compile('[0-9a-f]{64}')
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What is known of an image."""
+    """What the cache knows of an image."""
 
     size: int
-    """0 if it was not compared with Glance's."""
+    """Bytes; 0 if the image was not compared with Glance's."""
     md5: str | None
-    """None: Glance named none."""
+    """The MD5 that Glance named; None: it named none."""
     used: int
-    """Seconds since 1970; for people, the order tells who goes first."""
+    """Seconds since 1970, for people: the entries' order decides what is
+    evicted first."""
     wrong: str | None = None
-    """It is not here: the storing host's is not the one that Glance means,
-    which this stands for (`arrivals.Expected.mark`). None: it is here."""
+    """The mark (`arrivals.Expected.mark`) of the image that Glance means, if
+    the storing host has another one. Then the image is not here. None: it is
+    here."""
 
     def __post_init__(self) -> None:
-        # It may be from a file that anybody may have written.
+        # The values may be from a file that anybody may have written.
         for number in (self.size, self.used):
             if type(number) is not int or not 0 <= number < 1 << 63:
                 raise ValueError(f'{number!r} is not a size or a time')
@@ -80,19 +83,19 @@ class Entry:
 
 
 def encode(images: dict[str, Entry]) -> bytes:
-    """The file's content."""
+    """Encode the file's content."""
     return imagelist.encode(_KIND, (
         {'id': image_id, **{name: value for name, value
                             in dataclasses.asdict(entry).items()
-                            # A program from before these knows no `wrong`.
+                            # Older programs do not know `wrong`.
                             if name != 'wrong' or value is not None}}
         for image_id, entry in images.items()))
 
 
 def decode(content: bytes) -> dict[str, Entry]:
-    """The images of a file.
+    """Decode the images of a file.
 
-    :raises ValueError: says what is wrong with it
+    :raises ValueError: if the file is invalid; the message says why
     """
     def named(id: str, **fields: Any) -> tuple[str, Entry]:
         if not imageids.is_valid(id):
@@ -104,10 +107,10 @@ def decode(content: bytes) -> dict[str, Entry]:
 
 def check_limit(repository: repository_module.Repository,
                 limit: int) -> None:
-    """Refuse a limit under which nothing could be held.
+    """Refuse a limit that is too small to hold any image.
 
-    :param limit: bytes; 0: there is none
-    :raises InvalidParameter: says how much is needed
+    :param limit: bytes; 0: no limit
+    :raises InvalidParameter: if it is too small; says how much is needed
     """
     chosen = repository.parameters
     group = chosen.group_slots * chosen.average_block
@@ -123,13 +126,14 @@ def check_limit(repository: repository_module.Repository,
 class Held:
     """The images of a cache, and when each was last used. Thread-safe.
 
-    :param limit: gives the bytes of disk that the cache may take; 0: all
-    :raises InvalidParameter: the repository holds images, and is no cache; or
-        the limit is too small to hold anything
+    :param limit: returns the bytes of disk that the cache may take; 0: the
+        whole disk
+    :raises InvalidParameter: if the repository holds images and is not a
+        cache, or if the limit is too small to hold anything
 
     :ivar evictions: images evicted since the start
-    :ivar taken: bytes of disk that the repository took when that was last
-        looked at; None before
+    :ivar taken: bytes of disk that the repository took at the last
+        measurement; None before the first
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -139,11 +143,11 @@ class Held:
         self._path = os.path.join(repository.path, NAME)
         self._changed = threading.Condition()
         self._saving = threading.Lock()
-        self._images: dict[str, Entry] = {}     # the last used is the last
-        self._wrong: dict[str, Entry] = {}      # those that are not here
+        self._images: dict[str, Entry] = {}     # the most recently used last
+        self._wrong: dict[str, Entry] = {}      # images that are not here
         self._dirty = False
         self._closed = False
-        self._told = False      # that it cannot be written
+        self._told = False      # logged that it cannot be written
         self._thread: threading.Thread | None = None
         self.evictions = 0
         self.taken: int | None = None
@@ -152,15 +156,15 @@ class Held:
 
     @property
     def limit(self) -> int:
-        """Bytes of disk that all of it may take; 0: as many as there are."""
+        """Bytes of disk that the whole cache may take; 0: the whole disk."""
         return self._limit()
 
     # -- what is here ------------------------------------------------------
 
     def fits(self, image_id: str, size: int, md5: str | None) -> bool:
-        """Whether what is held under this id is what Glance means.
+        """Whether the image held under this id is the one that Glance means.
 
-        :param md5: None: Glance names none
+        :param md5: the MD5 that Glance names; None: it names none
         """
         with self._changed:
             entry = self._images.get(image_id)
@@ -168,13 +172,13 @@ class Held:
                 and (md5 is None or entry.md5 == md5))
 
     def worth(self, size: int) -> bool:
-        """Whether an image of so many bytes may be held at all."""
+        """Whether the cache may hold an image of this many bytes at all."""
         return not self.limit or size <= self.limit
 
     def note(self, image_id: str, size: int, md5: str | None) -> None:
-        """An image is here, whole and committed.
+        """Note that an image is here, whole and committed.
 
-        :param md5: as Glance named it; what is none counts as none
+        :param md5: the MD5 that Glance named; an invalid one counts as None
         """
         if md5 is not None and not _MD5.fullmatch(md5):
             md5 = None
@@ -187,19 +191,20 @@ class Held:
             self._touch()
 
     def note_uncompared(self, image_id: str) -> None:
-        """An image is here and used, but may be another than Glance's.
+        """Note an image that is here and used, but may differ from Glance's.
 
-        It fits no image that has bytes, so Glance's callers do not get it.
+        The entry fits no image that has bytes, so Glance's callers do not get
+        this image.
         """
         self.note(image_id, 0, None)
 
     def note_wrong(self, image_id: str, size: int, mark: str,
                    why: str) -> None:
-        """The storing host's image is not the one that Glance means.
+        """Note that the storing host's image is not the one that Glance means.
 
-        Waits for the disk: it is known after a kill, too.
+        This waits for the disk, so that the cache knows it after a kill, too.
 
-        :param mark: what Glance means
+        :param mark: stands for the image that Glance means
         """
         with self._changed:
             self._images.pop(image_id, None)
@@ -215,9 +220,9 @@ class Held:
         self.save()
 
     def is_wrong(self, image_id: str, mark: str) -> bool:
-        """Whether the storing host's image is known to be another.
+        """Whether the storing host's image is known to be another one.
 
-        :param mark: what Glance means now
+        :param mark: stands for the image that Glance means now
         """
         with self._changed:
             entry = self._wrong.get(image_id)
@@ -228,7 +233,7 @@ class Held:
         return entry is not None
 
     def used(self, image_id: str) -> None:
-        """An image is used now."""
+        """Note that an image is used now."""
         with self._changed:
             entry = self._images.pop(image_id, None)
             if entry is not None:
@@ -239,10 +244,10 @@ class Held:
     def drop(self, image_id: str) -> None:
         """Delete an image, if it is here. Waits for the disk.
 
-        Whoever reads it reads on.
+        Readers of the image can go on.
 
-        :raises BusyError: another process is deleting it
-        :raises StorageError, NoSpaceError: as their names say
+        :raises BusyError: if another process is deleting it
+        :raises StorageError, NoSpaceError: if the disk fails or is full
         """
         with contextlib.suppress(exceptions.ImageNotFound):
             self._repository.delete(image_id)
@@ -253,12 +258,14 @@ class Held:
                 self._touch()
 
     def candidates(self) -> list[str]:
-        """All images, the one that was last used the longest ago first.
+        """All images, in the order in which to evict them.
 
-        Before these go those of which that is not known.
+        Images whose last use is not known come first. The others follow, the
+        least recently used first.
         """
         with self._changed:
-            # Listed here, or what comes meanwhile would be forgotten.
+            # List with the lock held, or images that come meanwhile would be
+            # forgotten.
             here = self._repository.images()
             for image_id in self._images.keys() - set(here):
                 del self._images[image_id]
@@ -267,13 +274,13 @@ class Held:
         return [*sorted(set(here).difference(known)), *known]
 
     def last_used(self, image_id: str) -> int | None:
-        """Seconds since 1970; None: that is not known."""
+        """When an image was last used: seconds since 1970; None: unknown."""
         with self._changed:
             entry = self._images.get(image_id)
         return None if entry is None else entry.used
 
     def status(self) -> dict[str, Any]:
-        """For operators."""
+        """The figures of the cache, for operators."""
         with self._changed:
             images, wrong = len(self._images), len(self._wrong)
         return {'limit_bytes': self.limit, 'disk_bytes': self.taken,
@@ -306,7 +313,7 @@ class Held:
             self._wrong = dict([
                 (image_id, entry) for image_id, entry in images.items()
                 if entry.wrong is not None][-MOST_WRONG:])
-        # At once: what arrives from now on is that of a cache.
+        # Save at once: images that arrive from now on belong to a cache.
         self.save()
 
     def _set_aside(self, error: Exception) -> None:
@@ -322,7 +329,7 @@ class Held:
             LOG.warning('%s cannot be set aside: %s', self._path, e.strerror)
 
     def _touch(self) -> None:
-        """REQUIRES the lock."""
+        """Have the file saved soon. REQUIRES: the caller holds the lock."""
         self._dirty = True
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(
@@ -331,7 +338,7 @@ class Held:
         self._changed.notify_all()
 
     def _save_in_turn(self) -> None:
-        """Write what has changed, but not for each use."""
+        """Save changes, at most once in SAVE_INTERVAL."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._dirty or self._closed)
@@ -341,7 +348,7 @@ class Held:
             self.save()
 
     def save(self) -> None:
-        """Write what has changed; what cannot be written is told once."""
+        """Write the file if it has changed. Failures are logged once."""
         with self._saving:
             with self._changed:
                 if not self._dirty:
@@ -365,7 +372,7 @@ class Held:
                 self._told = False
 
     def close(self) -> None:
-        """Write it for the last time. Idempotent."""
+        """Write the file for the last time. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What has come of an image, and how it is read before it is whole.
+"""The part of an image that has come, and reading it before the rest.
 
-One thread looks lots up and stores them in order; others receive their blocks;
-and any number read. Of what is read,
+One thread looks lots up and stores them in order. Other threads receive their
+blocks, and any number of threads read. Readers get
 
-* what lies before the transaction's last sync point comes from the repository,
-  by address, verified by checksum and fingerprint (I7), under the shared group
-  locks of the transaction (I6);
-* what was stored since then, or fetched ahead, comes from memory, since a
-  block can be read by its address only when it is synced (I1);
-* what has not come is waited for, if its lot is under way, or else fetched
-  apart from the order.
+* bytes before the transaction's last sync point from the repository, by
+  address, verified by checksum and fingerprint (I7), under the transaction's
+  shared group locks (I6);
+* bytes that were stored since then, or fetched ahead, from memory, because a
+  block can be read by its address only once it is synced (I1);
+* all other bytes by waiting for them if their lot is under way, or else by
+  fetching them out of order.
 
-No block is handed out before it was fingerprinted. In memory are SYNC_BYTES of
-what was received, AHEAD_BYTES of what was fetched ahead, and the lots that are
+Readers get no block before it was fingerprinted. Memory holds SYNC_BYTES of
+received blocks, AHEAD_BYTES of blocks fetched ahead, and the lots that are
 under way.
 """
 
@@ -35,13 +35,14 @@ from glance_dedup.client import wire
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
-#: Received bytes after which a sync point is made.
+#: A sync point is made after this many received bytes.
 SYNC_BYTES = 32 << 20
-#: Seconds after which one is made if fewer came: a kill costs no more.
+#: If fewer came, a sync point is made after this many seconds, so that a kill
+#: loses no more.
 SYNC_SECONDS = 3.0
-#: Bytes that are kept of what was fetched apart from the order.
+#: The most bytes that are kept of blocks fetched out of order.
 AHEAD_BYTES = 8 << 20
-#: Who fetches something so gets what follows it, too, up to so many bytes.
+#: A fetch out of order also gets the following blocks, up to this many bytes.
 NEAR_BYTES = 128 << 10
 
 _READERS = 3
@@ -50,12 +51,12 @@ _ZEROS = bytes(1 << 20)
 
 
 class NoMore(Exception):
-    """What is to be read has not come, and will not."""
+    """The requested bytes have not come, and will not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """A block of an image, or zeros, if it has no name."""
+    """A block of an image; without a name it is zeros."""
 
     offset: int
     length: int
@@ -64,7 +65,7 @@ class _Piece:
 
 
 def _pieces(lot: assembler.Lot, offset: int, end: int) -> Iterator[_Piece]:
-    """Those of a lot that have bytes of a range."""
+    """The pieces of a lot that have bytes of a range."""
     start = lot.begin
     for part in lot.parts:
         if isinstance(part, int):
@@ -81,7 +82,7 @@ def _pieces(lot: assembler.Lot, offset: int, end: int) -> Iterator[_Piece]:
 
 def _fill(view: memoryview, offset: int, pieces: list[_Piece],
           plain: list[Any]) -> None:
-    """Put what pieces consist of into a buffer that begins at `offset`."""
+    """Copy the bytes of pieces into a buffer that begins at `offset`."""
     end = offset + len(view)
     for piece, data in zip(pieces, plain):
         first = max(piece.offset, offset)
@@ -93,10 +94,10 @@ def _fill(view: memoryview, offset: int, pieces: list[_Piece],
 
 
 class _Turns:
-    """A lock that who waits for it gets before who has it gets it again.
+    """A fair lock: a waiting thread gets it before its last holder can again.
 
-    The pull is at its transaction nearly always, and who reads ahead would
-    wait for as long as it takes.
+    The pull holds the transaction nearly always. Without fairness, a reader
+    that fetches ahead would wait for the pull's end.
     """
 
     def __init__(self) -> None:
@@ -112,15 +113,15 @@ class _Turns:
 
 
 class Arriving:
-    """The blocks of an image on its way. Thread-safe, but as said.
+    """The blocks of an arriving image. Thread-safe, except where noted.
 
-    What a lock is needed for, `_changed` is for; nobody asks the peer, or uses
-    the transaction, with it.
+    `_changed` is the lock for the fields. No thread asks the peer, or uses
+    the transaction, while it holds this lock.
 
-    :ivar stored: the offset before which all is stored
-    :ivar stored_lots: their number
-    :ivar found_bytes: of blocks that were here
-    :ivar wanted_bytes: of those that were not
+    :ivar stored: the offset before which everything is stored
+    :ivar stored_lots: the number of stored lots
+    :ivar found_bytes: size of the blocks that were here already
+    :ivar wanted_bytes: size of the blocks that were not
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -156,7 +157,7 @@ class Arriving:
     # -- the pull: one thread; but for fetch ------------------------------
 
     def look_up(self, number: int, lot: assembler.Lot) -> None:
-        """Begin with the next lot: what of it is `wanted` is to be fetched."""
+        """Look up the next lot; the caller fetches the blocks it `wanted`."""
         with self._turns:
             self._assembly.look_up(lot)
         wanted = sum(length for _, length in lot.wanted.values())
@@ -169,7 +170,7 @@ class Arriving:
             self._under_way[number] = lot
 
     def _take_ahead(self, lot: assembler.Lot) -> None:
-        """What was fetched ahead need not come again."""
+        """Take the lot's blocks that were fetched ahead."""
         for offset, (name, length) in list(lot.wanted.items()):
             block = self._ahead.pop(name, None)
             if block is not None:
@@ -180,7 +181,7 @@ class Arriving:
     def fetch(self, lot: assembler.Lot) -> None:
         """Receive the blocks that a lot wants.
 
-        :raises ClientError, BadBlock: they do not come
+        :raises ClientError, BadBlock: if they do not come
         """
         for frame in self._peer.blocks(assembler.ranges(lot.wanted)):
             view = memoryview(frame.plain)
@@ -193,9 +194,9 @@ class Arriving:
                 min(lot.wanted), f'{len(lot.wanted)} blocks did not come')
 
     def store(self, number: int, lot: assembler.Lot) -> None:
-        """Store the first lot of those looked up, of which all has come.
+        """Store the first lot of those looked up; all its blocks have come.
 
-        :raises RepositoryError: only abort is left
+        :raises RepositoryError: the transaction can only be aborted
         """
         self._remember(lot)
         with self._turns:
@@ -208,9 +209,9 @@ class Arriving:
         self.keep_in_time()
 
     def keep_in_time(self) -> None:
-        """Make a sync point if enough was stored, or some long ago.
+        """Make a sync point if enough was stored, or some of it long ago.
 
-        :raises RepositoryError: only abort is left
+        :raises RepositoryError: the transaction can only be aborted
         """
         if self._recent_bytes < SYNC_BYTES and (
                 not self._recent_bytes
@@ -222,9 +223,9 @@ class Arriving:
         self.forget_recent()
 
     def _remember(self, lot: assembler.Lot) -> None:
-        """Have what is about to be written be found in memory.
+        """Keep a lot's blocks in memory before they are written.
 
-        Before it has an address, by which it could not be read yet.
+        A block that was just written cannot be read by its address yet.
         """
         written = {
             name: lot.block(name)
@@ -238,12 +239,12 @@ class Arriving:
             self._recent.update(written)
 
     def forget_recent(self) -> None:
-        """REQUIRES: all that was written is synced."""
+        """Drop the blocks kept in memory. REQUIRES: all of them are synced."""
         with self._changed:
             self._recent, self._recent_bytes = {}, 0
 
     def content(self, number: int) -> Iterator[Any]:
-        """The bytes of a lot that is stored."""
+        """The bytes of a stored lot, piece by piece."""
         lot = self._description.lot(number)
         pieces = list(_pieces(lot, lot.begin, lot.end))
         for piece, data in zip(pieces, self._gather(pieces)):
@@ -256,22 +257,22 @@ class Arriving:
     # -- the end ----------------------------------------------------------
 
     def end(self) -> None:
-        """Nothing more will come; who waits for it learns that."""
+        """Note that nothing more will come, and wake waiting readers."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """REQUIRES: nobody reads."""
+        """Release everything. REQUIRES: nobody reads."""
         self._holding.close()
 
     # -- reading ----------------------------------------------------------
 
     def read(self, view: memoryview, offset: int) -> int:
-        """Fill the first part of a buffer; 0 if something has changed.
+        """Fill the first part of a buffer; 0: something changed, try again.
 
-        :raises NoMore: it did not come before the end
-        :raises ClientError, BadBlock, RepositoryError: it cannot be had
+        :raises NoMore: if the bytes did not come before the end
+        :raises ClientError, BadBlock, RepositoryError: if they cannot be read
         """
         with self._changed:
             if offset >= self.stored and self._ended:
@@ -291,7 +292,7 @@ class Arriving:
         return len(view)
 
     def _gather(self, pieces: list[_Piece]) -> list[Any]:
-        """The bytes of blocks that are stored, or in memory."""
+        """The bytes of blocks that are stored or in memory."""
         with self._changed:
             plain: list[Any] = [self._recent.get(piece.name)
                                 for piece in pieces]
@@ -309,13 +310,13 @@ class Arriving:
                 plain[number], data = data[:length], data[length:]
         for number, piece in enumerate(pieces):
             if piece.name and plain[number] is None:
-                # Stored, but nowhere: it is all zeros.
+                # A stored block without a place is all zeros.
                 plain[number] = bytes(piece.length)
         return plain
 
     def _read_coming(self, lot: assembler.Lot, view: memoryview, offset: int
                      ) -> int:
-        """Read of a lot that is under way, or wait for more of it."""
+        """Read from a lot that is under way, or wait for more of it."""
         pieces = list(_pieces(lot, offset, offset + len(view)))
         with self._changed:
             plain = [self._recent.get(piece.name) or lot.block(piece.name)
@@ -333,13 +334,13 @@ class Arriving:
 
     def _read_ahead(self, lot: assembler.Lot, view: memoryview, offset: int
                     ) -> int:
-        """Read what the pull has not come to yet."""
+        """Read bytes that the pull has not reached yet."""
         end = min(lot.end, offset + max(len(view), NEAR_BYTES))
         pieces = list(_pieces(lot, offset, end))
         try:
             pieces = self._find(pieces)
         except exceptions.ClosedError:
-            # The transaction has just ended: well, or not.
+            # The transaction has just ended, with or without success.
             with self._changed:
                 if not self._ended:
                     self._changed.wait(_WAIT)
@@ -364,7 +365,7 @@ class Arriving:
         return len(view)
 
     def _find(self, pieces: list[_Piece]) -> list[_Piece]:
-        """The same, with the addresses of those that are here."""
+        """The same pieces, with the addresses of blocks that are here."""
         named = [piece for piece in pieces if piece.name]
         with self._turns:
             addresses = self._transaction.find(
@@ -375,7 +376,7 @@ class Arriving:
                 if piece.name else piece for piece in pieces]
 
     def _known(self, names: set[bytes]) -> dict[bytes, bytes]:
-        """Those that are in memory."""
+        """The named blocks that are in memory."""
         with self._changed:
             return {name: block for name in names
                     if (block := self._recent.get(name)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What stands between a compute host and Glance, in the mode ``cache``.
+"""The proxy between a compute host and Glance, in the mode ``cache``.
 
-Everything is passed on, both ways, as it is; but the bytes of an image come
-from here, once Glance has given its first byte to this very request. What goes
-wrong before the first byte is sent ends in the plain request, and what goes
-wrong later in a plain request for the rest. What was sent before all of the
-image had come is compared with Glance's bytes first. A response of which it
-turns out that it was not Glance's image ends there, before its announced
-length.
+The proxy passes everything on unchanged, both ways, except the bytes of
+images. These come from the cache, once Glance has given the image's first byte
+to this very request. After a failure before the first byte is sent, the proxy
+makes the plain request instead. After a later failure it makes a plain request
+for the rest. If it sent bytes before the whole image had come, it first
+compares them with Glance's. If they turn out not to be of Glance's image, it
+ends the response there, before its announced length.
 
-To the caller this is Glance, and to Glance it is a gateway: it sends the Host
-that Glance is called by, and is named in Via. Trailers and other interim
-answers than 100 are not passed on.
+To the caller the proxy is Glance. To Glance it is a gateway: it sends the Host
+by which Glance is called, and names itself in Via. It does not pass on
+trailers, or interim answers other than 100.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
-#: Seconds in which an image has to begin to arrive.
+#: Seconds within which an image must begin to arrive.
 OPEN_SECONDS = 30.0
 #: Threads that open images.
 _THREADS = 16
@@ -54,7 +54,7 @@ _THREADS = 16
 _IMAGE = re.compile(f'/v2/images/({imageids.PATTERN})(/file)?')
 _RANGE = re.compile('bytes=([0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})')
 _MD5 = re.compile('[0-9a-f]{32}')
-# With one of these a request is another than what is answered here.
+# The proxy passes on a request that has one of these headers.
 _PLAIN = frozenset({
     b'content-range', b'if-match', b'if-none-match', b'if-modified-since',
     b'if-unmodified-since', b'if-range'})
@@ -70,29 +70,29 @@ class _Asked:
     image_id: str
     target: str
     headers: list[Header]
-    """But for the range's."""
+    """All but the range's header."""
     range: str | None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Allowed:
-    """What Glance said of an image when it gave its first byte."""
+    """What Glance said of an image when it gave the first byte."""
 
     size: int
     md5: str | None
     headers: list[Header]
-    """But for those that say what part it is."""
+    """All but those that name the part."""
 
 
 class _NotFromHere(Exception):
-    """The request is to be passed on as it came; a word says why."""
+    """The request must be passed on as it came; a word says why."""
 
 
 class Proxy:
-    """Answers for Glance. Used in the event loop's thread.
+    """Answers requests for Glance. Used in the event loop's thread.
 
-    :param reads: reads what is here, or arrives
-    :param peer: where what is missing comes from, for people
+    :param reads: reads images that are here or arriving
+    :param peer: names the source of missing images, for people
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -113,7 +113,7 @@ class Proxy:
         self._last_failure: dict[str, Any] | None = None
 
     async def serve(self, message: messages.Message) -> messages.Response:
-        """Any request."""
+        """Answer any request."""
         headers = upstream_module.end_to_end(message.headers)
         self._counts['requests'] += 1
         if any(self._name in value for name, value in headers
@@ -131,7 +131,7 @@ class Proxy:
         return await self._relay(message, headers)
 
     def status(self) -> dict[str, Any]:
-        """For operators. Any thread."""
+        """The proxy's figures, for operators. Any thread."""
         arrivals = self._arrivals.status()
         return {
             'glance': self._upstream.url, 'peer': self._peer,
@@ -152,7 +152,7 @@ class Proxy:
         except upstream_module.UpstreamError as e:
             LOG.warning('%s %s: %s', message.method,
                         message.target.partition('?')[0], e)
-            # What a client of Glance's would try again without us.
+            # A client of Glance would try this again without the proxy, too.
             raise messages.HTTPError(502 if e.malformed else 503,
                                      f'The Image service did not answer: {e}')
         if message.method == 'DELETE' and answer.status == 204:
@@ -168,7 +168,7 @@ class Proxy:
         return response
 
     def _deleted(self, target: str) -> None:
-        """Glance has deleted something; if it was an image, so do we."""
+        """If Glance has deleted an image, delete it here, too."""
         match = _IMAGE.fullmatch(target)
         if match is None or match[2]:
             return
@@ -185,7 +185,10 @@ class Proxy:
     # -- what comes from here ------------------------------------------------
 
     async def _from_here(self, asked: _Asked) -> messages.Response:
-        """:raises _NotFromHere: the plain request is to be made"""
+        """Answer with the cache's bytes.
+
+        :raises _NotFromHere: if the plain request must be made
+        """
         allowed = await self._ask_first_byte(asked)
         begin, end = 0, allowed.size
         if asked.range is not None:
@@ -196,7 +199,7 @@ class Proxy:
         reading, expected = await self._open(asked, allowed)
         if not reading.here and (
                 end <= allowed.size - pulls_module.LAST_BYTES):
-            # It would end before it is known whether this is the image.
+            # The range would end before all of the image is checked.
             self._workers.submit(reading.close)
             raise _NotFromHere('range')
         body = self._bytes(
@@ -218,13 +221,13 @@ class Proxy:
     async def _ask_first_byte(self, asked: _Asked) -> _Allowed:
         """Have Glance judge the request.
 
-        :raises _NotFromHere: it gave no byte, or not alone
+        :raises _NotFromHere: if it gave no byte, or more than one
         """
         try:
             _, size, headers = await glance.ask_first_byte(
                 self._upstream, asked.target, asked.headers)
         except upstream_module.UpstreamError:
-            raise _NotFromHere('unavailable')   # as it will say
+            raise _NotFromHere('unavailable')   # as Glance's answer will say
         if size is None:
             raise _NotFromHere('refused')
         md5 = text(headers, b'content-md5')
@@ -235,11 +238,11 @@ class Proxy:
     async def _open(self, asked: _Asked, allowed: _Allowed
                     ) -> tuple[readings.Reading,
                                pulls_module.Expected | None]:
-        """The image that is here, or comes.
+        """Open the image that is here, or that arrives.
 
-        With what the latter is compared with.
+        An arriving image comes with the facts to compare it with.
 
-        :raises _NotFromHere: it does neither
+        :raises _NotFromHere: if it is not here and does not arrive
         """
         if not self._held.worth(allowed.size):
             raise _NotFromHere('too large')
@@ -274,7 +277,7 @@ class Proxy:
                        expected: pulls_module.Expected, token: str | None
                        ) -> readings.Reading:
         if not self._held.fits(image_id, expected.size, expected.md5):
-            # What is here by this name is another, or may be.
+            # The image here by this name is, or may be, another one.
             self._held.drop(image_id)
         reading = self._arrivals.open(image_id, expected, token)
         if isinstance(reading, readings.Present) and (
@@ -286,7 +289,7 @@ class Proxy:
         return reading
 
     async def _run(self, function: Any, *args: Any) -> Any:
-        """Call what opens an image in a thread; its time is limited."""
+        """Open an image by a function, in a thread, within OPEN_SECONDS."""
         future = self._workers.submit(function, *args)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -296,12 +299,12 @@ class Proxy:
             raise readings.ArrivalFailed(
                 f'it did not begin within {OPEN_SECONDS:g} seconds') from None
         except asyncio.CancelledError:
-            future.add_done_callback(_close_late)   # whoever waited is gone
+            future.add_done_callback(_close_late)   # nobody waits any more
             raise
 
     async def _expected(self, asked: _Asked, allowed: _Allowed
                         ) -> pulls_module.Expected | None:
-        """What Glance says that the image is; None if it says too little."""
+        """Glance's facts of the image; None if it says too little."""
         try:
             _, record = await glance.ask_record(
                 self._upstream, asked.target.removesuffix('/file'),
@@ -316,9 +319,9 @@ class Proxy:
                      expected: pulls_module.Expected | None,
                      course: reads_module.Course
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
-        """A range of the image: from here as long as that goes.
+        """A range of the image, from the cache as far as possible.
 
-        :param expected: None: the image was here at the begin
+        :param expected: None: the image was here at the beginning
         """
         begin, end = course.handed, course.handed + course.left
         try:
@@ -353,10 +356,10 @@ class Proxy:
     async def _need_same(self, asked: _Asked, allowed: _Allowed,
                          expected: pulls_module.Expected, begin: int,
                          course: reads_module.Course) -> None:
-        """See that Glance's image has the bytes that were sent.
+        """Make sure that Glance's image has the bytes that were sent.
 
-        :raises WrongImage: it has others
-        :raises UpstreamError: Glance gives it no more, or fails
+        :raises WrongImage: if it has others
+        :raises UpstreamError: if Glance no longer gives it, or fails
         """
         hasher = hashlib.sha256()
         async with contextlib.aclosing(self._part(
@@ -378,7 +381,7 @@ class Proxy:
                     end: int) -> AsyncGenerator[memoryview, None]:
         """A part of the image, from Glance.
 
-        :raises UpstreamError: Glance gives it no more, or fails
+        :raises UpstreamError: if Glance no longer gives it, or fails
         """
         part = f'bytes={offset}-{end - 1}'
         answer = await self._upstream.ask(
@@ -405,7 +408,7 @@ class Proxy:
 
 
 class _Relayed:
-    """The body of an answer that is passed on, as the server reads it."""
+    """The body of a passed-on answer, in the form that the server reads."""
 
     def __init__(self, answer: upstream_module.Answer) -> None:
         self._answer = answer
@@ -426,7 +429,7 @@ def _failure(image_id: str, offset: int, error: Exception) -> dict[str, Any]:
 
 
 def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
-    """The bytes that a request is for; None if it is another."""
+    """The image bytes that a request asks for; None: it asks for others."""
     match = _IMAGE.fullmatch(message.target)
     names = [name.lower() for name, _ in headers]
     if (message.method != 'GET' or message.body is not None or match is None
@@ -437,7 +440,7 @@ def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
     if b'range' in names:
         part = text(headers, b'range')
         if not _RANGE.fullmatch(part):
-            return None     # Glance knows what to make of it
+            return None     # Glance knows how to answer it
     return _Asked(match[1], message.target, without(headers, b'range'), part)
 
 
@@ -449,7 +452,7 @@ def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
     name, value = record.get('os_hash_algo'), record.get('os_hash_value')
     if not (isinstance(name, str) and isinstance(value, str)
             and name in hashlib.algorithms_available):
-        # Of the time before Glance had these.
+        # An image from before Glance had these hashes.
         name, value = 'md5', allowed.md5
     if value is None:
         return None
@@ -460,7 +463,7 @@ def _skipped(answer: upstream_module.Answer, allowed: _Allowed, offset: int,
              end: int) -> int:
     """How many bytes of an answer come before the range's.
 
-    :raises UpstreamError: it is not of this range
+    :raises UpstreamError: if the answer is not of this range
     """
     md5 = text(answer.headers, b'content-md5')
     same = allowed.md5 is None or md5 in ('', allowed.md5)
@@ -476,7 +479,7 @@ def _skipped(answer: upstream_module.Answer, allowed: _Allowed, offset: int,
 
 
 def _close_late(future: Any) -> None:
-    """An image was opened for somebody who did not wait."""
+    """Close an image whose requester no longer waits for it."""
     if not workers_module.failed(future):
         reading = future.result()
         if reading is not None:

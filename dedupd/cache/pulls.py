@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images that are read while they are on their way from another repository.
+"""Pulls: images that are read while they arrive from another repository.
 
-Of an image that does not exist here there is one pull, whoever wants it and
-however many do. It goes through the image in order, some lots ahead of what is
-stored, and goes on when those who read have left. They are given what has come
+Each image that is missing here has one pull, however many clients want it. The
+pull goes through the image in order, some lots ahead of the stored ones, and
+goes on after the readers have left. Readers get the bytes that have come
 (``partial_image.py``).
 
-The bytes are hashed in order, as Glance has recorded it: so a description of
-another image is found out before the commit, and before the image's last piece
-is handed out. On the commit the readers go over to the committed image (I12).
+The pull hashes the bytes in order, as Glance has recorded the hash. So it
+finds a description of another image before the commit, and before readers get
+the image's last piece. On the commit the readers go over to the committed
+image (I12).
 """
 
 import collections
@@ -38,23 +39,24 @@ from glance_dedup.transfer import assembler
 
 LOG = logging.getLogger(__name__)
 
-#: So many images arrive at once; others wait for so many seconds.
+#: The most images that arrive at once; others wait for so many seconds.
 PULLS = 4
 BUSY_SECONDS = 5.0
-#: Seconds for which a peer that did not answer is not asked.
+#: For so many seconds nobody asks a peer that did not answer.
 AWAY_SECONDS = 30.0
-#: So many lots are asked for at once.
+#: The lots that a pull requests at once.
 LOTS = 4
-#: The last piece of the image, handed out when all of it is known to be right.
+#: Bytes of the image's last piece. Readers get it once the whole image is
+#: known to be right.
 LAST_BYTES = 64 << 10
 
 _WAIT = 10.0
 
 
 class WrongImage(readings.ArrivalFailed):
-    """What came is not the image that Glance means.
+    """The image that came is not the one that Glance means.
 
-    So nothing that was handed out of it may end as if it were whole.
+    So no response with bytes of it may end as if it were whole.
     """
 
 
@@ -69,12 +71,12 @@ class Expected:
 
     @property
     def mark(self) -> str:
-        """64 hexadecimal digits that stand for all of this."""
+        """64 hexadecimal digits that stand for all these facts."""
         return hashlib.sha256(json.dumps(
             dataclasses.astuple(self)).encode()).hexdigest()
 
     def hasher(self) -> tuple[Any, str] | None:
-        """What the bytes are hashed with, and the result; None if unknown."""
+        """A new hash object, and the expected result; None if unknown."""
         for name, value in ((self.hash_name, self.hash_value),
                             ('md5', self.md5)):
             if name and value:
@@ -88,12 +90,11 @@ class Expected:
 # -- one image ----------------------------------------------------------------
 
 class _Arrival:
-    """One image on its way, and those who read it.
+    """One arriving image, and its readers.
 
     :ivar begun: whether it is known what comes
-    :ivar whole: why blocks cannot be told by their fingerprints; None: they
-        can
-    :ivar failure: why it ended without an image
+    :ivar whole: why fingerprints cannot tell blocks apart; None: they can
+    :ivar failure: why the arrival ended without an image
     """
 
     def __init__(self, arrivals: 'Arrivals', image_id: str,
@@ -113,7 +114,7 @@ class _Arrival:
         self.upload_id = ''
         self.peer: source_client_module.Peer | None = None
         self._arriving: partial_image.Arriving | None = None
-        # What it is compared with, and how.
+        # The facts to compare the image with, and how.
         self._judge: Expected | None = None
         self._judged = False            # or about to be
         self._hash: tuple[Any, str] | None = None
@@ -128,9 +129,9 @@ class _Arrival:
 
     def begin(self, connect: Callable[[str | None], daemon_module.Client],
               token: str | None) -> None:
-        """Learn what comes, and make ready for it.
+        """Learn what comes, and prepare for it.
 
-        :raises ArrivalFailed, ClientError, RepositoryError: it does not
+        :raises ArrivalFailed, ClientError, RepositoryError: if nothing comes
         """
         try:
             self.peer = source_client_module.Peer(
@@ -166,20 +167,21 @@ class _Arrival:
             self._changed.notify_all()
 
     def need_size(self, expected: Expected | None) -> None:
-        """:raises WrongImage: another size is expected"""
+        """:raises WrongImage: if Glance's image has another size"""
         if expected is not None and expected.size != self.size:
             raise self._wrong(expected, f'it has {self.size} bytes, and '
                               f"{expected.size} by Glance's record")
 
     def _wrong(self, expected: Expected, why: str) -> WrongImage:
-        """An exception, to be raised; the mark is set before."""
+        """Note that the image is wrong; return the exception to raise."""
         self._arrivals.tell_wrong(self.image_id, expected, why)
         return WrongImage(f'{self}: {why}')
 
     def join(self, expected: Expected | None, token: str | None) -> None:
-        """Somebody else wants the same image.
+        """Let another client share this arrival.
 
-        :raises readings.ArrivalFailed: it is another one, or has just failed
+        :raises readings.ArrivalFailed: if the client wants another image, or
+            the arrival has just failed
         """
         self._need_hope()
         self.need_size(expected)
@@ -223,7 +225,7 @@ class _Arrival:
 
     def _ask_for(self, number: int, lot: assembler.Lot
                  ) -> futures.Future | None:
-        """Look a lot's blocks up, and have what is missing fetched."""
+        """Look a lot's blocks up, and start to fetch the missing ones."""
         self._arriving.look_up(number, lot)
         if not lot.wanted:
             return None
@@ -237,7 +239,7 @@ class _Arrival:
         if self._cut:
             raise readings.ArrivalFailed('the daemon is stopping')
         if future is not None:
-            # What was stored before is kept though nothing comes any more.
+            # Stored blocks are kept even if nothing comes any more.
             while not futures.wait([future], partial_image.SYNC_SECONDS).done:
                 self._arriving.keep_in_time()
             future.result()
@@ -267,7 +269,7 @@ class _Arrival:
                 self._hash = self.expected.hasher()
 
     def _hash_on(self) -> None:
-        """Hash what is stored and was not hashed yet."""
+        """Hash the stored bytes that were not hashed yet."""
         self._need_hash()
         while self._hash is not None and (
                 self._hashed_lots < self._arriving.stored_lots):
@@ -276,12 +278,12 @@ class _Arrival:
             self._hashed_lots += 1
 
     def _need_right(self) -> None:
-        """See that it is the image that Glance means.
+        """Make sure that this is the image that Glance means.
 
-        :raises WrongImage: it is not
+        :raises WrongImage: if it is not
         """
         with self._changed:
-            # Who comes later cannot have it judged by what it expects.
+            # Later clients cannot have it judged by what they expect.
             self._judged = True
         if self.whole is None:
             self._hash_on()
@@ -314,7 +316,7 @@ class _Arrival:
         except exceptions.RepositoryError as e:
             self._fail(e)
             return
-        # Nobody has hashed that one.
+        # Nobody has hashed the other upload.
         if image.size != self.size or self.expected is not None:
             image.close()
             self._fail(error)
@@ -322,7 +324,7 @@ class _Arrival:
         self._become(image)
 
     def _fail(self, error: Exception) -> None:
-        # Whatever is wrong: the blocks that came are good ones.
+        # Whatever is wrong, the blocks that came are good.
         with contextlib.suppress(exceptions.RepositoryError):
             self._transaction.keep()
         kind = (WrongImage if isinstance(error, WrongImage)
@@ -331,14 +333,14 @@ class _Arrival:
         self._arrivals.note_failure(self.failure, error)
 
     def abandon(self, error: Exception) -> None:
-        """It cannot begin."""
+        """End an arrival that cannot begin."""
         self.failure = error
         if not isinstance(error, exceptions.ImageExists):
             self._arrivals.note_failure(error, error)
         self._end()
 
     def _end(self) -> None:
-        """Let all who wait know, and no thread go on for nobody."""
+        """Wake all who wait, and stop threads that nobody needs any more."""
         if self._arriving is not None:
             self._arriving.end()
             if self.failure is not None:
@@ -369,12 +371,12 @@ class _Arrival:
                 callback()
 
     def _release(self) -> None:
-        """Give everything back, once it ended and nobody reads any more."""
+        """Release everything, once the arrival ended and nobody reads."""
         with self._changed:
             if not self._ended or self._readings or self._at_work:
                 return
             present, self._present = self._present, None
-        # Idempotent, should two threads come here.
+        # Idempotent, in case two threads come here.
         self._holding.close()
         if present is not None:
             present.close()
@@ -396,7 +398,7 @@ class _Arrival:
         self._release()
 
     def wait_begun(self) -> None:
-        """:raises Exception: it did not begin"""
+        """:raises Exception: if the arrival did not begin"""
         with self._changed:
             self._changed.wait_for(lambda: self.begun or self.failure)
         if not self.begun:
@@ -409,7 +411,7 @@ class _Arrival:
             raise readings.ArrivalFailed(str(self.failure))
 
     def _last(self, held_back: bool) -> int:
-        """The offset of what is not handed out before all is right."""
+        """The offset behind which readers get nothing before all is right."""
         return max(0, self.size - LAST_BYTES) if held_back else self.size
 
     def available(self, offset: int, held_back: bool) -> int:
@@ -429,7 +431,7 @@ class _Arrival:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[readings.Present | None]:
-        """Nothing is given back meanwhile."""
+        """Prevent the release of anything meanwhile."""
         with self._changed:
             self._at_work += 1
             present = self._present
@@ -453,7 +455,7 @@ class _Arrival:
         return wanted
 
     def _read(self, view: memoryview, offset: int, held_back: bool) -> int:
-        """Read a part before the image is here; 0: something has changed."""
+        """Read a part before the image is here; 0: something changed."""
         last = self._last(held_back)
         if offset >= last:
             with self._changed:
@@ -506,7 +508,7 @@ class _Arrival:
 
 
 class _Reading:
-    """A Reading of an image that is on its way."""
+    """A Reading of an arriving image."""
 
     def __init__(self, arrival: _Arrival, held_back: bool) -> None:
         self._arrival = arrival
@@ -538,7 +540,7 @@ class _Reading:
     def on_more(self, callback: Callable[[], None] | None) -> None:
         self.callback = callback
         if callback is not None:
-            # Or what came between two calls would be missed.
+            # Else the reader would miss bytes that came between two calls.
             callback()
 
     def close(self) -> None:
@@ -549,15 +551,15 @@ class _Reading:
 # -- all of them --------------------------------------------------------------
 
 class Arrivals:
-    """All images on their way here, from one peer. Thread-safe.
+    """All images that arrive from one peer. Thread-safe.
 
-    :param connect: gives a client of the peer that shows a token; None: none
-    :param on_begin: called with an image's id and the bytes that may come,
-        when a pull begins
-    :param on_arrived: called with an image's id, and with what it was compared
-        with, when it is here
+    :param connect: makes a client of the peer that shows a token; None: none
+    :param on_begin: called when a pull begins, with the image's id and the
+        bytes that may come
+    :param on_arrived: called when an image is here, with its id and the facts
+        that it was compared with
     :param on_wrong: called with an image's id, what Glance says of it, and
-        why the peer's is another
+        why the peer's image is another one
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -588,13 +590,14 @@ class Arrivals:
 
     def open(self, image_id: str, expected: Expected | None,
              token: str | None, *, held_back: bool = True) -> readings.Reading:
-        """Read an image that is here, or is on its way, or else is sent for.
+        """Open an image that is here or arrives, or else begin to pull it.
 
-        May take as long as the peer takes to answer.
+        This may take as long as the peer takes to answer.
 
-        :param held_back: the last piece is not read before all of the image
-            has come and is what was expected
-        :raises ArrivalFailed, ClientError, RepositoryError: it cannot be read
+        :param held_back: readers get the last piece only after the whole
+            image has come and is what was expected
+        :raises ArrivalFailed, ClientError, RepositoryError: if the image
+            cannot be read
         """
         while True:
             present = self._open_present(image_id, expected)
@@ -622,7 +625,7 @@ class Arrivals:
                 reading.close()
                 if mine:
                     raise
-                # Another's token was refused; ours may be better.
+                # The peer refused another client's token; this one may do.
             except BaseException:
                 reading.close()
                 raise
@@ -705,7 +708,7 @@ class Arrivals:
             LOG.exception('Image %s is wrong, but not noted as such', image_id)
 
     def note_failure(self, failure: Exception, error: Exception) -> None:
-        """:param error: that caused it"""
+        """:param error: the cause of the failure"""
         if not isinstance(failure, WrongImage):     # which was told before
             LOG.warning('%s', failure)
         with self._lock:
@@ -727,13 +730,13 @@ class Arrivals:
     # -- for operators, and the end ---------------------------------------
 
     def coming(self) -> int:
-        """About how many bytes all that is on its way will still take."""
+        """About how many bytes all arriving images will still take."""
         with self._lock:
             arrivals = list(self._arrivals.values())
         return sum(arrival.coming() for arrival in arrivals)
 
     def status(self) -> dict[str, Any]:
-        """What is on its way, and what was."""
+        """The arriving images, and the sums of former ones."""
         with self._lock:
             arrivals = list(self._arrivals.values())
             return {
@@ -746,7 +749,7 @@ class Arrivals:
                     arrival.found for arrival in arrivals)}
 
     def stop(self, seconds: float) -> None:
-        """End all pulls, within so many seconds; what came is kept."""
+        """End all pulls, within so many seconds; keep the blocks that came."""
         with self._lock:
             self._stopping = True
             arrivals = list(self._arrivals.values())

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a daemon has besides in the mode ``cache``: its parts, put together.
+"""The additional parts of a daemon in the mode ``cache``, put together.
 
-The proxy (``proxy.py``) gives what arrives (``pulls.py``) or is held
-(``index.py``); what is too much the evictor (``evictor.py``) takes away, a
-task like others.
+The proxy (``proxy.py``) serves images that arrive (``pulls.py``) or are held
+(``index.py``). The evictor (``evictor.py``) removes images when there are too
+many; it is a task like others.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from glance_dedup.repository import repository as repository_module
 def check_options(conf: cfg.ConfigOpts) -> None:
     """Refuse options that do not go together.
 
-    :raises ValueError: says which, and what to do
+    :raises ValueError: names the options, and what to do
     """
     if conf.mode != 'cache':
         return
@@ -61,7 +61,7 @@ def _connect(conf: cfg.ConfigOpts, token: str | None = None
              ) -> daemon_module.Client:
     """A client of the storing host's daemon.
 
-    :param token: of whom it asks for, if this host is no operator
+    :param token: the user's token, if this host is not an operator
     """
     options = conf.cache
     return daemon_module.Client(
@@ -71,11 +71,11 @@ def _connect(conf: cfg.ConfigOpts, token: str | None = None
 
 
 class Cache:
-    """The parts of a cache, from the repository's opening on.
+    """The parts of a cache. It is made after the repository is opened.
 
-    :param evict: asks for the task of that name, or raises BusyError
+    :param evict: requests the task of that name, or raises BusyError
     :ivar held: what the cache holds
-    :raises InvalidParameter: the repository is not a cache's
+    :raises InvalidParameter: if the repository is not a cache's
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
@@ -94,25 +94,25 @@ class Cache:
                                                   conf.dedupd.glance_ca)
 
     def coming(self) -> int:
-        """The bytes that are about to be stored."""
+        """The bytes that pulls will still store."""
         return self._arrivals.coming()
 
     def proxy(self, reads: reads_module.Reads) -> proxy_module.Proxy:
-        """What answers for Glance."""
+        """Make the proxy that answers for Glance."""
         return proxy_module.Proxy(
             self._repository, self._upstream, self._arrivals, self.held,
             reads, self._conf.cache.peer)
 
     def arrive(self, image_id: str, held_back: bool = True
                ) -> readings.Reading:
-        """An image that is here, or begins to come, for this host itself.
+        """Open an image that is here or begins to arrive, for this host.
 
-        It is not known what Glance says of it, so only a host that the peer
-        takes for an operator gets any.
+        Nobody asks Glance about it, so only a host that the peer takes for an
+        operator gets any.
 
-        :param held_back: as `arrivals.Arrivals.open` has it
-        :raises ImageNotFound: the peer has none, or none for this host
-        :raises ArrivalFailed, ClientError: it does not come
+        :param held_back: as for `arrivals.Arrivals.open`
+        :raises ImageNotFound: if the peer has none, or none for this host
+        :raises ArrivalFailed, ClientError: if the image does not come
         """
         try:
             reading = self._arrivals.open(image_id, None, None,
@@ -125,7 +125,7 @@ class Cache:
         return reading
 
     def _begun(self, image_id: str, size: int) -> None:
-        # Another process may be the maintainer; or it is one only in a while.
+        # Another process may be the maintainer, or this one not yet.
         with contextlib.suppress(exceptions.BusyError):
             self._evict()
 
@@ -140,10 +140,10 @@ class Cache:
         self.held.note_wrong(image_id, expected.size, expected.mark, why)
 
     def stop(self, seconds: float) -> None:
-        """End what arrives, keeping what came. Blocks."""
+        """End all pulls, and keep the blocks that came. Blocks the thread."""
         self._arrivals.stop(seconds)
 
     def close(self) -> None:
-        """REQUIRES: the event loop runs, and no task does."""
+        """Close all parts. REQUIRES: the event loop runs, and no task does."""
         self._upstream.close()
         self.held.close()

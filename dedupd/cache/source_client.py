@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Asking the peer that an image comes from, for all who want the image.
+"""Requests to the peer that an image comes from, for all who want the image.
 
-Each of them came with a token of his own, which the peer shows to Glance. One
-that is refused in the middle of the image, since it has expired, gives way to
-that of another.
+Each client came with its own token, which the peer shows to Glance. If Glance
+refuses a token in the middle of the image, because it has expired, the token
+of another client takes its place.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from glance_dedup.client import wire
 
 LOG = logging.getLogger(__name__)
 
-#: Answers to a token that another token may change.
+#: Refusals that another token may change.
 _TOKEN_REFUSED = (401, 403, 404)
 
 
 class Peer:
-    """Asks for one image, with the tokens of all who want it. Thread-safe.
+    """Requests one image, with the tokens of all who want it. Thread-safe.
 
-    :param connect: gives a client for a token; None: without one
+    :param connect: makes a client for a token; None: without one
     """
 
     def __init__(self, connect: Callable[[str | None], daemon_module.Client],
@@ -49,11 +49,11 @@ class Peer:
 
     def blocks(self, ranges: list[tuple[int, int]]
                ) -> Iterator[wire.Frame]:
-        """As Client.blocks; a token that is refused gives way to another."""
+        """Like Client.blocks; another token replaces a refused one."""
         while True:
             client = self._clients[-1]
             try:
-                # What was refused has given no frame.
+                # The refused request has given no frame.
                 yield from client.blocks(self._image_id, self.upload_id,
                                          ranges)
                 return
@@ -66,7 +66,7 @@ class Peer:
                     refusal: daemon_module.Refused) -> None:
         with self._lock:
             if client is not self._clients[-1]:
-                return                  # another thread has seen to it
+                return                  # another thread did it
             if len(self._tokens) == 1:
                 raise refusal
             LOG.info('image %s: %s; another token is tried', self._image_id,
@@ -75,7 +75,7 @@ class Peer:
             self._clients.append(self._connect(self._tokens[0]))
 
     def stream(self) -> daemon_module.ImageStream:
-        """All bytes, as anybody reads them."""
+        """All bytes of the image, by an ordinary read."""
         return self._clients[-1].open_image(self._image_id,
                                             upload_id=self.upload_id)
 
