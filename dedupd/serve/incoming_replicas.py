@@ -2,16 +2,16 @@
 
 """Receiving images that another site sends.
 
-The sender describes the image lot by lot, in order, and is answered which
-ranges are missing; what it sends of these is fingerprinted, block by block;
-the image is committed last (``design.rst``, "Replication"). Nothing is
-believed, and nothing has to be remembered: what came of a replica that ended
-in the middle is kept as blocks that no image names, and the next one finds it.
+The sender describes the image lot by lot, in order, and the receiver answers
+which ranges are missing. It fingerprints each block that the sender sends. The
+commit comes last (``design.rst``, "Replication"). The receiver believes
+nothing, and need not remember anything: if a replica ends in the middle, its
+blocks stay as blocks that no image names, and the next replica finds them.
 
-There are at most ``MOST`` at once, of each of which ``LOTS`` lots, and
-``REQUESTS`` requests' bodies, are in memory. A replica to which nobody sends
-for ``IDLE_SECONDS`` is kept, and given up; that of a sender who is silent for
-``SILENT_SECONDS`` may be taken over by the next.
+At most ``MOST`` replicas run at once. Each has at most ``LOTS`` lots, and the
+bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica for
+``IDLE_SECONDS``, the receiver keeps its blocks and gives it up. After
+``SILENT_SECONDS`` of silence the next sender may take a replica over.
 """
 
 import asyncio
@@ -42,20 +42,20 @@ from glance_dedup.transfer import assembler as assembler_module
 
 LOG = log.getLogger(__name__)
 
-#: So many images are received at once.
+#: The most images that are received at once.
 MOST = 4
-#: So many lots of one are under way.
+#: The most lots of one image that are under way.
 LOTS = 3
-#: So many requests of a replica are served at once.
+#: The most requests of one replica that are served at once.
 REQUESTS = 4
-#: The longest description of a lot, and the longest frames of one request.
+#: The most bytes of a lot's description, and of one request's frames.
 EXTENTS_BYTES = 512 << 10
 FRAMES_BYTES = 4 << 20
-#: Received bytes after which what came is made durable, and findable.
+#: After this many received bytes the blocks are made durable and findable.
 SYNC_BYTES = 32 << 20
 IDLE_SECONDS = 60.0
 SILENT_SECONDS = 10.0
-#: What whoever was refused for now is told to wait.
+#: Seconds after which a refused sender may try again.
 RETRY_SECONDS = 5
 
 _HEX = re.compile('[0-9a-f]{32}')
@@ -66,15 +66,15 @@ _SWEEP_SECONDS = 5.0
 
 
 class Bad(Exception):
-    """A sentence about what came: it is not what it has to be."""
+    """The sent data are invalid; the message is a sentence."""
 
 
 class Conflict(Exception):
-    """A sentence about what came: it does not fit what is here."""
+    """The sent data contradict what is here; the message is a sentence."""
 
 
 class Outdated(Exception):
-    """The sender goes on with something else; it is to begin again."""
+    """The sender goes on with something else, and must begin again."""
 
 
 def _buffer(data: bytes, what: str) -> wire.Buffer:
@@ -84,9 +84,9 @@ def _buffer(data: bytes, what: str) -> wire.Buffer:
 # -- how an image comes to be -------------------------------------------------
 
 class _Plain(assembler_module.Assembly):
-    """Stores all that comes as any other data: it is cut anew here.
+    """Stores all received bytes like any other data, and cuts them again.
 
-    Nothing is left out, and blocks are kept by their offsets: fingerprints
+    It leaves nothing out, and keeps blocks by their offsets: fingerprints
     that are not cryptographic may be equal where blocks are not (I5).
     """
 
@@ -122,7 +122,7 @@ class _Plain(assembler_module.Assembly):
 
 
 class _Comparison:
-    """Compares an image that is here already with the one that is sent."""
+    """Compares an image that is here already with the sent one."""
 
     def __init__(self, image: repository_module.Image, fingerprint: str,
                  scope: bytes) -> None:
@@ -160,21 +160,21 @@ class _Comparison:
 
 
 def _steps(length: int) -> Iterator[int]:
-    """The lengths of pieces of so many zeros."""
+    """Cut a run of so many zeros into pieces; give their lengths."""
     for at in range(0, length, len(_ZEROS)):
         yield min(len(_ZEROS), length - at)
 
 
 class Replica:
-    """An image on its way here. It belongs to one thread at a time.
+    """An image that another site sends. Of one thread at a time.
 
-    After any exception but `Bad` only `close` is left.
+    After any exception except `Bad`, only `close` may be called.
 
-    :param known: the hash of its bytes, by the sender's word; None: none is
-        known
+    :param known: the hash of its bytes that the sender named; None: it named
+        none
     :ivar stored: the offset behind the lots that need nothing any more
-    :ivar whole: why all blocks are asked for; None: only missing ones are
-    :ivar exists: the image is here, and what is offered is compared with it
+    :ivar whole: why it requests all blocks; None: it requests missing ones
+    :ivar exists: whether the image is here, and offers are compared with it
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -209,7 +209,7 @@ class Replica:
             self._transaction, header.fingerprint, header.scope)
 
     def _compare(self) -> _Comparison:
-        """The image may be the one, from before the sender was interrupted."""
+        """Compare with the image here, maybe from the sender's last try."""
         image = self._repository.open_image(self.image_id)
         if image.size != self.header.size:
             image.close()
@@ -232,9 +232,9 @@ class Replica:
               ) -> tuple[list[tuple[int, int]], int]:
         """Look a lot up.
 
-        Returns the ranges of which blocks are missing, and their number.
+        The same lot may be offered again until it is stored.
 
-        The same lot may be offered again, as long as it is not stored.
+        :returns: the ranges of missing blocks, and the number of these
         """
         digest = hashlib.sha256(extents).digest()
         if offset in self._lots:
@@ -257,7 +257,7 @@ class Replica:
         return found
 
     def _parse(self, offset: int, extents: bytes) -> assembler_module.Lot:
-        """The lot that was described."""
+        """Parse the description of a lot."""
         body = _buffer(extents, f'the lot at offset {offset}')
         lot: list[wire.RecipeExtent] = []
         while body:
@@ -274,8 +274,8 @@ class Replica:
             raise body.bad(f'it has {blocks} blocks of {length} bytes, and '
                            f'{zeros} zeros, which is more than a lot may '
                            'have')
-        # Of blocks too short, and of lots that are nearly nothing, there
-        # would be no end.
+        # Without a limit there could be endlessly many short blocks and tiny
+        # lots.
         self._described += blocks
         self._offered += 1
         most = self.header.most_blocks
@@ -287,7 +287,7 @@ class Replica:
         return assembler_module.lot_of(lot)
 
     def take(self, offset: int, frames: bytes) -> None:
-        """Verify blocks that came for a lot, and store what is complete."""
+        """Verify blocks that came for a lot, and store complete lots."""
         if offset not in self._lots:
             raise Conflict(f'no blocks of a lot at offset {offset} are '
                            'missing')
@@ -319,9 +319,9 @@ class Replica:
     # -- the end ----------------------------------------------------------
 
     def commit(self) -> repository_module.ImageStat:
-        """Have the image exist.
+        """Commit the image.
 
-        :raises ImageExists: another was faster
+        :raises ImageExists: if another upload of this id was faster
         """
         if self.stored != self.header.size:
             raise Conflict(f'the image ends at offset {self.header.size}, and '
@@ -337,11 +337,11 @@ class Replica:
         return stat
 
     def close(self) -> None:
-        """Let go; what came stays for the next one. Idempotent."""
+        """End the replica; its blocks stay for the next one. Idempotent."""
         if self._image is not None:
             self._image.close()
         if self._transaction is not None:
-            # Of one that failed, or that ended, nothing can be kept.
+            # A failed or ended transaction can keep nothing.
             with contextlib.suppress(exceptions.RepositoryError):
                 self._transaction.keep()
             self._transaction.abort()
@@ -351,7 +351,7 @@ class Replica:
 
 @dataclasses.dataclass(eq=False)
 class _Entry:
-    """A replica, and who sends it."""
+    """A replica, and its sender."""
 
     image_id: str
     upload_id: str
@@ -370,10 +370,10 @@ class _Entry:
 class Receiving:
     """The handlers of requests that send images.
 
-    Made, and used, in the event loop's thread.
+    It is made and used in the event loop's thread.
 
-    :param remote: take images over the network, from operators; not only on
-        the Unix socket
+    :param remote: also take images over the network, from operators, not only
+        on the Unix socket
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -384,19 +384,19 @@ class Receiving:
         self._entries: dict[str, _Entry] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._dropping: set[asyncio.Task] = set()
-        # Images that came to be here, bytes of blocks that came for all, and
-        # replicas that ended otherwise than the sender wished.
+        # Committed images, bytes of all received blocks, and replicas that
+        # ended otherwise than the sender wished.
         self._images = self._bytes = self._failures = 0
 
     def status(self) -> dict[str, Any]:
-        """How it goes, since the start."""
+        """The figures since the start, and the replicas. Any thread."""
         return {'images': self._images, 'bytes': self._bytes,
                 'failures': self._failures, 'under_way': len(self._entries),
                 'replicas': [
                     {'image_id': entry.image_id, 'since': int(entry.since),
                      'stored': entry.replica.stored,
                      'size': entry.replica.header.size}
-                    # In any thread, while they come and go.
+                    # Called in any thread, while replicas come and go.
                     for entry in list(self._entries.values())
                     if entry.replica is not None]}
 
@@ -423,7 +423,7 @@ class Receiving:
     @contextlib.asynccontextmanager
     async def admit(self, request: messages.Request, image_id: str
                     ) -> AsyncIterator[None]:
-        """Before a body is received, which takes memory."""
+        """Check a request before its body is received, which takes memory."""
         self._need_sender(request)
         entry = self._found(request, image_id)
         if entry.requests >= REQUESTS:
@@ -432,7 +432,7 @@ class Receiving:
             yield
 
     def _found(self, request: messages.Request, image_id: str) -> _Entry:
-        """That which the request names, if it was not taken over."""
+        """The entry that a request names, if nobody has taken it over."""
         entry = self._entries.get(image_id)
         token = request.query.get('replica', '')
         if entry is None or not entry.token or not secrets.compare_digest(
@@ -512,7 +512,7 @@ class Receiving:
         return messages.json_response({'stored': entry.replica.stored})
 
     async def stop(self) -> None:
-        """Keep what came, of all."""
+        """End all replicas, and keep their blocks."""
         if self._sweeping is not None:
             self._sweeping.cancel()
         await asyncio.gather(*map(self._drop, list(self._entries.values())),
@@ -522,7 +522,7 @@ class Receiving:
 
     async def _entry(self, image_id: str, upload_id: str,
                      header: wire.RecipeHeader, sender: str) -> _Entry:
-        """That of a sender, who may have to be taken over from."""
+        """The sender's entry; may take it over from another sender."""
         while (entry := self._entries.get(image_id)) is not None:
             if entry.sender != sender and not entry.silent(SILENT_SECONDS):
                 raise _wait(f'Image {image_id} is being received from another '
@@ -544,7 +544,7 @@ class Receiving:
         return entry
 
     def _make_room(self) -> None:
-        """For one more, in the place of one whose sender is silent."""
+        """Make room for a replica: end one whose sender is silent."""
         if len(self._entries) < MOST:
             return
         entry = min(self._entries.values(), key=lambda entry: entry.used)
@@ -558,7 +558,7 @@ class Receiving:
         LOG.warning('Receiving image %s: nothing came for %d seconds. What '
                     'came before is kept.', entry.image_id,
                     time.monotonic() - entry.used)
-        # Out of the way at once, and closed when its thread has the time.
+        # The entry goes at once; its thread closes it when it has the time.
         del self._entries[entry.image_id]
         task = asyncio.get_running_loop().create_task(self._drop(entry))
         self._dropping.add(task)
@@ -566,7 +566,7 @@ class Receiving:
 
     def _open(self, entry: _Entry, header: wire.RecipeHeader, project: str,
               known: hashes.Hash | None) -> Replica:
-        """Its replica, at which the sender begins or goes on."""
+        """The replica of an entry, which the sender begins or goes on with."""
         if entry.replica is None:
             entry.replica = Replica(
                 self._repository, entry.image_id, header, project, known)
@@ -582,7 +582,7 @@ class Receiving:
             entry.used = time.monotonic()
 
     async def _run(self, entry: _Entry, function: Callable, *args: Any) -> Any:
-        """Call a function in a thread, after those of the same replica."""
+        """Call a function in a thread, after earlier ones of this replica."""
         try:
             return await asyncio.shield(asyncio.wrap_future(
                 entry.strand.submit(function, *args)))
@@ -605,11 +605,11 @@ class Receiving:
             raise
 
     async def _drop(self, entry: _Entry) -> None:
-        """Let go of a replica; what came of it is kept."""
+        """End a replica, and keep its blocks."""
         if self._entries.get(entry.image_id) is entry:
             del self._entries[entry.image_id]
         entry.token = ''
-        # It may be about to begin.
+        # The replica may be about to begin.
         await asyncio.shield(asyncio.wrap_future(
             entry.strand.submit(self._close, entry)))
 
@@ -619,7 +619,7 @@ class Receiving:
             entry.replica.close()
 
     def _sweep(self) -> None:
-        """Give up those to which nobody sends."""
+        """Give up replicas to which nobody sends."""
         for entry in list(self._entries.values()):
             if entry.silent(IDLE_SECONDS):
                 self._give_up(entry)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images as block devices, to be read: an NBD server on a Unix socket.
+"""An NBD server on a Unix socket: images as read-only block devices.
 
-A guest boots from an image as it lies here, or arrives, with what it writes in
-a file of its own host (``qemu-img create -b nbd+unix://...``). The images are
-the exports, by their ids. What of the protocol reads is spoken, in fixed
-newstyle: structured replies, the context ``base:allocation``, prefetching; no
-TLS, since peers are on this host and known by their credentials.
+A guest boots from an image that is here, or arrives, and writes to a file of
+its own host (``qemu-img create -b nbd+unix://...``). The images are the
+exports, named by their ids. The server speaks the reading part of the
+protocol, in fixed newstyle: structured replies, the context
+``base:allocation``, prefetching. It has no TLS, because clients are on this
+host and known by their credentials.
 
-Everything is bounded, whatever a peer sends or does not take: requests under
-way, the memory of their replies, the time in which a message has to arrive
-and in which something of a reply has to be taken. A guest that asks nothing
-for a year is none of that: between two requests there is no limit.
+Everything is bounded, whatever a client sends or does not take: requests under
+way, the memory of their replies, and the times within which a message must
+arrive and some part of a reply must be taken. Between two requests there is no
+limit: a guest may ask nothing for a year.
 
-Whoever breaks the protocol is disconnected, with a line in the log. A request
-that cannot be served is answered with an error, and the next one is served.
+The server disconnects a client that breaks the protocol, and logs a line. It
+answers a request that it cannot serve with an error, and serves the next one.
 """
 
 import asyncio
@@ -41,12 +42,12 @@ LOG = log.getLogger(__name__)
 
 #: Threads that read, of all connections.
 THREADS = 16
-#: Requests of a connection that are under way at once.
+#: The most requests of a connection that are under way at once.
 REQUESTS = 64
-#: Bytes that are read, and sent, at once.
+#: Bytes that are read and sent at once.
 PIECE = 256 * 1024
-#: Bytes of replies that a connection holds: a piece always, whatever others
-#: do; more, up to CONNECTION_BYTES, of SHARED_BYTES for all.
+#: Bytes of replies in memory. A connection may always hold one piece; it may
+#: hold more, up to CONNECTION_BYTES, out of SHARED_BYTES for all connections.
 CONNECTION_BYTES = 8 << 20
 SHARED_BYTES = 256 << 20
 
@@ -62,20 +63,20 @@ _ALLOWED = {protocol.Command.READ: protocol.RequestFlag.DF,
 _META_CONTEXT = (protocol.Option.LIST_META_CONTEXT,
                  protocol.Option.SET_META_CONTEXT)
 _NO_DATA = (protocol.Option.LIST, protocol.Option.STRUCTURED_REPLY)
-#: What reading may end in; anything else is a mistake here.
+#: Errors that reading may raise; any other is a bug of this program.
 _EXPECTED = (exceptions.RepositoryError, readings.ArrivalFailed, MemoryError)
 
 
 class Exports:
     """What all connections share: images, threads, limits, counts.
 
-    :param path: of the socket, to be told
-    :param opener: gives what is read of an image; called in a thread
+    :param path: the path of the socket, for messages
+    :param opener: opens an image for reading; called in a thread
     :param stopping: set when the daemon ends
-    :ivar served: exports that clients have now
-    :ivar requests: that were answered
-    :ivar sent: bytes of images
-    :ivar errors: requests that could not be served though they were valid
+    :ivar served: exports that clients use now
+    :ivar requests: answered requests
+    :ivar sent: sent bytes of images
+    :ivar errors: valid requests that could not be served
     """
 
     def __init__(self, path: str,
@@ -88,7 +89,7 @@ class Exports:
         self.limits = limits
         self.stopping = stopping
         self.memory = _Memory()
-        # Not those of HTTP, since these may wait for what is on its way.
+        # Not the threads of HTTP, because these may wait for arrivals.
         self._workers = workers_module.Workers('dedupd-nbd', THREADS)
         self.served = self.requests = self.sent = self.errors = 0
 
@@ -108,7 +109,7 @@ class Exports:
 
 
 class _Memory:
-    """What the replies of all connections hold together."""
+    """The memory that the replies of all connections hold together."""
 
     def __init__(self) -> None:
         self._shared = 0
@@ -116,9 +117,9 @@ class _Memory:
 
     @contextlib.asynccontextmanager
     async def hold(self, share: '_Share', size: int) -> AsyncIterator[None]:
-        """Have so many bytes, as soon as there is room for them."""
-        # One for each connection looks for room; thousands would take as
-        # long as if they were served.
+        """Hold so many bytes, as soon as there is room for them."""
+        # Only one task of each connection looks for room. Thousands of tasks
+        # would take as long to look as to be served.
         async with share.turn:
             while not self._fits(share, size):
                 future = asyncio.get_running_loop().create_future()
@@ -150,12 +151,12 @@ class _Memory:
 
 
 def _beyond(held: int) -> int:
-    """What a connection holds of that which is for all."""
+    """The part of a connection's bytes that counts as shared."""
     return max(0, held - PIECE)
 
 
 class _Share:
-    """What one connection holds."""
+    """The memory that one connection holds."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -163,21 +164,21 @@ class _Share:
 
 
 class _Input:
-    """What the client sends, in the lengths that it is made of."""
+    """The client's bytes, taken in the lengths of the protocol."""
 
     def __init__(self, stream: streams.SocketStream) -> None:
         self._stream = stream
         self._data = bytearray()
 
     async def any(self) -> bool:
-        """Wait until something comes; False if nothing does any more."""
+        """Wait until bytes come; False at the end of the client's bytes."""
         if not self._data:
             self._data += await self._stream.receive()
         return bool(self._data)
 
     async def take(self, length: int) -> bytes:
-        # What has come already may be thousands of messages: others go on
-        # before each.
+        # Thousands of messages may have come already. Before each, other
+        # tasks go on.
         await asyncio.sleep(0)
         while len(self._data) < length:
             await self._more()
@@ -200,7 +201,7 @@ class _Input:
 
 
 class _Connection:
-    """One client: it haggles, and then reads an image."""
+    """One client: it negotiates, and then reads an image."""
 
     def __init__(self, exports: Exports, sock: socket.socket,
                  place: connection_limits.Place) -> None:
@@ -214,7 +215,7 @@ class _Connection:
         self._under_way = 0
         self._no_zeroes = False
         self._structured = False
-        #: The export for which the metadata context was asked for last.
+        #: The export of the last request for the metadata context.
         self._context: bytes | None = None
         self._name = ''
         self._complaint = ''
@@ -240,13 +241,13 @@ class _Connection:
         await self._stream.send(data, self._exports.limits.write_timeout)
 
     def _in_time(self) -> asyncio.Timeout:
-        """The time that a message has from its first byte on."""
+        """The time limit of a message, from its first byte on."""
         return asyncio.timeout(self._exports.limits.header_timeout)
 
     # -- haggling ----------------------------------------------------------
 
     async def _haggle(self) -> readings.Reading | None:
-        """Until there is something to be read; None if there will not be."""
+        """Negotiate until the client has an export; None: it gets none."""
         async with self._in_time():
             await self._send(protocol.GREETING)
             flags, = protocol.CLIENT_FLAGS.unpack(await self._input.take(
@@ -255,8 +256,8 @@ class _Connection:
             raise protocol.Violation(f'its flags are {flags:#x}')
         self._no_zeroes = bool(flags & protocol.NO_ZEROES)
         while True:
-            # Only until it has an export: what a guest reads from is never
-            # taken from it.
+            # Only until the client has an export: a guest never loses the
+            # connection from which it reads.
             self._place.spare = True
             async with self._in_time():
                 option, data = await self._receive_option()
@@ -288,9 +289,9 @@ class _Connection:
 
     async def _answer_option(self, option: int, data: bytes
                              ) -> readings.Reading | None:
-        """Answer; what was asked to be read, if it was.
+        """Answer an option; return the image to read, if it named one.
 
-        :raises protocol.Invalid: the data are no good
+        :raises protocol.Invalid: if the data are invalid
         """
         if option in _NO_DATA and data:
             raise protocol.Invalid('this option has no data')
@@ -362,7 +363,7 @@ class _Connection:
         return reading if go else None
 
     async def _open_old(self, data: bytes) -> readings.Reading:
-        """EXPORT_NAME: there is no way to refuse."""
+        """Answer EXPORT_NAME, which the protocol cannot refuse."""
         try:
             reading = await self._reading(data)
         except Exception as e:
@@ -378,7 +379,7 @@ class _Connection:
         return reading
 
     async def _reading(self, name: bytes) -> readings.Reading:
-        """:raises ImageNotFound: nothing is called that"""
+        """:raises ImageNotFound: if no image has this name"""
         image_id = name.decode(errors='replace')
         if not imageids.is_valid(image_id):
             raise exceptions.ImageNotFound(
@@ -408,14 +409,14 @@ class _Connection:
                     self._under_way += 1
                     answers.create_task(self._answer(reading, request))
         except BaseExceptionGroup as group:
-            # That of the answer, or of the client's end, is what is told.
+            # Report the error of the answer, or of the client's end.
             raise group.exceptions[0] from None
         finally:
             exports.served -= 1
             await exports.run(reading.close)
 
     async def _next(self) -> protocol.Request | None:
-        """The next request; None when the client takes its leave."""
+        """The next request; None when the client disconnects."""
         if not await self._input.any():
             return None
         async with self._in_time():
@@ -447,13 +448,13 @@ class _Connection:
             self._under_way -= 1
             self._room.release()
         if not self._under_way and self._exports.stopping.is_set():
-            # Rather than an error, which the guest would get: a client may
+            # An error would reach the guest. A disconnected client may
             # connect to the next daemon, and go on.
             raise streams.Disconnected('the daemon ends')
 
     async def _perform(self, reading: readings.Reading,
                        request: protocol.Request) -> None:
-        """:raises _Refused: the request is not valid, or not allowed"""
+        """:raises _Refused: if the request is invalid or not allowed"""
         command = request.command
         if command in _WRITES:
             raise _Refused(protocol.Error.EPERM, 'images are not changed')
@@ -477,7 +478,7 @@ class _Connection:
 
     async def _failed(self, request: protocol.Request,
                       error: Exception) -> None:
-        """Tell the client and, once, the log."""
+        """Report a failure to the client and, once, to the log."""
         self._exports.errors += 1
         if str(error) != self._complaint:
             self._complaint = str(error)
@@ -516,7 +517,7 @@ class _Connection:
         for offset in range(request.offset, request.end, step):
             size = min(step, request.end - offset)
             async with self._exports.memory.hold(self._share, size):
-                # What is sent together lies together.
+                # Header and data are sent together, so they lie together.
                 reply = memoryview(bytearray(room + size))
                 await self._fill(reading, reply[room:], offset)
                 reply[:room] = (
@@ -535,7 +536,7 @@ class _Connection:
 
     async def _prefetch(self, reading: readings.Reading,
                         request: protocol.Request) -> None:
-        """Have it in the caches, or on its way here."""
+        """Bring a range into the caches, or have it fetched."""
         size = min(PIECE, request.length)
         async with self._exports.memory.hold(self._share, size):
             view = memoryview(bytearray(size))
@@ -557,7 +558,7 @@ class _Connection:
 
 
 class _Refused(Exception):
-    """A request is answered with this error."""
+    """A request must be answered with this error."""
 
     def __init__(self, error: protocol.Error, message: str) -> None:
         super().__init__(message)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is read: an image that is here, or one that is on its way."""
+"""Readings: images to read, either present or still arriving."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,20 +8,20 @@ from typing import Protocol
 from glance_dedup.base import exceptions
 from glance_dedup.repository import repository as repository_module
 
-# Of an image's extents: looked at, and told, for one question.
+# The most extents of an image that one request examines and returns.
 _MOST_EXTENTS = 16384
 
 
 class ArrivalFailed(Exception):
-    """An image does not come: which one, from whom, and why."""
+    """An image does not come; the message says which, from whom, and why."""
 
 
 class Reading(Protocol):
     """An image that is read. Thread-safe.
 
-    :ivar size: of the image
-    :ivar upload_id: of the upload that wrote it
-    :ivar here: whether all of it is here, and is what was expected
+    :ivar size: bytes of the image
+    :ivar upload_id: the id of the upload that wrote it
+    :ivar here: whether the whole image is here, and is the expected one
     """
 
     size: int
@@ -29,40 +29,40 @@ class Reading(Protocol):
     here: bool
 
     def available(self, offset: int) -> int:
-        """Bytes from there on that `readinto` gives without waiting.
+        """Bytes from an offset on that `readinto` gives without waiting.
 
-        :raises ArrivalFailed: none, and no more will come
+        :raises ArrivalFailed: if there are none, and no more will come
         """
 
     def readinto(self, view: memoryview, offset: int) -> int:
-        """Fill a buffer, all of it unless the image ends; the bytes read.
+        """Fill a buffer, unless the image ends before; return the bytes read.
 
-        What has not come yet is fetched at once.
+        This fetches missing bytes at once.
 
-        :raises ArrivalFailed: it will not come
-        :raises RepositoryError: it cannot be read here
+        :raises ArrivalFailed: if they will not come
+        :raises RepositoryError: if they cannot be read here
         """
 
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
-        """(length, whether it is known to be zeros), one behind the other.
+        """Successive extents: (length, whether it is known to be zeros).
 
-        At least one; together they may be shorter than was asked for. What
-        is not known yet is not zeros.
+        There is at least one. Together they may be shorter than the request.
+        A part that is not known yet does not count as zeros.
         """
 
     def on_more(self, callback: Callable[[], None] | None) -> None:
-        """Have a callback called, in any thread, when more is available.
+        """Set the callback for when more is available, or the arrival failed.
 
-        Also when it failed. It takes the place of the one before; None takes
-        that away.
+        It is called in any thread. It replaces the one before; None removes
+        that.
         """
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Release the image. Idempotent."""
 
 
 class Present:
-    """A Reading of an image that is here, whole."""
+    """A Reading of an image that is completely here."""
 
     here = True
 

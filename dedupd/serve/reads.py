@@ -2,14 +2,14 @@
 
 """Reading images over HTTP: bytes, recipes, and blocks as they are stored.
 
-The engine reads in a bounded set of threads, without the GIL, and has the disk
-read ahead meanwhile. A thread that has read a piece sends it, and goes on
-until the client takes nothing more at once. Over TLS the next pieces are read
-while one is sent. The pieces grow as long as the client takes them fast: one
-that takes nothing holds four of 64 KiB and no thread.
+The engine reads in a bounded set of threads, without the GIL, while the disk
+reads ahead. A thread that has read a piece sends it, and goes on until the
+client takes nothing more at once. Over TLS, threads read the next pieces while
+one is sent. The pieces grow while the client takes them fast. A client that
+takes nothing holds four pieces of 64 KiB and no thread.
 
-Of an image that is on its way what has come is read the same, and no thread
-waits for what has not, unless it lies ahead of what is coming.
+The parts of an arriving image that have come are read in the same way. No
+thread waits for other parts, except parts ahead of the pull.
 """
 
 import asyncio
@@ -40,22 +40,22 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
-#: Bytes of a piece of a response.
+#: The least and most bytes of a piece of a response.
 SMALLEST = 64 * 1024
 LARGEST = 512 * 1024
-#: So many pieces are read ahead: the threads need not wait for the loop
-#: between them. With the one that is being sent they are what a response
+#: So many pieces are read ahead, so that threads need not wait for the loop
+#: between pieces. With the piece that is being sent, they are what a response
 #: holds: 2 MiB.
 DEPTH = 3
-#: So many bytes a thread sends before others get their turn.
+#: The bytes that a thread sends before others get their turn.
 TURN = 8 * 1024 * 1024
 
-#: Seconds after which an image of which nothing comes any more has failed.
+#: An image has failed if nothing of it comes for so many seconds.
 STALLED = 30.0
-#: Threads that fetch what lies ahead of what is coming.
+#: Threads that fetch parts ahead of the pull.
 _FETCHERS = 16
 
-#: Of ``POST /v1/images/{id}/blocks``.
+#: Limits of ``POST /v1/images/{id}/blocks``.
 RANGES_BYTES = 1024 * 1024
 RANGES = 16384
 
@@ -65,17 +65,18 @@ FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 _UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
 
-# Images of which it is known that the log has why no token opens them.
+# The most images remembered because the log already says why no token opens
+# them.
 _MOST_REFUSED = 1000
 
-# Seconds that a client takes for a piece, below which pieces grow and above
-# which they shrink.
+# If a client takes a piece in fewer than _FAST seconds, pieces grow; if it
+# takes more than _SLOW seconds, they shrink.
 _FAST = 0.1
 _SLOW = 1.0
 
 
 def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
-    """What to answer for an error of the repository."""
+    """The HTTP error that answers an error of the repository."""
     if isinstance(error, exceptions.ImageNotFound):
         return messages.HTTPError(404, str(error))
     if isinstance(error, exceptions.InvalidParameter):
@@ -86,11 +87,11 @@ def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
 
 
 def parse_range(value: str, size: int) -> tuple[int, int] | None:
-    """(first, end) of a Range header; None if the whole is to be sent.
+    """(first, end) of a Range header; None: send the whole image.
 
-    Of several ranges none is taken out: the whole is a valid answer.
+    The whole image is a valid answer to a request for several ranges.
 
-    :raises messages.HTTPError: 416
+    :raises messages.HTTPError: 416, if it is malformed or not in the image
     """
     unit, equals, given = value.partition('=')
     if unit.strip().lower() != 'bytes' and equals:
@@ -118,7 +119,7 @@ def parse_range(value: str, size: int) -> tuple[int, int] | None:
 def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
     """The ranges of the body of ``POST .../blocks``.
 
-    Whether they lie at blocks, the engine knows.
+    Only the engine can check whether they match blocks.
 
     :raises messages.HTTPError: 400 or 416
     """
@@ -145,17 +146,17 @@ def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
 
 
 def _needs_no_token(request: messages.Request) -> bool:
-    """Those on the socket read all images, and so do operators over TCP."""
+    """Clients on the socket, and operators over TCP, read all images."""
     return request.peer.uid is not None or request.peer.operator
 
 
 class Reads:
     """The handlers of requests that read images.
 
-    :param workers: the threads that the engine reads in
-    :param tokens: checks the tokens of users; None: there are none
-    :param arrive: opens, on the Unix socket, images that are not here; None:
-        there are no others
+    :param workers: the threads in which the engine reads
+    :param tokens: checks the tokens of users; None: no user has one
+    :param arrive: opens images that are not here, for the Unix socket; None:
+        only images that are here can be read
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -167,7 +168,7 @@ class Reads:
         self._workers = workers
         self._fetchers = workers_module.Workers('dedupd-fetch', _FETCHERS)
         self._tokens = tokens
-        # What was told in the log, by image.
+        # The logged sentence, by image.
         self._refused: collections.OrderedDict[str, str] = (
             collections.OrderedDict())
         self._arrive = arrive
@@ -235,7 +236,7 @@ class Reads:
     @contextlib.asynccontextmanager
     async def admit(self, request: messages.Request, image_id: str
                     ) -> AsyncIterator[None]:
-        """Before a body is received, which takes memory."""
+        """Check a request before its body is received, which takes memory."""
         await self._admit(request, image_id)
         yield
 
@@ -243,15 +244,15 @@ class Reads:
                      ) -> tuple[str | None, hashes.Hash | None]:
         """The upload that an allowed request means, and the image's hash.
 
-        None: any upload; an image of which Glance says no hash, or was not
-        asked.
+        None stands for any upload; and for no hash, if Glance has none or was
+        not asked.
         """
         upload_id = request.query.get('upload')
         if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
             raise messages.HTTPError(
                 400, 'upload: an upload id has 32 hexadecimal digits.')
         if not imageids.is_valid(image_id):
-            # Nothing is called that.
+            # No image has such a name.
             raise messages.HTTPError(404, 'There is no such image.')
         said = None
         if not _needs_no_token(request):
@@ -260,14 +261,14 @@ class Reads:
 
     async def _open(self, request: messages.Request, image_id: str
                     ) -> repository_module.Image:
-        # Anew, where a body came in between: that takes its time.
+        # Check again: receiving a body in between takes its time.
         upload_id, said = await self._admit(request, image_id)
         if _needs_no_token(request):
             return await self._run(self._repository.open_image, image_id,
                                    upload_id)
         image = await self._run(self._repository.open_image, image_id)
         try:
-            # That which is opened, and not whatever has its name later.
+            # Check the opened image, not one that has its name later.
             await self._run(hashes.need_same, self._repository.path,
                             image.stat, said)
             if upload_id not in (None, image.stat.upload_id):
@@ -283,7 +284,7 @@ class Reads:
         return image
 
     def _told(self, image_id: str, error: Exception) -> str:
-        """What is said of an image; once in the log, too."""
+        """The sentence to answer about an image; also logged, once."""
         if self._refused.get(image_id) != str(error):
             LOG.warning('No token opens image %s. %s', image_id, error)
             self._refused[image_id] = str(error)
@@ -307,7 +308,7 @@ class Reads:
 
     async def _ask_glance(self, request: messages.Request, image_id: str
                           ) -> hashes.Hash | None:
-        """Whether a user may read, and what image Glance means."""
+        """Check that a user may read; return the image that Glance means."""
         token = request.headers.get('x-auth-token')
         if token is None or self._tokens is None:
             raise messages.HTTPError(
@@ -322,7 +323,7 @@ class Reads:
 
     async def pieces(self, course: 'Course'
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
-        """The bytes of a range; then closes what they are read from."""
+        """The bytes of a range; then closes the image."""
         loop = asyncio.get_running_loop()
         more = _Bell(loop, course.image)
         reading: collections.deque[asyncio.Future] = collections.deque()
@@ -335,7 +336,7 @@ class Reads:
                         continue
                     reading.append(asyncio.wrap_future(self._fetchers.submit(
                         course.read, course.next())))
-                # What is read is sent, before a thread sends any.
+                # Pieces already read are sent before a thread sends any.
                 elif pour is not None and not reading:
                     reading.append(self._run(course.pour, pour))
                 while pour is None and course.ready and len(reading) <= DEPTH:
@@ -373,7 +374,7 @@ class Reads:
     async def _frames(self, image: repository_module.Image,
                       ranges: list[tuple[int, int]]
                       ) -> AsyncGenerator[Any, None]:
-        """The frames of ranges, read one call ahead; then that which ends."""
+        """The frames of ranges, read one call ahead; then the end frame."""
         reading = None
         try:
             if ranges:
@@ -391,7 +392,7 @@ class Reads:
 
     async def _finish(self, image: repository_module.Image | readings.Reading,
                       reading: Collection[asyncio.Future]) -> None:
-        """Close an image when no thread is in it any more."""
+        """Close an image once no thread uses it any more."""
         if reading:
             await asyncio.wait(reading)
             for future in reading:
@@ -401,7 +402,7 @@ class Reads:
 
 
 class _Step(NamedTuple):
-    """A piece that is to be read."""
+    """A piece to read."""
 
     view: memoryview
     offset: int
@@ -422,9 +423,9 @@ class _Bell:
             self._loop.call_soon_threadsafe(self._rung.set)
 
     async def wait(self, enough: Callable[[], Any]) -> None:
-        """Until there may be enough.
+        """Wait until there may be enough.
 
-        :raises ArrivalFailed: nothing came for long
+        :raises ArrivalFailed: if nothing came for STALLED seconds
         """
         self._rung.clear()
         if enough():
@@ -440,15 +441,15 @@ class _Bell:
 class Course:
     """Goes through a range of an image, in pieces that fit the client.
 
-    One thread at a time, but for `read`.
+    Only one thread at a time may use it, except for `read`.
 
     :param proven: nobody will ask for `digest`
 
     :ivar handed: the offset behind the last byte that was sent
-    :ivar proven: whether what was sent needs no proof: all of the image is
-        here by now, or nobody wants one
-    :ivar in_order: whether what has not come yet is waited for, rather than
-        fetched: it does to who begins at the begin
+    :ivar proven: whether the sent bytes need no proof, because the whole
+        image is here by now, or because nobody wants a proof
+    :ivar in_order: whether to wait for missing bytes rather than fetch them:
+        so for a client that begins at the beginning
     """
 
     def __init__(self, image: readings.Reading, begin: int, end: int, *,
@@ -466,7 +467,7 @@ class Course:
 
     @property
     def left(self) -> int:
-        """Bytes that are not to be read yet."""
+        """Bytes of the range that were not given to `next` yet."""
         return self._end - self._offset
 
     @property
@@ -475,9 +476,9 @@ class Course:
         return min(self.left, self.image.available(self._offset))
 
     def next(self) -> _Step:
-        """The next piece: of what is ready, or else of what is left.
+        """The next piece: from the ready bytes, or else from those left.
 
-        REQUIRES: something is left.
+        REQUIRES: some bytes are left.
         """
         offset = self._offset
         buffer = self._spare.pop() if self._spare else bytearray(self._size)
@@ -491,7 +492,7 @@ class Course:
         return step.view
 
     def pour(self, send: streams.Pour) -> memoryview:
-        """Read and send pieces; returns what has to wait, or nothing."""
+        """Read and send pieces; return the bytes that must wait, if any."""
         stop = self._sent + TURN
         while self._sent < stop and self.ready:
             view = self.read(self.next())
@@ -508,18 +509,18 @@ class Course:
         return memoryview(b'')
 
     def hash(self, view: memoryview) -> None:
-        """Take what is sent into the digest, in order, if it needs proof."""
+        """Add sent bytes to the digest, in order, if they need proof."""
         self.proven = self.proven or self.image.here
         if not self.proven:
             self._hash.update(view)
 
     @property
     def digest(self) -> bytes:
-        """The SHA-256 of all that was sent. REQUIRES: it is not proven."""
+        """The SHA-256 of all sent bytes. REQUIRES: they are not proven."""
         return self._hash.digest()
 
     def taken(self, view: memoryview, seconds: float) -> None:
-        """A piece was sent, which took the client so long."""
+        """Note that the client took this many seconds for a piece."""
         if seconds < _FAST:
             self._limit = min(LARGEST, 2 * self._limit)
         elif seconds > _SLOW:
@@ -528,8 +529,8 @@ class Course:
         self._reuse(view)
 
     def _reuse(self, view: memoryview) -> None:
-        # The first bytes are in the kernel's buffers, and tell nothing of the
-        # client.
+        # The first bytes are in the kernel's buffers, and say nothing about
+        # the client.
         self._sent += len(view)
         while 2 * self._size <= min(self._limit, self._sent // 8):
             self._size *= 2
@@ -540,9 +541,9 @@ class Course:
 
 async def primed(generator: AsyncGenerator[Any, streams.Pour | None]
                  ) -> AsyncGenerator[Any, streams.Pour | None]:
-    """The same generator, of which the first piece is there already.
+    """The same generator, after it has produced its first piece.
 
-    So that an error in it can still become the response's status.
+    So an error in the first piece can still become the response's status.
     """
     first = await anext(generator, None)
 
