@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The memory that bodies of requests take, of all connections together."""
+"""Limits the memory of request bodies, of all connections together."""
 
 import asyncio
 import collections
@@ -9,16 +9,17 @@ import contextlib
 
 from dedupd.http import messages
 
-# What whoever found no room is told to wait.
+# Seconds after which a request that found no room may try again.
 _RETRY_SECONDS = 5
 
 
 class Bodies:
-    """The memory that the bodies of all requests have together.
+    """The memory that the bodies of all requests share.
 
-    A request gets all that its body may need before the body is received, so
-    that no two wait for each other. A body that is no larger than a header
-    waits for nothing: control is possible while large ones have everything.
+    A request gets all memory that its body may need before the body is
+    received, so that no two requests wait for each other. A body no larger
+    than a header does not wait: so control works even while large bodies have
+    all the memory.
     """
 
     def __init__(self, limits: messages.Limits) -> None:
@@ -29,9 +30,9 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
-        """Have so many bytes, in the order of those who ask.
+        """Hold so many bytes; requests get them in the order of asking.
 
-        :raises HTTPError: 503: there was no room in time
+        :raises HTTPError: 503, if there was no room in time
         """
         if size <= messages.HEADER_LIMIT:
             yield

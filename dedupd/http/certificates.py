@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the TLS listener shows, and whose certificate makes an operator.
+"""The TLS listener's certificate, and whose certificate makes an operator.
 
-The files are read anew when one of them has changed, since revocation lists
-are renewed by programs that tell nobody. A certificate is judged when its
-connection begins, by the authorities and the lists of then; so what is known
-of these together, as ``trust``, goes with the connection, and is compared with
-that of now at each of its requests.
+The files are read again when one of them has changed, because the programs
+that renew revocation lists tell nobody. A certificate is judged when its
+connection begins, by the authorities and the lists of that moment. Their
+fingerprint, ``trust``, goes with the connection. At each request it is
+compared with the current one.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ class Certificates:
     """Follows the files of the options. Used in the event loop's thread.
 
     :param options: the group ``[dedupd]``
-    :raises ValueError: if there is no certificate, or a file is no good
-    :raises OSError: for a file that cannot be read, or is no good
+    :raises ValueError: if there is no certificate, or a file is invalid
+    :raises OSError: if a file cannot be read, or is invalid
     """
 
     def __init__(self, options: Any) -> None:
@@ -36,15 +36,15 @@ class Certificates:
         self.load()
 
     def load(self) -> None:
-        """Read the files; if one is no good, all stays as it was.
+        """Read the files; if one is invalid, everything stays as it was.
 
-        :raises: as the class
+        :raises: the errors of the class
         """
         self._seen = self._look()
         self._context, self._trust = _read(self._options)
 
     def current(self) -> tuple[ssl.SSLContext, bytes]:
-        """The context for a connection, and what makes an operator now."""
+        """The context for a new connection, and the current ``trust``."""
         if self._look() != self._seen:
             LOG.info('A file of certificates has changed.')
             try:
@@ -54,7 +54,7 @@ class Certificates:
         return self._context, self._trust
 
     def _look(self) -> list[tuple[int, ...] | None]:
-        """What changes when a file does."""
+        """A value that changes when a file does."""
         options = self._options
         return [_stamp(path) for path in (
             options.tls_cert, options.tls_key, options.tls_client_ca,
@@ -93,7 +93,7 @@ def _read(options: Any) -> tuple[ssl.SSLContext, bytes]:
 
 
 def _load(context: ssl.SSLContext, path: str, trust: Any) -> set[bytes]:
-    """Load a file of authorities, or lists; the kinds of what is in it."""
+    """Load a file of authorities or lists; return the kinds of its parts."""
     with open(path, 'rb') as file:
         data = file.read()
     context.load_verify_locations(path)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One connection of HTTP: its requests, one after the other."""
+"""One HTTP connection: serves its requests, one after the other."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -25,10 +25,11 @@ from dedupd.http import streams
 
 LOG = log.getLogger(__name__)
 
-# So much of a body has as long as a header.
+# So many bytes of a body must arrive within the time for a header.
 _PACE = 262144
-# What is still read, and thrown away, after a response that did not wait for
-# its request's body: closing with unread bytes would destroy the response.
+# After a response that did not wait for its request's body, so much of the
+# body is read and thrown away: closing with unread bytes would destroy the
+# response.
 _LINGER_BYTES = 4 << 20
 _LINGER_SECONDS = 2.0
 
@@ -36,8 +37,8 @@ _LINGER_SECONDS = 2.0
 class Shared:
     """What all connections of a server have in common.
 
-    :ivar requests: that were answered
-    :ivar sent: bytes of what was read to be sent, so of images
+    :ivar requests: the number of answered requests
+    :ivar sent: sent bytes of generated bodies, that is, of images
     """
 
     def __init__(self, limits: messages.Limits) -> None:
@@ -49,7 +50,7 @@ class Shared:
 
 
 class HTTPConnection:
-    """One connection: its requests, one after the other."""
+    """One connection; it serves its requests one after the other."""
 
     def __init__(self, shared: Shared, listener: listeners.Listener,
                  sock: socket.socket, uid: int | None,
@@ -89,9 +90,9 @@ class HTTPConnection:
             self._stream.close()
 
     def outdated(self) -> bool:
-        """Whether an operator's certificate was judged by what has changed.
+        """Whether the trust that made the peer an operator has changed.
 
-        It is judged anew in a new connection only.
+        Only a new connection judges the certificate again.
         """
         return (self._peer.operator and self._listener.tls is not None
                 and self._listener.tls()[1] != self._trust)
@@ -108,7 +109,7 @@ class HTTPConnection:
     # -- one request -------------------------------------------------------
 
     async def _serve_one(self) -> bool:
-        """Answer a request; False if the connection is to be closed."""
+        """Answer a request; False if the connection must be closed."""
         method = 'GET'
         try:
             event = await self._receive_header()
@@ -180,7 +181,7 @@ class HTTPConnection:
                  if name == b'host']
         if {b'content-length', b'transfer-encoding'} <= {
                 name for name, _ in event.headers}:
-            # What others take for its end need not be what we do.
+            # Other programs may see another end of the request than we do.
             raise messages.HTTPError(
                 400, 'The request gives its length in two ways.')
         if not self._listener.is_meant(', '.join(hosts)):
@@ -204,7 +205,7 @@ class HTTPConnection:
                 505, 'Only HTTP/1.0 and HTTP/1.1 are spoken.')
         target = event.target.decode('ascii', 'replace')
         if not target.startswith('/'):
-            # The absolute form, which a server has to know.
+            # The absolute form, which a server must accept.
             scheme, _, rest = target.partition('://')
             if scheme.lower() not in ('http', 'https') or not rest:
                 raise messages.HTTPError(400, 'The request names no path.')
@@ -301,17 +302,18 @@ class HTTPConnection:
                 if isinstance(body, bytes):
                     await self._send_piece(body)
                 else:
-                    # Of a body in chunks each has its own head.
+                    # In a chunked body each chunk has its own head, so that no
+                    # thread may pour it.
                     await self._send_pieces(
                         body, None if length is None else self._stream.pour())
             await self._send(self._h11.send(h11.EndOfMessage()))
         except streams.Disconnected:
             raise
         except Exception as e:
-            # Too late for another status; that the end is missing tells.
+            # It is too late for another status; the missing end shows it.
             LOG.error('A response was cut off: %s', e)
             if self._h11.their_http_version != b'1.1':
-                # To whom the end of the connection may be that of the body.
+                # To an older client, the connection's end may be the body's.
                 self._stream.abort()
             raise streams.Disconnected('the response failed')
         finally:
@@ -321,7 +323,7 @@ class HTTPConnection:
     async def _send_pieces(
             self, body: AsyncGenerator[Any, streams.Pour | None],
             pour: streams.Pour | None) -> None:
-        """Send what a generator yields, and count what it pours."""
+        """Send the pieces of a generator, and count the bytes it pours."""
         send = None
         with contextlib.suppress(StopAsyncIteration):
             while True:
@@ -340,9 +342,9 @@ class HTTPConnection:
             self._shared.sent += len(sent)
 
     def _frame(self, piece: Any) -> list[Any]:
-        """A piece of a body as it is to be sent.
+        """Frame a piece of a body for sending.
 
-        :param piece: anything with a length; it comes through as it is
+        :param piece: anything with a length; it is passed through unchanged
         """
         return self._h11.send_with_data_passthrough(
             h11.Data(data=piece)) or []
@@ -363,7 +365,7 @@ class HTTPConnection:
 def _body_size(event: h11.Request, limit: int) -> int:
     """Bytes that a request's body may have.
 
-    :raises HTTPError: 413: it announces more than the limit
+    :raises HTTPError: 413, if it announces more than the limit
     """
     headers = dict(event.headers)
     if b'transfer-encoding' in headers:
@@ -376,7 +378,7 @@ def _body_size(event: h11.Request, limit: int) -> int:
 
 def _headers(response: messages.Response, length: int | None, close: bool
              ) -> list[tuple[Any, Any]]:
-    """All that is to be sent of them."""
+    """All headers to send."""
     headers: list[tuple[Any, Any]] = []
     if response.relayed is not None:
         headers += response.relayed

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who has the connections of a listener: so many of each peer, and in all.
+"""Limits the connections of a listener, in all and of each peer.
 
-A connection that only waits for its client to ask something is *spare*. It
-ends when another one needs its place: one of the same peer if that has all
-that a peer may have, else one of the peer that has most to spare. So a peer
-that opens connections without end takes the places from itself.
+A connection that only waits for its client's next request is *spare*. It ends
+when another connection needs its place. If the same peer has all connections
+that a peer may have, one of its own ends; else one of the peer with the most
+spare connections. So a peer that opens connections without end takes the
+places from itself.
 """
 
 from collections.abc import Callable
@@ -13,16 +14,16 @@ from collections.abc import Hashable
 
 
 class _Peer:
-    """What one peer has."""
+    """The connections of one peer."""
 
     def __init__(self) -> None:
         self.places = 0
-        #: As a set, in the order in which they became spare.
+        #: An ordered set: the spare places, the longest spare first.
         self.spare: dict[Place, None] = {}
 
 
 class Place:
-    """That of one connection.
+    """The place of one connection.
 
     :ivar end: called when the place is given to another connection
     """
@@ -47,7 +48,7 @@ class Place:
             self._peer.spare.setdefault(self)
 
     def leave(self) -> None:
-        """The connection ends. Idempotent."""
+        """Give the place back when the connection ends. Idempotent."""
         if not self._left:
             self.spare = False
             self._left = True
@@ -55,9 +56,9 @@ class Place:
 
 
 class Places:
-    """Those of a listener.
+    """The places of a listener.
 
-    :ivar taken: so many are
+    :ivar taken: the number of taken places
     """
 
     def __init__(self) -> None:
@@ -66,9 +67,9 @@ class Places:
 
     def take(self, name: Hashable, most: int, most_of_peer: int
              ) -> Place | None:
-        """A place for a new connection, which is spare; None: there is none.
+        """A place for a new connection, spare at first; None: there is none.
 
-        :param name: of its peer
+        :param name: the name of its peer
         """
         peer = self._peers.get(name)
         if peer is not None and peer.places >= most_of_peer:
@@ -92,7 +93,7 @@ class Places:
 
 
 def _end_one(peer: _Peer) -> bool:
-    """End the connection that is spare for the longest; False: none is."""
+    """End the longest spare connection; False if none is spare."""
     place = next(iter(peer.spare), None)
     if place is None:
         return False

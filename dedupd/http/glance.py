@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Glance says of an image to who may read it.
+"""Asks Glance whether a user may read an image, and what image it is.
 
-Glance alone knows the policies, who owns an image and with whom it is shared.
-So it is asked for one byte of the image: whoever may read that may read the
-rest.
+Only Glance knows the policies, who owns an image, and with whom it is shared.
+So the daemon requests one byte of the image with the user's token: whoever may
+read that byte may read the rest.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from dedupd.http import upstream as upstream_module
 from dedupd.http.upstream import find
 from dedupd.http.upstream import Header
 
-#: Bytes of an image's record at most.
+#: The most bytes of an image's record.
 _LONGEST_RECORD = 1 << 20
 
 _FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
@@ -27,7 +27,7 @@ async def ask_first_byte(upstream: upstream_module.Upstream, target: str,
                          ) -> tuple[int, int | None, list[Header]]:
     """Have Glance judge a request for an image's bytes.
 
-    :param headers: of the request, without a range
+    :param headers: the request's headers, without a range
     :returns: the answer's status; the image's size, None if Glance did not
         give this byte, or not alone; the answer's headers
     :raises UpstreamError: there is no answer, or it broke off
@@ -51,8 +51,8 @@ async def ask_record(upstream: upstream_module.Upstream, target: str,
                      headers: list[Header]) -> tuple[int, dict[str, Any]]:
     """The status of Glance's answer, and, if that is 200, an image's record.
 
-    :raises UpstreamError: there is no answer, or it broke off
-    :raises ValueError: what Glance says is of no image
+    :raises UpstreamError: if there is no answer, or it broke off
+    :raises ValueError: if the answer is not the record of an image
     """
     answer = await upstream.ask('GET', target, headers)
     with contextlib.closing(answer):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sockets that listen, and who connects to them."""
+"""Listening sockets, and the peers that connect to them."""
 
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -22,26 +22,26 @@ from dedupd.http import router as router_module
 
 
 class Connection(Protocol):
-    """What serves one connection.
+    """Serves one connection.
 
-    :ivar idle: it may be cut off now
+    :ivar idle: whether the connection may be cut off now
     """
 
     idle: bool
 
     async def run(self) -> None:
-        """Serve it to its end, and close its socket."""
+        """Serve the connection to its end, and close its socket."""
 
 
 @dataclasses.dataclass
 class Listener:
-    """A socket that listens, and what is served on it.
+    """A listening socket, and what it serves.
 
-    :ivar router: None: something else than HTTP is spoken
+    :ivar router: finds handlers; None: the protocol is not HTTP
     :ivar allowed: for a Unix socket: whether a user id may connect
-    :ivar tls: gives the context for a new connection, and what makes an
-        operator now, to be compared; None: no TLS
-    :ivar other: makes a connection on which something else is spoken
+    :ivar tls: returns the context for a new connection, and the current
+        trust, for comparison; None: no TLS
+    :ivar other: makes a connection of another protocol
     """
 
     name: str
@@ -56,17 +56,17 @@ class Listener:
 
     @property
     def handlers(self) -> router_module.Router | router_module.Relay:
-        """What answers requests of HTTP, if that is spoken."""
+        """What answers HTTP requests, if the protocol is HTTP."""
         if self.router is None:
             raise TypeError(f'{self.name} does not speak HTTP')
         return self.router
 
     def is_meant(self, host: str) -> bool:
-        """Whether a request with this Host is for us, by its looks.
+        """Whether a request with this Host seems to be for this daemon.
 
-        A page of elsewhere can have its own name lead to the loopback
-        interface of whoever reads it, and then ask us as if we were it. We
-        have no name of our own to compare with where others reach us.
+        A foreign web page can make its own name point to the loopback
+        interface of its reader, and then send requests to this daemon. Where
+        other hosts reach the daemon, it has no name to compare with.
         """
         if self.tls is not None or self.sock.family == socket.AF_UNIX or (
                 not _is_loopback(self.sock.getsockname()[0])):
@@ -91,10 +91,10 @@ def _is_loopback(name: str) -> bool:
 
 
 def listen_unix(path: str, mode: int) -> socket.socket:
-    """A listening socket at a path, in the place of one that nobody serves.
+    """Listen at a path; this replaces a socket that nobody serves.
 
-    :raises OSError: EADDRINUSE if somebody does; EEXIST if there is something
-        else than a socket, which is left alone
+    :raises OSError: EADDRINUSE if somebody serves the socket there; EEXIST if
+        the path is not a socket, which is left alone
     """
     temporary = f'{path}.{os.getpid()}'
     for place in (path, temporary):
@@ -120,7 +120,7 @@ def listen_unix(path: str, mode: int) -> socket.socket:
             os.umask(umask)
         os.chmod(temporary, mode)
         sock.listen(1024)
-        # It gets its name when it has its mode, and when it answers.
+        # The socket gets its name once it has its mode and answers.
         os.rename(temporary, path)
     except BaseException:
         sock.close()
@@ -132,7 +132,7 @@ def listen_unix(path: str, mode: int) -> socket.socket:
 
 
 def listen_tcp(address: str) -> socket.socket:
-    """A listening socket at ADDRESS:PORT."""
+    """Listen at ADDRESS:PORT."""
     host, _, port = address.rpartition(':')
     found = socket.getaddrinfo(host.strip('[]'), int(port),
                                type=socket.SOCK_STREAM,
@@ -157,9 +157,10 @@ def peer_uid(sock: socket.socket) -> int:
 
 
 def peer_of(uid: int | None, address: Any) -> Hashable:
-    """Who it is that has so many connections and no more.
+    """The name under which a peer's connections are limited.
 
-    Of IPv6 all addresses of a network of 64 bits, which one host may have.
+    All addresses of an IPv6 network of 64 bits are one peer, because one host
+    may have them all.
     """
     if uid is not None:
         return uid

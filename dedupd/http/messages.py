@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests and responses, and what goes wrong with them."""
+"""Requests, responses and HTTP errors."""
 
 from collections.abc import AsyncGenerator
 import dataclasses
@@ -11,14 +11,14 @@ from typing import Protocol
 
 from dedupd.http import streams
 
-#: Bytes of a request's header at most.
+#: The most bytes of a request's header.
 HEADER_LIMIT = 16384
 #: The type of errors, and of most answers.
 JSON = 'application/json'
 
 
 class Limits(Protocol):
-    """Options of the server; read each time, since they may change."""
+    """Options of the server, read for each use because they may change."""
 
     max_connections: int
     max_peer_connections: int
@@ -41,14 +41,14 @@ class HTTPError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Who is at the other end."""
+    """The other end of a connection."""
 
     listener: str
     uid: int | None = None
-    """Of a peer on a Unix socket."""
+    """The user id of a peer on a Unix socket."""
     operator: bool = False
-    """It has a certificate of the operators' authority, by what is trusted
-    now."""
+    """Whether its certificate is of the operators' authority, by the current
+    trust."""
 
 
 @dataclasses.dataclass
@@ -56,14 +56,14 @@ class Request:
     method: str
     query: dict[str, str]
     headers: dict[str, str]
-    """By name in lower case."""
+    """Values by name, the name in lower case."""
     peer: Peer
     body: bytes = b''
 
     def json(self) -> Any:
         """The body, which must be JSON; None if there is none.
 
-        :raises HTTPError: 400
+        :raises HTTPError: 400, if it is not JSON
         """
         if not self.body:
             return None
@@ -81,11 +81,11 @@ class Message:
     target: str
     """Path and query."""
     headers: list[tuple[bytes, bytes]]
-    """Names as they were written."""
+    """Names and values; names as the client wrote them."""
     peer: Peer
     body: AsyncGenerator[bytes, None] | None
-    """Its pieces; to be closed. None: it has no body. It may raise what ends
-    the connection."""
+    """The pieces of the body; the user closes it. None: there is no body. It
+    may raise errors that end the connection."""
 
 
 @dataclasses.dataclass
@@ -93,17 +93,18 @@ class Response:
     status: int = 200
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     body: bytes | AsyncGenerator[Any, 'streams.Pour | None'] = b''
-    """Bytes, or a generator of pieces; each may be changed by the generator
-    when the next one is asked for. It is closed in any case. What it is sent
-    for each piece is by what it may send some of the next bytes itself."""
+    """Bytes, or a generator of pieces. The generator may change a piece when
+    the next one is requested. It is closed in any case. For each piece the
+    server sends it a Pour, by which it may send some of the next bytes
+    itself."""
     length: int | None = None
-    """Of what a generator yields, or a GET would; None: it is not known
+    """Bytes that the generator, or a GET, yields; None: not known
     beforehand."""
     relayed: list[tuple[bytes, bytes]] | None = None
-    """The header of another server's response: all of it, but for what h11
-    adds to frame the body, is sent in the place of `headers`."""
+    """The header of another server's response. All of it is sent in the place
+    of `headers`, except what h11 adds to frame the body."""
     reason: bytes | None = None
-    """None: the usual one of the status."""
+    """The reason phrase; None: the usual one of the status."""
 
 
 def _json_body(value: Any) -> bytes:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which handler a request is for."""
+"""Finds the handler of a request."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from dedupd.http import messages
 Handler = Callable[..., Awaitable[messages.Response]]
 
 
-#: What a request with its body and its handler is within.
+#: Makes the context in which a body is received and its handler runs.
 Admit = Callable[..., contextlib.AbstractAsyncContextManager[None]]
 
 
@@ -39,11 +39,11 @@ class Router:
             body_limit: int = 0, admit: Admit = _admit_all) -> None:
         """Add a route; GET answers HEAD, too.
 
-        :param path: its segments in braces match any one segment, and are
-            keyword arguments of the handler
-        :param body_limit: bytes that a request's body may have
-        :param admit: called with what the handler is, before the body is
-            received; what it returns is left after the handler
+        :param path: a segment in braces matches any one segment, and becomes
+            a keyword argument of the handler
+        :param body_limit: the most bytes of a request's body
+        :param admit: called with the handler's arguments before the body is
+            received; the context that it returns ends after the handler
         """
         segments = path.split('/')[1:]
         for known, methods in self._routes:
@@ -57,11 +57,11 @@ class Router:
             methods['HEAD'] = methods['GET']
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """The route of a path as it stands in a request, and its arguments.
+        """The route of a request's undecoded path, and its arguments.
 
-        :raises HTTPError: 404 or 405
+        :raises HTTPError: 404 for an unknown path, 405 for a wrong method
         """
-        # Split first: an encoded slash is none.
+        # Split first: an encoded slash does not separate segments.
         try:
             given = [urllib.parse.unquote(s, errors='strict')
                      for s in path.split('/')[1:]]
@@ -85,5 +85,5 @@ class Router:
         raise messages.HTTPError(404, 'There is nothing here.')
 
 
-#: What serves all that comes to a listener.
+#: Serves all requests of a listener.
 Relay = Callable[[messages.Message], Awaitable[messages.Response]]
