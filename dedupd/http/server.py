@@ -2,9 +2,9 @@
 
 """The HTTP/1.1 server: listeners, connections, deadlines, routes.
 
-It knows nothing of repositories. h11 parses and frames; the sockets are the
-server's own, so that a peer on a Unix socket is told from its credentials
-before a byte is read, and so that each wait has a deadline and each buffer a
+The server knows nothing of repositories. h11 parses and frames. The sockets
+are the server's own, so that it knows a Unix socket's peer by its credentials
+before it reads a byte, and so that each wait has a deadline and each buffer a
 bound:
 
 * a connection on which nothing comes is closed after ``idle_timeout``, and
@@ -46,7 +46,7 @@ from dedupd.http import messages
 
 LOG = log.getLogger(__name__)
 
-# How often connections are looked through for operators who are none now.
+# Seconds between two searches for connections of former operators.
 _LOOK_SECONDS = 2.0
 
 
@@ -65,7 +65,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Of HTTP."""
+        """The number of HTTP connections."""
         return sum(listener.places.taken for listener in self._listeners
                    if listener.other is None)
 
@@ -79,7 +79,7 @@ class Server:
     async def stop(self, seconds: float) -> None:
         """Accept no more, end idle connections, let responses finish.
 
-        :param seconds: after which what still runs is cut off
+        :param seconds: responses that run longer are cut off
         """
         self.shared.stopping.set()
         for task in self._accepting:
@@ -116,10 +116,10 @@ class Server:
             await asyncio.sleep(0)
 
     async def _look_after(self) -> None:
-        """End waiting connections of operators who may be none any more.
+        """End waiting connections of operators who may have lost their rights.
 
-        They would lose their rights at the next request. So that those who
-        keep them need not notice, they connect anew instead.
+        Otherwise these would lose their rights at the next request. Those who
+        keep their rights connect again, and need not notice.
         """
         while True:
             await asyncio.sleep(_LOOK_SECONDS)

@@ -21,14 +21,15 @@ class Disconnected(Exception):
 
 
 class CertificateRefused(Disconnected):
-    """The peer's certificate is no good; the message says why."""
+    """The peer's certificate is invalid; the message says why."""
 
 
 class Parser(h11.Connection):
-    """What a peer sends, as h11 takes it to pieces.
+    """Parses with h11 what a peer sends.
 
-    It adds what h11 0.14 lacks: the end of each chunk of a body is looked at
-    (CVE-2025-43859), and a length has no more digits than Python takes.
+    It adds two checks that h11 0.14 lacks: it verifies the end of each chunk
+    of a body (CVE-2025-43859), and it limits a length to as many digits as
+    Python takes.
     """
 
     _fresh = False
@@ -39,7 +40,7 @@ class Parser(h11.Connection):
         self._fresh = True
 
     async def event(self) -> Any:
-        """The next event; others go on first."""
+        """The next event; other tasks go on first."""
         # As they did before the first one, when its bytes were received.
         if not self._fresh:
             await asyncio.sleep(0)
@@ -64,7 +65,8 @@ class Parser(h11.Connection):
 class Pour:
     """Sends bytes of a body, in any thread, as many as go without waiting.
 
-    One thread at a time, and none while the body has yielded a piece.
+    Only one thread at a time may use it, and none while the server sends a
+    piece that the body has yielded.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -72,9 +74,9 @@ class Pour:
         self._sent = 0
 
     def __call__(self, view: memoryview) -> int:
-        """How many of the bytes were sent; 0: the next piece is to wait.
+        """Send bytes; return how many went. 0: the next piece must wait.
 
-        :raises Disconnected: the peer is gone
+        :raises Disconnected: if the peer is gone
         """
         try:
             sent = self._sock.send(view)
@@ -86,13 +88,13 @@ class Pour:
         return sent
 
     def take(self) -> 'Sent':
-        """What was sent since this was asked last."""
+        """The bytes sent since the last call of this method."""
         sent, self._sent = self._sent, 0
         return Sent(sent)
 
 
 class Sent:
-    """Stands for bytes that are sent already, where h11 counts them."""
+    """Stands for bytes that are already sent, where h11 counts them."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -109,7 +111,7 @@ class SocketStream:
         self._loop = asyncio.get_running_loop()
 
     async def receive(self) -> bytes:
-        """What comes next, after others went on; b'' at the end."""
+        """The next bytes, after other tasks went on; b'' at the end."""
         await asyncio.sleep(0)
         try:
             return await self._loop.sock_recv(self._sock, _RECEIVE)
@@ -117,7 +119,7 @@ class SocketStream:
             raise Disconnected(str(e))
 
     async def send(self, data: Any, timeout: float) -> None:
-        """Send all; the time limit is for each bit of progress."""
+        """Send all bytes. Each progress starts the timeout (seconds) again."""
         view = memoryview(data).cast('B')
         while view:
             try:
@@ -144,11 +146,11 @@ class SocketStream:
             self._loop.remove_writer(self._sock)
 
     def pour(self) -> Pour | None:
-        """For threads to send by; None: they cannot."""
+        """What threads may send with; None: they cannot send."""
         return Pour(self._sock)
 
     def abort(self) -> None:
-        """Have closing be no end, but an error to the peer."""
+        """Make the peer see an error, not an end, when this closes."""
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER,
                                   struct.pack('ii', 1, 0))
@@ -165,7 +167,8 @@ class SocketStream:
 class TLSStream:
     """TLS over a SocketStream.
 
-    :param server: whose name its certificate has to have; None: that is us
+    :param server: the name that the server's certificate must have; None:
+        this side is the server
     """
 
     def __init__(self, stream: SocketStream, context: ssl.SSLContext,
@@ -178,7 +181,7 @@ class TLSStream:
             server_hostname=server)
 
     async def handshake(self, timeout: float) -> None:
-        """:raises Disconnected: with the reason, also if it is ours"""
+        """:raises Disconnected: with the reason, even if this side refuses"""
         while True:
             try:
                 self._tls.do_handshake()
@@ -196,12 +199,12 @@ class TLSStream:
                 raise Disconnected(f'no TLS: {e.reason or e}')
 
     def has_certificate(self) -> bool:
-        """Whether the peer has one, which was verified then."""
+        """Whether the peer has a certificate; if so, it was verified."""
         return bool(self._tls.getpeercert())
 
     async def receive(self) -> bytes:
-        """As that of a SocketStream."""
-        # Of the bytes below, there may be thousands of records.
+        """As `SocketStream.receive`."""
+        # The received bytes may have thousands of records.
         await asyncio.sleep(0)
         while True:
             try:

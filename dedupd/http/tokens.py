@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whether a user's token opens an image: asked of Glance.
+"""Asks Glance whether a user's token opens an image.
 
-It is asked for one byte of the image, with the user's token (``glance.py``):
-whoever may read that may read the rest, from the daemon as well. A stolen
-compute host reads no more than the tokens on it may. It is asked for the
-image's hash, too:
-what Glance gives under this id may be another image than the one here
-(``glance_dedup/base/hashes.py``).
+The daemon requests one byte of the image, with the user's token
+(``glance.py``): whoever may read that byte may read the rest, from the daemon
+as well. So a stolen compute host reads no more than the tokens on it may. The
+daemon also requests the image's hash: Glance's image under this id may be
+another one than the image here (``glance_dedup/base/hashes.py``).
 """
 
 import asyncio
@@ -20,15 +19,15 @@ from dedupd.http import messages
 from dedupd.http import upstream
 from glance_dedup.base import hashes
 
-#: Seconds for which a yes is remembered.
+#: Seconds for which a permission is remembered.
 REMEMBERED = 60.0
-#: How many are.
+#: The most permissions that are remembered.
 MOST = 10000
-#: How many may wait for Glance's answer.
+#: The most requests that may wait for Glance's answer.
 MOST_ASKED = 1000
 
 _TIMEOUT = 10.0
-# So many are asked at once.
+# The most questions that Glance is asked at once.
 _AT_ONCE = 4
 
 
@@ -37,9 +36,9 @@ class Tokens:
 
     Used in the event loop's thread.
 
-    :param url: of Glance, without the version
+    :param url: Glance's URL, without the version
     :param ca: file with the authorities that verify it; None: the system's
-    :raises OSError, ssl.SSLError: if that file is no good
+    :raises OSError, ssl.SSLError: if that file cannot be read or is invalid
     """
 
     def __init__(self, url: str, ca: str | None = None) -> None:
@@ -54,7 +53,7 @@ class Tokens:
         """Return if the token opens the image that Glance means.
 
         :param image_id: well formed
-        :returns: the hash of that; None: Glance has none
+        :returns: the hash of that image; None: Glance has none
         :raises HTTPError: 401, 403 or 404 as Glance says; 503 if it says
             anything else, or nothing
         """
@@ -95,7 +94,7 @@ class Tokens:
             return
         status, found = future.result()
         if status in (200, 206):
-            # From when it was asked on: the answer may be that old.
+            # Count from the question on: the answer may be that old.
             self._allowed[key] = began + REMEMBERED, found
             self._allowed.move_to_end(key)
             while len(self._allowed) > MOST:
@@ -105,8 +104,8 @@ class Tokens:
                    ) -> tuple[int, hashes.Hash | None]:
         """Glance's status, and the image's hash.
 
-        :raises UpstreamError, TimeoutError: Glance says nothing
-        :raises ValueError: what Glance says is of no image
+        :raises UpstreamError, TimeoutError: if Glance does not answer
+        :raises ValueError: if the answer is not the record of an image
         """
         target = f'/v2/images/{image_id}'
         headers = [(b'X-Auth-Token', token.encode('latin-1')),

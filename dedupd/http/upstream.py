@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The server that requests are passed on to, as the event loop asks it.
+"""Passes requests on to another server, from the event loop.
 
-h11 frames here, too. A request's body is sent as it comes, and its answer read
-as it is taken, so that neither is ever in memory but for a few pieces. The
-answer is waited for while the body is being sent: a server that refuses an
-upload says so at its beginning, and closes. What it said is read although
-nothing can be sent any more; so these are sockets, as the server's are.
+h11 frames here, too. A request's body is sent as it comes, and its answer is
+read as the client takes it, so that neither has more than a few pieces in
+memory. The daemon waits for the answer while it sends the body: a server that
+refuses an upload says so at its beginning, and closes. That answer is read
+although nothing can be sent any more; so this uses sockets, as the server
+does.
 
-A connection is kept for requests that change nothing. One that the server has
-closed meanwhile looks like a failure, and only these may be sent again; the
-others get a new one.
+A connection is kept only for requests that change nothing. If the server has
+closed it meanwhile, that looks like a failure, and only such requests may be
+sent again. Other requests get a new connection.
 """
 
 import asyncio
@@ -30,11 +31,11 @@ Header = tuple[bytes, bytes]
 
 #: Seconds for a connection.
 CONNECT_SECONDS = 10.0
-#: Seconds without a byte: as patient as a client of Glance is.
+#: Seconds without a byte that are tolerated, as by a client of Glance.
 PATIENCE = 600.0
-#: Seconds that a server which was asked whether it wants the body may take.
+#: Seconds that the server has to say whether it wants the body.
 CONTINUE_SECONDS = 1.0
-#: So many connections without a request are kept, for so many seconds.
+#: The most connections kept without a request, and for how many seconds.
 MOST_KEPT = 8
 KEPT_SECONDS = 20.0
 
@@ -47,9 +48,9 @@ _HOP_BY_HOP = frozenset({
 
 
 class UpstreamError(Exception):
-    """It was not reached, or its answer is none, or broke off.
+    """The server was not reached, or its answer is invalid or broke off.
 
-    :ivar malformed: it is what it sent that is wrong
+    :ivar malformed: whether the server sent invalid data
     """
 
     def __init__(self, message: str, malformed: bool = False) -> None:
@@ -58,11 +59,11 @@ class UpstreamError(Exception):
 
 
 class _Stale(Exception):
-    """A connection that was kept has ended before a byte of the answer."""
+    """A kept connection has ended before a byte of the answer."""
 
 
 def end_to_end(headers: list[Header]) -> list[Header]:
-    """Those that are not only for the next one who reads them."""
+    """The headers that are not only for the next hop."""
     named = {word.strip().lower() for name, value in headers
              if name.lower() == b'connection' for word in value.split(b',')}
     return [(name, value) for name, value in headers
@@ -71,13 +72,13 @@ def end_to_end(headers: list[Header]) -> list[Header]:
 
 
 def find(headers: list[Header], name: bytes) -> bytes | None:
-    """The value of a header; None if it is not there, or more than once."""
+    """The value of a header; None if it is missing or there twice."""
     values = [value for known, value in headers if known.lower() == name]
     return values[0] if len(values) == 1 else None
 
 
 def text(headers: list[Header], name: bytes) -> str:
-    """As find; '' if there is no value."""
+    """The value of a header as text; '' where `find` returns None."""
     return (find(headers, name) or b'').decode('latin-1')
 
 
@@ -87,9 +88,9 @@ def without(headers: list[Header], *names: bytes) -> list[Header]:
 
 
 class Answer:
-    """The answer to a request, whose body is not read yet. To be closed.
+    """The answer to a request. The user reads its body, and closes it.
 
-    :ivar headers: from end to end
+    :ivar headers: the end-to-end headers
     """
 
     def __init__(self, connection: '_Connection',
@@ -108,7 +109,7 @@ class Answer:
     async def read(self) -> bytes:
         """The next piece; b'' at the end.
 
-        :raises UpstreamError: it broke off
+        :raises UpstreamError: if the answer broke off
         """
         connection = self._connection
         if connection is None:
@@ -126,18 +127,18 @@ class Answer:
         return b''
 
     def close(self) -> None:
-        """Let go; the connection is kept if the answer is over."""
+        """Release the connection; it is kept if the answer is complete."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.release(self._over and not self._ambiguous)
 
 
 class Upstream:
-    """Where requests are passed on to.
+    """The server to which requests are passed on.
 
-    :param url: of the server, perhaps with the first part of each path
+    :param url: the server's URL, perhaps with the first part of each path
     :param ca: file with the authorities that verify it; None: the system's
-    :raises OSError, ssl.SSLError: if that file is no good
+    :raises OSError, ssl.SSLError: if that file cannot be read or is invalid
     """
 
     def __init__(self, url: str, ca: str | None = None) -> None:
@@ -155,10 +156,10 @@ class Upstream:
                   body: AsyncGenerator[bytes, None] | None = None) -> Answer:
         """Pass a request on.
 
-        :param headers: from end to end; the one of the host is put right
-        :param body: its pieces; of what length, the headers say, if they do
-        :raises UpstreamError: there is no answer
-        :raises: whatever the body raises
+        :param headers: the end-to-end headers; the Host header is replaced
+        :param body: the pieces of the body; the headers may give its length
+        :raises UpstreamError: if there is no answer
+        :raises: any error that the body raises
         """
         expects = (find(headers, b'expect') or b'').lower() == b'100-continue'
         headers = [(b'Host', self.host),
@@ -191,7 +192,7 @@ class Upstream:
     # -- connections ---------------------------------------------------------
 
     def _take(self) -> '_Connection | None':
-        """A connection that was kept, and still stands by its looks."""
+        """A kept connection that still seems to be open."""
         while self._kept:
             connection = self._kept.pop()
             if connection.usable():
@@ -235,7 +236,7 @@ class Upstream:
         return _Connection(self, sock, stream)
 
     def keep(self, connection: '_Connection') -> None:
-        """A connection has no request any more, and may get another."""
+        """Keep a connection without a request for another request."""
         if len(self._kept) < MOST_KEPT:
             self._kept.append(connection)
         else:
@@ -266,7 +267,7 @@ class _Connection:
                 now - self._idle_since > KEPT_SECONDS):
             return False
         try:
-            # Its end, or what nobody asked for.
+            # The connection's end, or bytes that nobody requested.
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return True
@@ -275,7 +276,7 @@ class _Connection:
         return False
 
     def release(self, whole: bool) -> None:
-        """A request is over; with its whole answer, or not."""
+        """End a request; `whole` says whether its whole answer came."""
         if whole and self._h11.our_state is h11.DONE and (
                 self._h11.their_state is h11.DONE):
             self._h11.start_next_cycle()
@@ -331,7 +332,7 @@ class _Connection:
         await self._send(h11.EndOfMessage())
 
     async def _head(self, seconds: float | None) -> Answer:
-        """The answer's, without those that only announce it."""
+        """The answer's head; interim answers are skipped."""
         while True:
             event = await self.receive(seconds)
             if isinstance(event, h11.Response):
@@ -353,7 +354,7 @@ class _Connection:
     async def receive(self, seconds: float | None) -> Any:
         """The next event of the answer.
 
-        :raises UpstreamError: there is none
+        :raises UpstreamError: if there is none
         """
         data = b'-'
         try:
