@@ -2,10 +2,10 @@
 
 """The HTTP endpoints, and which listener has which.
 
-``doc/source/reference/openapi.yaml`` describes them. Everything is on the Unix
-socket; the TLS listener has the reads of images, and takes those that other
-sites send; the status listener has what shows the daemon's state and changes
-nothing.
+``doc/source/reference/openapi.yaml`` describes them. The Unix socket has all
+endpoints. The TLS listener has those that read images, and those that receive
+images from other sites. The status listener has those that show the daemon's
+state and change nothing.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from glance_dedup.client import wire
 _BODY_LIMIT = 64 * 1024
 _READY_SECONDS = 5.0
 _THREADS = 8
-# That wait until no task runs, for as long as two minutes.
+# Threads that wait until no task runs, for up to two minutes.
 _WAITING = 2
 
 
 class API:
     """The handlers, and a router for each listener.
 
-    Made, and used, in the event loop's thread.
+    It is made and used in the event loop's thread.
 
     :param watchers: the scheduler's; called when a task's status changed
     :param stopping: set when long polls are to end

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What operators ask of the daemon, by whichever way: HTTP and RPC alike.
+"""The operations that the daemon offers to operators, by HTTP and by RPC.
 
-Every method may be called in any thread. What it returns consists of what
-JSON has. None waits for a task that runs, but those that say so.
+Every method may be called in any thread, and returns values that JSON can
+have. No method waits for a running task, unless its docstring says so.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ LOG = log.getLogger(__name__)
 
 Fields = dict[str, Any]
 
-#: The one that is none of the scheduler's.
+#: The task that the scheduler does not run.
 REPLICATE = 'replicate'
 
-#: Seconds that a call waits at most.
+#: The most seconds that a call waits.
 LONGEST_WAIT = 60.0
 
 _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
@@ -37,12 +37,12 @@ _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """What gives those parts of the status that others know.
+    """Functions that return parts of the status, from other objects.
 
     :ivar reads: connections, requests and bytes
-    :ivar receiving: what came, and comes, from other sites
+    :ivar receiving: images that came, and come, from other sites
     :ivar nbd: the socket, exports, requests, bytes and errors
-    :ivar cache: how the cache of a compute host does; None where there is none
+    :ivar cache: the figures of a compute host's cache; None: there is none
     """
 
     reads: Callable[[], Fields] = lambda: {
@@ -57,7 +57,7 @@ class Sources:
 class Control:
     """The daemon's operations.
 
-    :param replicator: None where images are taken to no other site
+    :param replicator: None if no images are sent to another site
     :ivar ready: whether all listeners serve
     """
 
@@ -73,7 +73,7 @@ class Control:
         self.ready = False
 
     def status(self) -> Fields:
-        """Everything there is to see at a glance."""
+        """The daemon's whole status, for an overview."""
         parameters = self._repository.parameters
         statistics = self._repository.statistics()
         scheduler, catalog = self._scheduler, self._scheduler.catalog()
@@ -141,12 +141,12 @@ class Control:
         return self._figures.sharing()
 
     def start_task(self, name: str, /, **arguments: Any) -> Fields:
-        """Have a task run as soon as can be; returns at once.
+        """Have a task run as soon as possible; returns at once.
 
         :returns: ``task``, and the ``number`` to wait for
-        :raises ImageNotFound: there is no such task
-        :raises InvalidParameter: it has no such argument
-        :raises BusyError: this daemon is not the maintainer
+        :raises ImageNotFound: if there is no such task
+        :raises InvalidParameter: if the task has no such argument
+        :raises BusyError: if this daemon is not the maintainer
         """
         self._known(name).check(arguments)
         if name == REPLICATE:
@@ -182,12 +182,12 @@ class Control:
     def mark_lost(self, image_id: str) -> Fields:
         """Give up an image whose recipe cannot be read.
 
-        It waits until no task runs, but not for more than a minute.
+        This waits until no task runs, for at most a minute.
 
-        :raises InvalidParameter: the recipe can be read
-        :raises ImageNotFound: there is no such image
-        :raises BusyError: this daemon is not the maintainer, or a task goes
-            on for too long
+        :raises InvalidParameter: if the recipe can be read
+        :raises ImageNotFound: if there is no such image
+        :raises BusyError: if this daemon is not the maintainer, or a task
+            runs for too long
         """
         over = threading.Event()
         outcome: list[Any] = []

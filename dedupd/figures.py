@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the repository holds, in figures.
+"""Figures of what the repository holds.
 
-The catalog knows what was counted; directories and recipes tell the rest, and
+The catalog has the counted part. Directories and recipes give the rest, and
 all of it where another process is the maintainer. Nothing here waits for a
-task that runs.
+running task.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ Catalog = Callable[[], catalog_module.Catalog | None]
 
 
 class Figures:
-    """Thread-safe.
+    """The repository's figures. Thread-safe.
 
-    :param catalog: gives the catalog if this process is the maintainer
+    :param catalog: returns the catalog if this process is the maintainer
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -53,9 +53,9 @@ class Figures:
         self._damage: tuple[int | None, set[str]] = None, set()
 
     def space(self) -> Fields:
-        """The sums of all, at most a few seconds old.
+        """The repository's sums, at most a few seconds old.
 
-        Those that are not known are None.
+        Unknown ones are None.
         """
         with self._mutex:
             if (not self._good or time.monotonic() - self._measured > _FRESH
@@ -167,10 +167,10 @@ class Figures:
             'blocks': -(-(stat.size - stat.zero_bytes) // average)}
 
     def damage(self) -> tuple[int | None, set[str]]:
-        """Damaged blocks that are not healed, and the images that are hit.
+        """The number of unhealed damaged blocks, and the images they hit.
 
-        What was known last, while there is no catalog to ask. None and no
-        image: nothing was ever known here.
+        Without a catalog these are the last known values. None and no image:
+        this process never knew any.
         """
         catalog = self._catalog()
         if catalog is not None and catalog.valid:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How each task did last, also before the daemon was started: ``tasks.json``.
+"""The last run of each task, even before the daemon's start: ``tasks.json``.
 
-The maintainer keeps it in the repository, for whoever maintains that next: of
-each task the last run, when it last ended well, and its last error. All of it
-is for people and their alarms; nothing depends on it. So a file that is no
-good is told and forgotten, and one that cannot be written is told once.
+The maintainer keeps this file in the repository, for the next maintainer. It
+has, for each task, the last run, the time of the last success, and the last
+error. All of it is for people and their alarms; nothing depends on it. So an
+invalid file is reported and forgotten, and a failure to write it is reported
+once.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ from glance_dedup.base import imagelist
 LOG = log.getLogger(__name__)
 
 NAME = 'tasks.json'
-#: Bytes of the file at most.
+#: The most bytes of the file.
 LARGEST = 1 << 20
 #: Characters of an error, and bytes of a result, that are kept.
 LONGEST_ERROR = 1000
@@ -61,7 +62,7 @@ def _need(condition: bool, what: str) -> None:
 
 
 def _moment(value: Any, what: str) -> float:
-    """A time that was, or now: a clock may have been set back."""
+    """A time that is not in the future: a clock may have been set back."""
     _need(type(value) in (int, float) and 0 <= value < 1 << 53, what)
     return min(value, time.time())
 
@@ -76,7 +77,7 @@ def _run(name: Any, last: Any, last_success: Any, last_error: Any
          ) -> tuple[str, Fields]:
     """A task's entry in the file, which anybody may have written.
 
-    :raises KeyError, TypeError, ValueError: it is not like one
+    :raises KeyError, TypeError, ValueError: if the entry is invalid
     """
     _need(isinstance(name, str) and len(name) <= _LONGEST_NAME, 'name')
     arguments, result = last['arguments'], last['result']
@@ -101,7 +102,7 @@ def _run(name: Any, last: Any, last_success: Any, last_error: Any
 def decode(content: bytes) -> dict[str, Fields]:
     """The tasks of a file.
 
-    :raises ValueError: says what is wrong with it
+    :raises ValueError: if the file is invalid; the message says why
     """
     return dict(imagelist.decode(
         content, _KIND, LARGEST,
@@ -115,9 +116,9 @@ def encode(runs: dict[str, Fields]) -> bytes:
 
 
 class Past:
-    """Thread-safe.
+    """The last runs of the tasks. Thread-safe.
 
-    :param path: the repository's
+    :param path: the repository's path
     """
 
     def __init__(self, path: str) -> None:
@@ -158,7 +159,7 @@ class Past:
 
     def note(self, name: str, last: Fields,
              last_success: float | None) -> None:
-        """A run has ended. It is written with the next `save`."""
+        """Note that a run has ended. The next `save` writes it."""
         last = dict(last)
         if len(json.dumps(last['result'])) > LARGEST_RESULT:
             last['result'] = None
@@ -174,9 +175,10 @@ class Past:
             self._dirty = True
 
     def save(self) -> None:
-        """Write what has changed.
+        """Write the file if it has changed.
 
-        REQUIRES the maintainer's lock: nobody else may be writing it.
+        REQUIRES: this process holds the maintainer's lock, so that nobody
+        else writes the file.
         """
         with self._mutex:
             if not self._dirty:

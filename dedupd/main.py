@@ -9,10 +9,10 @@ That needs no service framework: there are no workers to supervise, so a loop's
 signal handlers do, and systemd restarts what dies. Reading needs no more
 processes either, since the engine works without the GIL.
 
-SIGTERM and SIGINT end it: listening stops, responses that run may finish, the
-task ends after its step; what is not over after eight seconds is cut off,
-which does no harm: every step survives a crash. SIGHUP reads the options anew,
-those that may change, and the certificates.
+SIGTERM and SIGINT end the process: it stops listening, lets running responses
+finish, and stops the task after its step. After eight seconds it cuts off the
+rest, which does no harm: every step survives a crash. SIGHUP reads the
+changeable options and the certificates again.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
 
 
 def warn_of_unknown(conf: cfg.ConfigOpts) -> None:
-    """Log what in the files has no effect, such as a mistyped name."""
+    """Log settings without effect, such as mistyped names."""
     for sentence in opts.unknown(conf):
         LOG.warning('%s', sentence)
 
@@ -110,7 +110,7 @@ def check_replication(options: Any) -> None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, if it asked to be told."""
+    """Notify systemd, if it requested notifications."""
     address = os.environ.get('NOTIFY_SOCKET')
     if not address:
         return
@@ -134,9 +134,9 @@ def _watchdog_seconds() -> float | None:
 
 def user_ids(names: list[str],
              option: str = 'socket_users') -> frozenset[int]:
-    """Whom the socket is for: these, root, and the daemon's own user.
+    """The ids of these users, of root, and of the daemon's own user.
 
-    :raises ValueError: for a user that there is not
+    :raises ValueError: if a user does not exist
     """
     ids = {0, os.geteuid()}
     for name in names:
@@ -289,7 +289,7 @@ class Daemon:
                 self._proxy.serve))
 
     def _open_reading(self, image_id: str) -> readings.Reading:
-        """What is read of an image over NBD. Blocks."""
+        """Open an image for reading over NBD. Blocks the thread."""
         if self._cache is not None:
             # A guest looks at a disk's end before anything else.
             return self._cache.arrive(image_id, held_back=False)
@@ -376,7 +376,7 @@ class Daemon:
         self._repository.close()
 
     async def _stop_cache(self, deadline: float) -> None:
-        """Keep what came of images that are on their way."""
+        """End the pulls of arriving images, and keep the blocks that came."""
         left = max(0.0, deadline - time.monotonic())
         try:
             async with asyncio.timeout(left + ARRIVALS_SECONDS):

@@ -47,7 +47,7 @@ class Messaging:
         scheduler.listeners.append(self._put)
 
     def start(self) -> None:
-        """Returns at once."""
+        """Start the threads; returns at once."""
         self._in_thread('dedupd-messaging', self._run)
 
     def stop(self, timeout: float) -> None:

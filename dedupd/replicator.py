@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Continuous replication: new images are taken to another site.
+"""Continuous replication: sends new images to another site.
 
-Which ones is said by the group ``[replication]``. It goes on in a thread of
-its own, beside the maintainer's tasks: it needs neither the catalog nor the
-maintainer's lock, and what it waits for is the network. Made to give way to
-each of them it would offer a large image's description anew each minute. It is
-the maintainer that does it, so that of several daemons one does.
+The options ``[replication]`` choose the images. The replicator has its own
+thread, beside the maintainer's tasks: it needs neither the catalog nor the
+maintainer's lock, and it waits for the network. If it gave way to each task,
+it would offer a large image's description again each minute. Only the
+maintainer replicates, so that only one of several daemons does.
 
-An image that could not be taken there is tried again later and later. That,
-and what is there already, is remembered while the daemon runs; another one
-asks Glance.
+If an image fails, the replicator tries it again after longer and longer times.
+It remembers failures, and the images at the other site, while the daemon runs;
+another daemon asks Glance.
 """
 
 import collections

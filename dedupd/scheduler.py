@@ -41,11 +41,11 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
-#: Between two trials to become the maintainer, seconds.
+#: Seconds between two tries to become the maintainer.
 TRIAL_INTERVAL = 60.0
-#: Until a scrub goes on that could not come to its end, seconds.
+#: Seconds until an unfinished scrub goes on.
 RETRY_INTERVAL = 600.0
-#: Between two samples of the history, seconds.
+#: Seconds between two samples of the history.
 SAMPLE_INTERVAL = 300.0
 
 # What is short, and has no status.
@@ -60,7 +60,7 @@ Listener = Callable[[str, str, Fields], None]
 
 
 def _troubles(result: Fields) -> Iterator[str]:
-    """What a run that ended could not do, or found wrong, in sentences."""
+    """Sentences about what a finished run could not do, or found wrong."""
     if result.get('refused'):
         yield f'nothing was freed: {result["refused"]}'
     if result.get('found'):
@@ -105,12 +105,12 @@ class _State:
 
 
 class Scheduler:
-    """Thread-safe.
+    """Runs the maintainer's tasks in a thread. Thread-safe.
 
     :param conf: has the group ``[dedupd]``; read each time, since its values
         may change
     :param held: what the cache holds; None: this daemon serves no cache
-    :param coming: gives the bytes that the cache is about to store
+    :param coming: returns the bytes that the cache is about to store
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -153,7 +153,7 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the task that runs stop after its step; none follows."""
+        """Stop the running task after its step, and start no other."""
         with self._changed:
             self._stopping = True
             if self._current is not None:
@@ -162,7 +162,7 @@ class Scheduler:
         self._tell()
 
     def join(self, timeout: float) -> bool:
-        """Wait until the maintainer's lock is given back; whether it is."""
+        """Wait for the release of the maintainer's lock; False: timeout."""
         if self._thread.ident is None:
             return True
         self._thread.join(timeout)
@@ -182,11 +182,11 @@ class Scheduler:
         return None
 
     def request(self, name: str, /, **arguments: Any) -> int:
-        """Have a task run; returns the number of the request.
+        """Have a task run; return the number of the request.
 
-        One like another that has not begun is the same.
+        Two equal requests become one if the first has not begun.
 
-        :raises NotMaintainer: another process maintains the repository
+        :raises NotMaintainer: if another process maintains the repository
         """
         if not self.is_maintainer:
             raise NotMaintainer(

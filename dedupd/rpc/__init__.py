@@ -174,7 +174,7 @@ class _Endpoint:
                 **result}
 
 
-# The first that fits.
+# The first class that fits is used.
 _ERRORS = (
     (exceptions.ImageNotFound, NotFound),
     (exceptions.InvalidParameter, InvalidArguments),
