@@ -2,10 +2,10 @@
 
 """Addresses of blocks: their numbers, their entries, and who names them.
 
-An *address* is a number of 64 bits: that of the block's group, and behind it
-the slot there, of 15 bits. The engine takes and gives addresses, slots, counts
-and runs as packed numbers. A *run* is blocks in slots that follow one another:
-group, first slot and number of blocks, of 32 bits each.
+An *address* is a number of 64 bits: the block's group, and in the low 15 bits
+its slot there. The engine takes and gives addresses, slots, counts and runs as
+packed numbers. A *run* is a sequence of blocks in consecutive slots: group,
+first slot and number of blocks, of 32 bits each.
 """
 
 import array
@@ -23,15 +23,15 @@ from typing import NamedTuple
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 
-#: Bytes of an address, of the entry of a slot, and of a run.
+#: Bytes of an address, of a slot's entry, and of a run.
 SIZE = 8
 ENTRY_BYTES = 48
 RUN_BYTES = 12
 #: The most slots that a group has.
 GROUP_SLOTS = 1 << 15
 
-#: States of entries. Those in use have a block, or had one that is damaged or
-#: not valid now; void, freed and empty slots have nothing.
+#: States of entries. An entry in use has a block, or had one that is damaged
+#: or not valid now. Void, freed and empty slots have no block.
 LIVE, FREED, DAMAGED, INVALID = 1, 3, 4, 7
 IN_USE = (LIVE, DAMAGED, INVALID)
 
@@ -41,14 +41,17 @@ _ENTRY = struct.Struct('<32sII4xB3x')
 _ENTRY_WORDS = ENTRY_BYTES // 4
 _RUN = struct.Struct('<III')
 
-# Pages of a recipe's extents that are read at once, where all are.
+# How many pages of extents are read at once from a whole recipe.
 _PAGES = 64
 
 
 # -- numbers ------------------------------------------------------------------
 
 def pack(numbers: Iterable[int], code: str = 'I') -> bytes:
-    """Numbers as the engine takes them, of a type of the module array."""
+    """Pack numbers for the engine: little-endian.
+
+    :param code: the type code of the module array
+    """
     packed = array.array(code, numbers)
     if sys.byteorder == 'big':
         packed.byteswap()
@@ -56,7 +59,10 @@ def pack(numbers: Iterable[int], code: str = 'I') -> bytes:
 
 
 def unpack(data: bytes | bytearray, code: str = 'I') -> array.array:
-    """The numbers that the engine packed, of a type of the module array."""
+    """Unpack numbers that the engine packed.
+
+    :param code: the type code of the module array
+    """
     numbers = array.array(code, data)
     if sys.byteorder == 'big':
         numbers.byteswap()
@@ -76,7 +82,7 @@ def slot_of(number: int) -> int:
 
 
 def is_address(number: int) -> bool:
-    """Whether a number can be an address."""
+    """Whether a number can be an address; groups begin at 1."""
     return GROUP_SLOTS <= number < 1 << _ADDRESS_BITS
 
 
@@ -86,16 +92,16 @@ def of_slots(group: int, slots: Iterable[int]) -> list[int]:
 
 
 def by_group(numbers: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-    """Groups and the slots in them, sorted."""
+    """Groups with the slots of these addresses in them, sorted."""
     for group, some in itertools.groupby(sorted(numbers), group_of):
         yield group, [slot_of(number) for number in some]
 
 
 def cut_by_group(data: bytes, size: int = SIZE
                  ) -> Iterator[tuple[int, bytes]]:
-    """Sorted packed items that begin with an address, group by group.
+    """Cut sorted packed items that begin with an address by their groups.
 
-    :param size: of an item, in bytes
+    :param size: bytes of an item
     """
     firsts = unpack(data, 'Q')[::size // SIZE]
     begin = 0
@@ -109,18 +115,18 @@ def cut_by_group(data: bytes, size: int = SIZE
 # -- entries ------------------------------------------------------------------
 
 class Entry(NamedTuple):
-    """What a group says of a slot."""
+    """A slot's entry in its group."""
 
     fingerprint: bytes
     segment: int
-    """Where in the group's file its segment begins."""
+    """Where in the group's file the block's segment begins."""
     length: int
-    """Before compression."""
+    """Bytes of the block before compression."""
     state: int
 
 
 class Columns(NamedTuple):
-    """What a group says of many slots, for where these are all of it."""
+    """Some fields of many slots' entries, faster than as :class:`Entry`."""
 
     segments: array.array
     lengths: array.array
@@ -128,7 +134,7 @@ class Columns(NamedTuple):
 
 
 def entries(listing: bytes) -> list[Entry]:
-    """What the engine lists."""
+    """All entries of a listing from the engine."""
     return list(map(Entry._make, _ENTRY.iter_unpack(listing)))
 
 
@@ -144,27 +150,27 @@ def columns(listing: bytes) -> Columns:
 # -- what recipes name --------------------------------------------------------
 
 def runs_in(runs: bytes) -> Iterator[tuple[int, int, int]]:
-    """Groups, first slots and numbers of blocks."""
+    """Group, first slot and number of blocks of each run."""
     return _RUN.iter_unpack(runs)
 
 
 def groups_in(runs: bytes) -> set[int]:
-    """The groups of which they name blocks."""
+    """The groups whose blocks these runs name."""
     return set(unpack(runs)[::3])
 
 
 def slots_in(runs: bytes, group: int) -> set[int]:
-    """The slots of a group that they name."""
+    """The slots of a group that these runs name."""
     return {slot for number, first, blocks in runs_in(runs) if number == group
             for slot in range(first, first + blocks)}
 
 
 def pieces(recipe: _engine.Recipe, first: int = 0, end: int | None = None
            ) -> Iterator[bytes]:
-    """A recipe's runs, as many at a time as fit into bounded memory.
+    """A recipe's runs, in pieces that need a bounded amount of memory.
 
-    :param first: of the pages of extents that are meant
-    :param end: behind the last of them
+    :param first: the first page of extents
+    :param end: the page behind the last one; None: all pages
     """
     if end is None:
         end = recipe.pages
@@ -173,26 +179,26 @@ def pieces(recipe: _engine.Recipe, first: int = 0, end: int | None = None
 
 
 class Naming(NamedTuple):
-    """What looking at an image found."""
+    """What a search found in one image."""
 
     image_id: str
     found: Any
-    """What it was looked at for; None: it is gone, or cannot be read."""
+    """The result; None: the image is gone, or cannot be read."""
     cost: int
-    """Bytes of runs that were read."""
+    """Bytes of runs that the search read."""
 
 
 def look_for(engine: _engine.Maintenance, image_ids: Iterable[str],
              addresses: bytes,
              look: Callable[[_engine.Recipe, Iterator[bytes]], Any]
              ) -> Iterator[Naming]:
-    """Look which images name any of these addresses, one image at a time.
+    """Search images for these addresses, one image at a time.
 
-    An image that cannot be read is the scrub's to report.
+    The scrub, not this function, reports images that cannot be read.
 
     :param addresses: sorted and packed
-    :param look: called with a recipe, and those pieces of it that name any.
-        What it leaves of these is not read
+    :param look: called with a recipe and an iterator of those pieces that name
+        any of the addresses. Pieces that it does not take are not read
     """
     for image_id in image_ids:
         cost = 0
@@ -215,7 +221,7 @@ def look_for(engine: _engine.Maintenance, image_ids: Iterable[str],
 
 def which_named(engine: _engine.Maintenance, image_ids: Iterable[str],
                 addresses: Iterable[int]) -> Iterator[Naming]:
-    """Look which images name which of these addresses: a set of each."""
+    """Find the set of these addresses that each image names."""
     wanted = set(addresses)
 
     def look(_: _engine.Recipe, naming: Iterator[bytes]) -> set[int]:

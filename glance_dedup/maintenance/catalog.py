@@ -2,26 +2,25 @@
 
 """The catalog: a LevelDB database of facts derived from recipes and groups.
 
-``format.rst`` describes its keys. It belongs to the maintainer, and says how
-often each block is named by counted recipes, and which these are. It
-authorises freeing; so whatever in it does not add up is a
-:class:`CatalogError`, upon which the maintainer sets it aside and makes it
-anew.
+``format.rst`` describes its keys. The catalog belongs to the maintainer. It
+lists the counted recipes, and says how often they name each block. The catalog
+authorises freeing. So any contradiction in it raises :class:`CatalogError`;
+the maintainer then sets the catalog aside and rebuilds it.
 
-Changes are gathered in a :class:`Batch` and written at once. One thread at a
-time changes the catalog; any thread may read it meanwhile.
+A :class:`Batch` gathers changes, which are then written at once. One thread at
+a time changes the catalog; any thread may read it meanwhile.
 
-A recipe may name more counters than there is memory for. So it is counted from
-its first page of extents to its last, and un-counted from the last to the
-first, in batches of a bounded size. Between two of them it is *begun*: exactly
-the pages before a certain one are counted, whichever way it goes, so each
-batch says how far it is, and the next may go on or back. A *part* is what one
-of the batches counted; each but the last has a key of its own, which stays as
-long as its pages are counted. So of a batch that LevelDB loses in the middle
-something is missing in the ledger, as ever.
+A recipe may name more counters than fit into memory. So it is counted from its
+first page of extents to its last, and un-counted from the last to the first,
+in batches of a bounded size. Between two batches the recipe is *begun*:
+exactly the pages before a certain one are counted, in either direction. Each
+batch records this page, so the next one may count on, or un-count. A *part* is
+what one batch counted. Each part but the last has a key of its own, as long as
+its pages are counted. So if LevelDB loses a batch in the middle, the ledger
+lacks something, as it does without parts.
 
-A program that does not know parts must not take their counts for others'. So
-while there is one, the catalog's format is another.
+A program that does not know parts would take their counts for those of whole
+recipes. So while there is a part, the catalog has a newer format number.
 """
 
 from collections.abc import Callable
@@ -49,7 +48,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import leveldb
 from glance_dedup.maintenance import addresses as addresses_module
 
-# The newest that this program knows, and that of catalogs without parts.
+# The newest format that this program knows, and that of catalogs without
+# parts.
 FORMAT = 2
 _PLAIN = 1
 
@@ -142,22 +142,23 @@ _SCRUB_STATE: _Good = {
                          and all(map(_is_count, v.values()))),
 }
 
-# Samples older than a day are thinned out to one an hour, those older than
-# 90 days to one a day. Seconds.
+# Of samples older than a day one an hour is kept, of those older than 90 days
+# one a day. Seconds.
 _HISTORY = ((90 * 86400, 86400), (86400, 3600))
 
 
 class CatalogError(exceptions.DamagedError):
-    """The catalog is damaged, or contradicts itself or what is asked of it.
+    """The catalog is damaged, or contradicts itself or a caller's request.
 
-    Nothing that it says may be trusted any more.
+    Nothing in the catalog may be trusted any more.
     """
 
 
 class Batch:
-    """Changes to a catalog, to be written at once, or not at all.
+    """Changes to a catalog, which are written at once, or not at all.
 
-    Reading through it shows them. Dropping it undoes them.
+    Methods that take a batch read the catalog as if it were written. A batch
+    that is never written changes nothing.
     """
 
     def __init__(self) -> None:
@@ -165,16 +166,16 @@ class Batch:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the changes: of a batch that was written, to use it again."""
+        """Drop the changes, to use a batch again after it was written."""
         self._changes = {}
-        # Of the ledger's keys that come and go: their exclusive or; and how
-        # many more parts there are.
+        # The exclusive or of the ledger's keys that come and go, and by how
+        # much the number of parts grows.
         self._keys = 0
         self._parts = 0
-        # What the catalog says of its ledger with them.
+        # The catalog's fields about its ledger, with this batch.
         self._ledger: dict[str, Any] | None = None
         self.size = 0
-        """About how many bytes it has."""
+        """About how many bytes the changes have."""
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -192,7 +193,7 @@ class Batch:
         self._changes[key] = value
 
     def items(self) -> list[tuple[bytes, bytes | None]]:
-        """Keys and new values; None where one goes."""
+        """Keys and new values; None for a key that is deleted."""
         return list(self._changes.items())
 
 
@@ -201,14 +202,15 @@ class Extents(Protocol):
 
     @property
     def pages(self) -> int:
+        """How many pages there are."""
         ...
 
     def runs(self, page: int) -> bytes:
-        """Of one page; the first is number 0."""
+        """The packed runs of one page; the first page has number 0."""
 
 
 def facts_of(header: dict[str, Any], blocks: int) -> dict[str, Any]:
-    """What the ledger keeps of a recipe that names so many blocks."""
+    """The ledger's facts about a recipe that names so many blocks."""
     facts = {name: header[name] for name in (
         'image_id', 'project', 'size', 'zero_bytes', 'new_bytes',
         'stored_bytes', 'fragments', 'created')}
@@ -218,14 +220,14 @@ def facts_of(header: dict[str, Any], blocks: int) -> dict[str, Any]:
 
 
 def _part_id(key: bytes, value: bytes) -> int:
-    """What a part adds to the ledger's exclusive or."""
+    """The number with which a part enters the ledger's exclusive or."""
     return int.from_bytes(hashlib.sha256(key + value).digest()[:16], 'big')
 
 
 def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
-    """Runs, sorted into the chunks of counters that they touch.
+    """Runs by the chunks of counters that they touch: (group, chunk).
 
-    A run that touches two is in both.
+    A run that touches two chunks is in both.
     """
     chunks: dict[tuple[int, int], bytearray] = {}
     begin = at = 0
@@ -235,7 +237,7 @@ def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
             raise CatalogError(f'there are no {blocks} slots from {slot} in '
                                f'group {group}')
         chunk = slot >> _CHUNK_BITS
-        # The runs of an image come in long sequences within one chunk.
+        # An image's runs come in long sequences within one chunk.
         if key != (group, chunk):
             if at > begin:
                 chunks.setdefault(key, bytearray()).extend(runs[begin:at])
@@ -253,11 +255,14 @@ def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytes | bytearray]:
 class Catalog:
     """An open catalog.
 
+    One thread at a time writes; any thread may read meanwhile.
+
     :param path: the LevelDB database's directory
     :param repository_id: 32 hexadecimal digits; a catalog of another
         repository is refused
-    :param create: make a new one, not valid; there must be none
-    :raises CatalogError: if it is damaged, or not this repository's
+    :param create: make a new catalog, which is not valid yet; there must be
+        none
+    :raises CatalogError: if the catalog is damaged, or another repository's
     :raises NoSpaceError, AccessDenied, BusyError, StorageError: as their
         names say; the catalog may be good
     """
@@ -267,12 +272,13 @@ class Catalog:
         self.path = os.fspath(path)
         self._repository_id = repository_id
         self._closed = False
-        # Closing LevelDB under another thread's hands would end the process.
+        # If one thread closed LevelDB while another uses it, the process
+        # would crash.
         self._mutex = threading.RLock()
         self._db: plyvel.DB | None = None
         self._meta: dict[str, Any] = {}
         self._statistics: tuple[Any, dict[str, Any]] | None = None
-        self._changes = 0       # of the ledger or the groups' facts
+        self._changes = 0       # how many batches were written
         if create:
             self._create()
         else:
@@ -282,7 +288,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Have LevelDB for oneself, and turn plyvel's errors into ours."""
+        """Lock LevelDB, and turn plyvel's errors into ours."""
         try:
             with self._mutex:
                 yield
@@ -292,7 +298,10 @@ class Catalog:
                        f'{leveldb.words(e)}') from e
 
     def _check_files(self) -> None:
-        """LevelDB follows links, and writes to whatever it finds."""
+        """Raise CatalogError unless all files are ordinary and ours.
+
+        LevelDB follows links, and writes to whatever it finds.
+        """
         try:
             with os.scandir(self.path) as entries:
                 found = [(entry.path, entry.stat(follow_symlinks=False))
@@ -311,8 +320,8 @@ class Catalog:
 
     def _load(self, create: bool) -> None:
         with self._errors('open it'):
-            # Without paranoid checks LevelDB leaves out what it finds damaged
-            # in the middle of its log, and takes what follows.
+            # Without paranoid checks LevelDB skips damage in the middle of its
+            # log, and applies what follows.
             self._db = plyvel.DB(
                 self.path, create_if_missing=create, error_if_exists=create,
                 paranoid_checks=True, max_open_files=100,
@@ -355,7 +364,7 @@ class Catalog:
         if meta is None:
             raise CatalogError(f'the catalog {self.path} says nothing of '
                                'itself')
-        # First: another format may have other keys.
+        # Check the format first: another one may have other keys.
         if (type(meta.get('format')) is int
                 and not _PLAIN <= meta['format'] <= FORMAT):
             raise CatalogError(f'the catalog {self.path} has format '
@@ -381,43 +390,45 @@ class Catalog:
 
     @property
     def _open_db(self) -> plyvel.DB:
-        """REQUIRES: within _errors."""
+        """The database; opened again after a failed write.
+
+        REQUIRES: the caller is within _errors.
+        """
         if self._closed:
             raise exceptions.ClosedError(f'the catalog {self.path} is closed')
-        # After a write that failed.
         if self._db is None:
             self._open()
         return self._db
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Close the catalog; later calls raise ClosedError. Idempotent."""
         self._closed = True
         self._drop()
 
-    # -- what it says of itself -------------------------------------------
+    # -- what it says about itself ----------------------------------------
 
     @property
     def id(self) -> bytes:
-        """16 bytes, drawn when it was made."""
+        """16 random bytes, drawn when the catalog was made."""
         return bytes.fromhex(self._meta['catalog_id'])
 
     @property
     def sequence(self) -> int:
-        """Of the last accounting step (I9)."""
+        """The sequence of the last accounting step (I9)."""
         return self._meta['sequence']
 
     @property
     def valid(self) -> bool:
-        """False from its making until all images are counted (N2.3)."""
+        """False until all images are counted in a new catalog (N2.3)."""
         return self._meta['valid']
 
     @property
     def index_bits(self) -> int:
-        """By so many bits of the fingerprint the index is partitioned."""
+        """How many bits of a fingerprint give its page of the index."""
         return self._meta['index_bits']
 
     def disk_bytes(self) -> int:
-        """What it takes of the disk."""
+        """How many bytes of the disk the catalog's files occupy."""
         total = 0
         with contextlib.suppress(FileNotFoundError):
             with os.scandir(self.path) as entries:
@@ -434,24 +445,26 @@ class Catalog:
     def write(self, batch: Batch, sync: bool = False,
               sequence: int | None = None, valid: bool | None = None,
               index_bits: int | None = None) -> None:
-        """Write a batch, and with it what is given of the catalog itself.
+        """Write a batch, and with it new values of the catalog's own fields.
 
-        :param sync: on return it is durable. Not needed for what authorises
-            no freeing
-        :param sequence: of an accounting step
+        :param sync: make it durable before returning. Changes that authorise
+            no freeing don't need this
+        :param sequence: that of an accounting step
         :raises NoSpaceError: there is no room. The batch may be written or
-            not; it may be written again, since all its values are absolute
+            not. The caller may write it again, since all its values are
+            absolute
         """
         given = {'sequence': sequence, 'valid': valid,
                  'index_bits': index_bits}
         given = {k: v for k, v in given.items() if v is not None}
         try:
             with self._errors('write to it'):
-                # First: where it is opened anew, after a write that failed,
-                # it says of itself what that write may have made it say.
+                # First: after a failed write this opens the database again,
+                # and reads its fields, which that write may have changed.
                 out = self._open_db.write_batch(sync=sync)
                 if batch._keys:
-                    # Once: written a second time it must not undo itself.
+                    # Only once: a second write of this batch must not take
+                    # its keys out of the exclusive or again.
                     batch._ledger = batch._ledger or self._ledger_with(batch)
                     given.update(batch._ledger)
                 meta = {**self._meta, **given}
@@ -466,15 +479,15 @@ class Catalog:
                     out.put(_META_KEY, _to_json(meta))
                 out.write()
         except exceptions.RepositoryError:
-            # LevelDB's log may end in a torn record now, and what it would
-            # append to it would be lost. Opened anew it begins a new log.
+            # LevelDB's log may end in a torn record now. Records behind that
+            # would be lost. When opened again, LevelDB begins a new log.
             self._drop()
             raise
         self._meta = meta
         self._changes += 1
 
     def _ledger_with(self, batch: Batch) -> dict[str, Any]:
-        """What the catalog says of its ledger when a batch is written."""
+        """The catalog's fields about its ledger, once a batch is written."""
         parts = self._meta.get('parts', 0) + batch._parts
         ledger = int(self._meta['ledger'], 16) ^ batch._keys
         return {'ledger': f'{ledger:032x}', 'parts': parts,
@@ -496,8 +509,8 @@ class Catalog:
                need: tuple[str, ...] = ()) -> dict[str, Any]:
         """The fields of a JSON object.
 
-        :param good: what known fields must be like; others may be there, too
-        :param need: those of them that must be there
+        :param good: a check for each known field; there may be other fields
+        :param need: the known fields that must be there
         """
         try:
             fields = json.loads(value)
@@ -525,10 +538,10 @@ class Catalog:
 
     def _items(self, prefix: bytes, start: bytes | None = None,
                values: bool = True) -> Iterator[Any]:
-        """Keys with their values, or keys.
+        """Keys with their values, or only keys.
 
-        Page by page, so that others get their turn: what is changed behind
-        the present page is seen.
+        This reads page by page, so that other threads get their turn. It sees
+        changes that are made behind the present page.
         """
         stop = bytes([prefix[0] + 1])
         begin = prefix if start is None else start
@@ -548,32 +561,33 @@ class Catalog:
     def counted(self, txid: bytes, batch: Batch | None = None) -> bool:
         """Whether the recipe of this transaction id (16 bytes) is counted.
 
-        All of it: else it has no ledger key.
+        That means all of it: otherwise it has no ledger key.
         """
         return self._get(b'l' + txid, batch) is not None
 
     def begun(self, txid: bytes, batch: Batch | None = None) -> int:
-        """How many pages of a recipe are counted; 0 if none or all are."""
+        """How many pages of a begun recipe are counted; 0: it is not begun."""
         return self._begun(txid, batch)[1]
 
     def all_begun(self) -> Iterator[tuple[bytes, str]]:
-        """Transaction id and image id of each recipe that is begun."""
+        """Transaction id and image id of each begun recipe."""
         for key, value in self._items(b'b'):
             yield key[1:], self._parse(key, value, _BEGUN,
                                        tuple(_BEGUN))['image_id']
 
     def facts(self, txid: bytes, batch: Batch | None = None
               ) -> dict[str, Any] | None:
-        """What the ledger keeps of a counted recipe."""
+        """The ledger's facts about a counted recipe; None if not counted."""
         return self._read_json(b'l' + txid, _LEDGER, _NEEDED, batch)
 
     def txids(self) -> Iterator[bytes]:
         """The transaction ids of all counted recipes.
 
-        :raises CatalogError: at their end, if they, and the parts of these and
-            of what is begun, are not all that there must be. LevelDB does not
-            notice if a log of several is cut short, and has the later batches,
-            and not the earlier ones. REQUIRES: nothing is counted meanwhile
+        REQUIRES: nothing is counted meanwhile.
+
+        :raises CatalogError: behind the last one, if ledger keys, or parts of
+            recipes, are missing. LevelDB does not notice if one of several
+            logs is cut short: it then has later batches, but not earlier ones
         """
         ledger = parts = 0
         for key in self._items(b'l', values=False):
@@ -597,13 +611,13 @@ class Catalog:
 
     def count(self, batch: Batch, txid: bytes, recipe: Extents,
               facts: dict[str, Any], most: int = sys.maxsize) -> bool:
-        """Count a recipe from where it is: its blocks; at their end, its key.
+        """Count a recipe's further blocks; behind the last one, put its key.
 
-        REQUIRES: no key yet.
+        REQUIRES: the recipe has no ledger key yet.
 
         :param most: bytes; no page is added to a batch that has more
-        :returns: whether all is counted; else the batch is to be written, and
-            this to be called again with an empty one
+        :returns: whether all is counted; otherwise the caller writes the batch
+            and calls this again with an empty one
         """
         if self.counted(txid, batch):
             raise CatalogError(f'the recipe {txid.hex()} is counted already')
@@ -614,7 +628,8 @@ class Catalog:
                 self._add(batch, recipe.runs(page), 1)
                 page += 1
         finally:
-            # Also if the next page cannot be read: these are in the batch.
+            # Also if the next page cannot be read: the batch has the pages
+            # before it.
             if begun[1] < page < recipe.pages:
                 self._set_part(batch, txid, parts, page)
                 self._set_begun(batch, txid, facts['image_id'], parts + 1)
@@ -630,13 +645,14 @@ class Catalog:
                 most: int = sys.maxsize) -> bool:
         """Take a recipe's blocks off the counts, from its end.
 
-        Groups in which a count goes to zero become dirty. REQUIRES: its key,
-        or that it is begun.
+        Groups in which a count goes to zero become dirty. REQUIRES: the recipe
+        is counted or begun.
 
-        :param most: as for count
-        :returns: whether nothing of it is counted any more; else as count
-        :raises CatalogError: if neither is there, or a count would go below
-            zero
+        :param most: as for :meth:`count`
+        :returns: whether nothing of the recipe is counted any more; otherwise
+            as for :meth:`count`
+        :raises CatalogError: if the recipe is neither counted nor begun, or a
+            count would go below zero
         """
         facts = self.facts(txid, batch)
         parts, page = self._begun(txid, batch)
@@ -644,7 +660,7 @@ class Catalog:
             raise CatalogError(f'the recipe {txid.hex()} is not counted')
         if batch.size > most:
             return False
-        # The part that is being taken off, behind the end of the one before.
+        # The part that is being un-counted; it begins behind the one before.
         part = parts - 1
         image_id = None
         if facts is not None:
@@ -669,14 +685,14 @@ class Catalog:
         return not page
 
     def discount(self, batch: Batch, runs: bytes) -> int:
-        """Take runs off the counts of a batch that is never written.
+        """Take runs off the counts in a batch that is never written.
 
         :returns: how many counts went to zero
         """
         return -self._add(batch, runs, -1)
 
     def preset(self, batch: Batch, group: int, counts: bytes) -> None:
-        """Have a group's counts in a batch that is never written."""
+        """Put a group's counts into a batch that is never written."""
         for chunk in range(-(-len(counts) // _CHUNK_BYTES)):
             at = chunk * _CHUNK_BYTES
             batch.put(_COUNTS.pack(b'c', group, chunk),
@@ -685,7 +701,7 @@ class Catalog:
     # -- recipes that are begun -------------------------------------------
 
     def _begun(self, txid: bytes, batch: Batch | None) -> tuple[int, int]:
-        """Of a recipe that is begun: in how many parts, and the pages."""
+        """How many parts and pages of a begun recipe are counted."""
         fields = self._read_json(b'b' + txid, _BEGUN, tuple(_BEGUN), batch)
         if fields is None:
             return 0, 0
@@ -693,7 +709,10 @@ class Catalog:
 
     def _set_begun(self, batch: Batch, txid: bytes, image_id: str | None,
                    parts: int) -> None:
-        """:param image_id: None: what it was"""
+        """Put a recipe's key of begun recipes; delete it for 0 parts.
+
+        :param image_id: None: keep the present one
+        """
         key = b'b' + txid
         known = self._read_json(key, _BEGUN, tuple(_BEGUN), batch)
         if parts:
@@ -703,7 +722,7 @@ class Catalog:
             batch.delete(key)
 
     def _end(self, txid: bytes, part: int, batch: Batch | None) -> int:
-        """The number of the page behind a part; 0 for what is before all."""
+        """The number of the page behind a part; 0 for a part below 0."""
         if part < 0:
             return 0
         key = _PART.pack(b'e', txid, part)
@@ -713,7 +732,7 @@ class Catalog:
         return _END.unpack(value)[0]
 
     def _begin(self, txid: bytes, part: int, page: int, batch: Batch) -> int:
-        """A part's first page, which is before `page`, its end."""
+        """The first page of the part that ends before `page`."""
         begin = self._end(txid, part - 1, batch)
         if part and begin >= page:
             raise self._damaged(f'part {part} of the recipe {txid.hex()} '
@@ -722,7 +741,7 @@ class Catalog:
 
     def _set_part(self, batch: Batch, txid: bytes, part: int,
                   end: int | None) -> None:
-        """Where a part ends; None: it is no more."""
+        """Record the page behind a part; None: the part is gone."""
         key = _PART.pack(b'e', txid, part)
         value = self._get(key, batch)
         if value is not None:
@@ -744,10 +763,10 @@ class Catalog:
     # -- image files ------------------------------------------------------
 
     def seen(self) -> Iterator[tuple[bytes, tuple[int, int, bytes]]]:
-        """Image ids, and the file that each one's recipe was last seen in.
+        """Image ids, and the file in which each image's recipe was last seen.
 
-        Its inode; when it was last written, nanoseconds since 1970; and the
-        transaction id that was read in it.
+        The file's inode; when it was last written, nanoseconds since 1970; and
+        the transaction id in it.
         """
         for key, value in self._items(b'i'):
             if len(value) != _SEEN.size:
@@ -757,14 +776,17 @@ class Catalog:
 
     def set_seen(self, batch: Batch, image_id: bytes,
                  file: tuple[int, int, bytes] | None) -> None:
-        """Remember the file of an image's recipe, or, with None, forget it."""
+        """Remember the file of an image's recipe; None: forget it."""
         if file is None:
             batch.delete(b'i' + image_id)
         else:
             batch.put(b'i' + image_id, _SEEN.pack(*file))
 
     def _add(self, batch: Batch, runs: bytes, delta: int) -> int:
-        """Returns how many blocks more are named now."""
+        """Add `delta` to the counts of all blocks in these runs.
+
+        Returns by how much the number of blocks with a count above 0 grew.
+        """
         used: dict[int, int] = {}
         for (group, chunk), some in _by_chunk(runs).items():
             key = _COUNTS.pack(b'c', group, chunk)
@@ -802,7 +824,7 @@ class Catalog:
 
     def counts(self, group: int, slots: int = addresses_module.GROUP_SLOTS,
                batch: Batch | None = None) -> bytes:
-        """How often each of the first slots of a group is named, 32 bits."""
+        """How often recipes name each of a group's first slots (32 bits)."""
         return b''.join(
             self._counts(_COUNTS.pack(b'c', group, chunk), batch)
             for chunk in range(-(-slots // CHUNK_SLOTS)))[:4 * slots]
@@ -811,7 +833,7 @@ class Catalog:
 
     def group(self, number: int, batch: Batch | None = None
               ) -> dict[str, Any]:
-        """What format.rst says is kept of a group."""
+        """The facts about a group that format.rst lists."""
         key = _GROUP.pack(b'g', number)
         value = self._get(key, batch)
         return dict(_GROUP_FACTS) if value is None else (
@@ -828,7 +850,7 @@ class Catalog:
         return facts
 
     def groups(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The groups of which something is known, with their facts."""
+        """The groups about which the catalog has facts, with these."""
         for key, value in self._items(b'g'):
             yield self._number(_GROUP, key), self._group_facts(key, value)
 
@@ -838,7 +860,10 @@ class Catalog:
                   _to_json({**self.group(number, batch), **facts}))
 
     def forget_group(self, batch: Batch, number: int) -> None:
-        """Of a group that is no more. REQUIRES: no count is above zero."""
+        """Drop the facts about a group that is gone.
+
+        :raises CatalogError: a count of the group is above zero
+        """
         if any(self.counts(number, batch=batch)):
             raise CatalogError(f'group {number} is gone, but blocks of it are '
                                'counted')
@@ -850,9 +875,9 @@ class Catalog:
         """Sums over the counted images, and over all groups.
 
         ``images``, ``logical_bytes``, ``zero_bytes``, ``nonzero_bytes``,
-        ``new_bytes``, ``stored_bytes``, ``blocks`` (named by recipes, each
-        time counted), ``unique_blocks``; and ``projects``: the same, without
-        the last, by project.
+        ``new_bytes``, ``stored_bytes``, ``blocks`` (counted each time that a
+        recipe names them), ``unique_blocks``; and ``projects``: the same sums
+        for each project, without ``unique_blocks``.
         """
         changes = self._changes
         if self._statistics is None or self._statistics[0] != changes:
@@ -884,7 +909,7 @@ class Catalog:
     # -- damaged blocks, scrub state, history -----------------------------
 
     def damaged(self) -> dict[int, dict[str, Any]]:
-        """The damaged blocks: address and facts."""
+        """The facts about each damaged block, by its address."""
         return dict(self._damaged_block(key, value)
                     for key, value in self._items(b'd'))
 
@@ -898,7 +923,7 @@ class Catalog:
 
     def set_damaged(self, batch: Batch, address: int,
                     facts: dict[str, Any] | None) -> None:
-        """Remember a damaged block, or, with None, forget it."""
+        """Remember facts about a damaged block; None: forget the block."""
         key = _NUMBER.pack(b'd', address)
         if facts is None:
             batch.delete(key)
@@ -906,7 +931,7 @@ class Catalog:
             batch.put(key, _to_json(facts))
 
     def scrub_state(self) -> dict[str, Any]:
-        """What was last set; at first nothing."""
+        """The state that was last set; at first an empty one."""
         return self._read_json(_SCRUB, _SCRUB_STATE) or {}
 
     def set_scrub_state(self, state: dict[str, Any]) -> None:
@@ -915,7 +940,7 @@ class Catalog:
         self.write(batch)
 
     def damaged_images(self) -> set[str]:
-        """The images that cannot be read as a whole, as far as is known."""
+        """The images that are known to have parts that cannot be read."""
         return {image_id for hit in (
             *self.damaged().values(),
             *self.scrub_state().get('unreadable', {}).values())
@@ -945,7 +970,9 @@ class Catalog:
     def history(self, since: float = 0) -> list[dict[str, Any]]:
         """The samples from `since` on, each with its ``time``.
 
-        One that is no sample is left out: no decision depends on it.
+        Malformed samples are left out, since no decision depends on them.
+
+        :param since: seconds since 1970
         """
         samples = []
         for key, value in self._items(
@@ -956,10 +983,10 @@ class Catalog:
         return samples
 
     def salvage(self) -> tuple[Batch, int]:
-        """What cannot be made anew: history, scrub state, damaged blocks.
+        """What a rebuild cannot derive: history, scrub state, damaged blocks.
 
-        Each item as far as it can be read and is well-formed; and how many are
-        not, or, of those that cannot be read, that there are some.
+        Returns the items that can be read and are well-formed, and how many
+        are lost. If the rest of one kind cannot be read, it counts as one.
         """
         batch = Batch()
         lost = 0
@@ -989,7 +1016,7 @@ class Catalog:
     # -- pages of the exact index -----------------------------------------
 
     def index_page(self, number: int) -> bytes:
-        """Its records, sorted; b'' if there are none."""
+        """The page's records, sorted; b'' if there are none."""
         page = self._get(_GROUP.pack(b'f', number)) or b''
         records = [page[at:at + _RECORD_BYTES]
                    for at in range(0, len(page), _RECORD_BYTES)]
@@ -1008,10 +1035,10 @@ class Catalog:
     # -- known duplicates -------------------------------------------------
 
     def duplicates(self, group: int, batch: Batch | None = None) -> bytes:
-        """The duplicates of a group's blocks, not merged yet.
+        """The duplicates of a group's blocks that are not merged yet.
 
-        Pairs of addresses (2 x 64 bits), sorted: the block in this group that
-        the index has, and another one with its fingerprint.
+        Sorted pairs of addresses (2 x 64 bits): the block in this group that
+        is in the index, and another block with the same fingerprint.
         """
         pairs = self._get(_GROUP.pack(b'p', group), batch) or b''
         if len(pairs) % _PAIR_BYTES or not _are_pairs(pairs, group):
@@ -1027,7 +1054,7 @@ class Catalog:
             batch.delete(key)
 
     def groups_with_duplicates(self) -> list[int]:
-        """The groups of which there are any, sorted."""
+        """The groups that have known duplicates, sorted."""
         return [self._number(_GROUP, key)
                 for key in self._items(b'p', values=False)]
 

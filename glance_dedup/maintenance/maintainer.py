@@ -2,8 +2,8 @@
 
 """The maintainer: its lock, and a catalog that may be trusted.
 
-One process at a time maintains a repository. Its tasks, in ``dedupd/``, take a
-:class:`Maintainer`. Rules N1 to N6 are those of the design document.
+One process at a time maintains a repository. The tasks in ``dedupd/`` take a
+:class:`Maintainer`. The design document states rules N1 to N6.
 """
 
 from collections.abc import Callable
@@ -28,17 +28,17 @@ from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.repository import repository as repository_module
 
-#: Bytes of a batch after which it is written, where several may be.
+#: Work that may take several batches writes a batch when it has so many bytes.
 BATCH_BYTES = 4 << 20
 
-# On a full disk LevelDB still needs room to say that something is free: for
-# the batch, and for a new log and a table when it is opened again.
+# Even to free blocks on a full disk, LevelDB needs room: for the batch, and
+# for a new log and a table when it is opened again. This file keeps that room.
 _RESERVE = 'catalog-reserve'
 RESERVE_BYTES = 32 << 20
-_RESERVE_SHARE = 32     # of the file system's bytes at most one in so many
-# And inodes, for its files: so many empty ones beside it.
+_RESERVE_SHARE = 32     # the file has at most 1/32 of the file system's bytes
+# LevelDB's files need inodes, too. Empty files keep them.
 _RESERVE_INODES = [f'{_RESERVE}-{i}' for i in range(1, 9)]
-# XFS hands out anew what was unlinked only some time later. Seconds.
+# XFS reuses the space of an unlinked file only some time later. Seconds.
 _ROOM_PAUSES = (0.01, 0.1, 1)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -52,15 +52,16 @@ _Result = TypeVar('_Result')
 
 
 def txid_of_name(name: str) -> bytes | None:
-    """The transaction id that a spool entry's name tells (kinds T and M)."""
+    """The transaction id in a spool entry's name (kinds T and M), or None."""
     found = _NAMED.fullmatch(name)
     return bytes.fromhex(found[1]) if found else None
 
 
 class RecipeError(Exception):
-    """A recipe's extents cannot be read; says why.
+    """A recipe's extents cannot be read. The message says why.
 
-    A class of its own, since what the catalog raises must not be taken for it.
+    This is a class of its own, so that nobody mistakes an error of the catalog
+    for one of a recipe.
     """
 
 
@@ -72,7 +73,10 @@ class Extents:
         self.pages = recipe.pages
 
     def runs(self, page: int) -> bytes:
-        """:raises RecipeError: as its name says"""
+        """The runs of one page, packed.
+
+        :raises RecipeError: the page cannot be read
+        """
         try:
             return self._recipe.runs(page, 1)
         except exceptions.UNREADABLE as e:
@@ -80,7 +84,7 @@ class Extents:
 
 
 def _measure(recipe: _engine.Recipe) -> int:
-    """How many blocks a recipe names; all of it is read, and verified."""
+    """How many blocks a recipe names. Reads and verifies the whole recipe."""
     try:
         return recipe.measure()
     except exceptions.UNREADABLE as e:
@@ -92,22 +96,22 @@ class Busy:
     """A group that a collection found in use."""
 
     hold: float
-    """For how long the collector's intent is announced the next time."""
+    """For how long the collector announces its intent next time, seconds."""
     turn: float
-    """When, by time.monotonic(), it is to be announced, or ends."""
+    """When the announcement is to begin or to end, by time.monotonic()."""
     announced: bool = False
-    """Whether its intent byte is held."""
+    """Whether the collector holds the group's intent byte."""
 
 
 class Maintainer:
     """The maintainer of a repository, from the lock to :meth:`close`.
 
-    Belongs to one thread at a time; any thread may read the catalog's
-    statistics, :attr:`warnings` and :meth:`unreadable`.
+    One thread at a time uses it; any thread may read the catalog's statistics,
+    :attr:`warnings` and :meth:`unreadable`.
 
-    :param progress: called as `progress(done, total, what)` while a catalog
-        is made anew, which takes seconds for each hundred images
-    :raises BusyError: if another process maintains it
+    :param progress: called as `progress(done, total, what)` during a rebuild
+        of the catalog, which takes seconds for each hundred images
+    :raises BusyError: if another process maintains the repository
     :raises NoSpaceError, StorageError, AccessDenied: as their names say
     """
 
@@ -120,16 +124,16 @@ class Maintainer:
         self.engine = _engine.Maintenance(self.handle)
         self.warnings: list[str] = []
         self.busy: dict[int, Busy] = {}
-        """Groups that collections found in use, to be collected next time."""
+        """Groups that collections found in use; the next one tries again."""
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
-        """What a recompression that made way goes on with, and its codec and
-        level as numbers; it is closed with the engine."""
+        """What an interrupted recompression continues, and its codec and level
+        as numbers. Closing the engine closes it."""
         self._catalog: catalog_module.Catalog | None = None
         self._unreadable: dict[str, tuple[str, int, str]] = {}
-        # Counted images whose recipes are gone: transaction ids, image ids.
+        # Counted images whose recipes are lost: image ids by transaction ids.
         self._vanished: dict[bytes, str] = {}
-        self._fenced = -1       # the newest record of the fence, if known
-        self._fence_good = False    # it is of this catalog
+        self._fenced = -1       # the newest sequence in the fence, if known
+        self._fence_good = False    # whether the fence has this catalog's
         try:
             if not self.engine.lock():
                 raise exceptions.BusyError(
@@ -141,24 +145,27 @@ class Maintainer:
 
     @property
     def intent_ends(self) -> float | None:
-        """When, by time.monotonic(), the first intent is to end.
+        """When the first announced intent is to end, by time.monotonic().
 
-        A collection then ends it. None: none is announced.
+        A collection then ends it. None: no intent is announced.
         """
         return min((busy.turn for busy in self.busy.values()
                     if busy.announced), default=None)
 
     @property
     def catalog(self) -> catalog_module.Catalog:
-        """The catalog; a rebuild puts another one in its place."""
+        """The catalog. A rebuild replaces this object.
+
+        :raises CatalogError: there is none, since a rebuild failed
+        """
         if self._catalog is None:
             raise catalog_module.CatalogError(
                 f'{self.repository.path} has no catalog: its rebuild failed')
         return self._catalog
 
     def close(self) -> None:
-        """Give the lock back. Idempotent."""
-        # First: the lock keeps others from the catalog.
+        """Close the catalog and release the lock. Idempotent."""
+        # First the catalog: the lock keeps other processes from it.
         self._close_catalog()
         self.engine.close()
 
@@ -181,14 +188,14 @@ class Maintainer:
     def _start(self, progress: Progress | None) -> None:
         fence = self.engine.read_fence()
         if fence is None and not os.path.lexists(self._path(_CATALOG)):
-            # The first maintainer of all.
+            # This repository had no maintainer before.
             self.rebuild(progress)
             return
         try:
             self._open_catalog()
             self._check_fence(fence)
-            # N2.2, even if they look equal: what was read of the fence may
-            # not be on the disk.
+            # N2.2. Even a fence that looks right is written again: what was
+            # read may not be on the disk yet.
             self._write_fence()
         except catalog_module.CatalogError as e:
             self.rebuild(progress, str(e))
@@ -201,7 +208,7 @@ class Maintainer:
         self._catalog = self._with_room(opened)
 
     def _check_fence(self, fence: bytes | None) -> None:
-        """N2.1: raise CatalogError if the catalog must not be used."""
+        """Raise CatalogError if the catalog must not be used (N2.1)."""
         if not self.catalog.valid:
             raise catalog_module.CatalogError(
                 f'the making of the catalog {self.catalog.path} did not end')
@@ -226,13 +233,15 @@ class Maintainer:
     def reconcile(self, progress: Progress | None = None) -> None:
         """Compare images/ with the ledger, before anything is freed (I9).
 
-        Others go on meanwhile. Since images/ is listed before the spool, and
-        only the maintainer removes entries, whatever was committed or deleted
-        before the listing, and is not settled, has its entry in the spool.
+        Other processes go on meanwhile. This method lists images/ first, then
+        the spool, and only the maintainer removes spool entries. So every
+        commit or deletion before the first listing that is not settled has its
+        entry in the spool.
 
-        An image without a key is counted. A key without an image or entry is
-        of a recipe that was not deleted, but lost: nothing is freed until it
-        is back, or given up. The same holds for what is begun.
+        An image without a ledger key is counted now. If a key has neither an
+        image nor an entry, its recipe was not deleted, but lost. Then nothing
+        is freed until the recipe is back, or an operator gives it up. The same
+        holds for a recipe that is begun.
 
         :raises CatalogError: if the ledger is not complete
         """
@@ -250,11 +259,11 @@ class Maintainer:
             left.discard(txid)
             image_id = unannounced.pop(txid, None)
             if image_id is not None and not live:
-                # Deleted just now, or the entry is not what it was.
+                # The image was deleted just now, or its entry has changed.
                 doubtful.add(image_id)
         self._vanished = {}
         for txid in left:
-            # Counted while its header could still be read.
+            # Its header could still be read when it was counted.
             image_id = begun.get(txid) or (
                 self.catalog.facts(txid) or {}).get('image_id')
             if image_id not in self._unreadable:
@@ -270,11 +279,11 @@ class Maintainer:
             self._count(sorted(doubtful), progress)
 
     def _txids(self, image_ids: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Those images that are still there, with their transaction ids.
+        """Those images that still exist, with their transaction ids.
 
-        Recipes are written once. So one that is in the same file as when it
-        was last read, by inode and time of writing, is not read again: all of
-        them would cost a seek each.
+        A recipe is written once. If inode and time of writing are those of the
+        last reading, the recipe is not read again: reading every recipe would
+        cost a seek each.
         """
         known = dict(self.catalog.seen())
         changed = []
@@ -298,12 +307,12 @@ class Maintainer:
                     (recipe.inode, recipe.modified, txid))
             yield image_id, txid
         if len(batch):
-            # If there is no room they are read again the next time.
+            # Without room for this batch, the next call reads them again.
             with contextlib.suppress(exceptions.NoSpaceError):
                 self.catalog.write(batch)
 
     def _file_of(self, image_id: str) -> tuple[int, int] | None:
-        """Inode and time of writing; None if that cannot be told."""
+        """A recipe's inode and time of writing; None: they are not known."""
         try:
             found = os.lstat(self._path(f'images/{image_id}'))
         except OSError:
@@ -311,7 +320,7 @@ class Maintainer:
         return found.st_ino, found.st_mtime_ns
 
     def _entry_facts(self, name: str) -> tuple[bytes | None, bool]:
-        """The transaction id of an entry, and whether it is an image now."""
+        """The transaction id of an entry, and whether it is live."""
         try:
             with contextlib.closing(self.engine.open_entry(name)) as entry:
                 if entry.complete:
@@ -321,7 +330,7 @@ class Maintainer:
         return txid_of_name(name), False
 
     def _images(self) -> list[str]:
-        """All images; and a warning of each other file in images/."""
+        """All images. Adds a warning for each other file in images/."""
         images = []
         with _os_errors('cannot list images'):
             names = sorted(os.listdir(self._path('images')))
@@ -335,9 +344,10 @@ class Maintainer:
 
     def _recipes(self, image_ids: list[str]
                  ) -> Iterator[tuple[str, _engine.Recipe]]:
-        """The recipes of those images that are still there in their turn.
+        """The recipes of these images; skips images that are gone by then.
 
-        The caller closes them. One that cannot even be opened is noted.
+        The caller closes the recipes. A recipe that cannot even be opened is
+        noted as unreadable.
         """
         for image_id in image_ids:
             try:
@@ -353,12 +363,12 @@ class Maintainer:
 
     def rebuild(self, progress: Progress | None = None,
                 why: str | None = None) -> None:
-        """Make the catalog anew.
+        """Rebuild the catalog.
 
-        The old one is set aside if there is something wrong with it. If this
-        fails or is killed, the next start, or task, begins it anew (N2.4).
+        A bad catalog is set aside. If the rebuild fails or is killed, the next
+        start, or task, begins it again (N2.4).
 
-        :param why: what is wrong with the old one, in words; None: nothing
+        :param why: what is wrong with the old catalog, in words; None: nothing
         """
         if why is not None:
             self.warnings.append(
@@ -378,9 +388,9 @@ class Maintainer:
         self._catalog = catalog
         catalog.write(kept)
         self._count(self._images(), progress, unfinished=True)
-        # N2.3. An image that was counted and whose link is lost in a crash
-        # has an entry in the spool, and one that was not counted since its
-        # unlinking was seen does not come back.
+        # N2.3. If a crash loses the link of an image that was counted, the
+        # image has an entry in the spool. An image that was already unlinked,
+        # and so was not counted, does not come back.
         self.engine.sync('images')
         self.engine.sync('spool')
         catalog.write(catalog.batch(), sync=True, valid=True,
@@ -391,8 +401,8 @@ class Maintainer:
                     ) -> tuple[int, catalog_module.Batch]:
         """Move the old catalog out of the way.
 
-        Returns the sequence that the new one is to have, and what of the old
-        one cannot be made anew.
+        Returns the sequence for the new catalog, and those items of the old
+        one that cannot be derived again.
         """
         fence = self.engine.read_fence()
         if fence is not None:
@@ -401,7 +411,7 @@ class Maintainer:
         kept = catalog_module.Batch()
         path = self._path(_CATALOG)
         if os.path.lexists(path):
-            # Whether it can be read at all is to be seen.
+            # Perhaps the old catalog cannot be read at all.
             with contextlib.suppress(exceptions.RepositoryError):
                 if self._catalog is None:
                     self._catalog = catalog_module.Catalog(
@@ -422,7 +432,7 @@ class Maintainer:
         return self._next_sequence(known), kept
 
     def _remove_set_aside(self) -> None:
-        """Only the last catalog that was set aside is kept."""
+        """Remove earlier catalogs that were set aside: only the last stays."""
         directory, prefix = os.path.split(_SET_ASIDE)
         for name in os.listdir(self._path(directory)):
             if name.startswith(prefix):
@@ -432,8 +442,8 @@ class Maintainer:
                unfinished: bool = False) -> None:
         """Count images that have no ledger key.
 
-        Without a ledger key each was not counted yet (N1). One that is
-        deleted meanwhile has its entry, by which it is un-counted.
+        An image without a ledger key was not counted yet (N1). If an image is
+        deleted meanwhile, its spool entry leads to its un-counting.
 
         :param unfinished: the catalog is not valid yet
         """
@@ -456,11 +466,12 @@ class Maintainer:
     def _write_counts(self, batch: catalog_module.Batch,
                       unfinished: bool) -> None:
         if unfinished:
-            # Synced: of batches that are not, LevelDB may lose some, and have
+            # Synced: LevelDB may lose a batch that is not synced, and keep
             # later ones that are.
             self.catalog.write(batch, sync=True)
         else:
-            # Seen in images/ above; so that what is counted is there (N5.1).
+            # The images were seen in images/ above. The sync makes their links
+            # durable before they are counted (N5.1).
             self.engine.sync('images')
             self.settle(batch)
 
@@ -479,9 +490,9 @@ class Maintainer:
 
     def guard(self, work: Callable[[], _Result],
               progress: Progress | None = None) -> _Result:
-        """Do `work`; and once more, after a rebuild, if the catalog is bad.
+        """Do `work`. If the catalog is bad, rebuild it and do `work` again.
 
-        Each task does its own so.
+        Every task runs its work through this method.
         """
         if self._catalog is None or not self._catalog.valid:
             self.rebuild(progress)
@@ -495,13 +506,14 @@ class Maintainer:
 
     def count(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
               write: Callable[[], None]) -> None:
-        """Count a recipe, all of it, in as many steps as it takes (N5.2).
+        """Count a whole recipe, in as many steps as it takes (N5.2).
 
-        What write() raises ends it between two steps: the next to account for
-        the recipe goes on, or back, from there.
+        An exception from `write` ends the work between two steps. The next
+        call that counts or un-counts the recipe continues from there.
 
         :param write: makes a step of the batch, and clears it
-        :raises RecipeError: it cannot be read; what could be is in the batch
+        :raises RecipeError: the recipe cannot be read; the batch has the pages
+            that could be read
         """
         header, extents = recipe.header(), Extents(recipe)
         facts = catalog_module.facts_of(header, _measure(recipe))
@@ -511,23 +523,24 @@ class Maintainer:
 
     def uncount(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
                 write: Callable[[], None]) -> None:
-        """Un-count what is counted of a recipe; as :meth:`count`."""
+        """Un-count what is counted of a recipe; otherwise as :meth:`count`."""
         txid, extents = recipe.header()['transaction_id'], Extents(recipe)
-        _measure(recipe)    # damage is met with before the first step
+        _measure(recipe)    # finds damage before the first step
         while not self.catalog.uncount(batch, txid, extents, BATCH_BYTES):
             write()
 
     def settle(self, batch: catalog_module.Batch) -> None:
-        """One accounting step: the batch, synced; then the fence (I9).
+        """One accounting step: write and sync the batch, then the fence (I9).
 
-        On return spool entries may be unlinked that the batch, or an earlier
-        one, settled. With an empty batch it only makes sure of the fence.
+        When it returns, the caller may unlink spool entries that this batch,
+        or an earlier one, settled. With an empty batch this only makes sure of
+        the fence.
 
-        :raises NoSpaceError: there is no room in the catalog; whether the
-            batch is in it or not, nothing may be unlinked on its account
+        :raises NoSpaceError: the catalog has no room. The batch may be written
+            or not; the caller must not unlink anything because of it
         """
         if len(batch):
-            # First: it may be written though that fails.
+            # First: a write that fails may still have written the batch.
             self._fence_good = False
             self.write(batch, sync=True, sequence=self._next_sequence(
                 self.catalog.sequence))
@@ -535,15 +548,16 @@ class Maintainer:
             self._write_fence()
 
     def write(self, batch: catalog_module.Batch, **options: Any) -> None:
-        """As the catalog's own, but with the room that is kept for it."""
+        """Write a batch to the catalog, at need in the reserved room."""
         self._with_room(lambda: self.catalog.write(batch, **options))
 
     def _next_sequence(self, above: int) -> int:
-        """The catalog's next one.
+        """The catalog's next sequence.
 
-        It is above all that the fence ever was at, of whichever catalog,
-        since the higher one of its records counts; and odd where that is
-        even, so that its record is not written in place of the newest.
+        It is above every sequence that the fence ever had, of any catalog,
+        since the fence's higher record counts. It is odd if the fence's is
+        even, and even if that is odd, so that the new record does not replace
+        the newest one.
         """
         sequence = max(self._fenced, above) + 1
         return sequence + (sequence - self._fenced + 1) % 2
@@ -551,9 +565,9 @@ class Maintainer:
     # -- room for the catalog ---------------------------------------------
 
     def keep_reserve(self) -> None:
-        """See to it that the catalog has room on a disk that fills up.
+        """Reserve room for the catalog, for when the disk is full.
 
-        Called again when there may be room.
+        Tasks call this again when there may be room.
         """
         with contextlib.suppress(OSError):
             disk = os.statvfs(self.repository.path)
@@ -567,14 +581,14 @@ class Maintainer:
                 self._reserve(_RESERVE, size)
 
     def _reserve(self, name: str, size: int) -> None:
-        """Have a file of so many bytes, at least, and of nobody else's."""
+        """Make sure of an ordinary file with one name and at least `size`."""
         path = self._path(name)
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(path)
             if (stat.S_ISREG(status.st_mode) and status.st_nlink == 1
                     and status.st_size >= size):
                 return
-            # A name that leads elsewhere goes; not what it leads to.
+            # Removes a link, but not the file to which it leads.
             os.unlink(path)
         fd = access.make_file(path, access.file_mode(self.repository.path))
         try:
@@ -587,7 +601,7 @@ class Maintainer:
             os.close(fd)
 
     def _with_room(self, work: Callable[[], _Result]) -> _Result:
-        """Do something with the catalog, and again if it lacked room."""
+        """Do `work`. If it lacks room, free the reserve and do it again."""
         try:
             return work()
         except exceptions.NoSpaceError:
@@ -607,12 +621,15 @@ class Maintainer:
                 made = True
         return made
 
-    # -- blocks stored anew -----------------------------------------------
+    # -- blocks stored again ----------------------------------------------
 
     def relocation(self) -> _engine.Relocation:
-        """What stores blocks anew, where uploads find them; to be closed."""
-        # A filter that knows all groups learns of new blocks only from whoever
-        # stores them. One that is not there yet will read them.
+        """An object that stores blocks again, where uploads find them.
+
+        The caller closes it.
+        """
+        # If the filter knows all groups, it learns of new blocks only from the
+        # process that stores them. A filter that is made later reads them.
         self.repository._attach_filter(self.handle, create=False)
         return _engine.Relocation(self.engine, self.handle)
 
@@ -621,7 +638,8 @@ class Maintainer:
     def note_unreadable(self, name: str, error: str | None) -> None:
         """Remember a file whose blocks are unknown and not counted.
 
-        :param name: of the file, relative to the repository
+        :param name: the file's path, relative to the repository
+        :param error: what is wrong with the file; None: it has no header
         """
         inode = self._inode(name)
         if inode is not None:
@@ -629,7 +647,7 @@ class Maintainer:
                 name, inode, error or f'{name} has no header')
 
     def _inode(self, name: str) -> int | None:
-        """None: there is no such file; 0: that cannot be told."""
+        """A file's inode; None: there is no such file; 0: it is not known."""
         try:
             return os.lstat(self._path(name)).st_ino
         except FileNotFoundError:
@@ -638,19 +656,19 @@ class Maintainer:
             return 0
 
     def note_counted(self, image_id: str) -> None:
-        """What an image needs is counted, whether it can be read or not."""
+        """Note that an image is counted, whether it can be read or not."""
         self._unreadable.pop(image_id, None)
 
     def unreadable(self) -> dict[str, str]:
-        """What is not counted since it cannot be read, and what is wrong.
+        """What is not counted, since it cannot be read, and why.
 
-        Image ids, or names in the spool. While there is one, nothing may be
-        freed anywhere.
+        The keys are image ids, or names in the spool; the values say what is
+        wrong. While there is one, nothing may be freed anywhere.
         """
         result = {}
         for key, (name, inode, error) in list(self._unreadable.items()):
             now = self._inode(name)
-            # What cannot be told does not let anything be freed.
+            # In doubt it stays, so that nothing is freed.
             if now is not None and (now == inode or 0 in (now, inode)):
                 result[key] = error
             else:
@@ -674,7 +692,7 @@ class Maintainer:
             return True
 
     def retry_unreadable(self, progress: Progress | None = None) -> None:
-        """Count those images that can be read by now."""
+        """Count those unreadable images that can be read now."""
         images = [key for key, (name, _, _) in list(self._unreadable.items())
                   if name.startswith('images/')]
         if images:
@@ -683,7 +701,12 @@ class Maintainer:
     # -- what else the tasks share ----------------------------------------
 
     def image_of(self, inode: int) -> str | None:
-        """The image whose recipe is this inode; for one without a header."""
+        """The image whose recipe has this inode; None: there is none.
+
+        This finds the image of a recipe without a header.
+
+        :raises StorageError: images/ cannot be listed
+        """
         with (_os_errors('cannot list images'),
               os.scandir(self._path('images')) as entries):
             for entry in entries:
@@ -695,12 +718,14 @@ class Maintainer:
     def image_lock(self, image_id: str) -> Iterator[bool]:
         """Try the lock that deletes and merges of an image take (N9.1).
 
+        Gives whether the lock was free; the end of the block releases it.
+
         :raises StorageError: the file of these locks is missing
         """
         try:
             free = self.engine.lock_image(image_id)
         except exceptions.ImageNotFound as e:
-            # Nobody must take it for the image's absence.
+            # The caller must not think that the image is missing.
             raise exceptions.StorageError(str(e)) from e
         try:
             yield free
