@@ -2,15 +2,16 @@
 
 """Removing the fingerprint filters of repositories that nobody uses.
 
-A filter is a file on the host's tmpfs, so it is memory until it is removed.
-Whoever uses one holds a shared lock on it (``engine/files/filter.c``); so one
-that can be locked exclusively is used by nobody. It is removed if its
-repository is gone, or if nobody has opened it for :data:`UNUSED` seconds. A
-wrong guess costs little: a missing filter is made anew from the groups.
+A filter is a file on the host's tmpfs, so it occupies memory until it is
+removed. Every user of a filter holds a shared lock on it
+(``engine/files/filter.c``). So if a filter can be locked exclusively, nobody
+uses it. It is removed if its repository is gone, or if nobody has opened it
+for :data:`UNUSED` seconds. A wrong guess costs little: a missing filter is
+rebuilt from the groups.
 
-Which repository a filter is of stands in its header page, behind what the
-engine keeps there: the path, ended by a zero byte. When it was last opened is
-the file's time of writing.
+A filter's header page names its repository, behind the engine's own fields:
+the path, ended by a zero byte. The file's time of writing says when somebody
+last opened the filter.
 """
 
 import contextlib
@@ -23,9 +24,9 @@ import time
 
 from glance_dedup import _engine
 
-#: Seconds after which a filter that nobody opens goes, whatever it is of.
+#: A filter that nobody opens for so many seconds is removed in any case.
 UNUSED = 30 * 86400
-#: A use is noted anew after so many seconds.
+#: A use is noted again after so many seconds.
 NOTED = 86400
 
 _NAME = re.compile(r'([0-9a-f]{32})\.filter(\.new)?')
@@ -37,8 +38,8 @@ _MAX_JSON = 1 << 16
 def _open(path: str) -> int:
     """Open a filter, or what lies in its place; returns the descriptor.
 
-    Unlike `access.open_file` it waits for nobody who has a lease on the file:
-    a look at a filter can be taken another time.
+    Unlike `access.open_file` this does not wait for a lease on the file: a
+    later call can look at the filter as well.
     """
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
                    | os.O_CLOEXEC)
@@ -50,14 +51,15 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _repository_of(fd: int) -> bytes:
-    """The path that was noted; b'' if none was."""
+    """The repository's path in a filter; b'' if there is none."""
     return os.pread(fd, _PAGE - _PATH_AT, _PATH_AT).split(b'\0')[0]
 
 
 def note_use(path: str, repository: str) -> bool:
-    """Note in a filter which repository it is of, and that it is used.
+    """Note in a filter its repository's path and the time of this use.
 
-    :returns: whether that was worth noting: it is new, or was not used lately
+    :returns: whether this noted anything: the filter is new, or was not used
+        lately
     :raises OSError: as its name says
     """
     wanted = os.fsencode(os.path.realpath(repository))
@@ -98,7 +100,7 @@ def _is_gone(repository: bytes, repository_id: str) -> bool:
 def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
     fd = _open(path)
     try:
-        # As who opens or makes one does: first the lock, then the look.
+        # The engine, too, first locks a filter, then looks at its name.
         if not _engine.take_unused_filter(fd, unfinished):
             return
         status = os.fstat(fd)
@@ -115,7 +117,7 @@ def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
 def remove_dead(directory: str) -> None:
     """Remove the filters in a directory that nobody needs.
 
-    It may take long: repositories may be on file systems that do not answer.
+    This may take long: repositories may be on file systems that do not answer.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):

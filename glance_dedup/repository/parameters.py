@@ -2,8 +2,8 @@
 
 """What a repository is, fixed when it was created: ``repository.json``.
 
-:class:`Parameters` checks the values, writes the file's content, and parses it
-with every byte distrusted. Safe for use by several threads.
+:class:`Parameters` checks the values, and writes and parses the file's
+content. The parser trusts no byte of it. Safe for use by several threads.
 """
 
 import dataclasses
@@ -19,11 +19,16 @@ FORMAT_MAJOR = 1
 FORMAT_MINOR = 1
 _KIND = 'glance-dedup repository'
 _GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
-#: What ``gear`` alone means, and the block size that goes with it.
+#: The meaning of ``gear`` without numbers, and the block size for it.
 GEAR, GEAR_BLOCK = 'gear 2048 4096', 16384
 
 
 def need_range(name: str, value: int, low: int, high: int) -> None:
+    """Refuse a value that is not an integer from `low` to `high`.
+
+    :param name: what the value is, for the error's message
+    :raises InvalidParameter: names the value and its bounds
+    """
     if (not isinstance(value, int) or isinstance(value, bool)
             or not low <= value <= high):
         raise exceptions.InvalidParameter(
@@ -38,16 +43,16 @@ def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
 
 
 def full_cutting(cutting: str) -> str:
-    """As it stands in ``repository.json``."""
+    """A cutting as ``repository.json`` has it, with its numbers."""
     return GEAR if cutting == 'gear' else cutting
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """What a repository is; fixed when it was created.
+    """A repository's parameters, fixed when it was created.
 
-    :ivar block_size: of all blocks, or of the largest ones, if they are cut by
-        their content
+    :ivar block_size: bytes of each block; if blocks are cut by their content,
+        bytes of the largest ones
     """
 
     repository_id: str
@@ -65,11 +70,11 @@ class Parameters:
                group_slots: int = 32768, segment_size: int = 65536,
                fingerprint: str = 'sha256', compare: str = 'hash',
                cutting: str = 'fixed') -> 'Parameters':
-        """Of a new repository.
+        """Parameters of a new repository, with a new id.
 
-        :param block_size: None: 4096, or with cutting by content 16384
-        :param cutting: ``fixed``; ``gear``; or that with the smallest and the
-            average block's bytes, as in ``gear 2048 4096``
+        :param block_size: bytes; None: 4096, or with cutting by content 16384
+        :param cutting: ``fixed``; ``gear``; or ``gear`` with the smallest and
+            the average block's bytes, as in ``gear 2048 4096``
         :raises InvalidParameter: for a value out of bounds
         """
         if block_size is None:
@@ -82,7 +87,7 @@ class Parameters:
     def validate(self, allow_weak: bool = False) -> None:
         """Raise InvalidParameter naming the first value out of bounds.
 
-        :param allow_weak: also take the digest that only tests may choose
+        :param allow_weak: accept the digest that only tests may choose, too
         """
         _need_power_of_two('block_size', self.block_size, 512, 65536)
         need_range('group_slots', self.group_slots, 64, 32768)
@@ -103,7 +108,7 @@ class Parameters:
 
     @property
     def is_cryptographic(self) -> bool:
-        """Whether a fingerprint alone says which block it is of (I5)."""
+        """Whether equal fingerprints alone mean equal blocks (I5)."""
         return self.fingerprint != 'weak-8' and (
             _engine.is_cryptographic(self.fingerprint))
 
@@ -128,7 +133,7 @@ class Parameters:
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """The minimum and the average of gear; zeros where cuts are fixed."""
+        """Bytes of gear's smallest and average block; zeros for fixed cuts."""
         if self.cutting == 'fixed':
             return 0, 0
         match = (_GEAR.fullmatch(self.cutting)
@@ -141,7 +146,7 @@ class Parameters:
 
     @property
     def average_block(self) -> int:
-        """How long blocks are, about."""
+        """About how many bytes a block has."""
         return self.cuts[1] or self.block_size
 
     def to_json(self) -> bytes:
@@ -153,7 +158,11 @@ class Parameters:
     @classmethod
     def from_json(cls, content: bytes, path: str,
                   allow_weak: bool = False) -> 'Parameters':
-        """Parse repository.json; `path` is for the words of errors."""
+        """Parse repository.json.
+
+        :param path: the file's path, for messages
+        :raises DamagedError, VersionError: as their names say
+        """
         try:
             fields = json.loads(content)
             kind = fields.pop('kind')

@@ -2,14 +2,14 @@
 
 """Repositories: creating one, and storing, reading and deleting images.
 
-A :class:`Repository` is a directory; any number of processes and hosts may
+A :class:`Repository` is a directory. Any number of processes and hosts may
 have it open at once. They coordinate by kernel locks, links and renames in the
-directory itself; no daemon is needed.
+directory itself, and need no daemon.
 
 All objects here are safe for use by several threads at once. After a fork the
-child's :class:`Repository` opens itself anew at its next use; transactions and
-images that were open before the fork stay the parent's, and refuse with
-:class:`~glance_dedup.base.exceptions.ClosedError` in the child.
+child's :class:`Repository` opens itself again at its next use. Transactions
+and images that were open before the fork stay the parent's; in the child they
+raise :class:`~glance_dedup.base.exceptions.ClosedError`.
 
 Sizes and offsets are in bytes everywhere.
 """
@@ -46,7 +46,7 @@ from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 * 1024 * 1024
 
-#: What storing leaves free on the file system, MiB.
+#: How much room storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
 
 _PARAMETERS_FILE = 'repository.json'
@@ -57,14 +57,14 @@ _CODECS = ('none', 'lz4', 'zstd')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 _MAX_THREADS = 64
-# Where filters lie by default, and when one that could not be had is tried
-# again, seconds.
+# The default place of filters, and after how many seconds a filter that could
+# not be opened is tried again.
 _SHM = '/dev/shm'  # nosec: a tmpfs; what is in it has to be this user's
 _FILTER_AGAIN = 30.0
-# What the first store operation waits for, if the filter is not there or not
-# complete: that one of so many bytes is made, and so many slots, in at most 64
-# groups, are read into it, which takes some 20 ms. The rest is done by a
-# thread, so many slots at a time; duplicates are missed meanwhile.
+# If the filter is missing or not complete, the first store operation waits
+# until a filter of at most so many bytes is made, and so many slots, in at
+# most 64 groups, are read into it. That takes some 20 ms. A thread does the
+# rest, so many slots at a time; until it ends, duplicates are missed.
 _MADE_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 16
 _READ_IN_TURN = 1 << 19
@@ -72,27 +72,27 @@ _READ_IN_TURN = 1 << 19
 
 @dataclasses.dataclass(frozen=True)
 class ImageStat:
-    """What a recipe says about its image."""
+    """The facts in a recipe about its image. Sizes are in bytes."""
 
     image_id: str
     upload_id: str
     project: str
     scope: str
-    """Whose blocks it shares: 32 hexadecimal digits, zeros for those of
-    all."""
+    """The scope whose blocks the image shares: 32 hexadecimal digits, all
+    zeros for the global one."""
     size: int
     zero_bytes: int
     new_bytes: int
     """Plain bytes of the blocks that this image was the first to store."""
     stored_bytes: int
-    """Bytes written for them, after compression, with segment headers."""
+    """Bytes written for these blocks: compressed, with segment headers."""
     extents: int
     fragments: int
     """Runs of blocks that do not continue the run before them."""
     created: int
     """Seconds since 1970."""
     hash_name: str = ''
-    """Of the hash that whoever stored it computed; '' if it was none."""
+    """The name of the hash that the storing program computed; '': none."""
     hash_value: str = ''
     """Hexadecimal digits."""
 
@@ -115,11 +115,11 @@ def _key_file(digits: bytes) -> bytes:
 
 
 def _filter_directory(path: str | None) -> str:
-    """The directory for filter files: ours alone, made at need.
+    """The directory for filter files: this user's alone, made at need.
 
-    Every user may make a directory of any name in ``/dev/shm``; so one with
-    this user's name goes first, which systemd makes at each boot before
-    anybody else can (``etc/tmpfiles.d``).
+    Every user may make a directory of any name in ``/dev/shm``. So the first
+    choice is a directory with this user's name, which systemd makes at each
+    boot, before anybody else can (``etc/tmpfiles.d``).
     """
     if path is not None:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -151,37 +151,38 @@ class Repository:
     """An open repository.
 
     :param path: its directory
-    :param codec: for new segments: ``'none'``, ``'lz4'`` or ``'zstd'``
+    :param codec: the codec of new segments: ``'none'``, ``'lz4'`` or
+        ``'zstd'``
     :param codec_level: 1 to 19 for zstd; 0 is the codec's default
-    :param threads: for fingerprints and compression; None: one for each
-        processor, at most 4. 0 leaves all work to the caller's thread
-    :param filter_dir: where the fingerprint filter lies, on a tmpfs of this
+    :param threads: threads for fingerprints and compression; None: one for
+        each processor, at most 4; 0: the caller's thread does all work
+    :param filter_dir: the fingerprint filter's directory, on a tmpfs of this
         host; None: a directory of this user's in ``/dev/shm``
     :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
-        counts only where the filter does not exist yet
+        counts only if the filter does not exist yet
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
         images read through this object share; 0: none are kept
-    :param codec_yields: store segments as they are where processors are short
-    :param direct_io: write new blocks beside the page cache, where the file
-        system can
+    :param codec_yields: store segments uncompressed while processors are short
+    :param direct_io: write new blocks past the page cache, if the file system
+        can
     :param reserve_mib: room, MiB, that storing leaves free on the file system,
-        for deleting and collecting; but never more than a hundredth of it
+        for deleting and collecting; but never more than a hundredth of the
+        file system
     :raises InvalidParameter: for a value out of bounds
     :raises ImageNotFound: if there is no repository
     :raises DamagedError, VersionError, AccessDenied, StorageError:
-        as their names say. AccessDenied also for the superuser, if it is
-        somebody else's
-    :raises UnfitFileSystem: its locks would not keep others out
+        as their names say. AccessDenied also for the superuser, if the
+        repository is somebody else's
+    :raises UnfitFileSystem: the file system's locks would not keep others out
 
-    The first store operation opens this host's filter. One that cannot be had
-    (no room on the tmpfs) is a RuntimeWarning: images are stored without it,
-    but duplicates are missed. It is tried again by later ones.
+    The first store operation opens this host's filter. If that fails (no room
+    on the tmpfs), it gives a RuntimeWarning: images are stored without the
+    filter, but duplicates are missed. Later store operations try again.
 
-    :ivar filter_error: why the filter could not be had when that was last
-        tried, or looked at by :meth:`statistics`; None: nothing is known to
-        be wrong
+    :ivar filter_error: why the last try to open the filter failed, or what
+        :meth:`statistics` found; None: nothing is known to be wrong
     """
 
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
@@ -249,13 +250,13 @@ class Repository:
 
         :param chosen: as for
             :meth:`~glance_dedup.repository.parameters.Parameters.choose`
-        :param group_access: all members of the directory's group may use it;
-            else it is this user's alone
+        :param group_access: all members of the directory's group may use the
+            repository; otherwise it is this user's alone
         :raises InvalidParameter: for a value out of bounds, or a directory
             that holds something else
         :raises ImageExists: if the directory holds a repository already
 
-        What a call that died in the middle left is completed by the next.
+        If a call dies in the middle, the next call completes its work.
         """
         path = os.path.abspath(os.fspath(path))
         parameters = parameters_module.Parameters.choose(**chosen)
@@ -284,7 +285,7 @@ class Repository:
                 raise exceptions.ImageExists(
                     f'{path} is a repository already')
             files.sync_directory(path)
-            # The parent may be somebody else's, and not for us to open.
+            # The parent may be somebody else's, and closed to this user.
             with contextlib.suppress(PermissionError):
                 files.sync_directory(os.path.dirname(path))
 
@@ -300,7 +301,7 @@ class Repository:
             raise exceptions.InvalidParameter(
                 f'{path} is neither empty nor a repository: it holds '
                 f'{strange[0]}')
-        # A new id would make damage of what is there.
+        # With a new id, existing files would count as damaged.
         for name in names & {'groups', 'images'}:
             if os.listdir(os.path.join(path, name)):
                 if os.path.lexists(os.path.join(path, _PARAMETERS_FILE)):
@@ -349,9 +350,8 @@ class Repository:
     def handle(self) -> _engine.Repository:
         """The engine's handle of this process, opened at first use.
 
-        For who asks the engine for more than is here, as its maintainer does
-        (``_engine.pyi``). It is the repository's: nobody else closes it, and
-        nobody keeps it past a fork.
+        The maintainer and others use it for what this class does not offer
+        (``_engine.pyi``). Callers must not close it, nor keep it past a fork.
 
         :raises ClosedError: the repository is closed
         """
@@ -369,9 +369,9 @@ class Repository:
             return self._engine
 
     def close(self) -> None:
-        """Let go of the repository. Open images stay readable until closed.
+        """Close the repository. Open images stay readable until closed.
 
-        Idempotent. Later calls raise ClosedError.
+        Idempotent. Later calls of other methods raise ClosedError.
         """
         with self._mutex:
             self._closed = True
@@ -402,21 +402,21 @@ class Repository:
 
     @property
     def group_access(self) -> bool:
-        """Whether all members of a group may use it."""
+        """Whether all members of a group may use the repository."""
         with files.os_errors(f'cannot look at {self.path}'):
             return access.is_shared(os.stat(self.path))
 
     def room(self) -> tuple[int, int]:
         """Bytes free on the file system, and those that storing leaves free.
 
-        Storing is refused while there are fewer than that.
+        While the first number is below the second, storing is refused.
         """
         return self.handle().room()
 
     def need_room(self, size: int) -> None:
-        """See whether `size` bytes can be stored now.
+        """Check whether `size` bytes can be stored now.
 
-        :raises NoSpaceError: less than what is to be kept would be left
+        :raises NoSpaceError: less than the reserve would stay free
         """
         self.handle().check_room(size)
 
@@ -426,11 +426,12 @@ class Repository:
               scope: str | bytes = 'global') -> 'Transaction':
         """Start to store an image.
 
-        :param scope: whose blocks it shares: ``'global'``, those of all that
-            say so; ``'project'``, those that this project stored so; or a
-            scope's id of 16 bytes, as an image elsewhere has it
+        :param scope: the images with which it shares blocks: ``'global'``: all
+            global ones; ``'project'``: those that this project stored with
+            ``'project'``; or a scope's id of 16 bytes, taken from an image
+            elsewhere
         :raises ImageExists: at once, if the image is committed already
-        :raises NoSpaceError: at once, if no more is free than is to be kept
+        :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of
             ``A-Z a-z 0-9 _ -``
         """
@@ -448,11 +449,13 @@ class Repository:
             scope: str = 'global') -> ImageStat:
         """Store an image from a file's path or an object with ``read()``.
 
-        :param size: bytes that must come; None: as many as come
+        :param size: how many bytes the source must have; None: any number
         :param progress: called with the bytes read so far
-        :param scope: as for begin
-        :raises InvalidParameter: if fewer or more than `size` bytes come.
-            After any error nothing of the image is left.
+        :param scope: as for :meth:`begin`
+        :raises InvalidParameter: if the source has fewer or more bytes than
+            `size`
+
+        After any error no part of the image remains.
         """
         with contextlib.ExitStack() as stack:
             if isinstance(source, (str, os.PathLike)):
@@ -477,11 +480,11 @@ class Repository:
             return transaction.commit()
 
     def delete(self, image_id: str, upload_id: str | None = None) -> None:
-        """Delete an image. Whoever is reading it reads on.
+        """Delete an image. Readers that have it open can go on reading.
 
-        Its space comes back by collection.
+        A later collection frees its space.
 
-        :param upload_id: delete only if the image is of this upload
+        :param upload_id: delete the image only if it is of this upload
         :raises ImageNotFound, BusyError: as their names say
         """
         need_text('image id', image_id)
@@ -494,7 +497,7 @@ class Repository:
                    upload_id: str | None = None) -> 'Image':
         """Open an image for reading; it can be read until closed.
 
-        :param upload_id: open only if the image is of this upload
+        :param upload_id: open the image only if it is of this upload
         :raises ImageNotFound: if there is no such image
         :raises DamagedError: if its recipe is damaged
         """
@@ -503,19 +506,19 @@ class Repository:
             image_id, _upload_bytes(upload_id)), self)
 
     def block_reader(self) -> 'BlockReader':
-        """What reads back the blocks of an image on its way in."""
+        """An object that reads blocks of images that are being stored."""
         return BlockReader(self.handle().block_reader(), self)
 
     def stat(self, image_id: str) -> ImageStat:
-        """What the image's recipe says about it."""
+        """The facts in an image's recipe; raises as :meth:`open_image`."""
         with self.open_image(image_id) as image:
             return image.stat
 
     def images(self) -> list[str]:
         """The ids of all committed images, sorted.
 
-        Other names are left out: a network file system gives one to a file
-        that is removed while it is open.
+        Names that are no image ids are left out: a network file system gives
+        such a name to a file that is removed while it is open.
         """
         self.handle()
         path = os.path.join(self.path, 'images')
@@ -527,23 +530,27 @@ class Repository:
     def statistics(self) -> dict[str, int]:
         """Counts of this process since it opened the repository.
 
-        ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
-        ``candidates`` that the filter gave and the ``false_candidates`` among
-        them; ``cold_loads`` of fingerprint stores, and ``capped_loads`` left
-        out; ``compares`` by value; ``lock_refusals``; ``sync_points``;
-        ``bytes_read``; ``spare_reads`` of damaged blocks that a spare copy
-        stood in for; ``yielded_segments`` that were not compressed for want
-        of a processor; ``phase_samples``, blocks that were looked up at
-        another phase, and ``phase_changes``, batches that were cut anew at
-        one; ``store_reads``, ``store_seeks`` and ``store_bytes`` of
-        fingerprint stores read for look-ups, and ``image_reads``,
-        ``image_seeks`` and ``image_bytes`` of reading images, a seek being a
-        read that does not begin where the last one of its kind ended;
-        ``cache_bytes`` of the segment cache now, and its
-        ``cache_hits`` and ``cache_misses``. And of the host's filter:
-        ``filter_bytes``, ``filter_places``, ``filter_hints``,
-        ``filter_dropped``, ``filter_level``, ``filter_rebuilt`` (the last
-        group) and ``filter_complete``; zeros if the host has none yet.
+        * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``.
+        * Look-ups: ``candidates`` from the filter, and the
+          ``false_candidates`` among them; ``cold_loads`` of fingerprint
+          stores, and ``capped_loads`` that were left out; ``compares`` by
+          value; ``phase_samples``, blocks that were looked up at another
+          phase, and ``phase_changes``, batches that were then cut at another
+          phase.
+        * Reading and writing: ``lock_refusals``; ``sync_points``;
+          ``bytes_read``; ``spare_reads`` of spare copies in place of damaged
+          blocks; ``yielded_segments`` that were not compressed for want of a
+          processor.
+        * Disk access: ``store_reads``, ``store_seeks`` and ``store_bytes`` of
+          fingerprint stores that look-ups read; ``image_reads``,
+          ``image_seeks`` and ``image_bytes`` of reading images. A seek is a
+          read that does not begin where the last one of its kind ended.
+        * The segment cache: ``cache_bytes`` now, ``cache_hits`` and
+          ``cache_misses``.
+        * The host's filter: ``filter_bytes``, ``filter_places``,
+          ``filter_hints``, ``filter_dropped``, ``filter_level``,
+          ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
+          the host has no filter yet.
         """
         handle = self.handle()
         self._attach_filter(handle, create=False)
@@ -551,9 +558,9 @@ class Repository:
 
     def rebuild_filter(
             self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Empty this host's filter and make it anew from the groups.
+        """Empty this host's filter and rebuild it from the groups.
 
-        Others may go on storing meanwhile.
+        Other processes may go on storing meanwhile.
 
         :param progress: called with the groups done and their total
         """
@@ -578,9 +585,10 @@ class Repository:
 
     def _attach_filter(self, handle: _engine.Repository,
                        create: bool = True) -> None:
-        """Open the host's filter, once; whoever only reads makes none.
+        """Open the host's filter, once. After a failure, try again later.
 
-        One that could not be had is tried again after a while.
+        :param create: make the filter if there is none; processes that only
+            read don't create one
         """
         if self._filter_attached or time.monotonic() < self._filter_again:
             return
@@ -594,7 +602,7 @@ class Repository:
                     return
                 self._filter_file = path
                 handle.attach_filter(os.fsencode(path), self._filter_bytes)
-                # Last: no other thread may store before it is there.
+                # Last: no other thread may store before the filter is there.
                 self._filter_attached = True
             self.filter_error = None
             self._tidy_filters(path)
@@ -602,14 +610,14 @@ class Repository:
             self._filter_again = time.monotonic() + _FILTER_AGAIN
             error = str(e)
             if isinstance(e, OSError) and e.filename is None:
-                error = e.strerror or error     # a sentence of ours
+                error = e.strerror or error     # our own sentence
             if error != self.filter_error:
                 self.filter_error = error
                 warnings.warn('no fingerprint filter, so duplicates will be '
                               f'missed: {error}', RuntimeWarning, stacklevel=4)
 
     def _lack_of_room(self, path: str) -> str | None:
-        """What whoever stores will meet, if the filter is not there yet."""
+        """The error that making the missing filter would meet, if any."""
         place = os.path.dirname(path)
         system = os.statvfs(place)
         if system.f_bavail * system.f_frsize >= self._filter_bytes:
@@ -618,10 +626,10 @@ class Repository:
                 'of the filter')
 
     def _tidy_filters(self, path: str) -> None:
-        """Note that the filter is used; see to those that are not."""
+        """Note that the filter is used; remove filters that nobody uses."""
         with contextlib.suppress(OSError):
             if filters.note_use(path, self.path):
-                # Others' repositories may be on a disk that does not answer.
+                # Other repositories may be on a disk that does not answer.
                 threading.Thread(
                     target=filters.remove_dead,
                     args=(os.path.dirname(path),), daemon=True,
@@ -634,12 +642,12 @@ class Repository:
         try:
             return not os.path.exists(self._filter_path())
         except OSError:
-            return False    # attaching will say why
+            return False    # _attach_filter reports it
 
     def _complete_filter(self, handle: _engine.Repository) -> None:
-        """See to it that there is a filter, which knows what is stored.
+        """Make sure of a filter that knows the stored blocks.
 
-        What of that takes long is not waited for.
+        A thread does the part that takes long; this does not wait for it.
         """
         if self._rebuilding is not None:
             return
@@ -672,8 +680,8 @@ class Repository:
                 more, _, _ = handle.rebuild_filter(
                     self._groups_of(_READ_IN_TURN))
             except exceptions.RepositoryError:
-                # The filter only holds hints: without the rest of them
-                # duplicates are missed, and the next process goes on here.
+                # The filter only holds hints. Without the rest of them,
+                # duplicates are missed. The next process goes on here.
                 return
 
 
@@ -686,9 +694,11 @@ _NOTHING_TO_DO = _NothingToDo()
 
 
 def need_text(name: str, value: str) -> None:
-    """Refuse what the engine cannot take for a string.
+    """Refuse a value that the engine cannot take as a string.
 
-    :raises InvalidParameter: as its name says
+    :param name: what the value is, for the error's message
+    :raises InvalidParameter: the value is no string, holds a NUL, or is not
+        valid Unicode
     """
     if not isinstance(value, str):
         raise exceptions.InvalidParameter(f'the {name} is not a string')
@@ -724,17 +734,17 @@ class Transaction:
     def __init__(self, image_id: str, engine: '_engine.Transaction',
                  repository: Repository) -> None:
         self.image_id = image_id
-        # A fork closes the descriptors of those repositories that live.
+        # Keeps the repository alive: only then a fork closes its descriptors.
         self._repository = repository
         self._engine = engine
         self.upload_id: str = engine.upload_id.hex()
-        """32 hexadecimal digits, never used again."""
+        """32 hexadecimal digits; no other upload ever has them."""
 
     def write(self, data: Any) -> int:
         """Append bytes to the image; returns their number.
 
-        The data is the caller's again on return, though it may not be on the
-        disk yet. After an error only abort is left.
+        The caller may reuse the buffer when this returns, though the bytes may
+        not be on the disk yet. After an error only :meth:`abort` is possible.
 
         :raises NoSpaceError, StorageError: as their names say
         """
@@ -743,38 +753,44 @@ class Transaction:
     def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
         """Look blocks up by their fingerprints, for :meth:`add`.
 
-        Blocks that this transaction wrote are found, too. What is found stays
-        until the transaction ends. Where the repository compares blocks by
-        value nothing is found, since nobody has their bytes.
+        This finds blocks that this transaction wrote, too. Blocks that it
+        finds stay until the transaction ends. If the repository compares
+        blocks by value, this finds none, since it has no bytes to compare.
 
         :param fingerprints: 32 bytes for each block
-        :param lengths: its plain bytes, a little-endian number of 32 bits each
-        :returns: an address of 64 bits for each block; 0: it is to be written
-        :raises NoSpaceError, StorageError: what was written before could not
-            be stored; only abort is left
+        :param lengths: each block's plain bytes, a little-endian number of 32
+            bits
+        :returns: an address of 64 bits for each block; 0: the caller has to
+            write the block
+        :raises NoSpaceError, StorageError: bytes written before could not be
+            stored; only :meth:`abort` is possible
         """
         return self._engine.find(fingerprints, lengths)
 
     def add(self, fingerprints: bytes, lengths: bytes,
             addresses: bytes) -> None:
-        """Append blocks that :meth:`find` found; arguments as there.
+        """Append blocks that :meth:`find` found.
 
+        :param fingerprints: as for :meth:`find`
+        :param lengths: as for :meth:`find`
+        :param addresses: as :meth:`find` returned them
         :raises InvalidParameter: if the last ``write`` ended within a block,
-            or if find of this transaction would not return one of the
+            or this transaction's :meth:`find` would not return one of the
             addresses for its block. Nothing is appended then.
-        :raises NoSpaceError, StorageError: only abort is left
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
         self._engine.add(fingerprints, lengths, addresses)
 
     def write_blocks(self, data: Any, lengths: bytes) -> bytes:
-        """Append blocks that were cut elsewhere, and stay as they are.
+        """Append blocks that were cut elsewhere; they are not cut again.
 
-        :param data: their bytes, one behind the other
+        :param data: the blocks' bytes, one block behind the other
         :param lengths: as for :meth:`find`
-        :returns: their addresses, as find's; 0 for one that is all zeros
+        :returns: the blocks' addresses, as from :meth:`find`; 0 for a block of
+            zeros
         :raises InvalidParameter: if the last ``write`` ended within a block,
-            or one is longer than a block may be here
-        :raises NoSpaceError, StorageError: only abort is left
+            or a block is longer than this repository's blocks may be
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
         return self._engine.write_blocks(data, lengths)
 
@@ -783,46 +799,51 @@ class Transaction:
 
         :raises InvalidParameter: if the last ``write`` ended within a block,
             or the image would become longer than any file
-        :raises NoSpaceError, StorageError: only abort is left
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
         parameters_module.need_range('length', length, 0, (1 << 63) - 1)
         self._engine.add_zeros(length)
 
     def keep(self) -> None:
-        """Make what was stored so far durable, and known to others.
+        """Make the blocks stored so far durable, and known to others.
 
-        The next transaction finds it, even if this one is aborted, until it
-        is collected.
+        Later transactions find these blocks, even if this one is aborted,
+        until a collection frees them.
 
-        :raises NoSpaceError, StorageError: only abort is left
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
         self._engine.keep()
 
     def set_hash(self, name: str, value: bytes) -> None:
-        """Say what hash all of the image has; the recipe records it.
+        """Set the whole image's hash, which the recipe records.
 
-        :param name: as hashlib has it
-        :raises InvalidParameter: no recipe has room for it
+        :param name: the hash's name in hashlib
+        :param value: the digest
+        :raises InvalidParameter: the hash is too long for a recipe
         """
         self._engine.set_hash(name, value)
 
     def commit(self) -> ImageStat:
-        """Make the image exist, durable.
+        """Make the image exist, durably.
 
         :raises ImageExists: if another transaction committed the id first
         :raises StorageError: if the disk failed. If it failed after the image
-            came into being the image stays: ask ``stat``.
+            came to exist, the image stays: :meth:`Repository.stat` tells.
         """
         return _image_stat(self._engine.commit())
 
     def commit_open(self) -> 'Image':
-        """As commit; the image, opened while its blocks were still held."""
+        """Commit, and return the image, open for reading.
+
+        It was opened while the transaction still held its blocks. Raises as
+        :meth:`commit`.
+        """
         return Image(self._engine.commit_open(), self._repository)
 
     def abort(self) -> None:
-        """Give the image up; its recipe and unsynced blocks are gone.
+        """Give up the image; its recipe and unsynced blocks are dropped.
 
-        Idempotent, and without effect after a commit.
+        Idempotent; it has no effect after a commit.
         """
         self._engine.abort()
 
@@ -849,17 +870,20 @@ class Image:
     def readinto(self, buffer: Any, offset: int = 0) -> int:
         """Fill a writable buffer from `offset`; returns the bytes read.
 
-        Fewer than asked for only at the image's end.
+        They are fewer than the buffer's only at the image's end.
 
-        :raises DamagedError: names the file and the offset in it; nothing
-            of the buffer counts then
+        :raises DamagedError: names the file and the offset in it. The buffer's
+            content is then undefined
         """
         if offset < 0:
             raise exceptions.InvalidParameter(f'offset {offset} is negative')
         return self._engine.readinto(buffer, min(offset, self.size))
 
     def read(self, length: int = -1, offset: int = 0) -> bytes:
-        """At most `length` bytes from `offset`; all that follow if -1."""
+        """At most `length` bytes from `offset`; -1: all bytes to the end.
+
+        :raises DamagedError: names the file and the offset in it
+        """
         if offset < 0:
             raise exceptions.InvalidParameter(f'offset {offset} is negative')
         size = self.size
@@ -879,7 +903,7 @@ class Image:
             yield data
 
     def extents(self, offset: int = 0) -> Iterator[Extent]:
-        """The image's extents, in order, from that which has `offset` on."""
+        """The image's extents, in order, from the one at `offset` on."""
         page = self._page_of(offset)
         while extents := self._engine.extents(page):
             for fields in extents:
@@ -889,23 +913,22 @@ class Image:
             page += 1
 
     def _page_of(self, offset: int) -> int:
-        """The page whose extents have an offset."""
+        """The page of extents that covers an offset."""
         if not offset:
             return 0
-        # All but the last are as full as the first.
+        # All pages but the last are as full as the first.
         pages = range(0, self.stat.extents, len(self._engine.extents(0)) or 1)
         return max(0, bisect.bisect_right(
             range(len(pages)), offset,
             key=lambda page: self._engine.extents(page)[0][0]) - 1)
 
     def describe(self, page: int) -> bytes:
-        """One page of extents with the fingerprints of their blocks.
+        """One page of extents, with the fingerprints of their blocks.
 
-        :param page: from 0
+        :param page: its number, from 0
         :returns: extents in the wire format, without its header; ``b''``
             behind the last page
-        :raises DamagedError: the entries are not those that the image was
-            committed with
+        :raises DamagedError: the entries have changed since the image's commit
         """
         parameters_module.need_range('page', page, 0, (1 << 63) - 1)
         return self._engine.describe(page)
@@ -914,18 +937,17 @@ class Image:
                ) -> tuple[list[bytes], int]:
         """The blocks of some ranges, for another repository.
 
-        Nothing goes out but these blocks: a segment is sent as it is stored
-        only if all its bytes are asked for in this call.
+        The frames hold only these blocks. A segment is sent as it is stored
+        only if this call asks for all its bytes.
 
         :param ranges: pairs of offset and length, sorted, without overlap;
             none begins or ends within a block
         :returns: frames in the wire format, in no order, without the final
-            one, of at most 2 MiB of blocks, and the offset at which the next
-            call has to go on: that of the last range's end, if this took all;
-            zeros are left out
+            one, with at most 2 MiB of blocks; zeros are left out. And the
+            offset from which the next call has to go on: if this call took
+            everything, the last range's end
         :raises InvalidParameter: for other ranges
-        :raises DamagedError: a block does not verify, and there is no spare
-            copy of it
+        :raises DamagedError: a block does not verify, and has no spare copy
         """
         for offset, length in ranges:
             parameters_module.need_range('offset', offset, 0, (1 << 63) - 1)
@@ -933,7 +955,7 @@ class Image:
         return self._engine.frames(list(ranges))
 
     def close(self) -> None:
-        """Let go of the image. Idempotent."""
+        """Close the image. Idempotent."""
         self._engine.close()
 
     def __enter__(self) -> 'Image':
@@ -944,9 +966,9 @@ class Image:
 
 
 class BlockReader:
-    """Reads blocks back by their addresses, while a transaction has them.
+    """Reads blocks by their addresses, while a transaction holds them.
 
-    Used by one thread at a time; others wait.
+    It serves one thread at a time; others wait.
     """
 
     def __init__(self, engine: '_engine.BlockReader',
@@ -956,19 +978,19 @@ class BlockReader:
 
     def read(self, fingerprints: bytes, lengths: bytes,
              addresses: bytes) -> bytes:
-        """The blocks' bytes, one behind the other.
+        """The blocks' bytes, one block behind the other.
 
-        What a transaction found can be read until it ends; what it wrote, once
-        its next :meth:`~Transaction.keep` has returned, too. Arguments as for
-        :meth:`Transaction.add`.
+        Blocks that a transaction found can be read until it ends. Blocks that
+        it wrote can be read from its next :meth:`~Transaction.keep` on. The
+        arguments are as for :meth:`Transaction.add`.
 
-        :raises DamagedError: names group and slot: there is no good block, or
-            another one
+        :raises DamagedError: names group and slot: the slot has no good block,
+            or another one
         """
         return self._engine.read(fingerprints, lengths, addresses)
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Close the reader. Idempotent."""
         self._engine.close()
 
 
@@ -980,9 +1002,9 @@ _live: 'weakref.WeakSet[Repository]' = weakref.WeakSet()
 def _close_inherited() -> None:
     """In a forked child: close every descriptor into a repository or filter.
 
-    A lock belongs to the open file, which parent and child share: kept open
-    here it would outlive the parent, and released here it would be gone
-    there. Closing does neither.
+    A lock belongs to the open file, which parent and child share. If the child
+    kept the file open, the lock would outlive the parent. If the child
+    unlocked it, the parent would lose the lock. Closing does neither.
     """
     repositories = list(_live)
     if not repositories:

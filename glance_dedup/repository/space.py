@@ -2,8 +2,9 @@
 
 """Where the bytes of a repository are: every one that ``du`` counts, by name.
 
-Of a group the entries tell, and what the file takes of the disk; no block is
-read. Nothing is locked, so what others do meanwhile may be seen in part.
+The numbers of a group come from its entries, and from its file's size on the
+disk; no block is read. Nothing is locked, so this may see a part of the
+changes that others make meanwhile.
 """
 
 from collections.abc import Callable
@@ -16,9 +17,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.repository import repository as repository_module
 
 _HEADER = 32            # of a segment
-#: By their numbers.
+#: Names of codecs; a codec's number is its index here.
 CODECS = ('none', 'lz4', 'zstd')
-#: Directories of one kind of thing.
+#: Directories whose files are all of one kind, and the names of their parts.
 _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
                 'catalog': 'catalog', 'spares': 'spare copies',
                 'quarantine': 'quarantine'}
@@ -27,24 +28,24 @@ _RESERVE = 'catalog-reserve'
 
 @dataclasses.dataclass
 class Part:
-    """Some of the bytes."""
+    """Some of a repository's bytes."""
 
     name: str
     bytes: int = 0
-    """Of the disk."""
+    """Bytes of the disk."""
     plain_bytes: int | None = None
-    """Of blocks that live, before compression."""
+    """Bytes of the live blocks before compression; None: not blocks."""
 
 
 def parts(repo: repository_module.Repository,
           progress: Callable[[int, int], None] = lambda done, total: None,
           unreadable: Callable[[Exception], None] = lambda error: None
           ) -> list[Part]:
-    """All of them; their sum is what the repository takes of the disk.
+    """All parts of a repository; their sum is its size on the disk.
 
-    :param progress: called as `progress(done, total)` in groups
-    :param unreadable: called for each group that cannot be read; what it
-        takes of the disk is then in the part 'not known'
+    :param progress: called as `progress(done, total)`, in groups
+    :param unreadable: called for each group that cannot be read; its bytes of
+        the disk are then in the part 'not known'
     """
     blocks = [Part(f'blocks, {codec}', plain_bytes=0) for codec in CODECS]
     headers, stores = Part('segment headers'), Part('fingerprint stores')
@@ -70,7 +71,7 @@ def parts(repo: repository_module.Repository,
 
 
 def taken(path: str) -> int:
-    """What a repository takes of the disk, as du has it; quickly."""
+    """A repository's bytes of the disk, as du counts them; quick."""
     return _disk_bytes(path) + below(path) - _twice(path)
 
 
@@ -87,7 +88,7 @@ def _add_group(used: dict, blocks: list[Part], headers: Part, stores: Part,
 
 
 def _others(path: str) -> list[Part]:
-    """What is not in a group."""
+    """The parts that are not in groups."""
     named = {name: Part(name) for name in (
         *_DIRECTORIES.values(), 'reserve', 'others')}
     others = named['others']
@@ -114,7 +115,7 @@ def _disk_bytes(path: str) -> int:
 
 
 def below(path: str) -> int:
-    """What all that is in a directory takes of the disk."""
+    """The bytes of the disk of all files and directories below this one."""
     return sum(_disk_bytes(os.path.join(directory, name))
                for directory, directories, files in os.walk(path)
                for name in (*directories, *files))

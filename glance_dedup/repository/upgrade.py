@@ -3,12 +3,13 @@
 """``repository upgrade``: from an older format version to this program's.
 
 A newer version of the format gets a step in :data:`STEPS`, and a golden
-repository of the older one in ``tests/golden``, on which the step is tested.
+repository of the older version in ``tests/golden``. A test runs the step on
+that repository.
 
-A step is made for being interrupted. It is run with the maintainer's lock, and
-what it changed is durable when it returns; only then ``repository.json`` says
-the new version, written anew beside the old one and put in its place. A crash
-before that has the next upgrade run the step again, from the beginning.
+A step may be interrupted. It runs with the maintainer's lock, and its changes
+are durable when it returns. Only then a new ``repository.json`` with the new
+version replaces the old one. After an earlier crash, the next upgrade runs the
+step again from the beginning.
 """
 
 from collections.abc import Callable
@@ -27,27 +28,30 @@ from glance_dedup.repository import repository as repository_module
 Version = tuple[int, int]
 Progress = Callable[[int, int, str], None]
 
-#: What this program writes.
+#: The version that this program writes.
 CURRENT: Version = (parameters.FORMAT_MAJOR, parameters.FORMAT_MINOR)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """From one version of the format to the next."""
+    """The upgrade from one version of the format to the next."""
 
     before: Version
     after: Version
     what: str
-    """What it does, for people, in a few words."""
+    """What the step does, in a few words for people."""
     run: Callable[[repository_module.Repository, Progress], None]
-    """Does it. It may find its own work half done, or done."""
+    """Does the step. It may find its own work half done, or done."""
 
 
 def _nothing(repo: repository_module.Repository, progress: Progress) -> None:
-    """What is new is in bytes that were zeros, and means what they mean."""
+    """Change nothing.
+
+    The new fields are in bytes that were zeros, and zeros keep their meaning.
+    """
 
 
-#: In their order, each from where the last one ends.
+#: All steps in order; each begins at the version where the one before ends.
 STEPS: Sequence[Step] = (
     Step((1, 0), (1, 1), 'noting that groups may be compressed anew',
          _nothing),)
@@ -62,7 +66,7 @@ def version_of(repo: repository_module.Repository) -> Version:
 
 
 def plan(repo: repository_module.Repository) -> list[Step]:
-    """The steps that a repository lacks."""
+    """The steps that a repository still needs."""
     version = version_of(repo)
     found = []
     for step in STEPS:
@@ -74,7 +78,7 @@ def plan(repo: repository_module.Repository) -> list[Step]:
 
 def upgrade(repo: repository_module.Repository,
             progress: Progress) -> list[Step]:
-    """Do what :func:`plan` says; returns what was done.
+    """Run the steps of :func:`plan`; returns these.
 
     :param progress: called as `progress(done, total, what)`
     :raises BusyError: if another process maintains the repository
@@ -84,7 +88,7 @@ def upgrade(repo: repository_module.Repository,
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has another maintainer at work')
-        # With the lock: another upgrade may have ended meanwhile.
+        # Read with the lock held: another upgrade may have just ended.
         repo.parameters = repo._read_parameters(False)
         wanted = plan(repo)
         for number, step in enumerate(wanted):
@@ -97,7 +101,7 @@ def upgrade(repo: repository_module.Repository,
 
 def _set_version(repo: repository_module.Repository,
                  version: Version) -> None:
-    """Have ``repository.json`` say another version, durably, or not at all."""
+    """Replace ``repository.json`` with one of this version, durably."""
     parameters = dataclasses.replace(
         repo.parameters, major=version[0], minor=version[1])
     path = os.path.join(repo.path, 'repository.json')
@@ -110,7 +114,7 @@ def _set_version(repo: repository_module.Repository,
 
 
 def _remove_leftovers(path: str) -> None:
-    """What upgrades left that were killed, or the repository's creation."""
+    """Remove temporary files of killed upgrades and a killed creation."""
     for name in os.listdir(path):
         if repository_module._TEMPORARY.fullmatch(name):
             os.unlink(os.path.join(path, name))
