@@ -2,9 +2,9 @@
 
 """Reading through the daemon of this host, as long as it answers.
 
-Nothing depends on the daemon. Whatever is wrong with it, it is left alone for
-a while, so that a daemon that is not there costs next to nothing, and one that
-hangs costs one download a second now and then.
+Nothing depends on the daemon. After any trouble the driver leaves it alone for
+a while. So a missing daemon costs next to nothing, and one that hangs delays
+one download by a second now and then.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,26 @@ from glance_dedup.client import daemon
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds until the daemon has to have begun to answer.
+#: Seconds in which the daemon must begin to answer.
 ANSWER_SECONDS = 1.0
-#: Seconds in which each piece has to come.
+#: Seconds in which each piece must come.
 PIECE_SECONDS = 5.0
-#: Seconds for which a stream may lie still; the daemon is right to cut off
-#: later, when the client of a download takes nothing for so long.
+#: If a download's client takes nothing for so many seconds, the daemon may cut
+#: off the stream; that does not count as trouble.
 STILL_SECONDS = 20.0
-#: Seconds for which the daemon is left alone after trouble.
+#: Seconds for which the driver leaves the daemon alone after trouble.
 PAUSE_SECONDS = 10.0
 
 
 class Daemon:
-    """What one process knows of the daemon of one repository.
+    """What one process knows about the daemon of one repository.
 
-    Thread-safe without a lock, which a fork could leave locked: two threads
-    at once may try, or log, once too often. Every stream has a connection of
-    its own, which does not survive a fork.
+    Thread-safe without a lock, since a fork could leave a lock locked. So two
+    threads at once may try, or log, once too often. Every stream has a
+    connection of its own, which does not survive a fork.
 
-    :param path: of the daemon's Unix socket
-    :param repository_id: which the daemon has to serve
+    :param path: the path of the daemon's Unix socket
+    :param repository_id: the repository that the daemon must serve
     """
 
     def __init__(self, path: str, repository_id: str,
@@ -45,7 +45,7 @@ class Daemon:
                                      connect_timeout=ANSWER_SECONDS, keep=0)
         self._repository_id = repository_id
         self._clock = clock
-        # Whether it answered last time; None: it never did, nor was missed.
+        # Whether it answered last time; None: not known yet.
         self._well: bool | None = None
         self._retry_at = 0.0
 
@@ -53,13 +53,15 @@ class Daemon:
              length: int) -> daemon.ImageStream | None:
         """A range of an image; None if the daemon does not give it.
 
-        :param size: of the whole image
+        :param size: bytes of the whole image
+        :param offset: the range's first byte
+        :param length: bytes of the range
         """
         if self._well is False:
             now = self._clock()
             if now < self._retry_at:
                 return None
-            # The others wait for what this one finds.
+            # Only this thread tries; the others wait for its result.
             self._retry_at = now + PAUSE_SECONDS
         try:
             stream = self._client.open_image(
@@ -68,7 +70,7 @@ class Daemon:
         except daemon.ClientError as exc:
             if getattr(exc, 'code', None) != 404:
                 self._failed(str(exc))
-            # Else it was deleted since it was opened.
+            # 404: the image was deleted after it was opened.
             return None
         if stream.size != size:
             stream.close()
@@ -81,11 +83,11 @@ class Daemon:
 
     def read(self, stream: daemon.ImageStream, length: int,
              seconds: float) -> bytes | None:
-        """The next bytes of a stream, all of them; None if they do not come.
+        """The next `length` bytes of a stream; None if they do not come.
 
-        The stream is closed then.
+        In that case the stream is closed.
 
-        :param seconds: the most that it may take, if not 0
+        :param seconds: the time limit; 0: only :data:`PIECE_SECONDS`
         """
         still = time.monotonic() - stream.used
         try:
@@ -100,7 +102,7 @@ class Daemon:
     def _failed(self, why: str) -> None:
         self._retry_at = self._clock() + PAUSE_SECONDS
         if self._well is not False:
-            # That there is none is no news where there never was one.
+            # If there never was a daemon, its absence is no news.
             level = (logging.DEBUG if self._well is None
                      and not os.path.lexists(self._path) else logging.WARNING)
             self._well = False

@@ -11,26 +11,26 @@ Locations
 
 The repository id and the upload id have 32 hexadecimal digits, the mac 64.
 The upload id names the one store operation that wrote the image.  The mac is
-the HMAC-SHA-256, with the repository's key, of all that stands before it.
+the HMAC-SHA-256, with the repository's key, of all parts before it.
 
-Glance lets project members set locations themselves, if it is so configured.
-So a location is a capability: whoever presents a valid one may read the image.
-It cannot be guessed from an image's id, nor made without the key, and one with
-a wrong mac is treated exactly like that of an image that does not exist.  A
-location seen by somebody else's eyes must still not let them destroy the
-image behind it: the project that stored an image is recorded with it, and only
-that project, or an administrator, may delete it.  Where Glance shows locations
-to nobody, whoever Glance lets delete may delete: what an administrator has
-uploaded or copied for a project is the project's.
+If so configured, Glance lets project members set locations themselves.  So a
+location is a capability: whoever presents a valid location may read the image.
+Nobody can guess it from an image's id, or make it without the key.  The store
+treats a location with a wrong mac exactly like that of an image that does not
+exist.  Somebody who has seen another project's location must not be able to
+delete the image.  So each image records the project that stored it, and only
+that project, or an administrator, may delete it.  If Glance shows locations to
+nobody, the store deletes for everybody whom Glance lets delete: an image that
+an administrator has uploaded or copied for a project is the project's.
 
 Processes and threads
 =====================
 
 One instance serves all threads of a process, and keeps no state of a call.
-Nothing is opened at import.  The repository is opened when the store is
-configured, or, if that failed, by the next read.  It follows a fork by
-itself.  No other program needs to run for the store to work: if the daemon
-answers, images are read through its cache, and directly if not.
+The import opens nothing.  The store's configuration opens the repository; if
+that fails, the next read tries again.  The repository handles forks by itself.
+The store needs no other program: if the daemon answers, the store reads images
+through its cache, otherwise directly.
 """
 
 from collections.abc import Iterator
@@ -62,8 +62,8 @@ from glance_dedup.repository import repository
 
 LOG = logging.getLogger(__name__)
 
-#: The most calls into one store's repository that may hang at once, and the
-#: most uploads that write into it at the same instant, per process.
+#: At most so many calls into one store's repository may hang at once, and so
+#: many uploads write into it at the same instant, per process.
 STORAGE_THREADS = 32
 
 _LOCATION = re.compile(r'dedup://(?P<repository_id>[0-9a-f]{32})'
@@ -71,13 +71,13 @@ _LOCATION = re.compile(r'dedup://(?P<repository_id>[0-9a-f]{32})'
                        r'/(?P<upload_id>[0-9a-f]{32})'
                        r'/(?P<mac>[0-9a-f]{64})')
 
-# The stores of this process by repository id: two must not share one.
+# The stores of this process by repository id: each needs its own repository.
 _stores: 'weakref.WeakValueDictionary[str, Store]' = (
     weakref.WeakValueDictionary())
 
 
 class StoreLocation(location.StoreLocation):
-    """The parts of a location.  Says nothing about their being true."""
+    """The parts of a location.  This class does not verify the mac."""
 
     def process_specs(self) -> None:
         self.repository_id = self.specs['repository_id']
@@ -96,8 +96,8 @@ class StoreLocation(location.StoreLocation):
         """
         parts = _LOCATION.fullmatch(uri) if isinstance(uri, str) else None
         if not parts:
-            # The text itself stays out of the message: it may be anything,
-            # or all but a valid location.
+            # The message does not quote the text: that may be anything, or
+            # almost a valid location.
             raise exceptions.BadStoreUri(
                 message='A location of this store has the form dedup://'
                         '<repository id>/<image id>/<upload id>/<mac>.')
@@ -108,7 +108,7 @@ class StoreLocation(location.StoreLocation):
 class Download:
     """The bytes of an image, or of a range of it, for one reader.
 
-    Iterating closes it at the end, as does :meth:`close`, as does the garbage
+    The end of the iteration closes it, and so do :meth:`close` and the garbage
     collector: a client that goes away leaves nothing open.
 
     The bytes come from the daemon as long as it gives them.  The open image
@@ -116,9 +116,9 @@ class Download:
 
     :param image: an open image; it is closed with the download
     :param offset: the first byte
-    :param length: how many bytes; within the image
+    :param length: how many bytes; they must be within the image
     :param limit: how long the storage may take for each piece
-    :param daemon: to be asked first, if any
+    :param daemon: the daemon to ask first; None: read directly
     """
 
     PIECE = 4 << 20
@@ -182,7 +182,7 @@ class Download:
                 piece = self._limit.call(image.read, length, self._offset,
                                          late=lambda _piece: image.close())
             except workers.Expired:
-                # The thread that hangs in the image closes it, if ever.
+                # The thread that hangs closes the image when it returns.
                 self._image = None
                 raise
             if len(piece) != length:
@@ -212,10 +212,10 @@ def _unavailable(exc: Exception) -> Exception:
 
 @contextlib.contextmanager
 def _read_errors(image_id: str) -> Iterator[None]:
-    """Make errors of reading into those that Glance has answers to.
+    """Turn errors of reading into those that Glance handles.
 
-    All but a missing image become RemoteServiceUnavailable: Glance then tries
-    the image's next location, and tells the client 503 if there is none.
+    All errors but a missing image become RemoteServiceUnavailable: Glance then
+    tries the image's next location, and answers 503 if there is none.
     """
     try:
         yield
@@ -242,7 +242,7 @@ def _upload_errors(image_id: str) -> Iterator[None]:
     except (dedup_exceptions.BusyError, workers.Expired) as exc:
         raise exceptions.TimeoutError(message=str(exc)) from exc
     except dedup_exceptions.RepositoryError as exc:
-        # Denied, read-only, failing or damaged: 503 in any case.
+        # The storage is denied, read-only, failing or damaged: always 503.
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
         raise exceptions.StorageWriteDenied(message=str(exc)) from exc
 
@@ -264,15 +264,15 @@ def _delete_errors(image_id: str) -> Iterator[None]:
 
 
 def _project(context: Any) -> str:
-    """The project that acts, '' if there is none."""
+    """The project of a request's context; '' if there is none."""
     return str(getattr(context, 'project_id', None) or '')
 
 
 def _hash(name: str) -> Any:
     """A hash object, by any name that hashlib knows.
 
-    :raises glance_store.exceptions.UnknownHashingAlgo: it knows no such name,
-        or the digest has no length of its own, as shake_128's has not
+    :raises glance_store.exceptions.UnknownHashingAlgo: hashlib knows no such
+        name, or the digest has no fixed length, like that of shake_128
     """
     try:
         digest = hashlib.new(str(name), usedforsecurity=False)
@@ -284,7 +284,7 @@ def _hash(name: str) -> Any:
 
 
 class Store(driver.Store):
-    """Keeps every distinct block of its images once."""
+    """Keeps every distinct block of its images once.  Thread-safe."""
 
     _CAPABILITIES = (capabilities.BitMasks.READ_RANDOM |
                      capabilities.BitMasks.WRITE_ACCESS |
@@ -320,7 +320,7 @@ class Store(driver.Store):
         """Open the repository; create it if there is none.
 
         :raises glance_store.exceptions.BadStoreConfiguration: the store
-            cannot take images.  It serves those it has, if it can.
+            cannot take images.  It still serves its images, if it can.
         """
         try:
             with self._lock:
@@ -335,7 +335,7 @@ class Store(driver.Store):
             raise
         except (dedup_exceptions.RepositoryError, workers.Expired, OSError,
                 ValueError, cfg.Error) as exc:
-            # A ValueError is an option's value that does not parse.
+            # A ValueError means that an option's value does not parse.
             LOG.error('The dedup store %s: %s', self.backend_group, exc)
             raise self._bad(exc) from exc
 
@@ -361,7 +361,7 @@ class Store(driver.Store):
         chosen = {name: self._option(name) for name in opts.CREATION_OPTIONS
                   if self._option(name) is not None}
         with contextlib.suppress(dedup_exceptions.ImageExists):
-            # If it exists after all, another process was faster.
+            # If the repository exists now, another process was faster.
             repository.Repository.create(
                 path, group_access=bool(self._option('group_access')),
                 **chosen)
@@ -406,10 +406,10 @@ class Store(driver.Store):
         self._url_prefix = f'{locations.SCHEME}://{opened.repository_id}/'
 
     def _opened(self) -> Any:
-        """The repository.
+        """The repository; opened now if that failed before.
 
-        :raises glance_store.exceptions.RemoteServiceUnavailable: it cannot
-            be opened now
+        :raises glance_store.exceptions.RemoteServiceUnavailable: the
+            repository cannot be opened now
         """
         opened = self._repository
         if opened is not None:
@@ -428,12 +428,13 @@ class Store(driver.Store):
     # -- Locations ---------------------------------------------------------
 
     def _find(self, loc: location.Location) -> tuple[Any, StoreLocation]:
-        """The repository and the parts of a location that are true.
+        """The repository and a location's parts, after verifying its mac.
 
         :raises glance_store.exceptions.NotFound: the location is another
-            repository's, or was not made by this one.  Not Forbidden: that
-            would tell a guess from a miss, and would keep an image to which
-            somebody attached a false location from being deleted.
+            repository's, or this repository did not make it.  This is not
+            Forbidden: that would tell a guesser which images exist, and would
+            keep Glance from deleting an image to which somebody attached a
+            false location.
         """
         opened = self._opened()
         parts = loc.store_location
@@ -460,14 +461,15 @@ class Store(driver.Store):
         :param image_file: an object with ``read(length)``, or an iterator
         :param image_size: its size in bytes, 0 if unknown
         :param hashing_algo: any name that hashlib knows
-        :param context: whose project will own the data, if given
+        :param context: the request's context; its project, if any, will own
+            the data
         :param verifier: an object whose ``update(bytes)`` sees every byte
         :returns: location, size in bytes, md5 and multihash in hexadecimal
                   digits, metadata of the location
         :raises glance_store.exceptions.Duplicate: the image exists
-        :raises glance_store.exceptions.Invalid: the size is not what was
-            said, or the id is none
-        :raises glance_store.exceptions.StorageFull: no room
+        :raises glance_store.exceptions.Invalid: the source does not have
+            `image_size` bytes, or the id is malformed
+        :raises glance_store.exceptions.StorageFull: there is no room
         :raises glance_store.exceptions.StorageWriteDenied: the storage
             refuses or fails
         :raises glance_store.exceptions.TimeoutError: the storage hangs
@@ -483,7 +485,8 @@ class Store(driver.Store):
             checksum = _hash('md5')
             watchers.append(checksum.update)
         if verifier:
-            # It is whose it is: it may keep what it is given, or want bytes.
+            # The verifier is not ours: it may keep its argument, or need
+            # bytes.
             watchers.append(lambda piece: verifier.update(bytes(piece)))
 
         with _upload_errors(image_id):
@@ -514,16 +517,16 @@ class Store(driver.Store):
             context: Any = None) -> tuple[Download, int]:
         """Read an image, or a range of it.
 
-        The first piece is read and verified before this returns, so that
-        damage in it can still be answered with an error.  Damage further on
-        ends the iteration with the same error; unverified bytes never come
+        This reads and verifies the first piece before it returns, so that
+        Glance can still answer damage in it with an error.  Damage further on
+        ends the iteration with the same error.  Unverified bytes never come
         out.
 
-        :param location: where it is
+        :param location: the image's location
         :param offset: the first byte wanted
-        :param chunk_size: how many bytes are wanted, all by default; what
-                           lies behind the end is left out
-        :param context: not used: a true location is the permission to read
+        :param chunk_size: how many bytes are wanted, all by default; bytes
+                           behind the image's end are left out
+        :param context: not used: a valid location is the permission to read
         :returns: an iterable of bytes and the number of bytes it will give
         :raises glance_store.exceptions.NotFound: no such image here
         :raises glance_store.exceptions.RemoteServiceUnavailable: the image
@@ -571,16 +574,16 @@ class Store(driver.Store):
         return stat
 
     def _locations_are_shown(self) -> bool:
-        """Whether somebody may have come by another's location.
+        """Whether somebody may have got another project's location.
 
-        The store is not told for which image Glance deletes, only who acts;
-        that is not enough to tell an owner, whose image an administrator has
-        stored, from a thief.  Without a location there is no thief.
+        Glance tells the store who deletes, but not who owns the image.  So the
+        store cannot tell a thief from an owner for whom an administrator has
+        stored the image.  If nobody can see locations, there are no thieves.
         """
         try:
             return bool(self.conf.show_multiple_locations
                         or self.conf.show_image_direct_url)
-        except cfg.NoSuchOptError:  # not Glance, or another one
+        except cfg.NoSuchOptError:  # not Glance, or another version of it
             return True
 
     @capabilities.check
@@ -588,13 +591,13 @@ class Store(driver.Store):
                context: Any = None) -> None:
         """Delete an image.
 
-        :param location: where it is
-        :param context: who wants it deleted; None: Glance itself
+        :param location: the image's location
+        :param context: that of the deleting user; None: Glance itself
         :raises glance_store.exceptions.NotFound: no such image here
         :raises glance_store.exceptions.Forbidden: the image was stored by
             another project and Glance shows locations, or the storage refuses
         :raises glance_store.exceptions.TimeoutError: the storage hangs, or
-            a lock was not had in time
+            another process held a lock for too long
         """
         opened, parts = self._find(location)
         with _delete_errors(parts.image_id):

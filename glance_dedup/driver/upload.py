@@ -9,16 +9,15 @@
      caller's thread)   +--> multihash
                         +--> signature verifier, if any
 
-Each arrow is a strand of its own, so that the slowest of them, not their sum,
-sets the pace: hashlib and the engine release the GIL.  The source is read in
-the caller's thread, because a WSGI server's input may be read nowhere else.
-At most ``DEPTH`` pieces are under way, and the reader waits when they are, so
-an upload holds ``(DEPTH + 1) * PIECE`` bytes of image data, 20 MiB, at most.
+Each arrow is a strand of its own, so that the slowest strand, not their sum,
+sets the pace: hashlib and the engine release the GIL.  The caller's thread
+reads the source, because a WSGI server's input may be read nowhere else.  At
+most ``DEPTH`` pieces are under way; then the reader waits.  So an upload holds
+at most ``(DEPTH + 1) * PIECE`` bytes of image data, 20 MiB.
 
-A request's body comes in short reads.  These are put together in buffers,
-each of which is filled again when every sink is done with the piece that was
-in it; what comes in long reads is passed on as it is.  So a sink must copy
-what it keeps.
+A request's body comes in short reads.  These are put together in buffers.  A
+buffer is used again when every sink is done with its piece.  Long reads are
+passed on as they are.  So a sink must copy what it keeps.
 
 Glance inspects the bytes as they are read, to see which format they have and
 whether they are safe.  Its inspector, of oslo.utils, follows one reference
@@ -33,10 +32,10 @@ descriptor without a header, the inspector judges only what the first read has
 returned, up to 1 MiB less a byte.  All other formats are recognised and judged
 by bytes at fixed places, or by the last 1536, however the image is read.
 
-Whatever goes wrong, in the source, in a strand or in the caller's thread,
-nothing of the image is left when :func:`store` raises, with one exception: if
-the storage hangs longer than the time limit, what is left is undone by the
-thread that hangs in it, when the storage answers.
+Whatever fails, the source, a strand or the caller's thread: no part of the
+image remains when :func:`store` raises.  There is one exception: if the
+storage hangs longer than the time limit, the hanging thread undoes the rest
+when the storage answers.
 """
 
 import collections
@@ -56,7 +55,7 @@ LOG = logging.getLogger(__name__)
 PIECE = 4 << 20
 #: No read crosses this offset.
 HEAD = 1 << 20
-#: What comes in reads at least this long is not copied.
+#: Reads of at least so many bytes are not copied.
 LONG = 1 << 20
 #: Pieces under way at once.
 DEPTH = 4
@@ -69,7 +68,7 @@ class WrongSize(ValueError):
 
 
 def _reads(source: Any) -> Iterator[Any]:
-    """What the source has, as it comes: a file-like object or an iterator."""
+    """The source's data, read by read: a file-like object or an iterator."""
     if not hasattr(source, 'read'):
         yield from source
         return
@@ -81,14 +80,14 @@ def _reads(source: Any) -> Iterator[Any]:
 
 def _pieces(source: Any, size: int,
             free: list[memoryview]) -> Iterator[bytes | memoryview]:
-    """The source's bytes in pieces that are worth a hand-over.
+    """The source's bytes in pieces that are long enough to hand over.
 
-    :param size: how many bytes there must be; 0: any number
-    :param free: buffers that may be filled; made when there are none
-    :raises WrongSize: there are more, or fewer
+    :param size: how many bytes the source must have; 0: any number
+    :param free: buffers that may be filled; if there are none, one is made
+    :raises WrongSize: the source has more bytes, or fewer
     """
     total = filled = 0
-    buffer: memoryview | None = None    # or some of it is filled
+    buffer: memoryview | None = None    # `filled` bytes of it are in use
     for data in _reads(source):
         total += len(data)
         if size and total > size:
@@ -141,7 +140,7 @@ def _spread(source: Any, size: int,
         for _piece, calls in under_way:
             for call in calls:
                 if call.done():
-                    call.result()  # a failure must not wait for its turn
+                    call.result()  # raises a failure at once
         if len(under_way) >= DEPTH:
             wait_for_first()
     while under_way:
@@ -162,10 +161,11 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
     :param size: the number of bytes, 0 if unknown
     :param watchers: functions called with every piece, in order, each from
                      one thread at a time; a piece is bytes, or a buffer
-                     that holds others when the function has returned
-    :param storage: where calls into the repository run
-    :param limit: how long each of these may take
-    :param digest: of hashlib, updated by a watcher: the recipe records it
+                     that is filled again after the function has returned
+    :param storage: the threads for calls into the repository
+    :param limit: how long each such call may take
+    :param digest: a hash object that a watcher updates; the recipe records
+                   its digest
     :returns: the number of bytes stored
     :raises WrongSize: the source has more or fewer bytes than ``size``
     :raises workers.Expired: the time limit was exceeded
@@ -180,8 +180,8 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
         try:
             transaction.abort()
             if commit is not None and not commit.cancelled():
-                # A commit may fail, or be given up, when the image is there
-                # already.  Its client was told that it is not.
+                # A commit may fail, or be given up, after the image came to
+                # exist.  The client was told that the upload failed.
                 with contextlib.suppress(exceptions.ImageNotFound):
                     repository.delete(image_id, transaction.upload_id)
         except Exception:
