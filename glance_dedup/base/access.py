@@ -2,15 +2,16 @@
 
 """Whose a repository is, and what that means for its files.
 
-A repository is one user's alone, or, if its directory lets its group write,
-that group's. All that is made in it gets its mode from there, whatever the
-process's umask, and its group by the directories' setgid bit. The engine does
-the same for what it makes (``engine/files/file.c``).
+A repository belongs to one user alone, or, if its directory lets its group
+write, to that group. New files and directories get their mode from the
+repository's directory, whatever the process's umask is, and their group from
+the directories' setgid bit. The engine does the same for its files
+(``engine/files/file.c``).
 
-The catalog's maintainer is in either case the user to whom the directory
+In either case the catalog's maintainer is the user to whom the directory
 belongs: LevelDB makes files that only their owner may change.
 
-Nothing here follows a symbolic link but the repository's own path.
+The functions here follow no symbolic link except in the repository's own path.
 """
 
 import grp
@@ -29,22 +30,22 @@ _LEASE_PAUSE = 0.01
 
 
 def is_shared(status: os.stat_result) -> bool:
-    """Whether a repository with such a directory is its group's."""
+    """Whether the group shares a repository with such a directory."""
     return bool(status.st_mode & stat.S_IWGRP)
 
 
 def directory_mode(root: str) -> int:
-    """The mode of all directories of the repository `root`."""
+    """The mode of all directories in the repository `root`."""
     return SHARED if is_shared(os.stat(root)) else PRIVATE
 
 
 def file_mode(root: str) -> int:
-    """The mode of all its files."""
+    """The mode of all files in the repository `root`."""
     return directory_mode(root) & 0o660
 
 
 def user_name(uid: int) -> str:
-    """A user in words."""
+    """A user's name and uid, for messages."""
     try:
         return f'{pwd.getpwuid(uid).pw_name} (uid {uid})'
     except KeyError:
@@ -104,9 +105,11 @@ def check_maintainer(path: str) -> None:
 
 
 def settle(path: str, shared: bool) -> None:
-    """Give the directory of a repository to be its mode.
+    """Set the mode of a new repository's directory.
 
-    :raises AccessDenied: it is not this user's to give away
+    :param shared: whether the directory's group shares the repository
+    :raises AccessDenied: the directory is another user's, or this user is not
+        in its group
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -120,7 +123,7 @@ def settle(path: str, shared: bool) -> None:
         mode = SHARED if shared else PRIVATE
         os.fchmod(fd, mode)
         if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
-            # The system takes the setgid bit away without a word.
+            # The system drops the setgid bit without an error.
             raise exceptions.AccessDenied(
                 f'{path} cannot be shared by the group '
                 f'{_group_name(status.st_gid)}: {user_name(os.geteuid())} '
@@ -130,9 +133,9 @@ def settle(path: str, shared: bool) -> None:
 
 
 def make_directory(path: str, mode: int) -> None:
-    """Make a directory, or make sure of one that is there."""
+    """Make a directory, or set the mode of one that exists."""
     try:
-        # The setgid bit is had from the parent: systemd may forbid to ask.
+        # The parent passes on its setgid bit. systemd may forbid to set it.
         os.mkdir(path, mode & 0o777)
     except FileExistsError:
         pass
@@ -148,13 +151,13 @@ def make_directory(path: str, mode: int) -> None:
 def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
     """Open a file; returns the descriptor.
 
-    Nothing waits for the other end of a FIFO in the file's place: what was
-    opened is for the caller to look at. If another program has a lease on the
-    file, as Samba takes them, the kernel has asked for it back, and it is
-    waited for.
+    If a FIFO is in the file's place, this does not wait for its other end: the
+    caller checks what kind of file was opened. If another program has a lease
+    on the file, as Samba takes them, the kernel asks for it back, and this
+    waits for it.
 
-    :raises BlockingIOError: after a minute; Linux waits 45 seconds, as it is
-        set, before it takes a lease away
+    :raises BlockingIOError: after a minute; by default Linux waits 45 seconds
+        before it takes a lease away
     """
     flags |= os.O_NONBLOCK | os.O_CLOEXEC
     deadline = time.monotonic() + _LEASE_SECONDS
@@ -168,7 +171,10 @@ def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
 
 
 def make_file(path: str, mode: int) -> int:
-    """Make a file that was not there; returns a descriptor to write to it."""
+    """Make a new file; returns a descriptor for writing to it.
+
+    :raises FileExistsError: the file exists already
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
                  | os.O_CLOEXEC, mode)
     try:

@@ -2,9 +2,9 @@
 
 """What can go wrong with a repository, one class per kind.
 
-The engine raises these itself: ``binding/common.c`` has the one table from its
-status to these classes.  Each message is a sentence that says what happened,
-and to which image or file.
+The engine raises these itself: a table in ``binding/common.c`` maps its status
+to these classes.  Each message is a sentence that says what happened, and to
+which image or file.
 """
 
 
@@ -22,7 +22,7 @@ class StorageError(RepositoryError):
 
 
 class DamagedError(RepositoryError):
-    """A file is not what its checksums and ids say; its bytes are not used."""
+    """A file contradicts its checksums or ids; its bytes are not used."""
 
 
 class NoSpaceError(RepositoryError):
@@ -38,7 +38,7 @@ class ImageExists(RepositoryError):
 
 
 class BusyError(RepositoryError):
-    """A lock was not had within its time limit."""
+    """Another process held a lock for longer than the time limit."""
 
 
 class VersionError(RepositoryError):
@@ -61,5 +61,5 @@ class ClosedError(RepositoryError):
     """The handle was closed, or inherited over a fork."""
 
 
-#: What says that a recipe, or a group, cannot be read, for now or for ever.
+#: The exceptions for a recipe, or a group, that cannot be read, now or ever.
 UNREADABLE = DamagedError, StorageError, VersionError, AccessDenied

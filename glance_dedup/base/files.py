@@ -2,7 +2,7 @@
 
 """The small files of a repository, made and replaced whole or not at all.
 
-What images and block groups consist of is the engine's.
+The engine reads and writes the files of images and block groups.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,10 @@ from glance_dedup.base import exceptions
 
 @contextlib.contextmanager
 def os_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into the exception of its kind, as the engine does."""
+    """Turn an OSError into the exception of its kind, as the engine does.
+
+    :param what: what failed; the message begins with it
+    """
     try:
         yield
     except OSError as e:
@@ -39,7 +42,10 @@ def os_errors(what: str) -> Iterator[None]:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable.
+
+    :raises OSError: as its name says
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -56,7 +62,7 @@ def _fill(fd: int, content: bytes) -> None:
 
 
 def temporary_of(path: str) -> str:
-    """A name beside a file's that nobody else has."""
+    """A new, unique path in a file's directory."""
     return os.path.join(os.path.dirname(path), f'.{secrets.token_hex(8)}.new')
 
 
@@ -69,7 +75,7 @@ def create_file(path: str, content: bytes, mode: int) -> None:
     fd = access.make_file(temporary, mode)
     try:
         _fill(fd, content)
-        # A link, unlike a rename, never replaces what another process made.
+        # A link, unlike a rename, never replaces another process's file.
         os.link(temporary, path)
     finally:
         os.unlink(temporary)
@@ -77,10 +83,11 @@ def create_file(path: str, content: bytes, mode: int) -> None:
 
 def replace_file(path: str, content: bytes, mode: int,
                  temporary: str | None = None) -> None:
-    """Give a file another content, durably, or leave it as it is.
+    """Replace a file's content durably, or leave the file as it is.
 
-    :param temporary: the name that it has meanwhile. None: ``path.new``, where
-        nobody else may be doing so: what a call left that died is replaced
+    :param temporary: the new file's name meanwhile. None: ``path.new``; then
+        only one process may do this at a time, and it replaces what a killed
+        one left
     :raises OSError: as its name says
     """
     if temporary is None:
@@ -99,9 +106,9 @@ def replace_file(path: str, content: bytes, mode: int,
 
 
 def read_file(path: str, limit: int) -> bytes:
-    """The first bytes of an ordinary file, which is no link.
+    """The first `limit` bytes of an ordinary file; follows no link.
 
-    :raises DamagedError: it is something else
+    :raises DamagedError: the path is not that of an ordinary file
     :raises OSError: as its name says
     """
     fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -114,6 +121,6 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def json_checksum(fields: dict[str, Any]) -> str:
-    """What stands in a JSON file as ``checksum``, of all else in it."""
+    """The field ``checksum`` of a JSON file, from its other fields."""
     plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))
     return xxhash.xxh3_64_hexdigest(plain.encode())

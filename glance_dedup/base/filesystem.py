@@ -2,11 +2,11 @@
 
 """Whether a file system has the locks that a repository stands on.
 
-Asked each time a repository is opened, by a few system calls that leave
-nothing behind. One host can see that locks are refused, that they keep nobody
-out, and that the mount says that they stay on this host. It cannot see a file
-system that keeps them to itself without saying so: for that, two hosts try
-together (``trial.py``).
+Opening a repository checks this, by a few system calls that leave nothing
+behind. One host can see that the file system refuses locks, that locks keep
+nobody out, or that the mount's options keep locks on this host. One host
+cannot see whether a file system keeps locks on the host without saying so: for
+that, two hosts try together (``trial.py``).
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 
 _LOCK_FILE = 'locks/groups'
-#: Bytes from here on in that file are the probe's; see "Locks" in the
+#: The probe locks bytes from here on in that file; see "Locks" in the
 #: description of the format.
 _FIRST_BYTE = 1 << 34
 _TRIES = 8
-#: The kernel's struct flock, by which open files are locked.
+#: The kernel's struct flock, for locks of open files.
 _FLOCK = struct.Struct('@hhqqi4x')
 
-#: Options of a mount by which locks stay on this host, and instead of them.
+#: Mount options that keep locks on this host, and how to mount instead.
 _LOCAL = {
     'nfs': (('nolock', 'local_lock=all', 'local_lock=posix'),
             'with local_lock=none and without nolock'),
@@ -43,7 +43,7 @@ _LOCAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Mount:
-    """What the kernel says about the file system of a path."""
+    """The kernel's description of a mounted file system."""
 
     kind: str
     place: str
@@ -51,7 +51,7 @@ class Mount:
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount on which a path lies; None where the kernel does not tell."""
+    """The mount on which a path lies; None if the kernel does not tell."""
     device = os.stat(path).st_dev
     wanted = f'{os.major(device)}:{os.minor(device)}'
     try:
@@ -66,14 +66,18 @@ def mount_of(path: str) -> Mount | None:
         if fields[2] == wanted:
             place = fields[4].encode('utf-8', 'surrogateescape').decode(
                 'unicode_escape', 'replace')
-            # The last one hides those before it.
+            # The last mount hides those before it.
             found = Mount(kind[0], place, frozenset(
                 fields[5].split(',') + kind[-1].split(',')))
     return found
 
 
 def lock(fd: int, kind: int, byte: int) -> bool:
-    """Try to lock a byte of an open file; whether that was granted."""
+    """Try to lock or unlock a byte of an open file; returns whether it could.
+
+    :param kind: F_WRLCK, F_RDLCK or F_UNLCK of fcntl
+    :raises OSError: the file system has no such locks
+    """
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK,
                     _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
@@ -113,7 +117,7 @@ def _need_shared(path: str) -> None:
 
 
 def _try_locks(file: str) -> str | None:
-    """What is wrong with the locks of a file, if anything."""
+    """What is wrong with a file's locks, in words; None: nothing."""
     flags = os.O_RDWR | os.O_NOFOLLOW
     one = access.open_file(file, flags)
     try:
@@ -122,7 +126,7 @@ def _try_locks(file: str) -> str | None:
             for _ in range(_TRIES):
                 byte = _FIRST_BYTE + secrets.randbits(32)
                 if not lock(one, fcntl.F_WRLCK, byte):
-                    continue    # another process tries just this one
+                    continue    # another process tries the same byte
                 if lock(two, fcntl.F_WRLCK, byte):
                     return 'grants two open files the same lock'
                 lock(one, fcntl.F_UNLCK, byte)
@@ -135,7 +139,7 @@ def _try_locks(file: str) -> str | None:
 
 
 def check_locks(path: str) -> None:
-    """Refuse a repository on a file system whose locks are of no use.
+    """Refuse a repository on a file system whose locks do not work.
 
     :raises UnfitFileSystem: says which file system, why, and what to do
     """

@@ -2,19 +2,19 @@
 
 """Hashes of whole images: by them Glance's image is compared with ours.
 
-Glance records a hash of each image that is uploaded (``os_hash_algo``,
-``os_hash_value``). An id alone proves nothing: an image of this id may be
-here that Glance does not know, while Glance has another one in another store.
-So whoever is let in by Glance's word reads an image only if Glance's hash is
-that of the bytes here. This module knows where ours are:
+Glance records a hash of each uploaded image (``os_hash_algo``,
+``os_hash_value``). An id alone proves nothing: Glance may have an image with
+this id in another store, and not know the one here. So a client with access
+only by Glance's word reads an image only if Glance's hash is that of the bytes
+here. This module finds our hashes in two places:
 
-* in the recipe, since the image was stored by somebody who computed it over
+* The recipe has a hash if the program that stored the image computed it over
   all bytes (the driver, an import, a pull that was compared with Glance), or
-  by a site that sent it;
-* in ``hashes/<image id>``, written by ``glance-dedup image verify``, which
-  reads the image. The file names the upload, whose id is never used again: so
-  one that outlived its image says nothing of the next. What is damaged counts
-  as absent, and what is absent lets nobody in.
+  if another site sent it.
+* ``glance-dedup image verify`` reads an image and writes the file
+  ``hashes/<image id>``. The file names the upload, whose id is never used
+  again: so a file that outlives its image says nothing about the next one. A
+  damaged file counts as absent, and without a hash nobody gets access.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 
 DIRECTORY = 'hashes'
-#: What is computed where nobody says what Glance has; its default.
+#: The hash to compute if nobody says which one Glance has; Glance's default.
 DEFAULT = 'sha512'
-#: Bytes of a file at most, and hashes in it.
+#: The most bytes of a file, and the most hashes in it.
 LARGEST = 4096
 MOST = 8
 PIECE = 4 << 20
@@ -44,23 +44,23 @@ _VERSION = 1
 _NAME = re.compile('[a-z0-9_-]{1,32}')
 _VALUE = re.compile('(?:[0-9a-f]{2}){1,64}')
 _TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
-# So old a temporary file belongs to nobody who is at work.
+# A temporary file of this age, in seconds, is a dead process's.
 _OLD = 86400
 
 
 class Unproven(Exception):
-    """A sentence: it is not known whether two images are the same."""
+    """It is not known whether two images are the same; says why."""
 
 
 class Other(Exception):
-    """A sentence: two images are not the same."""
+    """Two images are not the same; the message is a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hash:
-    """What Glance says, or we, of an image's bytes.
+    """A hash of an image's bytes, from Glance or from us.
 
-    :ivar name: as hashlib has it
+    :ivar name: the hash's name in hashlib
     :ivar value: hexadecimal digits
     """
 
@@ -76,7 +76,8 @@ class Hash:
 def new(name: str) -> Any:
     """A hash object of hashlib.
 
-    :raises ValueError: there is none of this name, or of no length of its own
+    :raises ValueError: hashlib has none of this name, or the hash has no fixed
+        length
     """
     found = hashlib.new(name, usedforsecurity=False)
     if not found.digest_size:
@@ -85,7 +86,7 @@ def new(name: str) -> Any:
 
 
 def said(name: Any, value: Any) -> Hash | None:
-    """A hash by somebody else's words; None if these are none."""
+    """A hash from untrusted values; None if these are not a hash."""
     if isinstance(name, str) and isinstance(value, str):
         with contextlib.suppress(ValueError):
             return Hash(new(name).name, value.lower())
@@ -93,10 +94,10 @@ def said(name: Any, value: Any) -> Hash | None:
 
 
 def of_record(record: dict[str, Any]) -> Hash | None:
-    """What Glance's record of an image says; None if it says nothing."""
+    """The hash in Glance's record of an image; None: it has none."""
     if record.get('os_hash_value'):
         return said(record.get('os_hash_algo'), record['os_hash_value'])
-    # Of the time before Glance had these.
+    # A record from before Glance had these fields.
     return said('md5', record.get('checksum'))
 
 
@@ -121,9 +122,9 @@ def recorded(root: str, stat: Any) -> dict[str, str]:
 
 
 def need_same(root: str, stat: Any, theirs: Hash | None) -> None:
-    """See that an image here is the one that Glance means.
+    """Check that an image here is the one that Glance means.
 
-    :param theirs: what Glance says of it; None: nothing
+    :param theirs: the hash that Glance has; None: none
     :raises Unproven, Other: as their names say
     """
     if theirs is None:
@@ -145,7 +146,11 @@ def need_same(root: str, stat: Any, theirs: Hash | None) -> None:
 
 def compute(image: Any, name: str,
             progress: Callable[[int], None] = lambda done: None) -> Hash:
-    """Read a whole image, verified, and hash it."""
+    """Read and verify a whole image, and hash it.
+
+    :param progress: called with the bytes read so far
+    :raises DamagedError: the image cannot be read
+    """
     hasher = new(name)
     done = 0
     for piece in image.pieces(piece=PIECE):
@@ -165,7 +170,7 @@ def _path(root: str, image_id: str) -> str:
 
 
 def encode(upload_id: str, hashes: dict[str, str]) -> bytes:
-    """A file's content."""
+    """The content of an image's file of hashes."""
     fields = {'kind': _KIND, 'version': _VERSION, 'upload_id': upload_id,
               'hashes': hashes}
     fields['checksum'] = files.json_checksum(fields)
@@ -173,7 +178,7 @@ def encode(upload_id: str, hashes: dict[str, str]) -> bytes:
 
 
 def decode(content: bytes) -> tuple[str, dict[str, str]]:
-    """The upload, and its hashes by their names.
+    """The upload's id and its hashes, by their names, in a file's content.
 
     :raises ValueError: says what is wrong with the file
     """
@@ -194,9 +199,9 @@ def decode(content: bytes) -> tuple[str, dict[str, str]]:
 
 
 def record(root: str, stat: Any, found: Hash) -> None:
-    """Write down a hash that was computed over all bytes of an image.
+    """Record a hash that was computed over all bytes of an image.
 
-    :raises DamagedError: another one is recorded
+    :raises DamagedError: another hash of the same name is recorded
     :raises AccessDenied, NoSpaceError, StorageError: as their names say
     """
     known = recorded(root, stat)
@@ -217,19 +222,19 @@ def record(root: str, stat: Any, found: Hash) -> None:
 
 
 def forget(root: str, image_id: str) -> None:
-    """An image is deleted. What cannot be removed does no harm."""
+    """Remove a deleted image's file. A file that stays does no harm."""
     with contextlib.suppress(OSError):
         os.unlink(_path(root, image_id))
 
 
 def sweep(repository: Any) -> None:
-    """Remove what kills and other programs' deletions left."""
+    """Remove files that killed processes or others' deletions left."""
     directory = os.path.join(repository.path, DIRECTORY)
     try:
         names = os.listdir(directory)
     except OSError:
         return
-    # Listed later: what has just come is among them.
+    # Listed after the files, so that it has images that have just come.
     here = set(repository.images())
     for name in names:
         path = os.path.join(directory, name)

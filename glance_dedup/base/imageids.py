@@ -4,7 +4,7 @@
 
 import re
 
-#: Of a valid id, for patterns of what holds one.
+#: A valid id's pattern, for larger patterns with an id in them.
 PATTERN = '[A-Za-z0-9_-]{1,128}'
 
 is_valid = re.compile(PATTERN).fullmatch

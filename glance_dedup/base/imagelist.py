@@ -2,8 +2,8 @@
 
 """Lists of images, or of tasks, in small files of a repository.
 
-They are JSON with a checksum (``format.rst``, "Lists of images"). What is read
-is not trusted; that an entry is right, its own class says.
+They are JSON with a checksum (``format.rst``, "Lists of images"). The reader
+trusts nothing in them; each entry's class checks its own fields.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ _VERSION = 1
 
 def encode(kind: str, entries: Iterable[dict[str, Any]],
            of: str = 'images') -> bytes:
-    """The file's content.
+    """The content of a list's file.
 
     :param kind: which list it is
-    :param of: what the entries are
+    :param of: what the entries are, in the plural
     """
     fields = {'kind': kind, 'version': _VERSION, of: [*entries]}
     fields['checksum'] = files.json_checksum(fields)
@@ -29,11 +29,12 @@ def encode(kind: str, entries: Iterable[dict[str, Any]],
 
 def decode(content: bytes, kind: str, largest: int,
            entry: Any, of: str = 'images') -> list[Any]:
-    """The entries of a file.
+    """The entries in a file's content.
 
-    :param largest: bytes that it may have
-    :param entry: makes an entry of its fields, as keyword arguments
-    :raises ValueError: says what is wrong with it
+    :param largest: the most bytes that the file may have
+    :param entry: called with an entry's fields as keyword arguments; makes the
+        entry
+    :raises ValueError: says what is wrong with the file
     """
     if len(content) > largest:
         raise ValueError(f'it is larger than {largest} bytes')

@@ -8,7 +8,7 @@ import plyvel
 
 from glance_dedup.base import exceptions
 
-# LevelDB says what the system said, in words.
+# LevelDB reports the system's error only in words.
 _REFUSALS = (
     (exceptions.NoSpaceError, (28, 122, 27)),      # ENOSPC, EDQUOT, EFBIG
     (exceptions.AccessDenied, (13, 1, 30)),        # EACCES, EPERM, EROFS
@@ -18,7 +18,7 @@ _REFUSALS = (
 
 
 def words(error: plyvel.Error) -> str:
-    """What LevelDB said: plyvel passes its bytes on as they are."""
+    """LevelDB's message: plyvel passes its bytes on as they are."""
     said = error.args[0] if error.args else ''
     if isinstance(said, bytes):
         said = said.decode(errors='replace')
@@ -26,14 +26,14 @@ def words(error: plyvel.Error) -> str:
 
 
 def shown(key: bytes) -> str:
-    """A key, for a message."""
+    """A key in printable form, for a message."""
     return "'" + ''.join(
         chr(byte) if 0x20 <= byte < 0x7f and byte != 0x5c
         else f'\\x{byte:02x}' for byte in key) + "'"
 
 
 def refusal(error: plyvel.Error) -> type[exceptions.RepositoryError] | None:
-    """The exception for what the system refused; None: the database is bad."""
+    """The exception for a system error; None: the database is bad."""
     if not isinstance(error, plyvel.IOError):
         return None
     found = None

@@ -2,8 +2,9 @@
 
 """The locations of images: what Glance keeps, and shows the driver.
 
-``store.py`` says what they are, and whom they have to be kept from. They are
-made apart from it, since the daemon makes them, too, and has no Glance.
+``store.py`` says what locations are, and who must not see them. The functions
+are in a module of their own, since the daemon makes locations, too, and has no
+Glance.
 """
 
 import hashlib
@@ -16,14 +17,14 @@ SCHEME = 'dedup'
 
 def sign(key: bytes, repository_id: str, image_id: str,
          upload_id: str) -> str:
-    """The mac of a location.  None of its parts can contain a NUL."""
+    """A location's mac, 64 hexadecimal digits.  No part may contain a NUL."""
     message = '\0'.join(('glance-dedup location 1', repository_id, image_id,
                          upload_id))
     return hmac.new(key, message.encode(), hashlib.sha256).hexdigest()
 
 
 def uri(*parts: str) -> str:
-    """A location of its parts."""
+    """Join a location's parts."""
     return f'{SCHEME}://{"/".join(parts)}'
 
 

@@ -2,23 +2,23 @@
 
 """Scopes: whose blocks a block may be a duplicate of.
 
-The id of a scope precedes each block in its fingerprint, so that equal blocks
-of two scopes have nothing in common (``design.rst``, "Scopes").
+A block's fingerprint covers the scope's id and the block. So equal blocks of
+two scopes have nothing in common (``design.rst``, "Scopes").
 """
 
 import hashlib
 
 from glance_dedup.base import exceptions
 
-#: What an upload may be told.
+#: The scopes that an upload may choose.
 CHOICES = ('global', 'project')
 
-#: The id of the scope of all.
+#: The id of the scope that all projects share.
 GLOBAL = bytes(16)
 
 
 def of_project(project: str) -> bytes:
-    """The id of a project's scope: the same in every repository."""
+    """The id of a project's scope, 16 bytes; the same in every repository."""
     return hashlib.sha256(
         b'glance-dedup scope\0' + project.encode()).digest()[:16]
 
@@ -26,9 +26,9 @@ def of_project(project: str) -> bytes:
 def choose(scope: str | bytes, project: str) -> bytes:
     """The id of the scope that an image of this project is stored in.
 
-    :param scope: one of CHOICES; or an id, which whoever was told nothing but
-        that, as of an image elsewhere, has
-    :raises InvalidParameter: for another
+    :param scope: one of CHOICES; or an id, if only that is known, as of an
+        image elsewhere
+    :raises InvalidParameter: for any other value
     """
     if isinstance(scope, bytes) and len(scope) == len(GLOBAL):
         return scope

@@ -2,10 +2,10 @@
 
 """Temporary directories, of which a killed process leaves none for good.
 
-Nothing can be done for a process that is killed, so the next one that makes
-such a directory removes those that nobody uses any more. Each is locked by its
-process (``flock`` on the directory itself); the lock falls with the process.
-Another user's directories are left alone.
+A killed process cannot remove its directory. So the next process that makes
+such a directory removes those that nobody uses any more. Each process locks
+its directory (``flock`` on the directory itself); the lock ends with the
+process. Another user's directories are left alone.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ _TRIES = 10
 
 
 def _lock(path: str) -> int | None:
-    """An open directory that nobody else uses; None: somebody does.
+    """Open and lock a directory; None: another process uses it.
 
-    :raises OSError: if that cannot be told
+    :raises OSError: it is not known whether somebody uses the directory
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
                  | os.O_CLOEXEC)
@@ -37,7 +37,7 @@ def _lock(path: str) -> int | None:
 
 
 def _remove_dead() -> None:
-    """Remove the directories of processes that are no more."""
+    """Remove the directories of processes that have ended."""
     place = tempfile.gettempdir()
     for name in os.listdir(place):
         path = os.path.join(place, name)
@@ -72,10 +72,10 @@ class Directory:
             except FileNotFoundError:
                 continue
             except OSError:
-                return      # no locks here: nobody can take it for dead
+                return      # no locks here, so nobody can remove it
             if fd is not None and self._is_there(fd):
                 return
-            # Another process took it for dead before it was locked.
+            # Another process removed it before it was locked.
             self.cleanup()
         raise FileNotFoundError(2, 'others remove what is made', self.name)
 
@@ -86,7 +86,7 @@ class Directory:
             return False
 
     def cleanup(self) -> None:
-        """Remove it, with all that is in it. Idempotent."""
+        """Remove the directory with all its content. Idempotent."""
         shutil.rmtree(self.name, ignore_errors=True)
         fd, self._fd = self._fd, None
         if fd is not None:

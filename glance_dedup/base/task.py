@@ -2,11 +2,11 @@
 
 """What all tasks of the maintainer share: stopping, progress and pace.
 
-A task is a module with a ``run_once(maintainer, pace, ...)`` that returns a
-dataclass of what it did, and, where it decides something first, a ``plan``
-that returns a dataclass and changes nothing. It does its work in steps of
-bounded size and calls :meth:`Pace.step` after each, between which it may be
-stopped without harm.
+A task is a module with a ``run_once(maintainer, pace, ...)``, which returns a
+dataclass of what it did. A task that decides something first also has a
+``plan``, which returns a dataclass and changes nothing. A task works in steps
+of bounded size and calls :meth:`Pace.step` after each. Between two steps it
+can be stopped without harm.
 """
 
 from collections.abc import Callable
@@ -14,37 +14,37 @@ import os
 import threading
 import time
 
-#: How long a step is made to wait at most for the pace, seconds; so that a
-#: task that is to stop does so soon.
+#: The longest single wait for the pace, seconds: so a task that is told to
+#: stop does so soon.
 LONGEST_WAIT = 0.2
-#: For how long it is watched whether others want the processors, seconds.
+#: For how long a task watches whether others want the processors, seconds.
 WATCH = 1.0
 
 _TICKS = os.sysconf('SC_CLK_TCK')
 
 
 def idle_seconds() -> float:
-    """How long processors had nothing to do since the machine's start."""
+    """How many seconds processors were idle, together, since the boot."""
     with open('/proc/stat') as f:
-        # Those that wait for a disk could work.
+        # A processor that waits for a disk counts as idle: it could work.
         return sum(map(int, f.readline().split()[4:6])) / _TICKS
 
 
 class Stopped(Exception):
-    """The task was asked to stop; what it did so far stands."""
+    """The task was told to stop; the work that it did so far stays."""
 
 
 class Pace:
     """How far a task is, how fast it may go, and whether to stop.
 
-    Written by the one thread that runs the task; any thread may read the
+    Only the thread that runs the task writes to it. Any thread may read the
     attributes or call :meth:`stop`.
 
     :param progress: called as `progress(done, total, what)` after each step
-    :param rate: bytes a second of the disk that the task may read and write;
-        None: as fast as it goes. May be changed while the task runs.
-    :param patient: nobody waits for the task; so it gives others the
-        processors (:meth:`wait_until_idle`)
+    :param rate: how many bytes a second the task may read from and write to
+        the disk; None: no limit. It may change while the task runs.
+    :param patient: whether nobody waits for the task; then it leaves the
+        processors to others (:meth:`wait_until_idle`)
     """
 
     def __init__(self, progress: Callable[[int, int, str], None] | None = None,
@@ -60,7 +60,7 @@ class Pace:
         self._progress = progress
         self._clock = clock
         self._stop = threading.Event()
-        self._due = self.started    # when the work so far may be over
+        self._due = self.started    # when the rate allows the next step
 
     def stop(self) -> None:
         self._stop.set()
@@ -70,21 +70,21 @@ class Pace:
         return self._stop.is_set()
 
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
-        """Note progress, and wait as the pace demands.
+        """Note progress, and wait as long as the rate demands.
 
-        :param done: of `total`, in whatever the task counts
-        :param what: a few words: what is being done, for people
-        :param cost: bytes of disk that were read or written since the last
-            step
+        :param done: how much of `total` is done, in the task's own unit
+        :param what: what the task is doing, in a few words for people
+        :param cost: bytes that the task read from or wrote to the disk since
+            the last step
         :raises Stopped: if the task is to stop
         """
         self.done, self.total, self.what = done, total, what
         if self._progress is not None:
             self._progress(done, total, what)
         self.check()
-        # A pause is not made up for: no more than a second's worth.
+        # After a pause the task may catch up on no more than one second.
         begin = max(self._due, self._clock() - 1.0)
-        while rate := self.rate:    # which may change meanwhile
+        while rate := self.rate:    # it may change meanwhile
             self._due = begin + cost / rate
             left = self._due - self._clock()
             if left <= 0:
@@ -103,12 +103,13 @@ class Pace:
 
     def wait_until_idle(self,
                         idle: Callable[[], float] | None = None) -> None:
-        """If the task is patient: wait while others want the processors.
+        """If the task is patient, wait while others want the processors.
 
-        Half of them have to be idle for a while in which the task does
-        nothing itself.
+        The wait ends when half of the processors are idle for a while, in
+        which the task does nothing itself.
 
-        :param idle: seconds that processors were idle, all together
+        :param idle: returns for how many seconds processors were idle, all
+            together
         :raises Stopped: if the task is to stop
         """
         idle = idle or idle_seconds
@@ -127,7 +128,7 @@ class Pace:
             raise Stopped()
 
     def seconds_left(self) -> float | None:
-        """A guess, by the pace so far; None if there is nothing to go by."""
+        """An estimate by the speed so far; None before any work is done."""
         if not 0 < self.done <= self.total:
             return None
         elapsed = self._clock() - self.started

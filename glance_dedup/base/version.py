@@ -8,6 +8,7 @@ import importlib.metadata
 
 @functools.cache
 def version() -> str:
+    """The package's version; '(not installed)' if there is no package."""
     try:
         return importlib.metadata.version('glance-dedup')
     except importlib.metadata.PackageNotFoundError:

@@ -3,13 +3,13 @@
 """Threads: bounded workers, calls in order, calls with a time limit.
 
 ``Workers`` is a bounded set of daemon threads.  A ``Strand`` runs calls one
-after the other, in the order they came in, on whichever worker is free; it
-occupies a worker only while it has calls, and lets others have it after each
-call if they wait for one, so any number of strands get on with any number of
-workers.  A ``TimeLimit`` lets a caller wait for so long and no longer for a
-call that may hang in the kernel.
+after the other, in the order in which they came, on any free worker.  It
+occupies a worker only while it has calls.  After each call it gives the worker
+to others that wait for one.  So any number of strands make progress with any
+number of workers.  A ``TimeLimit`` bounds how long a caller waits for a call
+that may hang in the kernel.
 
-All of it survives ``fork``: the child starts with no threads and no calls.
+All of this survives ``fork``: the child starts with no threads and no calls.
 """
 
 import collections
@@ -34,7 +34,7 @@ class Expired(Exception):
 
 
 def failed(future: futures.Future) -> bool:
-    """Whether a call that is over did not return a result."""
+    """Whether a finished call was cancelled or raised."""
     return future.cancelled() or future.exception() is not None
 
 
@@ -48,18 +48,18 @@ def _perform(future: futures.Future, function: Callable, args: tuple) -> None:
     else:
         future.set_result(result)
     finally:
-        # An exception's traceback holds this frame: no cycle through it.
+        # An exception's traceback holds this frame: avoid a cycle through it.
         del future, args
 
 
 class Workers:
     """A bounded set of daemon threads, started when needed.
 
-    Daemons, because a thread that hangs in the kernel must not keep the
-    process from ending.  Thread-safe.
+    They are daemon threads, because a thread that hangs in the kernel must not
+    keep the process from ending.  Thread-safe.
 
-    :param name: what the threads are called
-    :param limit: the most threads there may be
+    :param name: the threads' name
+    :param limit: the greatest number of threads
     """
 
     def __init__(self, name: str, limit: int):
@@ -75,7 +75,7 @@ class Workers:
         self._threads = 0
 
     def submit(self, function: Callable, *args) -> futures.Future:
-        """Have a call run on a worker, as soon as one is free.
+        """Run a call on a worker, as soon as one is free.
 
         :raises RuntimeError: no thread could be started at all
         """
@@ -136,7 +136,7 @@ class Strand:
         self._running = False
 
     def submit(self, function: Callable, *args) -> futures.Future:
-        """Have a call run after all those before it."""
+        """Run a call after all calls that were submitted before it."""
         future: futures.Future = futures.Future()
         with self._lock:
             self._tasks.append((future, function, args))
@@ -153,7 +153,7 @@ class Strand:
         return future
 
     def drop(self) -> None:
-        """Forget the calls that have not begun."""
+        """Cancel the calls that have not begun."""
         with self._lock:
             dropped, self._tasks = self._tasks, collections.deque()
         for future, _function, _args in dropped:
@@ -174,10 +174,10 @@ class Strand:
 
 
 class TimeLimit:
-    """Waits for calls for so long and no longer.
+    """Bounds how long callers wait for calls.  Thread-safe.
 
-    :param seconds: the limit for each call; 0: none, and no threads
-    :param workers: where calls run if there is a limit
+    :param seconds: the limit for each call; 0: no limit, and no threads
+    :param workers: they run the calls if there is a limit
     """
 
     def __init__(self, seconds: float, workers: Workers):
@@ -188,11 +188,11 @@ class TimeLimit:
              late: Callable[[Any], None] | None = None) -> Any:
         """Call a function that may hang.
 
-        A call that exceeds the limit goes on in its thread; if no thread was
-        free for it, it never begins.
+        A call that exceeds the limit goes on in its thread.  If no thread was
+        free for the call, it never begins.
 
-        :param late: called with the result of a call that was given up, when
-                     it returns after all, to undo what it did
+        :param late: undoes a call that was given up and returns after all;
+                     called with that call's result
         :raises Expired: the limit was exceeded
         """
         if not self.seconds:
