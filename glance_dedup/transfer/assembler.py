@@ -2,10 +2,11 @@
 
 """Putting an image together from blocks that are here and blocks that come.
 
-A *lot* of the image's description is looked up; what is missing is asked for,
-by whoever uses this, and comes in any order; each block is fingerprinted when
-it comes; then the lot is stored. Several lots may be looked up ahead of the
-one that is stored next. Nobody is asked here, and no thread is made.
+The image's description is worked through in *lots*. :class:`Assembly` looks up
+a lot's blocks. Its user requests the missing ones, which come in any order.
+Each block is fingerprinted when it comes; then the lot is stored. Several lots
+may be looked up ahead of the one that is stored next. This module sends no
+requests and makes no threads.
 """
 
 import array
@@ -20,15 +21,15 @@ from glance_dedup.client import wire
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 
-#: An image is worked through in lots of at most so many blocks, and as many
-#: extents; and so many bytes of blocks.
+#: A lot has at most so many blocks, as many extents, and so many bytes of
+#: blocks.
 LOT_BLOCKS = 4096
 LOT_BYTES = 8 << 20
-#: The same of one that is read while it comes: small, because who waits for
-#: the first byte waits for the first lot.
+#: The most bytes of a lot of an image that is read while it comes. It is
+#: small, because a reader of the first byte waits for the whole first lot.
 READ_LOT_BYTES = 2 << 20
-#: Bytes of zeros of a lot that is received from a sender: that they are
-#: written is bounded, too.
+#: The most bytes of zeros in a lot from a sender: this bounds the work of
+#: writing them.
 LOT_ZEROS = 1 << 30
 
 _RECORD = 36                    # fingerprint, length
@@ -36,9 +37,9 @@ _FINGERPRINT = 32
 
 
 class BadBlock(Exception):
-    """What came is not what was asked for.
+    """A block that came is not the requested one, or one did not come.
 
-    :ivar offset: in the image
+    :ivar offset: the block's offset in the image
     """
 
     def __init__(self, offset: int, what: str):
@@ -50,10 +51,10 @@ class BadBlock(Exception):
 class Blocks:
     """A run of blocks of a lot.
 
-    :ivar offset: in the image, of the first
-    :ivar names: their fingerprints
-    :ivar lengths: their lengths
-    :ivar addresses: where they are here, 0 for those that are not
+    :ivar offset: the first block's offset in the image
+    :ivar names: the blocks' fingerprints
+    :ivar lengths: the blocks' lengths
+    :ivar addresses: the blocks' addresses here; 0 for a missing block
     """
 
     offset: int
@@ -64,16 +65,16 @@ class Blocks:
 
 @dataclasses.dataclass
 class Lot:
-    """A part of the image, and what is asked for to make it.
+    """A part of the image, and the blocks that it needs.
 
-    :ivar begin: its offset
-    :ivar end: the offset behind it
+    :ivar begin: the lot's offset
+    :ivar end: the offset behind the lot
     :ivar parts: runs of blocks, and numbers of zeros, in order
-    :ivar wanted: what is to come, by the block's offset in the image:
-        fingerprint and length
-    :ivar names: the fingerprints of what was wanted at first
-    :ivar received: what came, by fingerprint
-    :ivar before: lots of which it uses what came once more
+    :ivar wanted: fingerprint and length of each block that is still to come,
+        by the block's offset in the image
+    :ivar names: the fingerprints of all blocks that were wanted at first
+    :ivar received: the blocks that came, by fingerprint
+    :ivar before: earlier lots, whose received blocks this one may use again
     """
 
     begin: int
@@ -96,20 +97,20 @@ def most_blocks(block_size: int, size: int | None = None,
     """The most blocks of a lot, and its most extents.
 
     :param size: the most bytes of a lot; LOT_BYTES if None
-    :param blocks: a limit of their number; LOT_BLOCKS if None
+    :param blocks: a limit for the number of blocks; LOT_BLOCKS if None
     """
     return max(1, min(blocks or LOT_BLOCKS, (size or LOT_BYTES) // block_size))
 
 
 def cut(extents: Iterable[wire.RecipeExtent], most: int, offset: int = 0,
         zeros: int = 1 << 62) -> Iterator[list[wire.RecipeExtent]]:
-    """Cut a description into lots, as soon as there is enough of it for one.
+    """Cut a description into lots; yields each as soon as it is complete.
 
-    From the end of any lot on it is always cut alike.
+    Cutting again from the end of any lot gives the same further lots.
 
-    :param most: blocks, and extents, of a lot
+    :param most: the most blocks, and the most extents, of a lot
     :param offset: where the first lot begins
-    :param zeros: the most bytes of them in a lot
+    :param zeros: the most bytes of zeros in a lot
     """
     lot: list[wire.RecipeExtent] = []
     room, left = most, zeros
@@ -143,7 +144,7 @@ def _columns(table: bytes) -> tuple[list[bytes], array.array]:
 
 
 def ranges(wanted: dict[int, tuple[bytes, int]]) -> list[tuple[int, int]]:
-    """The ranges of the image that blocks make up, by their offsets."""
+    """The ranges of the image that these blocks fill: offset, length."""
     found: list[tuple[int, int]] = []
     for offset, (_, length) in sorted(wanted.items()):
         if found and sum(found[-1]) == offset:
@@ -154,7 +155,7 @@ def ranges(wanted: dict[int, tuple[bytes, int]]) -> list[tuple[int, int]]:
 
 
 def why_whole(ours: parameters.Parameters, theirs: Any) -> str | None:
-    """Why their blocks cannot be told by fingerprint; None if they can.
+    """Why fingerprints cannot identify their blocks here; None: they can.
 
     :param theirs: the header of a description
     """
@@ -174,16 +175,16 @@ def why_whole(ours: parameters.Parameters, theirs: Any) -> str | None:
 class Assembly:
     """An image that is put together from blocks here and blocks that come.
 
-    Blocks of different lots may be taken by several threads at once; all else
-    belongs to one thread at a time.
+    Several threads at once may :meth:`take` blocks of different lots. One
+    thread at a time may call the other methods.
 
-    :param fingerprint: the kind of those in the description
-    :param scope: the id of their scope
-    :param find: look for blocks by them. Without it they say what a block
-        has to be, and nothing more: for those of another scope than the
+    :param fingerprint: the kind of the fingerprints in the description
+    :param scope: the id of the fingerprints' scope
+    :param find: whether to look up blocks by their fingerprints. If not, the
+        fingerprints only verify blocks; this is for another scope than the
         transaction's
-    :ivar found: blocks that were here, or that the image names once more
-    :ivar asked: blocks that were not
+    :ivar found: blocks that were here, or that the image names again
+    :ivar asked: blocks that were missing
     """
 
     def __init__(self, transaction: repository_module.Transaction,
@@ -192,14 +193,14 @@ class Assembly:
         self._fingerprint = fingerprint
         self._scope = scope
         self._find = find
-        # Lots that are looked up, and not stored yet.
+        # Lots that were looked up, and are not stored yet.
         self._waiting: collections.deque[Lot] = collections.deque()
         self.found = self.asked = 0
 
     # -- what is missing --------------------------------------------------
 
     def look_up(self, lot: Lot) -> None:
-        """Find out which blocks of a lot are to come: `lot.wanted`."""
+        """Look up a lot's blocks; puts the missing ones into `lot.wanted`."""
         lot.before = list(self._waiting)
         for part in lot.parts:
             if isinstance(part, Blocks):
@@ -214,7 +215,7 @@ class Assembly:
         offset = part.offset
         for name, length, address in zip(part.names, part.lengths,
                                          part.addresses):
-            # Of what is asked for and not stored yet, find does not know.
+            # `find` does not know blocks that were requested, but not stored.
             if address or name in lot.names or any(
                     name in earlier.names for earlier in lot.before):
                 self.found += 1
@@ -224,17 +225,17 @@ class Assembly:
             offset += length
 
     def take(self, lot: Lot, offset: int, plain: Any) -> None:
-        """Verify the blocks that came for an offset of the image.
+        """Verify and keep blocks that came for an offset of the image.
 
-        :param plain: their bytes, one behind the other
-        :raises BadBlock: they are not those that the lot wants there
+        :param plain: the blocks' bytes, one block behind the other
+        :raises BadBlock: the lot does not want these blocks there
         """
         for _, name, block in self._verified(lot, offset, plain):
             lot.received[name] = block
 
     def _verified(self, lot: Lot, offset: int, plain: Any
                   ) -> Iterator[tuple[int, bytes, bytes]]:
-        """Offset, fingerprint and bytes of what is wanted no more now."""
+        """Offset, fingerprint and bytes of each block that verifies."""
         view = memoryview(plain)
         while view:
             if offset not in lot.wanted:
@@ -245,7 +246,7 @@ class Assembly:
                                    self._scope) != name:
                 raise BadBlock(offset,
                                'a block came that has not its fingerprint')
-            # A copy: what else came beside it is not kept.
+            # A copy, so that the whole buffer is not kept.
             yield offset, name, bytes(block)
             del lot.wanted[offset]
             view = view[length:]
@@ -256,9 +257,11 @@ class Assembly:
     def store(self, lot: Lot) -> int:
         """Append a lot to the image; returns the offset behind it.
 
-        REQUIRES: it is the first of those looked up and not stored, and
-        nothing of it is wanted any more. Then each of its blocks has its
-        address; 0 for one that is all zeros.
+        Afterwards each block of the lot has its address; 0 for a block of
+        zeros. REQUIRES: the lot is the first one that was looked up and not
+        stored.
+
+        :raises BadBlock: some of its blocks did not come
         """
         if lot.wanted:
             raise BadBlock(min(lot.wanted),
@@ -269,7 +272,7 @@ class Assembly:
             else:
                 self._transaction.add_zeros(part)
         self._waiting.popleft()
-        # Or each would keep all those before it.
+        # Otherwise each lot would keep all lots before it.
         lot.before = []
         return lot.end
 
@@ -286,7 +289,7 @@ class Assembly:
                 self._transaction.add(b''.join(part.names[first:end]), lengths,
                                       addresses[first:end].tobytes())
             else:
-                # Cut as they are there: the next one finds them by that.
+                # Keeps the peer's cuts: so the next image finds these blocks.
                 part.addresses[first:end] = array.array(
                     'Q', self._transaction.write_blocks(
                         b''.join([lot.block(name)

@@ -2,16 +2,17 @@
 
 """What replication has begun at another site: ``replication.json``.
 
-An image is noted from before its record is made in the other site's Glance
-until it is known to be complete there, and still to exist here (R2 to R5 of
-``design.rst``, "Replication"). So whoever deletes an image while it is on its
-way has it deleted there, too, although the process that sent it died.
+Replication notes an image here before it makes the record in the other site's
+Glance. The note stays until the image is known to be complete there, and still
+to exist here (R2 to R5 of ``design.rst``, "Replication"). So if somebody
+deletes an image while it is on its way, it is deleted there, too, even if the
+process that sent it died.
 
-The file is small: one image for each process that replicates, and those that
-could not be brought to an end. It is replaced whole, under a lock of the file
-that it is then: who gets the lock sees whether it is still that file (I4's
-way). One that is no good is an error, and is left as it is: to begin an empty
-one would forget what has to be deleted.
+The file is small: it has one image for each process that replicates, and the
+images that could not be finished. It is replaced as a whole, under a lock on
+the present file. A process that gets the lock checks that the file still has
+its name (as for I4). A bad file is an error, and stays as it is: an empty one
+in its place would forget what must be deleted.
 """
 
 from collections.abc import Iterator
@@ -31,14 +32,14 @@ from glance_dedup.base import imagelist
 from glance_dedup.repository import repository as repository_module
 
 NAME = 'replication.json'
-#: Images at most; more are a sign that something is wrong with all of them.
+#: The most images; more would mean that something is wrong with all of them.
 MOST = 1024
-#: Bytes of the file at most.
+#: The most bytes of the file.
 LARGEST = 1 << 20
 
 _KIND = 'glance-dedup replication'
 _LONGEST_SITE = 512
-# It is held for as long as it takes to write the file.
+# Holders keep the lock only while they write the file. Seconds.
 _LOCK_SECONDS = 30.0
 _POLL = 0.02
 
@@ -51,10 +52,10 @@ class Entry:
     site: str
     """The other Glance's URL."""
     recorded: bool
-    """Its record there was made by us; else it may have been."""
+    """Whether we surely made its record there; otherwise we may have."""
 
     def __post_init__(self) -> None:
-        # It may be from a file that anybody may have written.
+        # The values may come from a file that anybody may have written.
         if not (isinstance(self.image_id, str)
                 and imageids.is_valid(self.image_id)):
             raise ValueError(f'{self.image_id!r} is not an image id')
@@ -73,9 +74,9 @@ def encode(entries: list[Entry]) -> bytes:
 
 
 def decode(content: bytes) -> list[Entry]:
-    """The images of a file; one without content is a new one.
+    """The images in a file's content; an empty file is a new one.
 
-    :raises ValueError: says what is wrong with it
+    :raises ValueError: says what is wrong with the file
     """
     if not content:
         return []
@@ -86,7 +87,7 @@ class Underway:
     """The images that are on their way to one site. Thread-safe.
 
     :param site: the other Glance's URL
-    :raises InvalidParameter: it is too long a one
+    :raises InvalidParameter: the URL is too long
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -99,9 +100,9 @@ class Underway:
         self._site = site
 
     def entries(self) -> dict[str, Entry]:
-        """Those of this site, by their ids.
+        """The images on their way to this site, by their ids.
 
-        :raises DamagedError: the file is no good; says what to do
+        :raises DamagedError: the file is bad; says what to do
         """
         try:
             fd = access.open_file(self._path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -117,9 +118,11 @@ class Underway:
                 if entry.site == self._site}
 
     def begin(self, image_id: str) -> None:
-        """Before a record is made (R2). What is noted already stays so.
+        """Note an image before its record is made (R2).
 
-        :raises BusyError: too many are under way
+        An image that is noted already keeps its note.
+
+        :raises BusyError: too many images are under way
         """
         with self._changing() as entries:
             if len(entries) >= MOST and (
@@ -131,18 +134,18 @@ class Underway:
                                Entry(image_id, self._site, False))
 
     def recorded(self, image_id: str) -> None:
-        """The record is there, and is ours."""
+        """Note that we made the image's record."""
         with self._changing() as entries:
             entries[image_id, self._site] = Entry(image_id, self._site, True)
 
     def end(self, image_id: str) -> None:
-        """Nothing is left to be done, or to be known."""
+        """Remove an image's note: nothing is left to do."""
         with self._changing() as entries:
             entries.pop((image_id, self._site), None)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Entries]:
-        """What is in the file, to be changed in place; written at the end."""
+        """The file's entries. Writes the caller's changes at the end."""
         fd = self._open_locked()
         try:
             entries = self._read(fd)
@@ -162,7 +165,7 @@ class Underway:
             raise self._unusable(e, 'written') from e
 
     def _open_locked(self) -> int:
-        """The file, made at need, locked, and still the one of its name."""
+        """Open and lock the file that has the name; make it at need."""
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             fd = self._open()

@@ -2,10 +2,10 @@
 
 """Pulling: copying an image from another repository.
 
-Only the blocks that this repository lacks are asked for, as ranges of the
-image. Nothing is believed: each block is fingerprinted when it comes, and the
-image is committed last. What came of a pull that failed stays until the next
-collection, so that the next pull finds it.
+A pull requests only the blocks that this repository lacks, as ranges of the
+image. It trusts nothing: each block is fingerprinted when it comes, and the
+image is committed last. Blocks of a failed pull stay until the next
+collection, so that the next pull finds them.
 """
 
 import collections
@@ -24,9 +24,9 @@ from glance_dedup.client import wire
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
-#: So many lots are under way; at most twice as many are in memory.
+#: How many lots are under way; at most twice as many are in memory.
 LOTS = 3
-#: Of a recipe, more than so many bytes wait in a temporary file.
+#: A recipe of more bytes than this waits in a temporary file.
 RECIPE_BYTES = 16 << 20
 
 _WAIT = 10.0
@@ -40,12 +40,12 @@ class Result:
 
     stat: repository_module.ImageStat
     found_blocks: int
-    """Blocks that were here, or that the image names once more."""
+    """Blocks that were here already, or that the image names again."""
     asked_blocks: int
     received_bytes: int
-    """Of all answers, as they came over the wire, without TLS."""
+    """Bytes of all answers on the wire, without TLS."""
     whole: str | None
-    """Why all bytes were asked for; None: only what was missing was."""
+    """Why the pull requested all bytes; None: only the missing blocks."""
 
 
 def pull(repository: repository_module.Repository, image_id: str,
@@ -54,13 +54,13 @@ def pull(repository: repository_module.Repository, image_id: str,
          progress: Progress | None = None) -> Result:
     """Copy an image from the repository that the client's daemon serves.
 
-    :param client: not used for anything else meanwhile
-    :param project: that the image is to belong to
+    :param client: the caller must not use it for anything else meanwhile
+    :param project: the project that will own the image
     :param scope: as for Repository.begin
     :param progress: called with the image's bytes done, and its size
     :raises ImageExists: at once, if the image is here
     :raises glance_dedup.client.daemon.ClientError: the peer refuses, fails, or
-        sends what is not the image
+        sends wrong data
     """
     before = client.received
     with contextlib.ExitStack() as stack:
@@ -80,7 +80,7 @@ def pull(repository: repository_module.Repository, image_id: str,
         try:
             puller.run(progress or (lambda done, size: None))
         except BaseException:
-            # Whatever is wrong: the blocks that came are good ones.
+            # Whatever failed, the blocks that came are good.
             with contextlib.suppress(exceptions.RepositoryError):
                 transaction.keep()
             raise
@@ -90,7 +90,7 @@ def pull(repository: repository_module.Repository, image_id: str,
 
 
 class _WholePuller:
-    """Reads the image as anybody would, and stores it as any other."""
+    """Reads the whole image, and stores it as an upload does."""
 
     def __init__(self, transaction: repository_module.Transaction,
                  client: daemon_module.Client, image_id: str,
@@ -101,7 +101,7 @@ class _WholePuller:
         self._size = recipe.header.size
         self._upload_id = recipe.upload_id
         self.found = self.asked = 0
-        # Its extents are of no use.
+        # This class does not need the recipe's extents.
         recipe.close()
 
     def run(self, progress: Progress) -> None:
@@ -121,7 +121,7 @@ class _WholePuller:
 # -- what is missing ----------------------------------------------------------
 
 class _Puller:
-    """Pulls what is missing, some lots ahead of what is stored.
+    """Pulls the missing blocks, some lots ahead of storing them.
 
     :param find: as for Assembly
     """
@@ -171,7 +171,7 @@ class _Puller:
     def _keep_recipe(self, file: Any) -> None:
         """Read the recipe to its end.
 
-        The peer would not wait for as long as the blocks may take.
+        The peer would not wait as long as the blocks may take.
         """
         daemon_module.need_room(
             f'{self._client.address}: image {self._image_id}',
@@ -182,7 +182,7 @@ class _Puller:
         file.seek(0)
 
     def _stop(self) -> None:
-        """Let no thread go on with what nobody waits for."""
+        """Stop the requests for which nobody waits any more."""
         left = [future for _, future in self._waiting if future is not None]
         if left:
             for future in left:
@@ -191,7 +191,7 @@ class _Puller:
             futures.wait(left, _WAIT)
 
     def _begin(self, lot: assembler.Lot) -> None:
-        """Look a lot's blocks up, and have what is missing fetched."""
+        """Look up a lot's blocks, and start to fetch the missing ones."""
         self._assembly.look_up(lot)
         future = None
         if lot.wanted:

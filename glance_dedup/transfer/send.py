@@ -2,14 +2,15 @@
 
 """Sending an image to the repository of another site.
 
-Only the blocks that it lacks go over the wire: the image is described lot by
-lot, to each lot the answer is what is missing of it, and that is sent, while
-the next lot is described (``design.rst``, "Replication"). The image is held
-open meanwhile, so that deleting it here takes nothing away from what is sent.
+Only blocks that the other site lacks go over the wire. The sender describes
+the image lot by lot. The receiver answers which blocks of a lot are missing,
+and the sender sends these while it describes the next lot (``design.rst``,
+"Replication"). The image stays open meanwhile, so its deletion here takes no
+blocks away from the sender.
 
-A connection that breaks is made again, and sending goes on where the receiver
-is. Nothing is remembered of what failed altogether: the next attempt describes
-the image anew, and the receiver finds what came.
+If a connection breaks, the sender connects again, and goes on where the
+receiver is. After a failure nothing is remembered here: the next attempt
+describes the image again, and the receiver finds the blocks that came.
 """
 
 import collections
@@ -30,13 +31,13 @@ from glance_dedup.client import wire
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
-#: Seconds to wait before each further attempt to go on, if none of them
-#: brings anything there; then it is given up.
+#: Seconds to wait before each further attempt. If none of these attempts makes
+#: progress, the sender gives up.
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-#: Seconds to wait for another sender to be done, or to be taken for silent.
+#: Seconds to wait until another sender is done, or the receiver drops it.
 BUSY_SECONDS = 30.0
 BUSY_PAUSE = 1.0
-#: So many requests are under way.
+#: How many requests are under way.
 REQUESTS = 2
 
 _WAIT = 10.0
@@ -49,22 +50,22 @@ class Sent:
 
     size: int
     upload_id: str
-    """Of the image there, which is not that of the image here."""
+    """The upload id of the image there; that of the image here differs."""
     location: str
-    """For the Glance of that site."""
+    """The location for that site's Glance."""
     found_blocks: int
-    """Blocks that were there, or that the image names once more."""
+    """Blocks that were there already, or that the image names again."""
     sent_blocks: int
     sent_bytes: int
-    """Of all requests, as they went over the wire, without TLS."""
+    """Bytes of all requests on the wire, without TLS."""
     whole: str | None
-    """Why all blocks were asked for; None: only what was missing was."""
+    """Why the receiver wanted all blocks; None: only the missing ones."""
     exists: bool
-    """It was there already, and was compared."""
+    """Whether the image was there already, and was only compared."""
 
 
 class _Unlimited:
-    """A task's pace, where there is no task."""
+    """A pace without a limit, for use outside of a task."""
 
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
         pass
@@ -75,20 +76,21 @@ def send(repository: repository_module.Repository, image_id: str,
          confirm: Callable[[], Any] = lambda: None) -> Sent:
     """Copy an image to the repository that the client's daemon serves.
 
-    :param client: with an operator's certificate; not used for anything else
-        meanwhile
-    :param pace: a :class:`glance_dedup.base.task.Pace`: it is told of
-        progress, in bytes of the image, and of the bytes that are about to be
-        sent; it may end the sending, what came there being kept
-    :param confirm: called right before the image comes to be there; what it
-        raises ends the sending
+    :param client: a client with an operator's certificate; the caller must not
+        use it for anything else meanwhile
+    :param pace: a :class:`glance_dedup.base.task.Pace`. It gets the progress,
+        in bytes of the image, and the number of bytes about to be sent. It may
+        end the sending; the other site then keeps the blocks that came
+    :param confirm: called right before the commit there; an exception from it
+        ends the sending
     :raises ImageNotFound: there is no such image
-    :raises DamagedError: it cannot be read; nothing comes to be there
+    :raises DamagedError: the image cannot be read; it does not come to exist
+        there
     :raises glance_dedup.client.daemon.ClientError: the receiver refuses,
         fails, or is away
     """
     with repository.open_image(image_id) as image:
-        # One is what the other site's Glance has: it is told of this one's.
+        # One hash is enough: the other site's Glance gets the hash of ours.
         known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
@@ -102,10 +104,10 @@ def send(repository: repository_module.Repository, image_id: str,
 class _Lot:
     """A part of the image.
 
-    :ivar extents: its description
-    :ivar blocks: how many it has
-    :ivar missing: how many of them there are not there
-    :ivar posts: requests with these that are under way
+    :ivar extents: the lot's description
+    :ivar blocks: how many blocks the lot has
+    :ivar missing: how many of them the other site lacks
+    :ivar posts: the requests under way that send missing blocks
     """
 
     offset: int
@@ -118,7 +120,7 @@ class _Lot:
 
 def _extents(image: repository_module.Image, header: wire.RecipeHeader
              ) -> Iterator[wire.RecipeExtent]:
-    """What an image consists of."""
+    """An image's extents, with the fingerprints of their blocks."""
     page, end = 0, 0
     while data := image.describe(page):
         source = wire.Buffer(data, exceptions.DamagedError)
@@ -131,7 +133,10 @@ def _extents(image: repository_module.Image, header: wire.RecipeHeader
 
 def _lots(extents: Iterator[wire.RecipeExtent], most: daemon_module.Replica,
           block_size: int) -> Iterator[_Lot]:
-    """Cut a description, from an offset on, as the receiver takes it."""
+    """Cut a description into lots within the receiver's limits.
+
+    The first lot begins at the offset from which the receiver wants them.
+    """
     for some in assembler.cut(
             extents, assembler.most_blocks(block_size, most.lot_bytes,
                                            most.lot_blocks),
@@ -174,7 +179,7 @@ class _Sender:
     # -- attempts ---------------------------------------------------------
 
     def _persist(self, confirm: Callable[[], Any]) -> dict:
-        """Send the image, over as many connections as it takes."""
+        """Send the image, over as many connections as needed."""
         pauses = iter(PAUSES)
         reached = 0
         while True:
@@ -199,13 +204,13 @@ class _Sender:
         except BaseException as e:
             self._break_off()
             if not isinstance(e, daemon_module.DaemonUnavailable):
-                # So that the next need not wait for it to be given up.
+                # So that the next sender need not wait for a timeout.
                 with contextlib.suppress(daemon_module.ClientError):
                     self._replica.give_up()
             raise
 
     def _begin(self) -> None:
-        """Say which image comes; or, that it goes on."""
+        """Tell the receiver which image comes, or goes on."""
         deadline = time.monotonic() + BUSY_SECONDS
         stat = self._image.stat
         while True:
@@ -230,21 +235,21 @@ class _Sender:
             time.sleep(min(left, _STEP))
 
     def _break_off(self) -> None:
-        """Let no thread go on with what nobody waits for."""
+        """Stop the requests for which nobody waits any more."""
         for future in self._futures:
             future.cancel()
         self._client.interrupt()
         futures.wait(self._futures, _WAIT)
         self._futures.clear()
 
-    # -- one of them ------------------------------------------------------
+    # -- one attempt ------------------------------------------------------
 
     def _step(self, what: str, cost: int = 0) -> None:
         self._pace.step(self._done, self._image.size, what, cost)
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
-        """Have errors of the repository's name the image."""
+        """Make errors of the repository name the image."""
         try:
             yield
         except exceptions.RepositoryError as e:
@@ -256,7 +261,7 @@ class _Sender:
         return future
 
     def _result(self, future: futures.Future) -> Any:
-        """Wait for a request, or to be stopped."""
+        """Wait for a request; the pace may stop the wait."""
         while not futures.wait([future], _STEP).done:
             self._step('sending')
         self._futures.discard(future)
@@ -274,7 +279,7 @@ class _Sender:
             ranges, lot.missing = self._result(future)
             if len(waiting) + 1 == replica.lots:
                 self._finish(waiting.popleft())
-            # Its answer comes while the blocks of this one go.
+            # The answer for the next lot comes while this one's blocks go.
             offered = self._offer(lots)
             self._post(lot, ranges)
             waiting.append(lot)
@@ -291,7 +296,7 @@ class _Sender:
                                  lot.extents)
 
     def _post(self, lot: _Lot, ranges: list[tuple[int, int]]) -> None:
-        """Send the blocks of ranges of a lot."""
+        """Send the blocks in some ranges of a lot."""
         while ranges:
             with self._naming():
                 frames, end = self._image.frames(ranges)
@@ -303,14 +308,14 @@ class _Sender:
                 self._submit(self._replica.send, lot.offset, body))
 
     def _wait_for_room(self) -> None:
-        """Have only some requests' bodies in memory."""
+        """Wait until few enough requests' bodies are in memory."""
         while len(busy := [future for future in self._futures
                            if not future.done()]) > REQUESTS:
             futures.wait(busy, _STEP, futures.FIRST_COMPLETED)
             self._step('sending')
 
     def _finish(self, lot: _Lot) -> None:
-        """Wait until all that was missing of a lot is there."""
+        """Wait until the receiver has all missing blocks of a lot."""
         for post in lot.posts:
             self._result(post)
         self._done = lot.end
@@ -320,7 +325,7 @@ class _Sender:
 
 
 def _may_pass(error: daemon_module.ClientError) -> bool:
-    """Whether it may be over soon: the receiver is away, or began anew."""
+    """Whether an error may pass soon: the receiver is away or restarted."""
     return isinstance(error, daemon_module.DaemonUnavailable) or (
         isinstance(error, daemon_module.Refused)
         and error.code in (404, 503))

@@ -2,9 +2,8 @@
 
 """Images at another site: their data sent, and its Glance told.
 
-An image is taken there in the five steps of ``design.rst``, "Replication",
-each of which may be the last before a crash, and is found done by the next
-run:
+An image is taken there in the five steps of ``design.rst``, "Replication". A
+crash may follow each of them; the next run then finds the step done:
 
 R1. it is active at home;
 R2. its record is made at the other site;
@@ -34,30 +33,30 @@ REPLICATED, PRESENT, PLANNED, LEFT_OUT, DELETED, FAILED = (
     'replicated', 'present', 'to be replicated', 'left out', 'deleted',
     'failed')
 
-#: What another site cannot be given. Whoever deletes an image that has it
-#: deletes the key, and the image at home has the same one.
+#: Properties that the other site must not get. Deleting an image with this one
+#: deletes its key, and the image at home has the same key.
 WITHHELD = ('cinder_encryption_key_deletion_policy',)
-#: Between two looks whether Glance has verified an image, seconds: at first,
+#: Seconds between two checks whether Glance has verified an image: at first,
 #: and at last.
 LOOKS = 0.1, 2.0
-#: How slowly Glance may verify it, bytes a second, and seconds besides.
+#: How slowly Glance may verify an image: bytes a second, and further seconds.
 SLOWEST, AT_LEAST = 8 << 20, 120.0
 
-# By which Glance verifies a location's data.
+# The hashes by which Glance verifies a location's data.
 _HASHES = ('sha1', 'sha256', 'sha512', 'md5')
-# What is to be deleted is, as it were.
+# The states of images that count as deleted.
 _DELETED = ('deleted', 'pending_delete')
-# A part of a record is refused, and not the whole.
+# HTTP status codes by which Glance refuses a part of a record, not all of it.
 _REFUSED = (400, 403, 409, 413)
 
 
 class Pace(task_module.Pace):
-    """Of several images, one after the other.
+    """The pace of taking several images, one after the other.
 
-    :ivar sent: bytes, over the network
-    :ivar image_id: the one that has its turn
-    :ivar before: bytes of those before it
-    :ivar whole: bytes of all
+    :ivar sent: bytes sent over the network
+    :ivar image_id: the present image
+    :ivar before: bytes of the images before it
+    :ivar whole: bytes of all images
     """
 
     sent = 0
@@ -84,7 +83,7 @@ class _Gone(Exception):
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one image."""
+    """The result of taking one image."""
 
     image_id: str
     size: int | None = None
@@ -95,14 +94,14 @@ class Outcome:
     found_blocks: int = 0
     """That were at the other site already."""
     verified: str = ''
-    """By which hash Glance there verified it; '' if by none."""
+    """The hash by which Glance there verified the image; '': none."""
     notes: list[str] = dataclasses.field(default_factory=list)
-    """What is not as at home, in sentences."""
+    """Differences from the image at home, in sentences."""
     error: BaseException | str | None = None
 
     @property
     def absence(self) -> Exception | None:
-        """The error, if who is needed for every image did not answer."""
+        """The error, if a server that every image needs did not answer."""
         if isinstance(self.error, daemon_module.DaemonUnavailable) or (
                 isinstance(self.error, glance_api.GlanceError)
                 and self.error.code is None):
@@ -111,9 +110,9 @@ class Outcome:
 
 
 class DataReplication:
-    """Takes the data of images to another site; no Glance is asked or told.
+    """Takes the data of images to another site, without any Glance.
 
-    :param client: of the daemon there
+    :param client: a client of the daemon there
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -127,9 +126,9 @@ class DataReplication:
         return iter(())
 
     def take(self, image_id: str, pace: Pace) -> Outcome:
-        """Take one image there; what goes wrong with it is in the outcome.
+        """Take one image to the other site; the outcome has any error.
 
-        :raises task.Stopped: the next run goes on
+        :raises task.Stopped: the task was stopped; the next run goes on
         """
         outcome = Outcome(image_id)
         try:
@@ -150,7 +149,7 @@ class DataReplication:
             outcome.result = PRESENT
 
     def _send(self, outcome: Outcome, pace: Pace) -> send.Sent:
-        """Send the blocks, and have them committed."""
+        """Send the blocks, and commit the image there."""
         image_id = outcome.image_id
         outcome.size = self._repository.stat(image_id).size
         sent = send.send(
@@ -169,14 +168,14 @@ class DataReplication:
         return sent
 
     def _confirm(self, image_id: str) -> None:
-        """See whether an image is still wanted."""
+        """Check that the image is still wanted; raises if it is not."""
 
 
 class Replication(DataReplication):
-    """Takes images to another site, and has its Glance know them.
+    """Takes images to another site, and records them in its Glance.
 
     :param home: the Glance here
-    :param away: the one there
+    :param away: the Glance there
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -190,9 +189,9 @@ class Replication(DataReplication):
         self._projects: dict[str, bool | None] = {}
 
     def need(self) -> None:
-        """See whether both Glances let us do what there is to do.
+        """Check that both Glances allow all that replication does.
 
-        :raises GlanceError: one does not; says what to do
+        :raises GlanceError: one of them does not; says what to do
         """
         if self._home.url == self._away.url:
             raise glance_api.GlanceError(
@@ -204,10 +203,10 @@ class Replication(DataReplication):
 
     def listed(self, home: dict[str, glance_api.Image],
                away: dict[str, glance_api.Image]) -> None:
-        """What the Glances have, so that not each is asked for each image.
+        """Take lists of images, to save a request to each Glance per image.
 
-        Only of what is at both it is believed, and while nothing is noted of
-        it.
+        A listing counts only for images that both Glances have and that have
+        no note in the journal.
         """
         self._listed = home, away
 
@@ -248,7 +247,7 @@ class Replication(DataReplication):
     def _bring(self, record: glance_api.Record,
                there: glance_api.Record | None, outcome: Outcome,
                pace: Pace) -> None:
-        """All that is left to be done for an image that is at home."""
+        """Do all remaining steps for an image that is at home."""
         image_id = record['id']
         try:
             with self._looking_again(image_id):
@@ -264,7 +263,7 @@ class Replication(DataReplication):
 
     @contextlib.contextmanager
     def _looking_again(self, image_id: str) -> Iterator[None]:
-        """See what a Glance means that does not find an image any more."""
+        """Find out why a Glance does not find an image any more."""
         try:
             yield
         except glance_api.GlanceError as e:
@@ -293,7 +292,7 @@ class Replication(DataReplication):
     def _need_new(self, record: glance_api.Record,
                   there: glance_api.Record | None,
                   entry: journal_module.Entry | None) -> None:
-        """See whether an image can be taken there."""
+        """Check that an image can be taken to the other site."""
         image_id = record['id']
         if record['status'] != 'active':
             raise _LeftOut(f'at home it is {record["status"]}')
@@ -341,7 +340,7 @@ class Replication(DataReplication):
         there = self._await(record, pace)
         self._compare(record, there)
         if there.get('checksum'):
-            # It is by reading all of it that Glance came to know that.
+            # Glance got this hash by reading the whole image.
             outcome.verified = there.get('os_hash_algo') or ''
         return there
 
@@ -357,7 +356,7 @@ class Replication(DataReplication):
             except glance_api.GlanceError as e:
                 if e.code not in (400, 403):
                     raise
-            # Some part of it is refused; which one is found one by one.
+            # Glance refuses some part. Setting them one by one shows which.
             return self._away.create(
                 {name: wanted[name] for name in (
                     'id', 'owner', 'disk_format', 'container_format')})
@@ -371,7 +370,7 @@ class Replication(DataReplication):
 
     def _complete(self, record: glance_api.Record, there: glance_api.Record,
                   outcome: Outcome) -> None:
-        """Give the record there what it has at home."""
+        """Give the record there the values that it has at home."""
         image_id = record['id']
         for name, value in _settable(record).items():
             if _comparable(there.get(name)) != _comparable(value):
@@ -426,7 +425,7 @@ class Replication(DataReplication):
                 image.image_id, location, image.hash_name if known else None,
                 image.hash_value if known else None)
         except glance_api.GlanceError as e:
-            # If it is not queued another has told Glance the same.
+            # If the image is not queued, somebody else told Glance the same.
             if e.code != 409:
                 raise
 
@@ -440,8 +439,8 @@ class Replication(DataReplication):
             there = self._away.record(image_id)
             if there is None:
                 raise _deleted_there()
-            # While a task of Glance's has it, it may save what it read before
-            # over what is set now.
+            # While one of Glance's tasks has the image, the task may overwrite
+            # what is set now with what it read before.
             if 'os_glance_import_task' in there:
                 pass
             elif there['status'] in glance_api.WITH_DATA:
@@ -470,7 +469,7 @@ class Replication(DataReplication):
         image_id = record['id']
         if self._at_home(image_id) is None:
             raise _Gone()
-        # Not before: what is protected could not be deleted.
+        # Not earlier: a protected image could not be deleted.
         if record.get('protected') and not there.get('protected'):
             self._try(outcome, 'protected', lambda: self._away.set(
                 image_id, 'protected', True))
@@ -499,7 +498,7 @@ def _deleted_there() -> _LeftOut:
 
 
 def _settable(record: glance_api.Record) -> glance_api.Record:
-    """What a record at the other site is to have."""
+    """The values that a record at the other site is to have."""
     wanted = {name: record[name] for name in glance_api.SETTABLE
               if name in record}
     wanted |= {name: value for name, value
@@ -513,7 +512,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _same(here: glance_api.Image, there: glance_api.Image) -> bool:
-    """Whether it is the same image, as far as Glance says."""
+    """Whether both are the same image, as far as the Glances say."""
     if here.size != there.size:
         return False
     return (here.hash_name != there.hash_name
