@@ -2,9 +2,8 @@
 
 """The client of the daemon: over its Unix socket, or TCP with TLS.
 
-What a server sends is not trusted: every length is bounded, every read has an
-end in time, and what is binary is checked (``wire.py``) before a byte of it is
-handed out.
+The client does not trust the server: every length is bounded, every read has a
+time limit, and binary data is checked (``wire.py``) before a caller gets it.
 
 Sizes and offsets are in bytes, times in seconds.
 """
@@ -32,25 +31,25 @@ import weakref
 
 from glance_dedup.client import wire
 
-#: The most that an answer in JSON may have; a hundred thousand images have
-#: some 30 MiB.
+#: The most bytes of an answer in JSON; a hundred thousand images have some
+#: 30 MiB.
 LONGEST_JSON = 128 << 20
-#: The most that is read of an error's body.
+#: The most bytes that are read of an error's body.
 LONGEST_ERROR = 64 << 10
 #: The most ranges of one request for blocks.
 MOST_RANGES = 16384
-#: What recipes and frames that are sent are called.
+#: The header for recipes and frames that the client sends.
 BINARY = {'Content-Type': 'application/octet-stream'}
-#: Bytes a second: who takes what is sent, or sends, slower is given up.
+#: Bytes a second: the client gives up on a peer that takes or sends slower.
 SLOWEST = 16 << 10
 #: How long one long poll asks the daemon to wait.
 POLL = 10.0
-# Seconds that the daemon may wait for its maintainer, and that may take.
+# Seconds for the daemon to wait for its maintainer, and for its work.
 _MARKING = 120.0
 
 
 class ClientError(Exception):
-    """Base of all that the client raises on purpose."""
+    """Base of all exceptions that the client raises on purpose."""
 
 
 class DaemonUnavailable(ClientError):
@@ -74,19 +73,19 @@ class Refused(ClientError):
 
 # -- the connection -----------------------------------------------------------
 
-# For the child of a fork.
+# The child of a fork closes these.
 _channels: 'weakref.WeakSet[Channel]' = weakref.WeakSet()
 _clients: 'weakref.WeakSet[Client]' = weakref.WeakSet()
 
 
 class Channel(io.RawIOBase):
-    """A socket of which every read ends by a deadline.
+    """A socket on which every read ends by a deadline.
 
-    It is the file that http.client parses an answer from; closing that file
-    does not close the socket, which may serve further requests.
+    http.client parses an answer from this object as from a file. Closing the
+    file does not close the socket, which may serve further requests.
 
-    In the child of a fork it is closed: two readers of one stream would each
-    get some of the bytes, and the peer would not learn that one hung up.
+    The child of a fork closes it: two readers of one stream would each get
+    some of the bytes, and the peer would not notice when one of them closes.
     """
 
     def __init__(self, sock: socket.socket):
@@ -119,7 +118,7 @@ class Channel(io.RawIOBase):
         self._socket.sendall(data)
 
     def close(self) -> None:
-        """Only what http.client calls at the end of an answer."""
+        """Do nothing: http.client calls this at the end of an answer."""
 
     def usable(self) -> bool:
         """Whether another request can be sent: open, and nothing to read."""
@@ -132,7 +131,7 @@ class Channel(io.RawIOBase):
             return False
 
     def break_off(self) -> None:
-        """End what is read or sent, also by another thread."""
+        """End any reading or sending, also in another thread."""
         with contextlib.suppress(OSError):
             # Of TLS it is the plain one's that wakes a thread.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -158,7 +157,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class Answer:
-    """The answer to one request, its body not read yet."""
+    """The answer to one request; its body is not read yet."""
 
     def __init__(self, client: 'Client', channel: Channel, method: str):
         self._client = client
@@ -179,13 +178,13 @@ class Answer:
         return self.headers.get(name, '')
 
     def bad(self, why: str) -> BadAnswer:
-        """An exception, to be raised; the connection is not kept."""
+        """An exception for the caller to raise; drops the connection."""
         self._good = False
         return BadAnswer(f'{self._client.address}: {why}')
 
     @property
     def length(self) -> int | None:
-        """Of the body, before any of it is read; None if it is in chunks."""
+        """The body's length, before reading; None if it is in chunks."""
         if self._response.chunked:
             return None
         if self._response.length is None:
@@ -193,12 +192,12 @@ class Answer:
         return self._response.length
 
     def read(self, length: int, timeout: float) -> bytes:
-        """So many bytes, in so many seconds; fewer only at the end.
+        """Read `length` bytes within `timeout` seconds; fewer only at the end.
 
-        All of the body must come at a rate of SLOWEST, too, as far as it was
-        waited for.
+        The whole body must come at a rate of at least SLOWEST, too; only the
+        time spent waiting counts.
 
-        :raises DaemonUnavailable: they did not come
+        :raises DaemonUnavailable: the bytes did not come
         """
         channel = self._channel
         if channel is None:
@@ -222,7 +221,7 @@ class Answer:
         return data
 
     def close(self) -> None:
-        """Let go; the connection is kept if the whole body was read."""
+        """Close; the connection is kept if the whole body was read."""
         channel, self._channel = self._channel, None
         if channel is None:
             return
@@ -244,9 +243,9 @@ class Answer:
 class ImageStream:
     """The bytes of a range of an image, in order.
 
-    :ivar size: of the image
+    :ivar size: bytes of the whole image
     :ivar left: bytes that are still to come
-    :ivar used: when it was last read, by the monotonic clock
+    :ivar used: when the stream was last read, by the monotonic clock
     """
 
     def __init__(self, answer: Answer, size: int, timeout: float):
@@ -259,8 +258,8 @@ class ImageStream:
     def read(self, length: int, timeout: float | None = None) -> bytes:
         """The next `length` bytes; fewer only at the end.
 
-        :raises DaemonUnavailable: they did not come. The stream is of no
-            more use then.
+        :raises DaemonUnavailable: they did not come. Then the stream cannot be
+            used any more.
         """
         length = min(length, self.left)
         if not length:
@@ -282,9 +281,9 @@ class ImageStream:
 
 
 def need_room(where: str, header: wire.RecipeHeader) -> None:
-    """See that what a peer is about to describe can be kept meanwhile.
+    """Check that there is room to keep a peer's description of an image.
 
-    :raises BadAnswer: it would take more than half of what is free
+    :raises BadAnswer: it would take more than half of the free room
     """
     directory = tempfile.gettempdir()
     disk = os.statvfs(directory)
@@ -297,10 +296,10 @@ def need_room(where: str, header: wire.RecipeHeader) -> None:
 
 
 class Recipe:
-    """What an image consists of, as it comes.
+    """An image's recipe, read while it comes.
 
-    Iterating gives its extents, checked: they follow each other and make up
-    the image; blocks have at most the block size, and make up their extent.
+    Iterating gives the image's extents, checked: they follow each other and
+    fill the image; blocks have at most the block size, and fill their extent.
 
     :ivar upload_id: the upload that wrote the image
     """
@@ -348,15 +347,15 @@ class Client:
     """Requests to one daemon. Thread-safe.
 
     :param address: ``unix:/path``, or ``https://host:port``
-    :param cert: file of the client's certificate, for TLS
-    :param key: file of its key, if that is not in the same file
-    :param ca_file: by which the server's certificate is judged; None: by the
-        system's
-    :param token: of Keystone, for the server to ask Glance with
-    :param connect_timeout: until the connection stands
-    :param timeout: until an answer begins; likewise for each further piece
-    :param keep: so many connections without a request are kept for the next
-    :raises ValueError: for an address, token or file that cannot be right
+    :param cert: file with the client's certificate, for TLS
+    :param key: file with its key, if that is not in the same file
+    :param ca_file: file of certificate authorities that verify the server's
+        certificate; None: the system's
+    :param token: a Keystone token, with which the server asks Glance
+    :param connect_timeout: seconds until the connection is made
+    :param timeout: seconds until an answer begins, and for each further piece
+    :param keep: how many idle connections are kept for later requests
+    :raises ValueError: for an address, token or file that is malformed
     :raises OSError: for a file that cannot be read
     """
 
@@ -444,7 +443,7 @@ class Client:
         return Channel(sock)
 
     def _release(self, channel: Channel, keep: bool, received: int) -> None:
-        """A request is over."""
+        """Keep or drop a channel whose request is over."""
         with self._lock:
             self._received += received
             self._busy.discard(channel)
@@ -454,14 +453,14 @@ class Client:
         channel.hang_up()
 
     def interrupt(self) -> None:
-        """Break off all requests that other threads are at."""
+        """Break off all requests under way in other threads."""
         with self._lock:
             for channel in self._busy:
                 channel.break_off()
 
     @property
     def received(self) -> int:
-        """Bytes of all answers that are over, as they came."""
+        """Bytes of all answers that are over, as they came on the wire."""
         return self._received
 
     @property
@@ -470,7 +469,7 @@ class Client:
         return self._sent
 
     def close(self) -> None:
-        """Close the connections without a request. Idempotent."""
+        """Close the idle connections. Idempotent."""
         with self._lock:
             while self._kept:
                 self._kept.pop().hang_up()
@@ -486,13 +485,13 @@ class Client:
     def request(self, method: str, path: str, body: bytes | None = None,
                 timeout: float | None = None,
                 headers: Mapping[str, str] | None = None) -> Answer:
-        """Send a request; its answer is a good one.
+        """Send a request; returns the answer if it is no error.
 
-        :param path: with its query, quoted
-        :param timeout: until the answer begins
-        :param headers: besides those of every request
+        :param path: the path with its query, quoted
+        :param timeout: seconds until the answer begins
+        :param headers: further headers, besides those of every request
         :raises Refused: the answer is an error
-        :raises DaemonUnavailable: there is none
+        :raises DaemonUnavailable: there is no answer
         """
         lines = [f'{method} {path} HTTP/1.1']
         sent = {**self._headers, **(headers or {})}
@@ -539,7 +538,7 @@ class Client:
         return self._parsed(self.request(method, path, body, timeout))
 
     def _parsed(self, answer: Answer) -> dict:
-        """The object that is an answer."""
+        """The JSON object in an answer's body."""
         with answer:
             length = answer.length
             if length is not None and length > LONGEST_JSON:
@@ -566,11 +565,11 @@ class Client:
     # -- what the daemon knows --------------------------------------------
 
     def status(self) -> dict:
-        """What the daemon says of itself and of its repository."""
+        """The daemon's status, and its repository's."""
         return self._json('GET', '/v1/status')
 
     def history(self, since: int = 0) -> list[dict]:
-        """Samples for plots, of the time since `since`."""
+        """Samples for plots since `since`, seconds since 1970."""
         return self._list(f'/v1/history?since={int(since)}', 'samples')
 
     def images(self) -> list[dict]:
@@ -586,7 +585,7 @@ class Client:
     # -- what the daemon does ---------------------------------------------
 
     def start(self, task: str, **arguments: Any) -> int:
-        """Ask for a task to be run; returns the number of the request."""
+        """Ask the daemon to run a task; returns the request's number."""
         number = self._json('POST', f'/v1/tasks/{_quoted(task)}',
                             arguments).get('number')
         if not isinstance(number, int):
@@ -601,7 +600,7 @@ class Client:
 
     def wait(self, task: str, number: int,
              progress: Callable[[int, int, str], None] | None = None) -> dict:
-        """Wait for the end of a request that `start` made.
+        """Wait for the end of a task that `start` requested.
 
         :param progress: called as `progress(done, total, what)`
         :returns: its ``started``, ``finished``, ``result`` and ``error``
@@ -615,7 +614,7 @@ class Client:
             if progress is not None and status.get('state') == 'running':
                 progress(_number(status, 'done'), _number(status, 'total'),
                          str(status.get('what', ''))[:200])
-            # Short tasks are over soon; long ones are not asked often.
+            # Short tasks end soon; long ones are polled less often.
             pause = min(pause * 2, 1.0 if progress is not None else POLL)
 
     def mark_lost(self, image_id: str) -> dict:
@@ -635,8 +634,8 @@ class Client:
         :param upload_id: only if the image is of this upload
         :param length: bytes; the range must lie within the image. None: all
             that follow
-        :param repository_id: only if the daemon is this repository's
-        :param timeout: until the answer begins
+        :param repository_id: only if the daemon serves this repository
+        :param timeout: seconds until the answer begins
         """
         path = f'/v1/images/{_quoted(image_id)}'
         if upload_id is not None:
@@ -661,7 +660,7 @@ class Client:
             raise
 
     def recipe(self, image_id: str) -> Recipe:
-        """What an image consists of. To be closed."""
+        """An image's recipe. The caller closes it."""
         answer = self.request('GET', f'/v1/images/{_quoted(image_id)}/recipe')
         try:
             return Recipe(answer, self._timeout)
@@ -673,8 +672,7 @@ class Client:
                ranges: Sequence[tuple[int, int]]) -> Iterator[wire.Frame]:
         """Ranges of an image, in frames, in any order.
 
-        Each byte comes at most once. That the blocks are the right ones is
-        for the caller to verify.
+        Each byte comes at most once. The caller has to verify the blocks.
 
         :param ranges: `(offset, length)`, sorted, apart from each other, at
             block boundaries; at most MOST_RANGES
@@ -690,15 +688,15 @@ class Client:
                       header: wire.RecipeHeader, sender: str,
                       project: str = '', hash_name: str = '',
                       hash_value: str = '') -> 'Replica':
-        """Begin, or go on, to send an image there.
+        """Begin to send an image to the daemon, or go on.
 
-        :param sender: 32 hexadecimal digits; who may go on with what was
-            begun before
-        :param project: that the image belongs to
-        :param hash_name: of the hash of the image's bytes; '': none is known
-        :param hash_value: hexadecimal digits
-        :raises Refused: 503, if another is sending it; 404 or 405, if the
-            daemon knows of no replicas
+        :param sender: 32 hexadecimal digits; the same sender may go on with
+            what it began before
+        :param project: the project that owns the image
+        :param hash_name: name of a hash of the image's bytes; '': none known
+        :param hash_value: that hash, in hexadecimal digits
+        :raises Refused: 503, if another sender is sending the image; 404 or
+            405, if the daemon does not support replicas
         """
         path = f'/v1/replicas/{_quoted(image_id)}'
         query = urllib.parse.urlencode({
@@ -711,13 +709,13 @@ class Client:
 class Replica:
     """An image that is being sent to the daemon's repository.
 
-    :ivar offset: of the image, from which on lots are to be offered
-    :ivar exists: it is there already, and what is offered is compared
-    :ivar whole: why all blocks are asked for; None: only missing ones are
+    :ivar offset: the offset in the image from which lots are to be offered
+    :ivar exists: the image is there already, and offers are only compared
+    :ivar whole: why all blocks are requested; None: only missing ones are
     :ivar lot_blocks: the most blocks of a lot
-    :ivar lot_bytes: and the most bytes of these
+    :ivar lot_bytes: the most bytes of a lot's blocks
     :ivar lot_zeros: the most bytes of zeros of a lot
-    :ivar lots: so many may be under way
+    :ivar lots: how many lots may be under way
     """
 
     def __init__(self, client: Client, path: str, size: int,
@@ -752,7 +750,7 @@ class Replica:
               ) -> tuple[list[tuple[int, int]], int]:
         """Describe a lot.
 
-        Returns the ranges of which blocks are missing, and their number.
+        Returns the ranges of the missing blocks, and the blocks' number.
 
         :param end: the offset behind the lot
         :param extents: as in a recipe
@@ -779,7 +777,7 @@ class Replica:
         self._send('/blocks', frames, offset=offset)
 
     def commit(self) -> dict:
-        """Have the image exist; its upload id there, and its location."""
+        """Commit the image; returns its upload id there and its location."""
         found = self._send('/commit', b'')
         for name in ('upload_id', 'location'):
             if not isinstance(found.get(name), str):
@@ -788,14 +786,14 @@ class Replica:
         return found
 
     def give_up(self) -> None:
-        """Let others send the image. What came is found by the next."""
+        """Let others send the image; they find the blocks that came."""
         query = urllib.parse.urlencode({'replica': self._token})
         self._client._json('DELETE', f'{self._path}?{query}')
 
 
 @contextlib.contextmanager
 def _naming(file: str | None) -> Iterator[None]:
-    """Have errors of OpenSSL's name the file."""
+    """Make OpenSSL's errors name the file."""
     try:
         yield
     except ssl.SSLError as e:
@@ -806,7 +804,7 @@ def _naming(file: str | None) -> Iterator[None]:
 
 
 def repository_of(status: dict) -> str:
-    """The id of the repository that a status is of."""
+    """The repository's id in a daemon's status."""
     repository = status.get('repository')
     found = repository.get('id') if isinstance(repository, dict) else None
     if not isinstance(found, str):
@@ -825,7 +823,7 @@ def _number(fields: dict, name: str) -> int:
 
 def _size_of(answer: Answer, offset: int, length: int | None,
              ranged: bool) -> int:
-    """The image's size, if the answer has the range that was asked for."""
+    """The image's size, if the answer has the requested range."""
     found = answer.length
     if found is None:
         raise answer.bad('an image without its length')

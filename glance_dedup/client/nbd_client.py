@@ -3,9 +3,9 @@
 """A client of the daemon's NBD server, for ``glance-dedup mount``.
 
 It reads one image, on one connection, one request at a time. The daemon keeps
-the image for as long as the connection lasts, though it be deleted. When the
-daemon is started anew the connection is, too, and goes on only if the image is
-still of the same upload.
+the image as long as the connection lasts, even if the image is deleted. When
+the daemon restarts, the client connects again, and goes on only if the image
+is still of the same upload.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ import time
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import nbd_protocol as protocol
 
-#: Seconds for the answer to a request; an image that is on its way may take
-#: some until it is here.
+#: Seconds for the answer to a request; data of an image that is still on its
+#: way may take a while.
 ANSWER_SECONDS = 60.0
-#: Seconds in which a daemon that went away has to be back.
+#: Seconds in which a daemon that went away must be back.
 RETURN_SECONDS = 30.0
 _PAUSE = 0.25
 # The longest reply to an option.
@@ -27,14 +27,14 @@ _LONGEST_REPLY = 65536
 
 
 class Export:
-    """An image, to be read. Thread-safe.
+    """An image that can be read through the daemon. Thread-safe.
 
-    :param path: of the daemon's NBD socket
-    :param upload_id: which upload it has to be of
+    :param path: the path of the daemon's NBD socket
+    :param upload_id: the upload of which the image must be
     :raises client.DaemonUnavailable: nobody answers, or not in time
-    :raises client.BadAnswer: it is not what a daemon answers
+    :raises client.BadAnswer: the answer is not what a daemon sends
     :raises client.Refused: 404: there is no such image, or not of this
-        upload; 500: it cannot be read
+        upload; 500: the image cannot be read
     """
 
     def __init__(self, path: str, image_id: str, upload_id: str) -> None:
@@ -48,9 +48,9 @@ class Export:
         self._socket = self._connect()
 
     def read(self, length: int, offset: int) -> bytes:
-        """So many bytes; fewer only at the image's end.
+        """Read `length` bytes; fewer only at the image's end.
 
-        :raises: as above
+        :raises: as the class
         """
         length = min(length, max(0, self.size - offset))
         if not length:
@@ -69,7 +69,7 @@ class Export:
                 time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """Let go of the image. Idempotent."""
+        """Close the connection; the daemon drops the image. Idempotent."""
         self._closed = True
         with self._lock:
             self._hang_up()
@@ -83,7 +83,7 @@ class Export:
 
     @contextlib.contextmanager
     def _talking(self):
-        """Errors of the socket are the daemon's absence."""
+        """Turn errors of the socket into DaemonUnavailable."""
         try:
             yield
         except OSError as e:
