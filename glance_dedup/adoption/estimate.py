@@ -2,15 +2,14 @@
 
 """What images would take if they were stored: :func:`estimate`.
 
-Files are cut as storing would cut them, fingerprints are kept of a sample of
-blocks that is as large as memory allows, and what is new is compressed;
-nothing is stored (``design.rst``, "Moving in and out"). To the blocks are
-added the metadata that a repository of them has, so that the sum is what
-``du`` will say.
+The estimate cuts files as storing would cut them, keeps the fingerprints of a
+sample of blocks that is as large as memory allows, and compresses new blocks.
+It stores nothing (``design.rst``, "Moving in and out"). It adds the metadata
+of a repository with these blocks, so that the sum is what ``du`` will say.
 
-Files are only read. They are read beside the page cache where the file system
-can, so that a host in production keeps what it has in it; else what was read
-is given back.
+Files are only read. If the file system can, they are read past the page cache,
+so that a production host keeps its cache. Otherwise the pages that were read
+are dropped from the cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from glance_dedup.base import access
 from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 << 20
-#: Memory for what is known of the blocks, unless all are to be known.
+#: Bytes of memory for the sample's table, unless all blocks are to be known.
 TABLE = 128 << 20
 #: Of the table, for each block, where it is least full: as long as it grows
 #: there are two.
@@ -72,10 +71,10 @@ class Result:
     recompressed: int
     """Blocks, as recompression leaves them."""
     error_percent: float
-    """How far `stored` is off: by less in 19 of 20 cases; 0: not by
-    sampling."""
+    """In 19 of 20 cases `stored` is off by less than this; 0: sampling adds no
+    error."""
     metadata: int
-    """All else that a repository takes, with its maintainer's part."""
+    """All other bytes of a repository, with its maintainer's files."""
     unreadable: list[tuple[str, OSError]]
 
     @property
@@ -89,7 +88,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How the repository would be made, and stored into."""
+    """The options of the repository, and of storing into it."""
 
     block_size: int | None = None
     cutting: str = 'fixed'
@@ -129,7 +128,7 @@ def files_of(paths: list[str],
 
 
 def data_bytes(files: list[str]) -> int:
-    """What there is to read: without holes."""
+    """How many bytes there are to read, without holes."""
     total = 0
     for path in files:
         with contextlib.suppress(OSError):
@@ -139,14 +138,14 @@ def data_bytes(files: list[str]) -> int:
 
 
 def exact_memory(files: list[str], options: Options) -> int:
-    """Bytes of memory that knowing all blocks may take."""
+    """The most bytes of memory that a table of all blocks may need."""
     return int(data_bytes(files) / options.parameters().average_block
                * _RECORD)
 
 
 def estimate(files: list[str], options: Options,
              progress: Callable[[int], None] = lambda done: None) -> Result:
-    """Read all files, and tell what they would take.
+    """Read all files, and return what they would need in a repository.
 
     :param progress: called with the bytes read so far
     :raises InvalidParameter: for options that no repository can have

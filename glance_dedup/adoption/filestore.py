@@ -3,7 +3,8 @@
 """The directory of a file store of Glance: one file for each image.
 
 Glance's file driver keeps an image in the directory itself, under its id. It
-writes there at once, so a file may be half an upload; only Glance knows.
+writes uploads there directly, so a file may be half an upload; only Glance
+knows.
 """
 
 import dataclasses
@@ -30,9 +31,10 @@ class Entry:
 
 
 def listing(directory: str) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """The images of a file store, by their ids; and what else is there.
+    """The images of a file store, sorted by id, and everything else there.
 
-    :returns: the images, and pairs of a path and why it is none
+    :returns: the images, and for each other path a pair: the path, and why it
+        is no image
     :raises OSError: the directory cannot be read
     """
     entries, others = [], []
@@ -50,11 +52,11 @@ def listing(directory: str) -> tuple[list[Entry], list[tuple[str, str]]]:
 
 
 class Changed(OSError):
-    """The file is not what it was."""
+    """The file has changed since it was opened."""
 
 
 class Source:
-    """A file of the store, open for reading; never for anything else."""
+    """A file of the store, open only for reading."""
 
     def __init__(self, path: str):
         fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -70,7 +72,7 @@ class Source:
         return self._found.st_size
 
     def read(self, length: int) -> bytes:
-        """So many bytes; fewer only at the file's end."""
+        """Read `length` bytes; fewer only at the file's end."""
         pieces = []
         while length and (piece := self.file.read(length)):
             pieces.append(piece)
@@ -78,9 +80,9 @@ class Source:
         return b''.join(pieces)
 
     def need_unchanged(self) -> None:
-        """See whether it is still as long and as old as it was.
+        """Check that the file's size and time of writing are unchanged.
 
-        :raises Changed: it is not, so what was read is no image
+        :raises Changed: they changed, so the bytes that were read are no image
         """
         now = os.fstat(self.file.fileno())
         if (now.st_size, now.st_mtime_ns) != (

@@ -2,9 +2,9 @@
 
 """Taking the images of a file store in: :class:`Importer`.
 
-Each image has one commit point (I3), so an import that is interrupted goes on
-by being begun again: what is committed is compared and left as it is, and of
-what was half stored the blocks are found. The file store is only read.
+Each image has one commit point (I3). So an interrupted import goes on when it
+is started again: it compares committed images and leaves them as they are, and
+finds the blocks of half-stored ones. The file store is only read.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ IMPORTED, PRESENT, PLANNED, LEFT_OUT, FAILED = (
 
 
 class Differs(exceptions.DamagedError):
-    """The bytes are not those that were recorded."""
+    """An image's bytes are not those that are recorded or stored."""
 
 
 class _LeftOut(Exception):
@@ -42,11 +42,11 @@ class Outcome:
     result: str = IMPORTED
     project: str = ''
     stored_bytes: int | None = None
-    """What it took; None if nothing was stored."""
+    """Bytes that storing the image took; None: nothing was stored."""
     verified: str = ''
-    """By what; '' if by nothing."""
+    """What verified the image: a hash's name, or 'bytes'; '': nothing."""
     located: bool = False
-    """Glance has its location."""
+    """Whether Glance has the image's location."""
     error: BaseException | str | None = None
 
 
@@ -74,10 +74,9 @@ class Importer:
 
     def take(self, entry: filestore.Entry,
              progress: Callable[[int], None]) -> Outcome:
-        """Take one image in; what goes wrong with it is in the outcome.
+        """Take in one image; the outcome has any error.
 
-        :param progress: called with the bytes that were dealt with since the
-            last call
+        :param progress: called with the bytes handled since the last call
         """
         outcome = Outcome(entry.image_id, entry.size, project=self._project)
         try:
@@ -171,7 +170,7 @@ class Importer:
             self._record(image.stat, digest)
 
     def _record(self, stat, digest) -> None:
-        """Write a hash down of what was stored without one."""
+        """Record the hash of an image that was stored without one."""
         if digest.name not in hashes.recorded(self._repository.path, stat):
             hashes.record(self._repository.path, stat, hashes.Hash(
                 digest.name, digest.hexdigest()))

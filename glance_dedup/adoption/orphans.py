@@ -2,10 +2,10 @@
 
 """Comparing a repository with the Glances that use it.
 
-An *orphan* is in the repository, and no Glance has it there; an image that is
-*missing* is the reverse. Both lists change while they are compared, so the
-order matters: what is to be absent is looked for last, and what an answer
-would delete is asked for again, image by image (``design.rst``, "Moving in
+An *orphan* is an image in the repository that no Glance has there. A *missing*
+image is the reverse. Both lists change while they are compared, so the order
+matters: the list from which an image must be absent is read last. Before an
+image is deleted, each Glance is asked for it again (``design.rst``, "Moving in
 and out").
 """
 
@@ -25,14 +25,14 @@ class Orphan:
     stat: repository_module.ImageStat
     reason: str
     unknown: bool
-    """No Glance has ever heard of it, as far as they say."""
+    """Whether, by their answers, no Glance has ever known the image."""
 
 
 def _reason(answers: Iterable[glance_api.Image | None],
             store: str | None) -> str | None:
-    """Why an image is an orphan; None if it is none, or may not be one.
+    """Why an image is an orphan; None if it is none, or perhaps none.
 
-    :param answers: what each Glance says of it
+    :param answers: each Glance's answer about the image
     :param store: the repository's name in Glance; None: any store's image
         may have its data here
     """
@@ -60,10 +60,10 @@ Known = dict[str, glance_api.Image]
 
 def orphans(stats: Iterable[repository_module.ImageStat], known: list[Known],
             store: str | None) -> list[Orphan]:
-    """Those among images of a repository.
+    """The orphans among a repository's images.
 
-    :param stats: of all of its images
-    :param known: what each Glance has; asked for after `stats` were listed
+    :param stats: the stats of all its images
+    :param known: each Glance's images; asked for after `stats` were listed
     """
     found = []
     for stat in stats:
@@ -78,9 +78,9 @@ def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
              store: str | None, youngest: float) -> str | None:
     """Why an orphan must not be deleted; None if it may be.
 
-    Each Glance is asked for it once more.
+    This asks each Glance for the image once more.
 
-    :param youngest: seconds since 1970: what was stored later stays
+    :param youngest: seconds since 1970: images stored later stay
     """
     image_id = orphan.stat.image_id
     if not filestore.IMAGE_ID.fullmatch(image_id):
@@ -96,9 +96,9 @@ def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
 def missing(repository: repository_module.Repository,
             glance: glance_api.Glance, known: Known,
             store: str) -> Iterator[glance_api.Image]:
-    """Images that Glance has in this store, and the repository has not.
+    """Images that Glance has in this store, but that the repository lacks.
 
-    :param known: what Glance has
+    :param known: Glance's images
     """
     present = set(repository.images())
     for image in known.values():

@@ -20,15 +20,15 @@ UNDER_WAY = ('saving', 'uploading', 'importing')
 WITH_DATA = ('active', 'deactivated')
 
 
-#: What Glance keeps of an image, and takes from whoever makes the record.
+#: Fields of an image's record that whoever makes the record may set.
 SETTABLE = ('name', 'disk_format', 'container_format', 'min_disk', 'min_ram',
             'owner', 'visibility', 'os_hidden', 'tags')
-# What it keeps besides, which is no property of an operator's.
+# Further fields of a record, which are no properties set by operators.
 _OWN = frozenset((
     *SETTABLE, 'id', 'protected', 'status', 'size', 'virtual_size',
     'checksum', 'os_hash_algo', 'os_hash_value', 'created_at', 'updated_at',
     'locations', 'direct_url', 'self', 'file', 'schema', 'stores'))
-# That of its tasks.
+# The prefix of properties that Glance's tasks set.
 _OF_TASKS = 'os_glance_'
 _PATCH = {'Content-Type': 'application/openstack-images-v2.1-json-patch'}
 #: Seconds that Glance and Keystone have for each answer.
@@ -38,9 +38,9 @@ Record = dict[str, Any]
 
 
 class GlanceError(Exception):
-    """Glance did not do what it was asked for, and why.
+    """Glance did not do what we asked for; the message says why.
 
-    :ivar code: the HTTP status, if it answered
+    :ivar code: the HTTP status, if Glance answered
     """
 
     def __init__(self, message: str, code: int | None = None):
@@ -50,7 +50,7 @@ class GlanceError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """What Glance says of an image."""
+    """Glance's facts about an image."""
 
     image_id: str
     status: str
@@ -61,7 +61,7 @@ class Image:
     """Stores to which a copy is under way."""
     hash_name: str | None
     hash_value: str | None
-    """As recorded at the upload: the multihash, or else MD5."""
+    """The hash recorded at the upload: the multihash, or else MD5."""
     locations: frozenset[str] | None
     """URLs; None if Glance does not show them."""
 
@@ -71,7 +71,7 @@ def _words(text: Any) -> frozenset[str]:
 
 
 def properties(record: Record) -> dict[str, str]:
-    """What an image's users, or its operators, gave it."""
+    """The properties that an image's users, or operators, gave it."""
     return {name: value for name, value in record.items()
             if name not in _OWN and not name.startswith(_OF_TASKS)}
 
@@ -126,9 +126,9 @@ def _pointer(name: str) -> str:
 class Glance:
     """One Glance.
 
-    :param cloud: its name in clouds.yaml; None: what the environment says
-    :param url: of one glance-api; None: what the catalogue says
-    :raises GlanceError: it cannot be reached, or the SDK is missing
+    :param cloud: its name in clouds.yaml; None: the environment's cloud
+    :param url: the URL of one glance-api; None: the one in the catalogue
+    :raises GlanceError: Glance cannot be reached, or the SDK is missing
     """
 
     def __init__(self, cloud: str | None = None, url: str | None = None):
@@ -159,15 +159,15 @@ class Glance:
         return response
 
     def need_administrator(self) -> None:
-        """See whether Glance shows us the images of all projects.
+        """Check that Glance shows us the images of all projects.
 
-        Only to administrators it does; what others do not see is no proof of
-        anything.
+        It does so only for administrators. If others do not see an image, that
+        proves nothing.
 
-        :raises GlanceError: it does not
+        :raises GlanceError: Glance does not show us all images
         """
-        # Glance's policy lets administrators alone list its tasks; and whom
-        # it takes for one is what decides on images, too.
+        # Glance's policy lets only administrators list its tasks, and takes
+        # the same users for administrators when it shows images.
         response = self._request('GET', '/tasks?limit=1', (200, 403, 401))
         if response.status_code != 200:
             raise GlanceError(
@@ -176,7 +176,7 @@ class Glance:
                 'role admin')
 
     def need_service(self) -> None:
-        """See whether Glance lets us say where an image's data is.
+        """Check that Glance lets us set the location of an image's data.
 
         :raises GlanceError: it does not
         """
@@ -208,7 +208,7 @@ class Glance:
         return {200: True, 404: False}.get(response.status_code)
 
     def images(self) -> Iterator[Image]:
-        """All images, of all projects, the hidden ones, in all states."""
+        """All images, of all projects, in all states, with hidden ones."""
         return map(image_of, self.records())
 
     def records(self) -> Iterator[Record]:
@@ -242,9 +242,9 @@ class Glance:
         return record
 
     def need_store(self, store: str) -> None:
-        """See whether Glance has a store of this name.
+        """Check that Glance has a store of this name.
 
-        :raises GlanceError: it has not
+        :raises GlanceError: it has none
         """
         found = [entry['id'] for entry in self._request(
             'GET', '/info/stores', (200,)).json()['stores']]
@@ -279,7 +279,7 @@ class Glance:
                    'value': value}])
 
     def members(self, image_id: str) -> dict[str, str]:
-        """With whom an image is shared, and whether they took it."""
+        """The projects that share an image, and whether they accepted it."""
         return {found['member_id']: found['status'] for found in self._request(
             'GET', _path(image_id, 'members'), (200,)).json()['members']}
 
@@ -291,13 +291,15 @@ class Glance:
 
     def add_data(self, image_id: str, url: str, hash_name: str | None,
                  hash_value: str | None) -> None:
-        """Say where the data of a queued image is.
+        """Tell Glance where the data of a queued image is.
 
-        Glance goes on by itself: it reads the data, unless it was told not to
-        (``do_secure_hash``), and the image becomes active; or queued again.
+        Glance then goes on by itself: it reads the data, unless it is
+        configured not to (``do_secure_hash``), and the image becomes active,
+        or queued again.
 
-        :param hash_name: by which it is to be verified; None: by nothing
-        :raises GlanceError: with the code 409 if it is not queued (any more)
+        :param hash_name: the hash that verifies the data; None: no hash
+        :raises GlanceError: with the code 409 if the image is not queued, or
+            not any more
         """
         body: Record = {'url': url}
         if hash_name is not None:
@@ -307,7 +309,7 @@ class Glance:
                       json=body)
 
     def add_nothing(self, image_id: str) -> None:
-        """Give a queued image its data, of which there is none.
+        """Upload no bytes to a queued image that is empty.
 
         Glance takes no location of an empty image.
         """
@@ -315,7 +317,7 @@ class Glance:
                       headers={'Content-Type': 'application/octet-stream'})
 
     def last_message(self, image_id: str) -> str:
-        """What Glance's last task with an image said; '' if nothing."""
+        """The message of Glance's last task with an image; '' if none."""
         response = self._request('GET', _path(image_id, 'tasks'),
                                  (200, 403, 404))
         tasks = (response.json()['tasks'] if response.status_code == 200
@@ -325,7 +327,7 @@ class Glance:
         return ' '.join(str(last.get('message') or '').split())[:300]
 
     def delete(self, image_id: str) -> None:
-        """Delete an image, if it is there; also a protected one."""
+        """Delete an image if it exists, even a protected one."""
         record = self.record(image_id)
         if record is None:
             return
