@@ -4,13 +4,13 @@
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``check.py``.
 
-LevelDB cannot open a database without changing it, so a private copy is made
-and opened. That is only possible while no maintainer is at work; whether one
-was is told by :meth:`Catalog.changed`.
+LevelDB cannot open a database without changing it, so the checker opens a
+private copy. A copy is only possible while no maintainer is at work;
+:meth:`Catalog.changed` tells whether one was.
 
-What the catalog says is compared with what the checker itself counted. The
-caller says what it found; the findings are kept here, and are to be thrown
-away if the catalog was changed meanwhile.
+The checker compares the catalog with its own counts. The caller reports what
+it found; this module keeps the findings. They must be thrown away if the
+catalog changed meanwhile.
 
 If LevelDB cannot read something, that is one finding, and nothing more of the
 catalog is judged. A damaged table is *damage*, since LevelDB syncs each table
@@ -90,11 +90,11 @@ class InUse(Exception):
 
 
 class Unusable(Exception):
-    """What it is ends the judging, and is a note: a crash may leave it so."""
+    """The judging ends with a note: a crash may leave the catalog so."""
 
 
 def judging(method):
-    """A method that judges nothing any more if LevelDB cannot read on."""
+    """A method that stops judging if LevelDB cannot read on."""
     @functools.wraps(method)
     def guarded(self, *arguments):
         if self.lost:

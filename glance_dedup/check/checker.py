@@ -14,9 +14,9 @@ as new as what is asked of it.
 The repository may be in use meanwhile.  Nothing is reported at first sight:
 
 * a file that looks wrong is opened and read again, several times;
-* before an image is called damaged, it is asked whether its recipe is still
-  the file that was read.  An image deleted meanwhile is forgotten; one that
-  was replaced is read anew, in another round.
+* before the checker calls an image damaged, it checks whether the recipe is
+  still the file that it read.  It forgets an image that was deleted meanwhile,
+  and reads a replaced one again, in another round.
 
 The catalog is judged only if no maintainer is at work from beginning to end:
 then nothing is removed from the spool, and every recipe that is counted is

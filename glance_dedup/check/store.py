@@ -2,8 +2,8 @@
 
 """What ``repository check`` has to remember, in bounded memory.
 
-What it remembers goes by images, extents and blocks, of which a store may have
-any number.
+It remembers images, extents and blocks, of which a repository may have any
+number.
 """
 
 import bisect
