@@ -89,10 +89,10 @@ class Outcome:
     size: int | None = None
     result: str = REPLICATED
     sent_bytes: int = 0
-    """Over the network."""
+    """Bytes sent over the network."""
     sent_blocks: int = 0
     found_blocks: int = 0
-    """That were at the other site already."""
+    """Blocks that the other site had already."""
     verified: str = ''
     """The hash by which Glance there verified the image; '': none."""
     notes: list[str] = dataclasses.field(default_factory=list)
