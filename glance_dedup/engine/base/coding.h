@@ -18,8 +18,8 @@
 
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
-/* Where the library can choose its code by the processor, this header makes its
- * names stand for the functions that do. */
+/* Where the library can choose its code by the processor, this header redirects
+ * its names to the functions that do. */
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 #include <xxh_x86dispatch.h>
 #endif

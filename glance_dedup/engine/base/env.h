@@ -26,8 +26,8 @@ typedef struct gd_env gd_env;
 
 typedef struct gd_space {
     uint64_t free, total;               /* bytes */
-    uint64_t free_files, total_files;   /* inodes; 0 in all: they are made at
-                                         * need */
+    uint64_t free_files, total_files;   /* inodes; all 0 where the file system
+                                         * makes them on demand */
 } gd_space;
 
 struct gd_env {
@@ -43,8 +43,8 @@ struct gd_env {
     int (*ftruncate)(const gd_env *env, int fd, uint64_t length);
     int (*fallocate)(const gd_env *env, int fd, uint64_t offset,
                      uint64_t length);
-    /* Gives the space of a range back, which then reads as zeros; the file's
-     * length stays. */
+    /* Frees the space of a range, which then reads as zeros.  The file's length
+     * does not change. */
     int (*punch)(const gd_env *env, int fd, uint64_t offset, uint64_t length);
     int (*linkat)(const gd_env *env, int dir, const char *from, const char *to);
     int (*renameat)(const gd_env *env, int dir, const char *from,
@@ -56,46 +56,47 @@ struct gd_env {
     /* Does not follow a symbolic link at the end of path. */
     int (*fstatat)(const gd_env *env, int dir, const char *path,
                    struct stat *st);
-    /* Has a file system that several hosts share ask its server anew: for the
-     * names in the directory of path, by opening it, and, unless fd is -1, for
-     * what that open file has become.  Costs microseconds elsewhere. */
+    /* On a file system that several hosts share, asks the server for fresh
+     * data: for the names in path's directory, by opening it, and, unless fd is
+     * -1, for the open file fd.  On other file systems it costs
+     * microseconds. */
     int (*renew)(const gd_env *env, int dir, const char *path, int fd);
-    /* What this user may still take of the file system, and its size. */
+    /* What this user may still use of the file system, and its size. */
     int (*free_space)(const gd_env *env, int fd, gd_space *space);
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
-     * -EAGAIN when another open file description holds it. */
+     * returns -EAGAIN when another open file description holds it. */
     int (*lock)(const gd_env *env, int fd, uint64_t byte, short type);
     /* 1 if another open file description has a lock of this byte, of any type;
-     * else 0.  Takes none. */
+     * else 0.  Takes no lock. */
     int (*is_locked)(const gd_env *env, int fd, uint64_t byte);
-    /* Calls visit with each name but "." and "..", in no order. */
+    /* Calls visit with each name except "." and "..", in no order. */
     int (*list)(const gd_env *env, int dir, const char *path,
                 void (*visit)(void *arg, const char *name), void *arg);
-    /* Starts write-back of a range, or read-ahead of one; both are advice,
-     * their failure is of no account. */
+    /* Start write-back or read-ahead of a range.  Both are advice: a failure
+     * does not matter. */
     void (*start_writeback)(const gd_env *env, int fd, uint64_t offset,
                             uint64_t length);
     void (*start_readahead)(const gd_env *env, int fd, uint64_t offset,
                             uint64_t length);
-    /* Makes the page cache forget a range, but what is dirty or mapped; advice,
-     * too.  Only whole pages. */
+    /* Drops a range from the page cache, except pages that are dirty or mapped.
+     * Only whole pages; advice, too. */
     void (*drop_cache)(const gd_env *env, int fd, uint64_t offset,
                        uint64_t length);
     void *(*mmap_shared)(const gd_env *env, int fd, size_t length);
-    /* Has a mapping's memory put together in large pages, if the system can, so
-     * that it takes few steps to find a place in it; advice, too. */
+    /* Asks the system to put a mapping's memory together in large pages, so
+     * that finding a place in it takes fewer steps; advice, too. */
     void (*use_large_pages)(const gd_env *env, void *address, size_t length);
     int (*munmap)(const gd_env *env, void *address, size_t length);
     int (*random)(const gd_env *env, void *buf, size_t len);
     pid_t (*getpid)(const gd_env *env);
     uid_t (*geteuid)(const gd_env *env);
     int64_t (*now)(const gd_env *env); /* seconds since the epoch */
-    /* Nanoseconds since some moment, and of processor time that the calling
-     * thread has used. */
+    /* Nanoseconds since some fixed moment, and nanoseconds of processor time
+     * that the calling thread has used. */
     int64_t (*monotonic_ns)(const gd_env *env);
     int64_t (*thread_ns)(const gd_env *env);
     void (*sleep_ms)(const gd_env *env, unsigned ms);
-    /* NULL when out of it. */
+    /* NULL when out of memory. */
     void *(*alloc)(const gd_env *env, size_t size, bool zeroed);
     void (*release)(const gd_env *env, void *memory);
 };
@@ -103,9 +104,9 @@ struct gd_env {
 /* The table of the real machine. */
 const gd_env *gd_env_posix(void);
 
-/* Loops over short counts and EINTR.  At the end of the file
- * gd_read_full returns GD_CORRUPT naming file and offset: whoever reads an
- * exact length expects it to be there. */
+/* Loop over short counts and EINTR.  At the end of the file gd_read_full
+ * returns GD_CORRUPT naming file and offset: a caller that reads an exact
+ * length expects it to be there. */
 gd_status gd_read_full(const gd_env *env, int fd, void *buf, size_t len,
                        uint64_t offset, const char *file, gd_error *err);
 gd_status gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
@@ -114,10 +115,10 @@ gd_status gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,
 gd_status gd_writev_full(const gd_env *env, int fd, struct iovec *iov,
                          int count, uint64_t offset, const char *file,
                          gd_error *err);
-/* Opens without following symbolic links, and without waiting for what is not
- * a file; but for a lease that another program has on the file, for a minute at
- * most; close-on-exec.  A name that is missing is asked for anew before it is
- * said to be: another host may just have made it. */
+/* Opens without following symbolic links; close-on-exec.  Does not wait for
+ * anything that is not a regular file; if another program has a lease on the
+ * file, waits a minute at most.  Before it reports a name as missing, it asks
+ * the file system again: another host may just have made it. */
 gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
                   mode_t mode, int *fd, gd_error *err);
 /* Fsyncs a directory, so that names made or removed in it are durable. */
@@ -126,13 +127,14 @@ gd_status gd_sync_dir(const gd_env *env, int dir, const char *path,
 /* Zeroed memory for count * size bytes, checked for overflow; NULL on
  * failure with GD_NOMEM in err. */
 void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
-/* The same without the zeros, which cost as much as filling a large buffer
- * does: for what is filled before it is looked at. */
+/* The same without the zeros, which cost as much as filling a large buffer: for
+ * memory that is filled before it is read. */
 void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
-/* Whether the name still leads to the open file (I4), for other hosts, too; what
- * is read of it then is no older than the call. */
+/* Whether the name still leads to the open file (I4), also on file systems that
+ * other hosts share.  What is read from the file afterwards is no older than
+ * the call. */
 bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
-/* The same for who must tell "no" from "cannot say". */
+/* The same for callers that must tell "no" from "cannot say". */
 gd_status gd_find_same(const gd_env *env, int fd, int dir, const char *path,
                        bool *same, gd_error *err);
 

@@ -2,8 +2,8 @@
 /*
  * groupmap.h - a map from group numbers to counts; absent groups count 0.
  *
- * Grows by doubling, never shrinks: there are at most as many keys as groups.
- * Not thread-safe.
+ * It grows by doubling and never shrinks: there are at most as many keys as
+ * groups.  Not thread-safe.
  */
 #ifndef GD_GROUPMAP_H
 #define GD_GROUPMAP_H
@@ -28,8 +28,8 @@ typedef struct gd_groupmap {
 
 void gd_groupmap_init(gd_groupmap *map, const gd_env *env);
 void gd_groupmap_free(gd_groupmap *map);
-/* A pointer to the group's count, made with 0 if absent; valid until the next
- * call.  NULL when out of memory. */
+/* Returns a pointer to the group's count, adding the group with 0 if absent.
+ * The pointer is valid until the next call.  NULL when out of memory. */
 uint32_t *gd_groupmap_at(gd_groupmap *map, uint32_t group, gd_error *err);
 uint32_t gd_groupmap_get(const gd_groupmap *map, uint32_t group);
 

@@ -3,8 +3,8 @@
  * seeks.h - counts what a disk with a head would do: a read that does not begin
  * where the last one of its kind ended is a seek (design.rst, "Seeks").
  *
- * The reads of all threads are one sequence, as they would be for the one head.
- * Thread-safe: the place is one word, and exchanged.
+ * The reads of all threads form one sequence, as they would for the one head.
+ * Thread-safe: the place is one word, changed by an atomic exchange.
  */
 #ifndef GD_SEEKS_H
 #define GD_SEEKS_H
@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* All zeros to begin with. */
+/* Starts as all zeros. */
 typedef struct gd_seeks {
     atomic_ullong reads;
     atomic_ullong seeks;
@@ -20,14 +20,15 @@ typedef struct gd_seeks {
     atomic_ullong place; /* where the last read ended */
 } gd_seeks;
 
-/* File and offset in one word: by such a multiple no two files' places meet. */
+/* File and offset in one word.  The multiplier keeps the places of different
+ * files apart. */
 static inline uint64_t
 gd_seeks_place(uint64_t file, uint64_t offset)
 {
     return file * UINT64_C(0x9e3779b97f4a7c15) + offset;
 }
 
-/* file: whatever tells the files of this kind apart, an inode or a number. */
+/* file tells the files of this kind apart: an inode or a number. */
 static inline void
 gd_seeks_note(gd_seeks *seeks, uint64_t file, uint64_t offset,
               uint64_t length)

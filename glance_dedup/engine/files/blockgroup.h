@@ -4,7 +4,7 @@
  * segments (format.rst, "Block groups").
  *
  * A gd_group is an open file whose fixed header was verified.  Reading is
- * thread-safe; who writes must hold the group's lease (I4).
+ * thread-safe.  A writer must hold the group's lease (I4).
  */
 #ifndef GD_BLOCKGROUP_H
 #define GD_BLOCKGROUP_H
@@ -20,9 +20,9 @@
 
 enum {
     GD_GROUP_POISONED = 1,
-    /* The file was put in another's place by a rename that may not be durable:
-     * a crash may bring the other back.  Both have the same blocks at the same
-     * addresses; so nothing is appended, freed or marked before groups/ was
+    /* A rename put this file in another's place, and may not be durable: a
+     * crash may bring the other back.  Both have the same blocks at the same
+     * addresses.  So nothing is appended, freed or marked until groups/ was
      * fsynced (gd_group_settle_name). */
     GD_GROUP_UNSETTLED = 2,
 };
@@ -32,11 +32,12 @@ typedef struct gd_group {
     int fd;
     uint32_t number;
     char name[GD_NAME_SIZE];
-    uint64_t inode; /* tells a rewritten group's file from the one before */
-    gd_scope scope; /* of all its fingerprints */
+    uint64_t inode; /* differs between a rewritten group's file and the one
+                     * before */
+    gd_scope scope; /* the scope of all its fingerprints */
     gd_entry_bounds bounds;
     unsigned users;   /* guarded by the cache's mutex */
-    uint64_t used_at; /* likewise: for the LRU order */
+    uint64_t used_at; /* likewise; for the LRU order */
 } gd_group;
 
 /* Where an entry's segment ends in the file. */
@@ -46,65 +47,66 @@ gd_entry_segment_end(const gd_entry *entry)
     return (uint64_t)entry->segment + GD_SEGMENT_HEADER + entry->stored_length;
 }
 
-/* The record that says what is visible to others. */
+/* The record that says what others can see. */
 typedef struct gd_published {
     uint64_t sequence;
     uint64_t generation; /* random: no two states of the entries share one */
     uint32_t count; /* entries below it are durable */
     uint32_t flags;
-    uint64_t end; /* of the last segment at the sync point; more may follow */
-    uint8_t codec, level; /* with which it was last compressed anew, or would
-                           * gain nothing by it; zeros: as it was stored */
+    uint64_t end; /* end of the last segment at the sync point; more may
+                   * follow */
+    uint8_t codec, level; /* of the last recompression, done or found to gain
+                           * nothing; zeros: as stored */
 } gd_published;
 
-/* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION or GD_CORRUPT (also for a
- * file of spare copies) name the file. */
+/* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION and GD_CORRUPT (also for
+ * a file of spare copies) name the file. */
 gd_status gd_group_open(const gd_env *env, int root, const gd_params *params,
                         uint32_t number, int flags, gd_group **group,
                         gd_error *err);
-/* The same of a file that is called otherwise: a new one, or spare copies. */
+/* The same for a file with another name: a new one, or spare copies. */
 gd_status gd_group_open_as(const gd_env *env, int root,
                            const gd_params *params, uint32_t number,
                            const char *name, int flags, gd_group **group,
                            gd_error *err);
 void gd_group_close(gd_group *group);
 
-/* Makes the next group, for blocks of this scope, durable under its name before
- * it is returned (so that no block in it can count as durable while its
- * directory entry is not), and takes its lease. */
+/* Creates the next group, for blocks of this scope, and takes its lease.  The
+ * group is durable under its name before the call returns, so that no block in
+ * it can count as durable while its directory entry is not. */
 gd_status gd_group_create(const gd_env *env, int root, const gd_params *params,
                           const gd_scope *scope, gd_locks *locks,
                           uint32_t *number, gd_error *err);
 
-/* Writes the start of a group with params->group_slots slots, header and room
- * for the fingerprint store, into fd, called name, and fsyncs it. */
+/* Writes the start of a group with params->group_slots slots into fd, called
+ * name: the header and room for the fingerprint store.  Then fsyncs it. */
 gd_status gd_group_write_new(const gd_env *env, int fd, const char *name,
                              const gd_params *params, const gd_scope *scope,
                              uint32_t number, gd_error *err);
 
-/* The valid record with the highest sequence; all zeros if neither is. */
+/* The valid record with the highest sequence; all zeros if none is valid. */
 gd_status gd_group_read_published(const gd_group *group, gd_published *record,
                                   gd_error *err);
 /* REQUIRES: the lease. */
 gd_status gd_group_write_published(const gd_group *group,
                                    const gd_published *record, gd_error *err);
 
-/* To be called by who has just read the record under the lease, before anything
- * in the group changes: makes the file's name durable, if it may not be (I1),
- * and clears the flag in *record, with which it goes at the next writing.  An
- * fsync that failed before does not matter: see design.rst, "What a failed sync
- * means". */
+/* Call this right after reading the record under the lease, before anything in
+ * the group changes.  If the file's name may not be durable, it makes it
+ * durable (I1) and clears the flag in *record; the next write of the record
+ * stores that.  An earlier fsync that failed does not matter: see design.rst,
+ * "What a failed sync means". */
 gd_status gd_group_settle_name(const gd_group *group, int root,
                                gd_published *record, gd_error *err);
-/* Draws *record's next generation: before published entries change, and whenever
- * more are published.  A counter would not do: a record that was seen and cached,
- * and then lost by a crash or a failed fdatasync, would be followed by another
- * with the same number (N7.2). */
+/* Draws *record's next generation: before published entries change, and
+ * whenever more are published.  A counter would not do.  A record may be read
+ * and cached, and then lost by a crash or a failed fdatasync; the next record
+ * would have the same number (N7.2). */
 gd_status gd_group_next_generation(const gd_env *env, gd_published *record,
                                    gd_error *err);
 
 /* Decodes entries [first, first + count) without judging them: each has its
- * state.  Entries behind the end of the file are GD_CORRUPT. */
+ * state.  GD_CORRUPT if entries lie behind the end of the file. */
 gd_status gd_group_read_entries(const gd_group *group, uint32_t first,
                                 uint32_t count, gd_entry *entries,
                                 gd_error *err);
@@ -117,21 +119,22 @@ gd_status gd_group_write_entries(const gd_group *group, uint32_t first,
  * fingerprint store). */
 gd_status gd_group_load_store(const gd_group *group, const gd_published *record,
                               gd_fpstore **store, gd_error *err);
-/* Whether the store was loaded from this file, with this record.  A group's number
- * is not enough: the group may have been lost, and its number used again; nor is
- * an inode's number, which is used again, too; nor the identity alone, which a
- * copy that was put back has as well. */
+/* Whether the store was loaded from this file, with this record.  The group's
+ * number is not enough: the group may have been lost and its number reused.
+ * Nor is the inode's number, which is also reused.  Nor is the identity alone,
+ * since a restored copy has the same one. */
 bool gd_group_is_store(const gd_group *group, const gd_published *record,
                        const gd_fpstore *store);
 
-/* Reads the segment that entry names: header and stored bytes into in (room
+/* Reads the segment that entry names.  Header and stored bytes go into in (room
  * for GD_SEGMENT_HEADER + GD_SEGMENT_MAX), plain bytes into plain (room for
  * GD_SEGMENT_MAX).  Verifies that the header agrees with the entry. */
 gd_status gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                                 uint32_t slot, gd_coder *coder, uint8_t *in,
                                 uint8_t *plain, gd_segment_header *header,
                                 gd_error *err);
-/* Whether header is of the segment that entry names, with slot in it. */
+/* Whether header belongs to the segment that entry names, and the segment
+ * contains slot. */
 gd_status gd_group_match_segment(const gd_group *group, const gd_entry *entry,
                                  uint32_t slot, const gd_segment_header *header,
                                  gd_error *err);

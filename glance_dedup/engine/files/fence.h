@@ -3,9 +3,10 @@
  * fence.h - the fence: what the catalog must not lie behind (I9; format.rst,
  * "Fence").
  *
- * LevelDB may lose its last batches in a crash.  The fence says, outside of it,
- * which batch must be there, since a spool entry was removed on its strength.
- * Only the maintainer reads and writes it.
+ * LevelDB may lose its last batches in a crash.  The fence is kept outside of
+ * LevelDB.  It names the batch that must be there, because a spool entry was
+ * removed on the strength of it.  Only the maintainer reads and writes the
+ * fence.
  */
 #ifndef GD_FENCE_H
 #define GD_FENCE_H
@@ -22,12 +23,13 @@ typedef struct gd_fence {
     uint64_t sequence;
 } gd_fence;
 
-/* *found: there is a valid record. */
+/* *found: whether there is a valid record. */
 gd_status gd_fence_read(const gd_env *env, int root, gd_fence *fence,
                         bool *found, gd_error *err);
 
-/* On return the record is durable, and the one that counts.  The sequence of
- * a catalog never goes back: GD_INVALID.  Another catalog's may. */
+/* On return the record is durable, and the one that counts.  GD_INVALID if the
+ * sequence is lower than the last one of the same catalog; another catalog's
+ * may be lower. */
 gd_status gd_fence_write(const gd_env *env, int root, const gd_fence *fence,
                          gd_error *err);
 

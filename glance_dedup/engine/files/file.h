@@ -2,31 +2,32 @@
 /*
  * file.h - making and opening a repository's own files.
  *
- * Whose they are, the repository's directory says: if it lets its group write,
- * whatever is made below it does, too; else it is its owner's alone.  The
- * process's umask has no say.  What is opened is an ordinary file, and no
- * symbolic link is followed to it: a FIFO, a device or a directory in a file's
- * place is GD_CORRUPT.
+ * The repository's directory decides who has access to them: if its group may
+ * write to it, the group may also write to everything made below it; otherwise
+ * only the owner has access.  The process's umask has no effect.  Opening
+ * accepts only regular files and follows no symbolic link: a FIFO, a device or
+ * a directory in a file's place is GD_CORRUPT.
  */
 #ifndef GD_FILE_H
 #define GD_FILE_H
 
 #include "engine/base/env.h"
 
-/* Makes a file that was not there, open as flags say; else GD_EXISTS. */
+/* Creates a file and opens it with flags.  GD_EXISTS if it is already there. */
 gd_status gd_file_create(const gd_env *env, int root, const char *path,
                          int flags, int *fd, gd_error *err);
 gd_status gd_file_open(const gd_env *env, int root, const char *path,
                        int flags, int *fd, gd_error *err);
-/* Opens a file to be written in place, or makes it.  One that has another name
- * besides is refused: it may be anybody's. */
+/* Opens a file to be written in place, or creates it.  Refuses a file that has
+ * a second name: it may be anybody's. */
 gd_status gd_file_open_or_create(const gd_env *env, int root, const char *path,
                                  int *fd, gd_error *err);
-/* Makes a directory; one that is there already is as good. */
+/* Makes a directory.  One that already exists is fine. */
 gd_status gd_directory_create(const gd_env *env, int root, const char *path,
                               gd_error *err);
-/* GD_CORRUPT if one of the repository's directories is there, but is none: a
- * symbolic link in a path's middle would be followed. */
+/* GD_CORRUPT if something that is not a directory has the name of one of the
+ * repository's directories: a symbolic link in the middle of a path would be
+ * followed. */
 gd_status gd_directories_check(const gd_env *env, int root, gd_error *err);
 
 #endif

@@ -3,19 +3,21 @@
  * filter.h - the fingerprint filter: a host's shared-memory index from
  * fingerprint bits to addresses.
  *
- * Its entries are only hints: a wrong one costs a compare, a lost one a
+ * Its entries are only hints.  A wrong hint costs a compare; a lost one, a
  * duplicate stored twice until merging finds it.  So nothing here is ever
  * fsynced, and the file lies on tmpfs, never in the repository.
  *
  * Layout: one page of header, then buckets of eight 64-bit words (a cache
- * line).  A hint is one word: 4 bits of how many zero bits its fingerprint's
- * sampling part ends with (at most 15), 20 bits of tag, 25 bits of group,
- * 15 bits of slot.  Group 0 is never used, so a hint is never 0, and 0 is a
- * free place.  The sampling level L says how many zero bits a fingerprint must
- * have to be kept: with level L, 1 of 2^L fingerprints has a hint.  A word
- * below the level counts as a free place, so that raising the level halves
- * the filter by one atomic store.  A hint lies in one of its two candidate
- * buckets.  All words are read and changed with atomics, across processes.
+ * line).  A hint is one word: 4 bits for the number of zero bits at the end of
+ * its fingerprint's sampling part (at most 15), 20 bits of tag, 25 bits of
+ * group, 15 bits of slot.  Group 0 is never used, so a hint is never 0, and 0
+ * is a free place.
+ *
+ * The sampling level L is the number of zero bits that a fingerprint must have
+ * to be kept: at level L, 1 of 2^L fingerprints has a hint.  A word below the
+ * level counts as a free place, so one atomic store that raises the level
+ * halves the filter.  A hint lies in one of its two candidate buckets.  All
+ * words are read and changed with atomics, across processes.
  *
  * The file is fully allocated before it is mapped, so that no store into it
  * can fault (I10).
@@ -44,57 +46,58 @@ typedef struct gd_filter_stats {
     uint64_t bytes;    /* of the file */
     uint64_t places;   /* words in it */
     uint64_t hints;    /* words at or above the level (counted, may lag) */
-    uint64_t dropped;  /* hints given up because both buckets were full */
+    uint64_t dropped;  /* hints lost because both buckets were full */
     unsigned level;
-    uint32_t rebuilt;  /* groups rebuilt so far: the cursor */
+    uint32_t rebuilt;  /* last group rebuilt: the cursor */
     bool complete;     /* the rebuild has reached the newest group */
 } gd_filter_stats;
 
-/* Opens the filter file at path, or creates it with budget bytes (rounded
- * down to whole buckets and the header page; GD_INVALID below
- * GD_FILTER_MIN_BYTES).  An existing filter of this repository is used with
- * the size it has.  A file of another version, of another repository
- * (repository_id, 16 bytes), damaged in its header or not private to this user
- * is replaced by a new one (see sharedfile.h).  GD_NOSPACE when the file system
- * has no room.  After any failure the caller can go on without a filter. */
+/* Opens the filter file at path, or creates it with budget bytes, rounded down
+ * to whole buckets and the header page.  GD_INVALID below GD_FILTER_MIN_BYTES.
+ * An existing filter of this repository keeps its size.  A new file replaces
+ * one that has another version, belongs to another repository (repository_id,
+ * 16 bytes), has a damaged header or is not private to this user (see
+ * sharedfile.h).  GD_NOSPACE when the file system is full.  After any failure
+ * the caller can go on without a filter. */
 gd_status gd_filter_open(const gd_env *env, const char *path,
                          const uint8_t repository_id[16], uint64_t budget,
                          gd_filter **filter, gd_error *err);
-/* Unmaps and closes.  The file stays.  In a child after fork it is safe too:
- * a mapping and a descriptor are the child's own. */
+/* Unmaps and closes; the file stays.  Safe in a child after fork too: the child
+ * has its own mapping and descriptor. */
 void gd_filter_close(const gd_env *env, gd_filter *filter);
 
-/* Whether nobody uses the filter that is open as fd, or, with unfinished, is
- * making it; nobody begins to until fd is closed.  False also if it cannot be
- * locked. */
+/* Whether nobody uses the filter that is open as fd.  With unfinished, whether
+ * nobody is creating it.  After true, nobody can begin to until fd is closed.
+ * False also if the file cannot be locked. */
 bool gd_filter_take_unused(const gd_env *env, int fd, bool unfinished);
 
-/* Has the memory fetched that a look-up or an insertion of this fingerprint
- * needs: two cache lines that are hardly ever at hand. */
+/* Prefetches the memory that a look-up or an insertion of this fingerprint
+ * needs: two cache lines that are hardly ever in the cache. */
 void gd_filter_prefetch(const gd_filter *filter, const gd_fingerprint *fp);
-/* Up to GD_FILTER_CANDIDATES addresses whose tag agrees; the count.  0 at
- * once for a fingerprint below the sampling level. */
+/* Finds up to GD_FILTER_CANDIDATES addresses whose tag agrees, and returns
+ * their number.  Returns 0 at once for a fingerprint below the sampling
+ * level. */
 size_t gd_filter_lookup(const gd_filter *filter, const gd_fingerprint *fp,
                         gd_address out[GD_FILTER_CANDIDATES]);
-/* Remembers a hint if the level keeps it; the same hint is not kept twice.
- * When the filter is more than 7/8 full the level is raised by one. */
+/* Adds a hint if the level keeps it; the same hint is not kept twice.  When the
+ * filter is more than 7/8 full, raises the level by one. */
 void gd_filter_insert(gd_filter *filter, const gd_fingerprint *fp,
                       gd_address address);
-/* Removes the hint if it is still this one (compare-and-swap): it was found
- * to mismatch. */
+/* Removes a hint that was found to mismatch, if it is still this one
+ * (compare-and-swap). */
 void gd_filter_remove(gd_filter *filter, const gd_fingerprint *fp,
                       gd_address address);
 
-/* Rebuilding: one process per host at a time holds the lock (an OFD lock on
- * the file's byte 0; false if another has it).  The cursor is the number of
- * the last group rebuilt and survives the process. */
+/* Rebuilding: one process per host at a time holds the lock, an OFD lock on the
+ * file's byte 0; false if another process has it.  The cursor is the number of
+ * the last group rebuilt.  It survives the process. */
 bool gd_filter_rebuild_lock(gd_filter *filter);
 void gd_filter_rebuild_unlock(gd_filter *filter);
 void gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete);
-/* What makes look-ups quicker and takes a while, some seconds for a GiB: for who
- * has rebuilt the filter. */
+/* Makes look-ups faster.  It takes some seconds for a GiB, so it is for the
+ * process that rebuilt the filter. */
 void gd_filter_settle(gd_filter *filter);
-/* Empties the filter, level 0, cursor 0, incomplete.  REQUIRES: the rebuild
+/* Empties the filter: level 0, cursor 0, incomplete.  REQUIRES: the rebuild
  * lock.  Others may use the filter meanwhile. */
 void gd_filter_clear(gd_filter *filter);
 

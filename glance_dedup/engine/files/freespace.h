@@ -10,16 +10,15 @@
 
 #include "engine/base/env.h"
 
-/* What storing leaves free of a file system of so many bytes: `reserve`, but
- * never more than a hundredth of it, so that a small one can be used. */
+/* The bytes that storing leaves free on a file system of this size: `reserve`,
+ * but at most a hundredth of the size, so that a small file system can be
+ * used. */
 uint64_t gd_freespace_kept(uint64_t reserve, uint64_t total);
 
-/* GD_NOSPACE if storing `bytes` more would leave less than what is kept of the
- * file system that the file or directory fd is on.  Where the system does not
- * say what is free, there is room.
- *
- * Who asks at the same time gets the same answer: with n writers it may be
- * n - 1 of their writes less. */
+/* GD_NOSPACE if storing `bytes` more would leave too little free on the file
+ * system of the file or directory fd.  If the system does not say how much is
+ * free, there is room.  Callers that ask at the same time get the same answer:
+ * with n writers, up to n - 1 more of their writes may go below the limit. */
 gd_status gd_freespace_check(const gd_env *env, int fd, uint64_t reserve,
                              uint64_t bytes, gd_error *err);
 

@@ -2,14 +2,14 @@
 /*
  * locks.h - the kernel locks by which processes and hosts coordinate.
  *
- * All are OFD byte locks: they belong to the open file, so they vanish with
- * their process and never drop because another descriptor was closed.  A lock
- * belongs to the whole process's handle, therefore it is counted here: two
- * transactions of one process share the group lock of a group, and only the
- * last to leave releases it.
+ * All are OFD byte locks.  They belong to the open file, so they vanish with
+ * their process, and closing another descriptor never drops them.  A lock
+ * belongs to the whole process's handle, so it is counted here: two
+ * transactions of one process share the group lock of a group, and the last one
+ * to leave releases it.
  *
- * Nothing here waits, but gd_image_lock (N9: the only wait).
- * All functions are thread-safe.
+ * Nothing here waits except gd_image_lock (N9: the only wait).  All functions
+ * are thread-safe.
  */
 #ifndef GD_LOCKS_H
 #define GD_LOCKS_H
@@ -32,39 +32,39 @@ gd_status gd_locks_open(const gd_env *env, int root, gd_locks **locks,
 /* Closes the lock file, which releases everything. */
 void gd_locks_close(gd_locks *locks);
 
-/* The shared group lock (I6): the transaction's recipe will name blocks of
- * this group.  GD_BUSY, without words, if the collector is at work in the group
- * or has announced its intent; the caller counts that as a miss. */
+/* The shared group lock (I6): the transaction's recipe will name blocks of this
+ * group.  GD_BUSY, without words, if the collector is working in the group or
+ * has announced its intent; the caller counts that as a miss. */
 gd_status gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unshare(gd_locks *locks, uint32_t group);
 
-/* The exclusive group lock, of the collector alone (N6.1).  GD_BUSY, without
- * words, if anyone shares it, in this process too; while it is held, sharing is
- * GD_BUSY.  gd_locks_admit lets go of it. */
+/* The exclusive group lock, for the collector only (N6.1).  GD_BUSY, without
+ * words, if anyone shares the group, in this process too.  While it is held,
+ * sharing is GD_BUSY.  gd_locks_admit releases it. */
 gd_status gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_admit(gd_locks *locks, uint32_t group);
 
-/* The collector's intent: as long as it is announced nobody takes a new shared
- * lock of the group.  GD_BUSY, without words, if somebody else has announced
- * his, or is looking for it just now. */
+/* The collector's intent: while it is announced, nobody gets a new shared lock
+ * of the group.  GD_BUSY, without words, if another collector has announced its
+ * intent, or a process is checking for one at this moment. */
 gd_status gd_locks_announce(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_withdraw(gd_locks *locks, uint32_t group);
 void gd_locks_withdraw_all(gd_locks *locks);
 
-/* The lease (I4): only its holder appends.  GD_BUSY, without words, if anyone
- * has it, in this process or another. */
+/* The lease (I4): only its holder appends.  GD_BUSY, without words, if any
+ * process has it, including this one. */
 gd_status gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unlease(gd_locks *locks, uint32_t group);
 
-/* The image lock, of deletes and merges only.  Waits up to timeout_ms, then
- * GD_BUSY with words.  *fd is the lock: gd_image_unlock closes it. */
+/* The image lock, for deletes and merges only.  Waits up to timeout_ms, then
+ * returns GD_BUSY with words.  *fd is the lock: gd_image_unlock closes it. */
 gd_status gd_image_lock(const gd_env *env, int root, const char *image_id,
                         unsigned timeout_ms, int *fd, gd_error *err);
 void gd_image_unlock(const gd_env *env, int fd);
 
-/* Becomes the maintainer, of whom there is one; *fd is the lock: closing it
- * lets go of it.  The lock file is made at need.  GD_BUSY, without words, if
- * there is one already. */
+/* Makes the caller the one maintainer.  *fd is the lock: closing it releases
+ * it.  The lock file is created if missing.  GD_BUSY, without words, if there
+ * is a maintainer already. */
 gd_status gd_maintainer_lock(const gd_env *env, int root, int *fd,
                              gd_error *err);
 

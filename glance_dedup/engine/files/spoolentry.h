@@ -3,8 +3,8 @@
  * spoolentry.h - a recipe's file opened by the maintainer, to be judged and
  * settled (N3 to N6).
  *
- * The looks and the locks of N4 are here, one function each; their order is
- * the accounting's.  Nothing here decides that an entry is dead: a look that
+ * The looks and the locks of N4 are here, one function each.  The accounting
+ * decides their order.  Nothing here decides that an entry is dead: a look that
  * failed is an error, never "no".  Belongs to one thread.
  */
 #ifndef GD_SPOOLENTRY_H
@@ -27,12 +27,13 @@ typedef struct gd_spool_entry {
     int fd;
     char name[GD_NAME_SIZE];
     gd_spool_kind kind; /* 0 in images/ */
-    uint8_t id[GD_ID_SIZE]; /* of an entry: the digits of its name */
+    uint8_t id[GD_ID_SIZE]; /* the entry's id, from the digits of its name */
     uint64_t inode;
     uint64_t modified; /* when it was last written, nanoseconds since 1970 */
     uint64_t links;   /* names of the inode when it was opened */
     bool complete;    /* it has a valid header page, in recipe */
-    gd_error damage;  /* why not; GD_OK where there never was one */
+    gd_error damage;  /* why it is not complete; GD_OK if there never was a
+                       * header */
     gd_recipe recipe;
 } gd_spool_entry;
 
@@ -40,15 +41,15 @@ typedef struct gd_spool_base {
     char name[2 + 2 * GD_ID_SIZE + 1]; /* inside spool/ */
 } gd_spool_base;
 
-/* The entries of the spool, sorted by name; released by the caller.  What is
- * not named as an entry is left out. */
+/* The entries of the spool, sorted by name.  The caller releases the list.
+ * Files without an entry's name are left out. */
 gd_status gd_spool_entry_list(const gd_env *env, int root,
                               gd_spool_base **entries, size_t *count,
                               gd_error *err);
 
-/* Opens a spool entry, base being its name inside spool/.  GD_NOTFOUND if it
- * is gone, GD_INVALID if no entry is called so.  A damaged one opens.
- * params must outlive it. */
+/* Opens a spool entry; base is its name inside spool/.  GD_NOTFOUND if it is
+ * gone, GD_INVALID if base is not the name of an entry.  A damaged entry opens,
+ * too.  params must outlive it. */
 gd_status gd_spool_entry_open(const gd_env *env, int root,
                               const gd_params *params, const char *base,
                               gd_spool_entry *entry, gd_error *err);
@@ -57,36 +58,36 @@ gd_status gd_spool_entry_open_image(const gd_env *env, int root,
                                     const gd_params *params,
                                     const char *image_id,
                                     gd_spool_entry *entry, gd_error *err);
-/* Lets go of its locks, too. */
+/* Releases its locks, too. */
 void gd_spool_entry_close(gd_spool_entry *entry);
 
-/* N4's look: whether images/<the header's id> is this inode, now.  A header
- * that was not valid at the last look is read again: its writer may have
- * completed and committed it since (N4.3). */
+/* N4's look: whether images/<the header's id> is this inode now.  If the header
+ * was not valid at the last look, reads it again: its writer may have completed
+ * and committed it since (N4.3). */
 gd_status gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err);
 
-/* Takes GD_BYTE_WRITER or GD_BYTE_USERS exclusively, until it is closed.
- * GD_BUSY, without words, if it is refused. */
+/* Takes GD_BYTE_WRITER or GD_BYTE_USERS exclusively, until the entry is closed.
+ * GD_BUSY, without words, if another has it. */
 gd_status gd_spool_entry_lock(const gd_spool_entry *entry, int byte,
                               gd_error *err);
 
-/* Every extent of blocks in so many of the recipe's pages of extents, the first
- * of which is number 0, in order; released by the caller.  GD_INVALID if it has
- * fewer pages.  REQUIRES: complete. */
+/* Reads all extents of blocks in some of the recipe's pages of extents, in
+ * order; the first page is number 0.  The caller releases them.  GD_INVALID if
+ * the recipe has fewer pages.  REQUIRES: complete. */
 gd_status gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first,
                               uint64_t pages, gd_run **runs, size_t *count,
                               gd_error *err);
-/* Verifies that all extents together make up the image; how many blocks they
- * name.  REQUIRES: complete. */
+/* Verifies that the extents together make up the image, and counts the blocks
+ * they name.  REQUIRES: complete. */
 gd_status gd_spool_entry_measure(const gd_spool_entry *entry, uint64_t *blocks,
                                  gd_error *err);
 
-/* Removes this name, if it still leads to this inode.  Not synced. */
+/* Removes this name if it still leads to this inode.  Does not sync. */
 gd_status gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err);
 /* Gives the inode a name in quarantine/, durably. */
 gd_status gd_spool_entry_set_aside(const gd_spool_entry *entry,
                                    char name[GD_NAME_SIZE], gd_error *err);
-/* N9 for a recipe of images/ that cannot be read: like any delete, but only if
+/* N9 for a recipe of images/ that cannot be read.  Like any delete, but only if
  * the name still leads to this inode.  REQUIRES: set aside. */
 gd_status gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err);
 

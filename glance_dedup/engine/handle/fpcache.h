@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fpcache.h - what a process keeps at hand of the groups: open files and
- * loaded fingerprint stores, each in a bounded LRU.
+ * fpcache.h - what a process keeps at hand of the groups: open files and loaded
+ * fingerprint stores, each in a bounded LRU.
  *
- * Both are lent by reference count and shared by all transactions and readers
- * of the handle.  Thread-safe.
+ * The cache lends both by reference count.  All transactions and readers of the
+ * handle share them.  Thread-safe.
  */
 #ifndef GD_FPCACHE_H
 #define GD_FPCACHE_H
@@ -26,23 +26,22 @@ gd_status gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
 /* REQUIRES: nothing lent. */
 void gd_fpcache_close(gd_fpcache *cache);
 
-/* Lends the open file of a group, opening it at need.  With fresh, the name is
- * looked up again, in case the file was replaced by the group's rewriting; and
- * what is read is no older than the call, whichever host wrote it. */
+/* Lends the open file of a group, and opens it if necessary.  With fresh, looks
+ * up the name again, since a rewrite of the group may have replaced the file;
+ * what is then read is no older than the call, whichever host wrote it. */
 gd_status gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                            gd_group **group, gd_error *err);
 void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);
-/* Closes files whose names are gone, by collection or rewriting: as long as
- * they are open, the disk does not get their space back. */
+/* Closes files whose names are gone, by collection or rewriting.  While they
+ * are open, the disk does not get their space back. */
 void gd_fpcache_drop_removed(gd_fpcache *cache);
 
-/* Has the disk begin to read the group's store, unless one is cached. */
+/* Asks the disk to begin reading the group's store, unless one is cached. */
 void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);
-/* Lends the group's fingerprint store as published now.  A cached one is used
- * only if it was loaded from this very file with this very record.
- * *cold tells whether it was read from the file.
- * REQUIRES: the shared group lock, so that nothing in it is freed meanwhile
- * (N7.2). */
+/* Lends the group's fingerprint store as published now.  A cached store is used
+ * only if it was loaded from this very file with this very record.  *cold tells
+ * whether it was read from the file.  REQUIRES: the shared group lock, so that
+ * nothing in it is freed meanwhile (N7.2). */
 gd_status gd_fpcache_store(gd_fpcache *cache, uint32_t number,
                            gd_fpstore **store, bool *cold, gd_error *err);
 void gd_fpcache_return_store(gd_fpcache *cache, gd_fpstore *store);

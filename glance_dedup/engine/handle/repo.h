@@ -4,10 +4,11 @@
  * readers share.
  *
  * A handle is thread-safe and belongs to the process that opened it.  After
- * fork the child must not use it (every entry point checks, GD_CLOSED), nor
- * close it, since that would release the parent's locks: it closes the
- * inherited descriptors by their numbers, leaves the memory as it is (another
- * thread may have been at work in it), and opens a handle of its own.
+ * fork the child must not use it (every entry point checks: GD_CLOSED).  The
+ * child must not close it either, since that would release the parent's locks.
+ * Instead it closes the inherited descriptors by their numbers, leaves the
+ * memory as it is (another thread may have been changing it), and opens its own
+ * handle.
  */
 #ifndef GD_REPO_H
 #define GD_REPO_H
@@ -32,21 +33,21 @@
 typedef struct gd_counters {
     atomic_ullong blocks;        /* non-zero blocks written to transactions */
     atomic_ullong zero_blocks;   /* all-zero blocks */
-    atomic_ullong hits;          /* blocks found stored already */
+    atomic_ullong hits;          /* blocks found to be stored already */
     atomic_ullong misses;        /* blocks stored as new */
     atomic_ullong candidates;    /* hints that the filter gave */
-    atomic_ullong false_candidates; /* of them, those that mismatched */
+    atomic_ullong false_candidates; /* hints among them that mismatched */
     atomic_ullong cold_loads;    /* fingerprint stores read from their file */
-    atomic_ullong capped_loads;  /* loads left out because of the cap */
+    atomic_ullong capped_loads;  /* loads skipped because of the cap */
     atomic_ullong compares;      /* blocks compared by their bytes */
-    atomic_ullong lock_refusals; /* group locks refused: counted as misses */
+    atomic_ullong lock_refusals; /* group locks refused; counted as misses */
     atomic_ullong sync_points;
     atomic_ullong bytes_read;    /* plain bytes handed out */
     atomic_ullong spare_reads;   /* damaged blocks read from a spare copy */
-    atomic_ullong yielded_segments; /* stored as they are for want of time */
+    atomic_ullong yielded_segments; /* stored uncompressed to save time */
     atomic_ullong phase_samples; /* blocks looked up at other phases */
     atomic_ullong phase_changes; /* batches cut anew at another phase */
-    gd_seeks store;              /* reading fingerprint stores for look-ups */
+    gd_seeks store;              /* reads of fingerprint stores for look-ups */
     gd_seeks image;              /* reading images */
 } gd_counters;
 
@@ -64,43 +65,43 @@ struct gd_repo {
     gd_fpcache *cache;
     struct gd_segcache *segcache; /* decompressed segments, for readers */
     struct gd_spare_index *spares;
-    /* NULL: none could be had, or not yet; duplicates are missed.  Once it is
-     * there it stays, so who saw it may go on using it. */
+    /* NULL: none could be opened, or not yet; duplicates are missed.  Once set
+     * it stays, so a thread that saw it may go on using it. */
     gd_filter *_Atomic filter;
     gd_counters counters;
     pthread_mutex_t mutex;
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
-    gd_groupmap scopes; /* whose groups are: tags of appender.c; likewise */
+    gd_groupmap scopes; /* scopes of groups: tags of appender.c; likewise */
 };
 
-/* Opens the repository in the directory path, without a filter, which only
- * storing needs.  params are copied. */
+/* Opens the repository in the directory path.  It has no filter yet: only
+ * storing needs one.  params are copied. */
 gd_status gd_repo_open(const gd_env *env, const char *path,
                        const gd_params *params, bool allow_weak_digest,
                        gd_repo **repo, gd_error *err);
-/* Opens the host's filter for this repository, or makes it (gd_filter_open).
- * Transactions may be under way, and use it as soon as it is there.  After a
- * failure images can be stored all the same: duplicates are missed.  REQUIRES:
- * no filter yet. */
+/* Opens the host's filter for this repository, or creates it (gd_filter_open).
+ * Transactions may be running; they use the filter as soon as it is there.
+ * After a failure images can still be stored, but duplicates are missed.
+ * REQUIRES: no filter yet. */
 gd_status gd_repo_attach_filter(gd_repo *repo, const char *path,
                                 uint64_t budget, gd_error *err);
-/* REQUIRES: no transaction or image open on it. */
+/* REQUIRES: no transaction or image is open on it. */
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
 gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
 
-/* Before `bytes` are stored: GD_NOSPACE if too little would be left free
- * (freespace.h).  What deletes, counts and collects does not ask. */
+/* Called before `bytes` are stored: GD_NOSPACE if too little would be left free
+ * (freespace.h).  Deleting, accounting and collecting do not call it. */
 gd_status gd_repo_check_room(const gd_repo *repo, uint64_t bytes,
                              gd_error *err);
 
-/* The numbers of all groups, sorted; released by the caller. */
+/* The numbers of all groups, sorted.  The caller releases them. */
 gd_status gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
                               gd_error *err);
 
-/* Reads up to `groups` groups that the filter does not know yet into it, if no
- * other process of the host is doing so.  *more: there is work left.  done and
- * total count groups. */
+/* Reads up to `groups` groups into the filter that it does not have yet, unless
+ * another process of the host is doing so.  *more: there is work left.  done
+ * and total count groups. */
 gd_status gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
                                  uint32_t *done, uint32_t *total,
                                  gd_error *err);

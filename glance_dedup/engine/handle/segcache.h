@@ -3,15 +3,16 @@
  * segcache.h - decompressed segments that all readers of a handle share, up to
  * a budget of bytes; the one longest unused goes first.
  *
- * A segment is known by its group, with the seed, which is that of this one group
- * whose number may be used again, the group's file and its place in it: the
- * group's rewriting puts another file in the place of the one that is open.  An
- * inode's number may be used again, therefore, and because memory is not to be
- * trusted for ever either, whoever takes a segment out verifies its blocks as if
- * it came from the disk, and drops it if they do not verify.
+ * A segment is identified by its group's number, the group's seed, the group's
+ * file and the place in the file.  A group's number may be reused; the seed
+ * tells the groups apart.  Rewriting a group puts another file in the place of
+ * the open one; the inode tells the files apart.  But an inode's number may be
+ * reused too, and memory cannot be trusted for ever.  Therefore a thread that
+ * takes a segment out verifies its blocks as if they came from the disk, and
+ * drops the segment if they fail.
  *
- * Segments are lent by reference count: one that is evicted meanwhile stays
- * until its last user returned it.  Thread-safe; nothing is copied, read or
+ * Segments are lent by reference count: a segment evicted meanwhile stays until
+ * its last user has returned it.  Thread-safe.  Nothing is copied, read or
  * decompressed under the lock.
  */
 #ifndef GD_SEGCACHE_H
@@ -41,33 +42,33 @@ typedef struct gd_segcache_stats {
     uint64_t hits, misses; /* segments */
 } gd_segcache_stats;
 
-/* With a budget of 0: nothing is kept, and nothing is to be asked. */
+/* With a budget of 0 nothing is kept, and callers need not ask. */
 gd_status gd_segcache_open(const gd_env *env, gd_segcache **cache,
                            gd_error *err);
 /* REQUIRES: nothing lent. */
 void gd_segcache_close(gd_segcache *cache);
 
-/* Evicts what is too much.  0 lets go of all. */
+/* Evicts what exceeds the budget.  0 evicts everything. */
 void gd_segcache_set_budget(gd_segcache *cache, uint64_t budget);
 /* Whether there is a budget at all. */
 bool gd_segcache_enabled(const gd_segcache *cache);
 void gd_segcache_get_stats(gd_segcache *cache, gd_segcache_stats *stats);
 
-/* Lends the segment at offset of the group's file; NULL: it is not there. */
+/* Lends the segment at offset of the group's file; NULL if it is not cached. */
 gd_cached_segment *gd_segcache_get(gd_segcache *cache, const gd_group *group,
                                    uint32_t offset);
-/* Whether get would find it; counts as nothing. */
+/* Whether get would find it.  Does not count as a use. */
 bool gd_segcache_has(gd_segcache *cache, const gd_group *group,
                      uint32_t offset);
-/* A segment with room for its plain bytes, for the caller to fill and then to
- * keep or return; NULL: no memory, and no harm. */
+/* Returns a segment with room for its plain bytes.  The caller fills it, then
+ * keeps or returns it.  NULL: no memory, which does no harm. */
 gd_cached_segment *gd_segcache_new(gd_segcache *cache,
                                    const gd_segment_header *header);
-/* Lets others find the segment; it stays lent.  If another thread was quicker,
+/* Lets others find the segment; it stays lent.  If another thread was faster,
  * or there is no room for it, it is not kept. */
 void gd_segcache_keep(gd_segcache *cache, const gd_group *group,
                       uint32_t offset, gd_cached_segment *segment);
-/* Lets nobody find it any more; it stays lent. */
+/* From now on nobody finds the segment; it stays lent. */
 void gd_segcache_drop(gd_segcache *cache, gd_cached_segment *segment);
 void gd_segcache_return(gd_segcache *cache, gd_cached_segment *segment);
 
