@@ -2,7 +2,7 @@
 /*
  * address.h - a block's address: the number of its group, and its slot there.
  *
- * A hint of the filter has 25 bits for the one and 15 for the other.
+ * A hint of the filter has 25 bits for the group and 15 for the slot.
  */
 #ifndef GD_ADDRESS_H
 #define GD_ADDRESS_H

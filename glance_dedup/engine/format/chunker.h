@@ -3,8 +3,9 @@
  * chunker.h - where a stream is cut.
  *
  * Cutting sees only the bytes it is given: "how long is the first block of
- * these bytes?"  So where a block ends depends on nothing but its own bytes,
- * and, of zeros, on the byte behind them; not on the pieces that they come in.
+ * these bytes?" So the end of a block depends only on the block's own bytes
+ * and, for zeros, on the byte after them.  It does not depend on the pieces in
+ * which the bytes arrive.
  */
 #ifndef GD_CHUNKER_H
 #define GD_CHUNKER_H
@@ -25,32 +26,32 @@ typedef struct gd_chunker gd_chunker;
 
 struct gd_chunker {
     size_t max_length; /* no block is longer */
-    size_t average;    /* of a stream of any bytes, about */
-    /* The length of the first block of data[0..len), or 0 if the cut depends
-     * on bytes still to come.  known: of the first so many bytes this was asked
-     * before, and they were too few; they are not searched again.  With last, no
-     * more bytes will come, so that the result is at least 1 for len >= 1.
+    size_t average;    /* about; for a stream of random bytes */
+    /* The length of the first block of data[0..len), or 0 if the cut depends on
+     * bytes still to come.  known: an earlier call searched this many of the
+     * first bytes and found too few; they are not searched again.  With last,
+     * no more bytes will come, so the result is at least 1 for len >= 1.
      * Thread-safe. */
     size_t (*next)(const gd_chunker *chunker, const uint8_t *data, size_t len,
                    size_t known, bool last);
-    /* Of content-defined cutting: */
+    /* For content-defined cutting: */
     size_t minimum;
-    uint64_t hard, easy; /* a cut's hash is less: up to the average; behind it */
+    uint64_t hard, easy; /* a cut's hash is less: up to the average; after it */
 };
 
 /* Fixed blocks of block_size bytes, a power of two from GD_BLOCK_MIN to
- * GD_BLOCK_MAX; only the last block of a stream may be shorter.
- * GD_INVALID otherwise. */
+ * GD_BLOCK_MAX.  Only the last block of a stream may be shorter.  GD_INVALID
+ * otherwise. */
 gd_status gd_chunker_fixed(gd_chunker *chunker, size_t block_size,
                            gd_error *err);
 
-/* Content-defined blocks (gear.c), of minimum to maximum bytes, and shorter
- * only at a stream's end.  GD_INVALID, with the name of what is wrong, unless
+/* Content-defined blocks (gear.c), of minimum to maximum bytes; only the last
+ * block of a stream may be shorter.  GD_INVALID, naming the mistake, unless
  * GD_GEAR_WINDOW <= minimum < average < maximum, average is a power of two, and
- * maximum is one that could be a block size. */
+ * maximum is a valid block size. */
 gd_status gd_chunker_gear(gd_chunker *chunker, size_t minimum, size_t average,
                           size_t maximum, gd_error *err);
-/* The same cuts, a byte a step: the reference in the tests. */
+/* The same cuts, found byte by byte: the reference in the tests. */
 size_t gd_gear_next_scalar(const gd_chunker *chunker, const uint8_t *data,
                            size_t len, bool last);
 

@@ -3,9 +3,9 @@
  * duplicates.h - arithmetic on pairs of addresses, for merging.
  *
  * A pair is two addresses (group << 15 | slot), 64 bits each, little-endian.
- * Pairs that are kept are (kept, other): the block that the exact index has,
- * and one with its fingerprint; they are sorted.  The index finds them as
- * (other, kept), in any order.  No I/O, no state.
+ * Stored pairs are (kept, other): the block that the exact index has, and
+ * another with the same fingerprint.  They are sorted.  The index finds pairs
+ * as (other, kept), in any order.  No I/O, no state.
  */
 #ifndef GD_DUPLICATES_H
 #define GD_DUPLICATES_H
@@ -28,52 +28,55 @@ typedef struct gd_pairs {
     size_t count;
 } gd_pairs;
 
-/* What is known of blocks, each in the place of its address. */
+/* What is known of blocks; each array is in the order of the addresses. */
 typedef struct gd_blocks {
     const uint8_t *addresses; /* sorted, each once */
     const uint8_t *entries;   /* as Maintenance.entries lists them */
-    const uint8_t *counts;    /* 32 bits; who does not ask for it: NULL */
+    const uint8_t *counts;    /* 32 bits each; NULL if the caller does not need
+                               * them */
     size_t count;
 } gd_blocks;
 
-/* The addresses of pairs, sorted, each once; out has room for all. */
+/* The addresses in pairs, sorted, each once.  out has room for all. */
 gd_status gd_pairs_addresses(const gd_env *env, gd_pairs pairs, uint8_t *out,
                              size_t *out_count, gd_error *err);
 
-/* Sorts in place, and leaves each pair once. */
+/* Sorts in place and removes repeated pairs. */
 gd_status gd_pairs_sort(const gd_env *env, uint8_t *pairs, size_t *count,
                         gd_error *err);
-/* Those of a that b has not; both are sorted; out has room for a. */
+/* The pairs of a that are not in b.  Both are sorted; out has room for a. */
 size_t gd_pairs_without(gd_pairs a, gd_pairs b, uint8_t *out);
 
 /* The functions on blocks return false if a pair names an address that is not
- * among them. */
+ * among the blocks. */
 
-/* Of pairs (other, kept): those of equal blocks, as (kept, other), and those
- * whose kept one does not live, as they are.  Each has room for all. */
+/* Takes pairs (other, kept).  Outputs the pairs of equal blocks, as (kept,
+ * other), and the pairs whose kept block is not live, unchanged.  Each output
+ * has room for all. */
 bool gd_pairs_judge(gd_pairs pairs, const gd_blocks *blocks, uint8_t *equal,
                     size_t *equal_count, uint8_t *stale, size_t *stale_count);
 
-/* Of pairs (kept, other): those of which the other one is in a record.  out has
- * room for all. */
+/* Of pairs (kept, other): those whose other block is in a record.  out has room
+ * for all. */
 gd_status gd_pairs_named(const gd_env *env, gd_pairs pairs, gd_records records,
                          uint8_t *out, size_t *out_count, gd_error *err);
 
-/* Of pairs (kept, other): those to be forgotten, since a block is gone, and
- * records for the index of the other blocks, if it was the kept one. */
+/* Of pairs (kept, other): those to forget because a block is gone, and, where
+ * that was the kept one, records for the index of the other blocks. */
 bool gd_pairs_revise(gd_pairs pairs, const gd_blocks *blocks, uint8_t *gone,
                      size_t *gone_count, uint8_t *records,
                      size_t *record_count);
 
-/* Of sorted pairs (kept, other), whose classes are complete: which block is to
- * be replaced by which.  Of the members in use the lowest that lives stays; if
- * none of these lives, the lowest that does.  out has room for twice as many as
- * there are pairs. */
+/* Takes sorted pairs (kept, other) whose classes are complete, and decides
+ * which block replaces which.  The lowest live block in use stays; if no block
+ * in use is live, the lowest live one.  out has room for twice as many as there
+ * are pairs. */
 bool gd_pairs_choose(gd_pairs pairs, const gd_blocks *blocks, uint8_t *out,
                      size_t *out_count);
 
-/* Sorts replacements in place; leaves each old address once, and none whose new
- * address is the old one of another.  Returns how many are left. */
+/* Sorts replacements in place.  Keeps each old address once, and drops those
+ * whose new address is the old address of another.  Returns how many are
+ * left. */
 size_t gd_replacements_sort(uint8_t *replacements, size_t count);
 
 #endif

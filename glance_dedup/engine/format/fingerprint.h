@@ -3,7 +3,7 @@
  * fingerprint.h - the hash of a block's content.
  *
  * A fingerprint fills GD_FINGERPRINT_SIZE bytes: a longer digest is cut, a
- * shorter one followed by zeros.  Which digest is a parameter of the
+ * shorter one is padded with zeros.  The digest is a parameter of the
  * repository.
  */
 #ifndef GD_FINGERPRINT_H
@@ -22,40 +22,40 @@ typedef struct gd_fingerprint {
     uint8_t bytes[GD_FINGERPRINT_SIZE];
 } gd_fingerprint;
 
-/* Whose blocks a block may be a duplicate of (design.rst, "Scopes"). */
+/* The blocks that a block may be a duplicate of (design.rst, "Scopes"). */
 typedef struct gd_scope {
     uint8_t id[GD_SCOPE_SIZE];
 } gd_scope;
 
 /* Zeros: of all. */
 extern const gd_scope gd_global_scope;
-/* 0xff: what the files of spares/ say, which have blocks of any scope. */
+/* 0xff: the scope in the files of spares/, which have blocks of any scope. */
 extern const gd_scope gd_spares_scope;
 
 /* A digest by name.  Immutable after creation, so threads may share it. */
 typedef struct gd_digest gd_digest;
 
-/* name: any digest of OpenSSL of 160 bits or more ("sha256", "sha512-256",
- * "blake2s256", "sha3-256"; extendable-output ones like shake are refused),
- * "xxh3-128" (XXH128 in canonical, big-endian order; not cryptographic), or,
- * only with allow_weak, "weak-8" (the first byte of SHA-256; for tests).
- * Capitals and small letters are the same.  GD_INVALID names what is wrong and
- * gives examples. */
+/* name is one of: any digest of OpenSSL of 160 bits or more ("sha256",
+ * "sha512-256", "blake2s256", "sha3-256"; extendable-output ones like shake are
+ * refused); "xxh3-128" (XXH128 in canonical, big-endian order; not
+ * cryptographic); or, only with allow_weak, "weak-8" (the first byte of
+ * SHA-256; for tests).  Capitals and small letters are the same.  GD_INVALID
+ * names the mistake and gives examples. */
 gd_status gd_digest_open(const gd_env *env, const char *name, bool allow_weak,
                          gd_digest **digest, gd_error *err);
 void gd_digest_close(const gd_env *env, gd_digest *digest);
 
-/* Whether equal fingerprints may be taken for equal blocks (I5). */
+/* Whether blocks with equal fingerprints may be taken as equal (I5). */
 bool gd_digest_is_cryptographic(const gd_digest *digest);
 
-/* What one thread needs to compute: contexts are made once, not per block.
- * A hasher belongs to one thread at a time, and is closed before its digest.
- */
+/* What one thread needs to compute fingerprints: contexts are made once, not
+ * per block.  A hasher belongs to one thread at a time.  Close it before its
+ * digest. */
 typedef struct gd_hasher gd_hasher;
 gd_status gd_hasher_open(const gd_env *env, const gd_digest *digest,
                          gd_hasher **hasher, gd_error *err);
 void gd_hasher_close(const gd_env *env, gd_hasher *hasher);
-/* The scope's id precedes the data, unless it is the global one. */
+/* Hashes the scope's id before the data, except for the global scope. */
 gd_status gd_hasher_compute(gd_hasher *hasher, const gd_scope *scope,
                             const void *data, size_t len, gd_fingerprint *out,
                             gd_error *err);
@@ -67,7 +67,7 @@ typedef struct gd_hash_input {
     gd_fingerprint *out;
 } gd_hash_input;
 
-/* The same of many blocks, side by side where that can be done (sha256mb.h).
+/* The same for many blocks, in parallel lanes where possible (sha256mb.h).
  * After an error any of the outputs may hold anything. */
 gd_status gd_hasher_compute_many(gd_hasher *hasher, const gd_scope *scope,
                                  const gd_hash_input *inputs, size_t count,

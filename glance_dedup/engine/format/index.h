@@ -4,8 +4,8 @@
  *
  * A record is the first 8 bytes of a fingerprint and an address.  Records are
  * sorted by the fingerprint's bytes, then by the address.  A page has at most
- * one for each fingerprint: that of the lowest address.  Everything here is
- * computation on memory; where the pages are kept is the catalog's business.
+ * one record per fingerprint: that of the lowest address.  Everything here is
+ * computation on memory; the catalog decides where pages are kept.
  */
 #ifndef GD_INDEX_H
 #define GD_INDEX_H
@@ -24,7 +24,7 @@ enum {
     GD_LISTED_ENTRY = 48, /* an entry as Maintenance.entries lists it */
 };
 
-/* The fingerprint's part, as a number that sorts as its bytes do. */
+/* The fingerprint's part as a number that sorts like its bytes. */
 static inline uint64_t
 gd_index_key(const uint8_t *record)
 {
@@ -40,7 +40,7 @@ gd_index_address(const uint8_t *record)
     return gd_get32(record + 8) | (uint64_t)record[12] << 32;
 }
 
-/* The page of a record, of 2^bits. */
+/* The page of a record; there are 2^bits pages. */
 static inline uint32_t
 gd_index_page(const uint8_t *record, unsigned bits)
 {
@@ -49,19 +49,20 @@ gd_index_page(const uint8_t *record, unsigned bits)
 
 void gd_index_put_record(uint8_t *out, uint64_t key, uint64_t address);
 
-/* Writes the records, in the order of slots, of the live ones among listed
- * entries of slots from `first`; out has room for count.  Returns how many. */
+/* Takes listed entries of the slots from `first` on, and writes the records of
+ * the live ones in the order of slots.  out has room for count.  Returns how
+ * many it wrote. */
 size_t gd_index_records(const uint8_t *entries, size_t count, uint32_t group,
                         uint32_t first, uint8_t *out);
 
-/* A record in memory, or any two numbers, of which the second has 40 bits. */
+/* A record in memory, or any two numbers of which the second has 40 bits. */
 typedef struct gd_item {
     uint64_t key;
     uint64_t address;
 } gd_item;
 
-/* Sorts items by key, then by address; room is for as many.  Returns where they
- * are then: items or room. */
+/* Sorts items by key, then by address.  room has space for as many.  Returns
+ * where the sorted items are: items or room. */
 gd_item *gd_sort_items(gd_item *items, gd_item *room, size_t count);
 
 gd_status gd_index_sort(const gd_env *env, uint8_t *records, size_t count,
@@ -73,8 +74,8 @@ typedef struct gd_records {
     size_t count;
 } gd_records;
 
-/* What an update makes.  The caller provides the room: for as many records, and
- * pairs of 16 bytes, as page and add have together. */
+/* The output of an update.  The caller provides the room: for as many records,
+ * and pairs of 16 bytes, as page and add have together. */
 typedef struct gd_index_result {
     uint8_t *page;
     size_t page_count;
@@ -82,9 +83,9 @@ typedef struct gd_index_result {
     size_t pair_count;
 } gd_index_result;
 
-/* The page without the records to remove, and with those to add.  A record that
- * both page and add have is nothing new.  GD_INVALID if one of the three is not
- * sorted. */
+/* Makes the new page: without the records to remove, with those to add.  A
+ * record in both page and add is not new.  GD_INVALID if one of the three is
+ * not sorted. */
 gd_status gd_index_update(gd_records page, gd_records add, gd_records remove,
                           gd_index_result *result, gd_error *err);
 

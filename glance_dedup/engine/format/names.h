@@ -2,8 +2,8 @@
 /*
  * names.h - the names of all files in a repository, made and parsed here.
  *
- * All are relative to the repository's directory.  doc/source/contributor/
- * format.rst says what lies where.
+ * All are relative to the repository's directory.
+ * doc/source/contributor/format.rst says what each directory holds.
  */
 #ifndef GD_NAMES_H
 #define GD_NAMES_H
@@ -25,7 +25,7 @@
 #define GD_FILE_FENCE "fence"
 
 enum {
-    GD_NAME_SIZE = 160, /* of a buffer for any of these names */
+    GD_NAME_SIZE = 160, /* of a buffer that holds any of these names */
     GD_IMAGE_ID_MAX = 128,
     GD_PROJECT_MAX = 128,
     GD_ID_SIZE = 16,
@@ -38,7 +38,7 @@ typedef enum gd_spool_kind {
     GD_SPOOL_GROUP = 'G',
     GD_SPOOL_MERGED = 'M',
     GD_SPOOL_REPLACED = 'O', /* what a merge took out of images/ */
-    GD_SPOOL_EXCHANGE = 'X', /* a second name of an M, for a moment */
+    GD_SPOOL_EXCHANGE = 'X', /* a second name of an M, briefly */
 } gd_spool_kind;
 
 void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
@@ -56,12 +56,12 @@ void gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
 bool gd_spool_name_parse(const char *base, gd_spool_kind *kind,
                          uint8_t id[GD_ID_SIZE]);
 
-/* The second copies of a group's blocks. */
+/* The file of the second copies of a group's blocks. */
 void gd_spares_name(uint32_t group, char name[GD_NAME_SIZE]);
 
 enum { GD_RESERVE_FILES = 9 };
-/* What is given up where there is no room: the first holds bytes, all of them
- * an inode each. */
+/* The files that are given up when the disk is full.  The first holds bytes;
+ * each of them holds an inode. */
 void gd_reserve_name(unsigned i, char name[GD_NAME_SIZE]);
 
 #endif

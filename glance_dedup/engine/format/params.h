@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * params.h - what a repository is, fixed when it was created
- * (repository.json), and how this process uses it.
+ * params.h - what a repository is, fixed when it was created (repository.json),
+ * and how this process uses it.
  */
 #ifndef GD_PARAMS_H
 #define GD_PARAMS_H
@@ -20,16 +20,16 @@ enum {
 
 typedef struct gd_params {
     uint8_t repository_id[GD_ID_SIZE];
-    uint32_t block_size; /* of a block, at most */
-    uint32_t cut_minimum, cut_average; /* 0: blocks are of one size */
+    uint32_t block_size; /* bytes of a block, at most */
+    uint32_t cut_minimum, cut_average; /* 0: all blocks have one size */
     uint32_t group_slots;
     uint32_t segment_size;
     char digest[GD_DIGEST_NAME];
     bool by_value; /* compare bytes, not only fingerprints (I5) */
-    /* The process's own: */
+    /* Settings of this process: */
     gd_codec codec;
     int codec_level;
-    bool codec_yields; /* compress less where processors are short */
+    bool codec_yields; /* compress less when processors are busy */
     bool direct_io; /* new blocks are written beside the page cache */
     unsigned threads;
     unsigned lock_timeout_ms;

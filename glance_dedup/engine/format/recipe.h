@@ -2,9 +2,9 @@
 /*
  * recipe.h - recipes: an image's ordered extents (format.rst, "Recipes").
  *
- * A recipe is written once, page by page, so that neither writing nor reading
- * one needs memory in proportion to the image.  The header page is written
- * last: a file without a valid one is an image not yet complete.
+ * A recipe is written once, page by page, so the memory for writing or reading
+ * one does not grow with the image.  The header page is written last: a file
+ * without a valid header page is an image not yet complete.
  */
 #ifndef GD_RECIPE_H
 #define GD_RECIPE_H
@@ -44,11 +44,12 @@ enum {
     GD_HASH_MAX = 64,
 };
 
-/* The hash of the whole image, as whoever stored it computed it over the bytes:
- * by it another's word on the image is compared with what is here.  Recipes
- * from before it, and those that such a program merged, have none. */
+/* The hash of the whole image, computed over the bytes by the process that
+ * stored it.  It lets a hash from elsewhere be compared with the image here.
+ * Recipes older than this field have none, nor have recipes that an older
+ * program merged. */
 typedef struct gd_content_hash {
-    char name[GD_HASH_NAME_MAX + 1]; /* as hashlib has it; "": none */
+    char name[GD_HASH_NAME_MAX + 1]; /* hashlib's name; "": none */
     uint32_t length;
     uint8_t value[GD_HASH_MAX];
 } gd_content_hash;
@@ -73,7 +74,7 @@ typedef struct gd_recipe_header {
 
 typedef struct gd_recipe_writer gd_recipe_writer;
 
-/* Writes into fd, whose words in errors are name.  fd stays the caller's.
+/* Writes into fd; errors call the file name.  The caller keeps fd.
  * transaction_id seeds the pages' checksums. */
 gd_status gd_recipe_writer_open(const gd_env *env, int fd, const char *name,
                                 const uint8_t transaction_id[GD_ID_SIZE],
@@ -89,7 +90,7 @@ gd_status gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
 uint64_t gd_recipe_length(const gd_recipe_writer *writer);
 
 /* Completes the file: last page, then the header page.  Fills in size,
- * zero_bytes, extents and fragments; the rest is the caller's.  Does not
+ * zero_bytes, extents and fragments; the caller fills in the rest.  Does not
  * sync. */
 gd_status gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
                            gd_recipe_header *header, gd_error *err);
@@ -105,14 +106,14 @@ typedef struct gd_recipe {
     gd_recipe_header header;
 } gd_recipe;
 
-/* The pages of extents, behind the header page. */
+/* The number of pages of extents after the header page. */
 static inline uint64_t
 gd_recipe_pages(uint64_t extents)
 {
     return extents / GD_EXTENTS_PER_PAGE + (extents % GD_EXTENTS_PER_PAGE != 0);
 }
 
-/* The bytes of a recipe's file. */
+/* The size of a recipe's file in bytes. */
 static inline uint64_t
 gd_recipe_bytes(uint64_t extents)
 {
@@ -121,24 +122,24 @@ gd_recipe_bytes(uint64_t extents)
 
 /* One page of extents. */
 typedef struct gd_recipe_page {
-    uint64_t number; /* from 1; 0: nothing loaded */
+    uint64_t number; /* from 1; 0: no page is loaded */
     uint32_t count;
     gd_extent extents[GD_EXTENTS_PER_PAGE];
 } gd_recipe_page;
 
-/* Verifies header page and length of the open file fd.  image_id is what the
- * recipe must be of; NULL: of any image. */
+/* Verifies header page and length of the open file fd.  The recipe must be that
+ * of image_id; NULL: of any image. */
 gd_status gd_recipe_open(const gd_env *env, int fd, const char *name,
                          const gd_params *params, const char *image_id,
                          gd_recipe *recipe, gd_error *err);
-/* GD_CORRUPT, naming both, unless the group, which is called group_name, has
- * blocks of the recipe's scope. */
+/* GD_CORRUPT, naming both, unless the group called group_name has blocks of the
+ * recipe's scope. */
 gd_status gd_recipe_check_scope(const gd_recipe *recipe,
                                 const gd_scope *scope, const char *group_name,
                                 gd_error *err);
 gd_status gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
                               gd_recipe_page *page, gd_error *err);
-/* Loads the page that holds the byte at offset, and finds its extent there.
+/* Loads the page that holds the byte at offset, and finds the extent in it.
  * REQUIRES: offset < size. */
 gd_status gd_recipe_seek(const gd_recipe *recipe, uint64_t offset,
                          gd_recipe_page *page, uint32_t *index, gd_error *err);

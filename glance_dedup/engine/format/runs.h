@@ -3,8 +3,8 @@
  * runs.h - arithmetic on runs: the extents of blocks of a recipe, as the
  * accounts see them.
  *
- * A packed array of runs is `group, slot, blocks`, 32 bits each, little-endian;
- * addresses are `group << 15 | slot`, 64 bits.  No I/O, no state.
+ * A packed array of runs is `group, slot, blocks`, 32 bits each, little-endian.
+ * Addresses are `group << 15 | slot`, 64 bits.  No I/O, no state.
  */
 #ifndef GD_RUNS_H
 #define GD_RUNS_H
@@ -20,7 +20,7 @@ enum {
     GD_RUN_SIZE = 12,
     GD_ADDRESS_SIZE = 8,
     GD_SLOT_BITS = 15,
-    GD_COUNTERS = 1024, /* slots that are counted under one key */
+    GD_COUNTERS = 1024, /* slots counted under one key */
     GD_COUNTERS_SIZE = 4 * GD_COUNTERS,
 };
 
@@ -31,13 +31,14 @@ typedef struct gd_run {
     uint32_t blocks;
 } gd_run;
 
-/* Adds delta, 1 or -1, to the counters (32 bits each) of the slots of runs that
- * lie in this chunk of the group.  A counter at its maximum stays there: it may
- * have been more.  False, with nothing changed, if one went below zero. */
+/* Adds delta, 1 or -1, to the counters (32 bits each) of the slots of runs in
+ * this chunk of the group.  A counter at its maximum stays there, since the
+ * true count may have been higher.  Returns false, with nothing changed, if a
+ * counter would go below zero. */
 bool gd_runs_add(uint8_t counters[GD_COUNTERS_SIZE], uint32_t group,
                  uint32_t chunk, const uint8_t *runs, size_t count, int delta);
 
-/* How many addresses both name, each counted once. */
+/* Counts the addresses that both a and b name, each once. */
 gd_status gd_runs_shared(const gd_env *env, const uint8_t *a, size_t a_count,
                          const uint8_t *b, size_t b_count, uint64_t *shared,
                          gd_error *err);
