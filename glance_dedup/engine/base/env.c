@@ -17,7 +17,7 @@
 
 enum {
     LARGE_PAGE = 2 << 20,
-    LEASE_MS = 60000, /* Linux takes a lease away after 45 s, as it is set */
+    LEASE_MS = 60000, /* by default, Linux breaks a lease after 45 s */
     LEASE_STEP_MS = 10,
 };
 
@@ -89,8 +89,8 @@ posix_fallocate_range(const gd_env *env, int fd, uint64_t offset,
                       uint64_t length)
 {
     (void)env;
-    /* Returns the error itself; glibc writes zeros where the file system
-     * has no fallocate of its own. */
+    /* posix_fallocate returns the error itself.  glibc writes zeros where the
+     * file system has no fallocate of its own. */
     return -posix_fallocate(fd, (off_t)offset, (off_t)length);
 }
 
@@ -151,8 +151,9 @@ posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
     return result(fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW));
 }
 
-/* Directories, too, are close-to-open: who opens one sees the names that others
- * made or removed before.  Of an open file AT_STATX_FORCE_SYNC does the same. */
+/* Directories are close-to-open, too: a process that opens one sees the names
+ * that others made or removed before.  AT_STATX_FORCE_SYNC does the same for an
+ * open file. */
 static int
 posix_renew(const gd_env *env, int dir, const char *path, int fd)
 {
@@ -279,7 +280,8 @@ posix_drop_cache(const gd_env *env, int fd, uint64_t offset, uint64_t length)
     (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
 }
 
-/* Begins where a large page can: more is reserved, and the rest given back. */
+/* Begins at an address where a large page can begin: reserves more than needed,
+ * and gives the rest back. */
 static void *
 posix_mmap_shared(const gd_env *env, int fd, size_t length)
 {
@@ -527,10 +529,11 @@ shown(const char *path)
     return strcmp(path, ".") == 0 ? "of the repository" : path;
 }
 
-/* O_NONBLOCK is for a FIFO in a file's place.  But with it the kernel refuses a
- * file on which another program has a lease (Samba, knfsd), having asked for it
- * back: so the file is opened again, in the same way, since what is in its place
- * may change meanwhile, until that program has let go of it. */
+/* O_NONBLOCK is there in case a FIFO is in the file's place.  But with it the
+ * kernel refuses a file on which another program has a lease (Samba, knfsd),
+ * and asks that program to give it up.  So the file is opened again until the
+ * lease is gone, always in the same way, since the file's place may be taken by
+ * something else meanwhile. */
 static int
 open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
 {
@@ -547,8 +550,8 @@ open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
     return rc;
 }
 
-/* Only what is below the repository's directory is shared: not this host's
- * filter, whose path is a whole one. */
+/* Only files below the repository's directory are shared between hosts.  This
+ * host's filter is not; its path is absolute. */
 static int
 renew(const gd_env *env, int dir, const char *path, int fd)
 {

@@ -3,18 +3,19 @@
  * pool.c - the bounded pool of threads.  See pool.h.
  *
  * The queue is a list of jobs that may still have unclaimed tasks, oldest
- * first; it, every job's users and stopping are guarded by the pool's mutex.
- * A thread that works on a job is counted in its users from before it drops
- * the mutex until it holds it again, and does not touch the job after that.
- * So when the waiter, holding the mutex, has taken the job off the queue and
- * sees no users, every task is done, nobody will touch the job any more, and
- * all that the tasks wrote is visible to the waiter.
+ * first.  The pool's mutex guards the queue, every job's users, and stopping.
+ * A thread that works on a job is counted in its users from before it drops the
+ * mutex until it holds it again, and does not touch the job after that.  The
+ * waiter holds the mutex, takes the job off the queue and sees no users: then
+ * every task is done, nobody will touch the job any more, and the waiter sees
+ * all that the tasks wrote.
  *
- * To sleep and be woken may take longer than a task, above all where it halts a
- * virtual machine's processor.  So whoever waits watches for a while first: for
- * the last tasks of a job always; for the next job, if the one before came soon
- * after a thread had been done.  What is watched is read without the mutex, and
- * believed only when it is held.
+ * To sleep and be woken may take longer than a task, above all where sleeping
+ * halts a virtual machine's processor.  So a thread watches for a while before
+ * it sleeps.  It always watches for the last tasks of a job.  It watches for
+ * the next job only if the last one came soon after a thread had finished.  A
+ * watching thread reads without the mutex, and believes what it read only once
+ * it holds the mutex.
  */
 #include "engine/base/pool.h"
 
@@ -24,8 +25,10 @@
 
 enum {
     MAX_THREADS = 64,
-    WATCH_TASK_NS = 50000, /* as long as falling asleep and being woken takes */
-    WATCH_JOB_NS = 200000, /* and what is done between two jobs of one upload */
+    WATCH_TASK_NS = 50000, /* about as long as falling asleep and being woken
+                            * takes */
+    WATCH_JOB_NS = 200000, /* and as long as the work between two jobs of one
+                            * upload */
 };
 
 typedef struct worker {
@@ -42,22 +45,22 @@ struct gd_pool {
     gd_job *head;
     gd_job *tail;
     atomic_uint queued; /* jobs in the queue */
-    unsigned watching;  /* threads that watch, and that no job counts on yet */
-    int64_t idle_since; /* when a thread was last done with a job */
-    bool soon;          /* then the next one came soon */
+    unsigned watching;  /* watching threads that no job counts on yet */
+    int64_t idle_since; /* when a thread last finished a job */
+    bool soon;          /* the next job came soon after that */
     bool stopping;
-    unsigned threads; /* those that were started */
+    unsigned threads; /* threads that were started */
     pid_t owner;      /* the process that started them */
     worker workers[];
 };
 
-/* Runs unclaimed tasks until there are none. */
+/* Runs unclaimed tasks until none is left. */
 static void
 run_tasks(gd_job *job, unsigned number)
 {
     for (;;) {
-        /* Relaxed: a claim needs only to be unique; the mutex makes the
-         * job visible to the threads and their work to the waiter. */
+        /* Relaxed: a claim only needs to be unique.  The mutex makes the job
+         * visible to the threads, and their work visible to the waiter. */
         size_t task =
             atomic_fetch_add_explicit(&job->next, 1, memory_order_relaxed);
         if (task >= job->tasks) {
@@ -82,7 +85,7 @@ enqueue(gd_pool *pool, gd_job *job)
     atomic_fetch_add(&pool->queued, 1);
 }
 
-/* REQUIRES: the mutex.  Nothing happens if the job is not queued. */
+/* REQUIRES: the mutex.  Does nothing if the job is not queued. */
 static void
 dequeue(gd_pool *pool, gd_job *job)
 {
@@ -106,8 +109,8 @@ dequeue(gd_pool *pool, gd_job *job)
     atomic_fetch_sub(&pool->queued, 1);
 }
 
-/* Watches for so long, at most, until the count is zero, or is not.  Others who
- * want the processor get it. */
+/* Watches until the count is zero, or is not, for at most the given time.
+ * Yields the processor to others that want it. */
 static void
 watch(const gd_env *env, atomic_uint *count, bool zero, int64_t nanoseconds)
 {
@@ -118,7 +121,7 @@ watch(const gd_env *env, atomic_uint *count, bool zero, int64_t nanoseconds)
     }
 }
 
-/* REQUIRES: the mutex, which is dropped meanwhile. */
+/* REQUIRES: the mutex.  Drops it while it waits. */
 static void
 wait_for_job(gd_pool *pool)
 {
@@ -176,7 +179,7 @@ join_all(gd_pool *pool)
 }
 
 /* Starts the threads with every signal blocked, so that the application's
- * handlers run only in threads of its own. */
+ * handlers run only in its own threads. */
 static int
 start_threads(gd_pool *pool, unsigned threads)
 {
@@ -238,8 +241,8 @@ gd_pool_close(const gd_env *env, gd_pool *pool)
     if (pool == NULL) {
         return;
     }
-    /* A child after fork has the memory but not the threads, and the mutex
-     * in whatever state it was: there is nothing to join or destroy. */
+    /* A child after fork has the memory but not the threads, and the mutex is
+     * in whatever state it was.  There is nothing to join or destroy. */
     if (pool->owner == env->getpid(env)) {
         join_all(pool);
     }
@@ -252,15 +255,15 @@ gd_pool_threads(const gd_pool *pool)
     return pool->threads;
 }
 
-/* Threads of which each has a task. */
+/* The number of pool threads that get a task each. */
 static size_t
 count_useful(const gd_pool *pool, const gd_job *job)
 {
     return job->tasks < pool->threads ? job->tasks : pool->threads;
 }
 
-/* Wakes so many threads, less those that watch, for the job; if more come, that
- * does no harm. */
+/* Wakes this many threads for the job, less those that watch.  If more come,
+ * that does no harm. */
 static void
 hand_out(gd_pool *pool, gd_job *job, size_t threads)
 {

@@ -2,12 +2,12 @@
 /*
  * sharedfile.c - opening or making a file of shared memory.
  *
- * One creator at a time works on PATH.new, holding its creation lock (an OFD
- * lock, which dies with the process: the next creator takes over what a dead
- * one left), looks again whether PATH is good by now, and if not renames.  So
- * of many processes that start at once, one makes the file and the others
- * open it, and a crash leaves at most one file too many, for the next creator
- * to use.
+ * One creator at a time works on PATH.new, holding its creation lock.  That is
+ * an OFD lock, which dies with the process: the next creator takes over the
+ * file of a dead one.  The creator checks again whether PATH is good by now,
+ * and if not, renames PATH.new to it.  So if many processes start at once, one
+ * makes the file and the others open it.  A crash leaves at most one extra
+ * file, which the next creator uses.
  */
 #include "engine/base/sharedfile.h"
 
@@ -16,12 +16,12 @@
 #include <string.h>
 
 enum {
-    /* Waiting for another process that makes the file: 5 seconds. */
+    /* The wait for another process that makes the file: 5 seconds. */
     OPEN_TRIES = 500,
     OPEN_WAIT_MS = 10,
 };
 
-/* What one gd_sharedfile_open works with. */
+/* The state of one gd_sharedfile_open. */
 typedef struct opening {
     const gd_env *env;
     const char *path;
@@ -31,8 +31,9 @@ typedef struct opening {
     uint64_t size;
 } opening;
 
-/* Nobody else may write to a file that is mapped: by truncating it they could
- * kill us.  Nor may it be one that has another name, and another purpose. */
+/* Nobody else may write to a mapped file: by truncating it they could kill us.
+ * The file must not have a second name either, since it could serve another
+ * purpose. */
 static bool
 is_private(const gd_env *env, const struct stat *st)
 {
@@ -41,7 +42,7 @@ is_private(const gd_env *env, const struct stat *st)
            (st->st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-/* Whether the open file is one to use. */
+/* Whether the open file can be used. */
 static gd_status
 examine(const opening *o, int fd, bool *good, gd_error *err)
 {
@@ -60,7 +61,7 @@ examine(const opening *o, int fd, bool *good, gd_error *err)
     gd_status s =
         gd_read_full(o->env, fd, head, o->head_len, 0, o->path, err);
     if (s != GD_OK) {
-        return s == GD_CORRUPT ? GD_OK : s; /* it was cut short just now */
+        return s == GD_CORRUPT ? GD_OK : s; /* it was truncated just now */
     }
     *good = memcmp(head, o->head, o->head_len) == 0;
     return GD_OK;
@@ -73,7 +74,7 @@ may_be_replaced(const gd_error *why)
            why->sys_errno == ELOOP || why->sys_errno == ENXIO;
 }
 
-/* *fd is -1 if there is no file, or none to use. */
+/* *fd is -1 if there is no file, or none that can be used. */
 static gd_status
 open_existing(const opening *o, int *fd, gd_error *err)
 {
@@ -94,8 +95,8 @@ open_existing(const opening *o, int *fd, gd_error *err)
     return s;
 }
 
-/* In pieces: tmpfs gives up on a signal and undoes the call, so that with a
- * timer running a large call might never end. */
+/* Allocates in pieces.  On a signal tmpfs gives up and undoes the call, so with
+ * a timer running one large call might never end. */
 static gd_status
 allocate(const opening *o, int fd, gd_error *err)
 {
@@ -117,8 +118,8 @@ allocate(const opening *o, int fd, gd_error *err)
     return GD_OK;
 }
 
-/* REQUIRES: the creation lock of the temporary file, open as fd.  Anything
- * may be in it: a creator died at it. */
+/* REQUIRES: the creation lock of the temporary file, open as fd.  The file may
+ * contain anything: a creator may have died while making it. */
 static gd_status
 fill_and_rename(const opening *o, int fd, gd_error *err)
 {
@@ -142,7 +143,7 @@ fill_and_rename(const opening *o, int fd, gd_error *err)
     return GD_OK;
 }
 
-/* Something in the temporary file's place that is none of ours. */
+/* Removes something in the temporary file's place that is not ours. */
 static gd_status
 clear_temporary(const opening *o, gd_error *err)
 {
@@ -153,7 +154,7 @@ clear_temporary(const opening *o, gd_error *err)
     return GD_OK;
 }
 
-/* *fd is -1 if another creator has the lock, or there was something to clear
+/* *fd is -1 if another creator has the lock, or something had to be cleared
  * away first: then try again. */
 static gd_status
 lock_temporary(const opening *o, int *fd, gd_error *err)
@@ -191,12 +192,14 @@ create_locked(const opening *o, int *fd, gd_error *err)
     if (s == GD_OK && existing < 0) {
         s = fill_and_rename(o, *fd, err);
         if (s == GD_OK) {
-            /* Closing would not do: a child forked meanwhile has a copy. */
+            /* Closing would not release it: a child forked meanwhile has a copy
+             * of the descriptor. */
             o->env->lock(o->env, *fd, GD_SHAREDFILE_CREATION_LOCK, F_UNLCK);
             return GD_OK;
         }
     }
-    /* Unlinked before it is unlocked: nobody else's file has the name. */
+    /* Unlink before unlocking: until then, no other creator's file can have the
+     * name. */
     o->env->unlinkat(o->env, AT_FDCWD, o->temporary);
     o->env->lock(o->env, *fd, GD_SHAREDFILE_CREATION_LOCK, F_UNLCK);
     o->env->close(o->env, *fd);

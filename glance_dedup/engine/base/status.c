@@ -63,7 +63,7 @@ gd_fail_errno(gd_error *err, int sys_errno, const char *format, ...)
         va_end(args);
         size_t used = strlen(err->text);
         char words[128];
-        /* The GNU variant: thread-safe, and may return a static string. */
+        /* The GNU variant: thread-safe; may return a static string. */
         const char *why = strerror_r(sys_errno, words, sizeof words);
         snprintf(err->text + used, sizeof err->text - used, ": %s", why);
         err->status = status;

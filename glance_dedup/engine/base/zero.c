@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-/* 16 bytes: what every 64-bit machine has registers for.  The compiler joins
- * two or four of them where it may use wider ones. */
+/* 16 bytes: every 64-bit machine has registers of this size.  Where wider ones
+ * may be used, the compiler joins two or four of these. */
 typedef uint64_t vec __attribute__((vector_size(16)));
 
 enum {
@@ -36,8 +36,8 @@ is_zero_vec(vec v)
     return (v[0] | v[1]) == 0;
 }
 
-/* Data that is not zeros mostly shows it in its first 16 bytes, or in its
- * first line; only then does it pay to test less often. */
+/* Data that is not zeros usually shows it in its first 16 bytes, or in its
+ * first line.  Only after those does it pay to test less often. */
 bool
 gd_is_zero(const uint8_t *data, size_t len)
 {
@@ -60,8 +60,8 @@ gd_is_zero(const uint8_t *data, size_t len)
     for (; (size_t)(end - p) >= VEC; p += VEC) {
         any |= load(p);
     }
-    /* What is left is shorter than a vector: read it with bytes before it,
-     * which were found zero or are in any. */
+    /* The rest is shorter than a vector.  Read it together with bytes before
+     * it; those were found to be zero or are in any. */
     any |= load(end - VEC);
     return is_zero_vec(any);
 }

@@ -18,7 +18,7 @@
 enum {
     HEADER_SIZE = 512,
     RECORD_SIZE = 512,
-    CHECKED = 504, /* bytes under the checksum of either */
+    CHECKED = 504, /* bytes under the checksum, in either */
     MAKING_TRIES = 1000,
 };
 
@@ -28,8 +28,8 @@ record_offset(uint64_t sequence)
     return HEADER_SIZE + (sequence & 1) * RECORD_SIZE;
 }
 
-/* The identity makes the checksum, which is the group's seed, that of this one
- * group: a number is used again if its group was lost. */
+/* The checksum is the group's seed.  The identity makes it unique to this
+ * group, since the number of a lost group is used again. */
 static gd_status
 encode_header(const gd_env *env, const gd_params *params,
               const gd_scope *scope, uint32_t number, uint8_t out[HEADER_SIZE],
@@ -187,7 +187,7 @@ gd_group_write_new(const gd_env *env, int fd, const char *name,
     if (s != GD_OK) {
         return s;
     }
-    /* So that no later write of an entry lacks room. */
+    /* Allocated now, so that no later write of an entry lacks space. */
     int rc;
     do {
         rc = env->fallocate(env, fd, 0, gd_data_start(params->group_slots));
@@ -209,7 +209,8 @@ find_highest(const gd_env *env, int root, uint32_t *highest, gd_error *err)
                   : GD_OK;
 }
 
-/* Gives the file its number's name.  GD_EXISTS if someone was quicker. */
+/* Gives the file its number's name.  GD_EXISTS if another process was
+ * faster. */
 static gd_status
 name_new_group(const gd_env *env, int root, const char *spool_name,
                uint32_t number, gd_error *err)
@@ -252,9 +253,9 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
     if (s != GD_OK) {
         return s;
     }
-    uint32_t tries = 0; /* else a lock server that always refuses would have us
-                         * ask for each number that there is */
-    /* The lease comes first, so that nobody else takes the group between its
+    uint32_t tries = 0; /* without a limit, a lock server that always refuses
+                         * would make us try every number */
+    /* Take the lease first, so that nobody else takes the group between its
      * naming and our first block. */
     for (uint32_t n = highest + 1; n <= GD_MAX_GROUP; n++) {
         if (++tries > MAKING_TRIES) {
@@ -268,8 +269,8 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
         if (s != GD_OK) {
             return s;
         }
-        /* Until we had the lease others may have made this group, a higher one,
-         * and removed it again.  A number that is above all others now was
+        /* Before we had the lease, others may have made this group and a higher
+         * one, and removed this one again.  A number above all others now was
          * never used, since the highest-numbered group is not removed. */
         s = find_highest(env, root, &highest, err);
         if (s == GD_OK && highest >= n) {
@@ -354,8 +355,8 @@ gd_status
 gd_group_settle_name(const gd_group *group, int root, gd_published *record,
                      gd_error *err)
 {
-    /* Without a sync point: its maker may have died, or failed, before the
-     * name was durable. */
+    /* There was no sync point: the group's maker may have died, or failed,
+     * before the name was durable. */
     if (record->sequence != 0 && (record->flags & GD_GROUP_UNSETTLED) == 0) {
         return GD_OK;
     }
@@ -378,7 +379,7 @@ gd_group_next_generation(const gd_env *env, gd_published *record,
 
 /* ---- entries ---- */
 
-/* Bytes from the first entry's start to the last one's end. */
+/* Bytes from the start of the first entry to the end of the last. */
 static size_t
 entries_span(uint32_t first, uint32_t count)
 {

@@ -16,7 +16,7 @@ enum {
     CHECKED = 504, /* bytes under the checksum */
 };
 
-/* What the file holds: two records, either of which may not be valid. */
+/* The file's contents: two records, either of which may be invalid. */
 typedef struct fence_file {
     int fd;
     bool valid[2];
@@ -53,13 +53,13 @@ read_records(const gd_env *env, fence_file *file, gd_error *err)
         if (s != GD_OK && s != GD_CORRUPT) {
             return s;
         }
-        /* A file that ends before it is one without this record. */
+        /* If the file ends before this record, the record does not exist. */
         file->valid[i] = s == GD_OK && decode(raw, &file->records[i]);
     }
     return GD_OK;
 }
 
-/* The record that counts; -1: there is none. */
+/* The index of the record that counts; -1 if there is none. */
 static int
 newest(const fence_file *file)
 {
@@ -109,14 +109,15 @@ write_record(const gd_env *env, const fence_file *file, const gd_fence *fence,
     return s == GD_OK ? sync_fence(env, file, err) : s;
 }
 
-/* A later sequence of the same catalog. */
+/* Writes a later sequence of the same catalog. */
 static gd_status
 advance(const gd_env *env, const fence_file *file, const gd_fence *fence,
         uint64_t before, gd_error *err)
 {
     if (fence->sequence > before && ((fence->sequence - before) & 1) == 0) {
-        /* The place is that of the newest record, which a torn write would
-         * leave us without: so first one in between, in the other place. */
+        /* The place for the new record holds the newest one, which a torn write
+         * would destroy.  So first write a record in between to the other
+         * place. */
         gd_fence between = *fence;
         between.sequence--;
         gd_status s = write_record(env, file, &between, err);
@@ -127,8 +128,9 @@ advance(const gd_env *env, const fence_file *file, const gd_fence *fence,
     return write_record(env, file, fence, err);
 }
 
-/* Another catalog's record.  Whatever a crash leaves of the old one's makes the
- * new catalog seem to be behind, or not to be meant: it is made anew then. */
+/* Writes another catalog's record.  Whatever a crash leaves of the old records,
+ * the new catalog then seems to lie behind, or to be the wrong one, and is
+ * rebuilt. */
 static gd_status
 replace(const gd_env *env, const fence_file *file, const gd_fence *fence,
         gd_error *err)
@@ -149,7 +151,7 @@ write_fence(const gd_env *env, int root, const fence_file *file,
 {
     int at = newest(file);
     if (at < 0) {
-        /* So that a record is never in a file whose name is not durable. */
+        /* So that no record is ever in a file whose name is not durable. */
         gd_status s = gd_sync_dir(env, root, ".", err);
         return s == GD_OK ? write_record(env, file, fence, err) : s;
     }

@@ -12,10 +12,10 @@
 
 enum {
     MODE_BITS = 07777,
-    OPEN_TRIES = 10, /* while others make and remove the file */
+    OPEN_TRIES = 10, /* while others create and remove the file */
 };
 
-/* What a file made below root has for a mode. */
+/* The mode of a file made below root. */
 static gd_status
 file_mode(const gd_env *env, int root, mode_t *mode, gd_error *err)
 {
@@ -32,7 +32,7 @@ file_mode(const gd_env *env, int root, mode_t *mode, gd_error *err)
     return GD_OK;
 }
 
-/* By the descriptor, so that it is the file that was made. */
+/* Uses the descriptor, so that it changes the very file that was made. */
 static gd_status
 set_mode(const gd_env *env, int fd, const char *path, mode_t mode,
          gd_error *err)
@@ -111,7 +111,7 @@ gd_file_create(const gd_env *env, int root, const char *path, int flags,
     return s;
 }
 
-/* alone: it must have no other name. */
+/* alone: the file must have no other name. */
 static gd_status
 open_checked(const gd_env *env, int root, const char *path, int flags,
              bool alone, int *fd, gd_error *err)
@@ -168,8 +168,9 @@ gd_directory_create(const gd_env *env, int root, const char *path,
     if (s != GD_OK) {
         return s;
     }
-    /* Who may read may enter; and what is made in it is the group's.  The
-     * setgid bit is had from the parent: to ask for it may be forbidden. */
+    /* Whoever may read the directory may enter it, and files made in it get its
+     * group.  The setgid bit comes from the parent: setting it may be
+     * forbidden. */
     mode = mode == 0660 ? 02770 : 0700;
     int rc = env->mkdirat(env, root, path, mode & 0777);
     if (rc == -EEXIST) {

@@ -3,8 +3,8 @@
  * filter.c - the fingerprint filter in shared memory.  See filter.h for the
  * buckets and the hints.
  *
- * The header page, whose first 64 bytes are written once, before the file
- * gets its name, and are fully determined by repository id and size:
+ * The first 64 bytes of the header page are written once, before the file gets
+ * its name.  Repository id and size fully determine them:
  *
  *     0  magic "GDFILTER"
  *     8  version, 4 bytes
@@ -18,21 +18,22 @@
  * A file is used if and only if it begins with exactly these bytes and is as
  * sharedfile.h demands: of this user, of the size that they name, without
  * holes.  So the processes of a host share one filter even if their budgets
- * differ: the budget counts for who makes the file.
- * Counters follow, which change, each on cache lines of its own, in the byte
- * order of the machine (struct shared).  From byte 1024 on the page has the
- * repository's path, which filters.py alone writes and reads.
+ * differ: only the budget of the process that makes the file counts.
+ *
+ * Counters follow, which change.  Each lies on cache lines of its own, in the
+ * byte order of the machine (struct shared).  From byte 1024 on the page has
+ * the repository's path, which only filters.py writes and reads.
  *
  * Nothing read from the mapping is trusted.  A level is capped, a group is
- * checked for 0, a slot has too few bits to be out of bounds, and the counts
- * of hints decide only when the level rises: wrong ones cost hints, and
- * clearing the filter mends them.
+ * checked for 0, and a slot has too few bits to be out of bounds.  The counts
+ * of hints only decide when the level rises: wrong counts cost hints, and
+ * clearing the filter repairs them.
  *
- * Memory order.  A hint is one word, complete in itself, and what it leads to
- * is verified under a group lock.  The one order that matters is I1: who sees
- * a hint must see the blocks that were made durable before it was published.
- * Hence release where a hint is stored and acquire where hints are read.
- * Level and counters are advice by themselves: relaxed.
+ * Memory order.  A hint is one word, complete in itself, and the block it
+ * leads to is verified under a group lock.  Only the order of I1 matters: a
+ * thread that sees a hint must see the blocks that were made durable before
+ * the hint was published.  Hence stores of hints release, and reads of hints
+ * acquire.  Level and counters are only advice: relaxed.
  */
 #include "engine/files/filter.h"
 
@@ -57,16 +58,17 @@ enum {
     GROUP_BITS = 25,
     ADDRESS_BITS = GROUP_BITS + SLOT_BITS,
     ZEROS_SHIFT = ADDRESS_BITS + TAG_BITS,
-    REBUILD_LOCK = 0, /* the byte of the file that carries it */
-    /* Byte 1 is sharedfile.c's.  This one is held shared by whoever uses the
-     * file: who can lock it exclusively may unlink the file (filters.py). */
+    REBUILD_LOCK = 0, /* the byte of the file that has this lock */
+    /* Byte 1 belongs to sharedfile.c.  Every user of the file holds this one
+     * shared: a process that can lock it exclusively may unlink the file
+     * (filters.py). */
     USERS_LOCK = 2,
     OPEN_TRIES = 100,
     OPEN_WAIT_MS = 10,
     INSERT_TRIES = 4,
 };
 
-/* Bucket numbers are made from 32 bits of hash. */
+/* Bucket numbers are computed from 32 bits of hash. */
 #define MAX_BUDGET ((uint64_t)BUCKET_SIZE << 32)
 
 #define REBUILD_COMPLETE ((uint64_t)1 << 32)
@@ -95,21 +97,21 @@ struct gd_filter {
     uint64_t buckets;
     shared *header;     /* the mapping */
     atomic_word *words; /* in it */
-    /* The OFD lock belongs to fd, hence to all threads alike. */
+    /* The OFD lock belongs to fd, and so to all threads at once. */
     atomic_bool rebuilding;
 };
 
 /* ---- hints ---- */
 
-/* What a fingerprint comes to in a filter. */
+/* Where a fingerprint belongs in a filter. */
 typedef struct spot {
     unsigned zeros;
-    uint64_t mark; /* zeros and tag, where a hint has them */
+    uint64_t mark; /* zeros and tag, placed as in a hint */
     atomic_word *bucket[2];
 } spot;
 
-/* The fingerprint is hashed, so that a weak digest, whose bytes are not all
- * random, spreads over the buckets as well as it can. */
+/* Hashes the fingerprint, because the bytes of a weak digest are not all
+ * random: so it spreads over the buckets as well as it can. */
 static spot
 find_spot(const gd_filter *filter, const gd_fingerprint *fp)
 {
@@ -188,8 +190,8 @@ count_kept(gd_filter *filter, unsigned zeros, int change)
                               memory_order_relaxed);
 }
 
-/* Processes that die between storing a hint and counting it, and foreign
- * hands, make the counts wrong: the sum stays within reason. */
+/* The counts are wrong if a process dies between storing a hint and counting
+ * it, or if something else wrote to them.  This keeps the sum within limits. */
 static uint64_t
 count_hints(const gd_filter *filter, unsigned level)
 {
@@ -204,8 +206,8 @@ count_hints(const gd_filter *filter, unsigned level)
     return sum < most ? sum : most;
 }
 
-/* Of those that see the filter full at one level, the compare-and-swap lets
- * one raise it. */
+/* If several threads see the filter full at one level, the compare-and-swap
+ * lets one of them raise it. */
 static void
 raise_if_full(gd_filter *filter)
 {
@@ -257,7 +259,8 @@ gd_filter_lookup(const gd_filter *filter, const gd_fingerprint *fp,
         if (word >> ADDRESS_BITS != s.mark >> ADDRESS_BITS) {
             continue;
         }
-        /* Two processes that insert one hint at once may store it twice. */
+        /* Two processes that insert the same hint at once may store it
+         * twice. */
         gd_address a = hint_address(word);
         if (a.group != 0 && !contains(out, count, a)) {
             out[count++] = a;
@@ -271,8 +274,8 @@ typedef struct vacancy {
     uint64_t word;      /* what is there now */
 } vacancy;
 
-/* A free place in the emptier bucket: that keeps both kinds of neighbours
- * from filling up early.  False if the hint is there already. */
+/* Picks a free place in the emptier bucket, so that neither bucket fills up
+ * early.  False if the hint is there already. */
 static bool
 find_vacancy(const spot *s, unsigned level, uint64_t hint, vacancy *found)
 {
@@ -303,7 +306,7 @@ store_hint(gd_filter *filter, vacancy v, uint64_t hint)
                                                  memory_order_relaxed)) {
         return false;
     }
-    /* What was in the place is below the level: nobody counts those. */
+    /* The word replaced is below the level, and those are not counted. */
     count_kept(filter, hint_zeros(hint), 1);
     return true;
 }
@@ -386,18 +389,18 @@ gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete)
                           memory_order_release);
 }
 
-/* In a large filter nearly each bucket lies in another small page, and to find a
- * page's place takes longer than to read the bucket.  The pages belong to the
- * file, so that other processes have them, too. */
+/* In a large filter almost every bucket lies in another small page, and finding
+ * a page's place takes longer than reading the bucket.  So this asks for large
+ * pages.  They belong to the file: other processes have them, too. */
 void
 gd_filter_settle(gd_filter *filter)
 {
     filter->env->use_large_pages(filter->env, filter->header, filter->size);
 }
 
-/* The counts are set, not counted down, so that wrong ones are mended; what
- * others insert meanwhile may go uncounted.  The level falls last: before,
- * old hints below it would come back. */
+/* The counts are set, not counted down, which repairs wrong ones.  Hints that
+ * others insert meanwhile may not be counted.  The level falls last: if it fell
+ * earlier, old hints below it would come back. */
 void
 gd_filter_clear(gd_filter *filter)
 {
@@ -448,7 +451,7 @@ encode_fixed(uint8_t fixed[FIXED_SIZE], const uint8_t repository_id[16],
     gd_put64(fixed + 56, gd_checksum(fixed, 56, 0));
 }
 
-/* The size that an existing filter of the repository was made with, by its
+/* The size with which an existing filter of the repository was made, from its
  * header; 0 if there is none.  Whether it may be used is decided later. */
 static uint64_t
 existing_size(const gd_env *env, const char *path,
@@ -477,9 +480,9 @@ existing_size(const gd_env *env, const char *path,
     return sane ? size : 0;
 }
 
-/* Opens the file, or makes it, and sees to it that it stays.  Where locks
- * fail, or one is in the way for long, the file may be unlinked under us: then
- * others make another one, and duplicates are missed. */
+/* Opens the file, or creates it, and makes sure that it stays.  Where locks
+ * fail, or another lock is in the way for long, the file may be unlinked while
+ * we use it: then others make another one, and duplicates are missed. */
 static gd_status
 open_to_use(gd_filter *filter, const char *path,
             const uint8_t fixed[FIXED_SIZE], gd_error *err)
@@ -509,8 +512,8 @@ gd_filter_take_unused(const gd_env *env, int fd, bool unfinished)
                                          : USERS_LOCK, F_WRLCK) >= 0;
 }
 
-/* Opens and maps the file; what filter has is left to the caller on
- * failure. */
+/* Opens and maps the file.  After a failure the caller releases what filter
+ * has. */
 static gd_status
 open_and_map(gd_filter *filter, const char *path,
              const uint8_t fixed[FIXED_SIZE], gd_error *err)

@@ -7,8 +7,8 @@
 #include <errno.h>
 
 enum {
-    SHARE = 100,     /* of the file system at most one in so many is kept */
-    FILES_KEPT = 32, /* inodes; what the maintainer and some deletes need */
+    SHARE = 100,     /* at most 1/SHARE of the file system is kept */
+    FILES_KEPT = 32, /* inodes; for the maintainer and some deletes */
 };
 
 uint64_t
@@ -17,7 +17,7 @@ gd_freespace_kept(uint64_t reserve, uint64_t total)
     return reserve < total / SHARE ? reserve : total / SHARE;
 }
 
-/* As the system's own refusal would be. */
+/* The same error as if the system itself had refused. */
 static gd_status
 no_space(gd_error *err)
 {

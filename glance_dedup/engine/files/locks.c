@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * locks.c - see locks.h; which byte means what is in format.rst, "Locks".
+ * locks.c - see locks.h.  The meaning of each byte is in format.rst, "Locks".
  */
 #include "engine/files/locks.h"
 
@@ -34,10 +34,11 @@ intent_byte(uint32_t group)
 struct gd_locks {
     const gd_env *env;
     int fd;
-    pthread_mutex_t mutex; /* guards the maps, and lock calls with them */
+    pthread_mutex_t mutex; /* guards the maps, and the lock calls that go with
+                            * them */
     gd_groupmap shared;    /* users of the shared lock in this process */
     gd_groupmap leased;    /* 1: someone in this process has it */
-    gd_groupmap excluded;  /* 1: this process's collector is at work in it */
+    gd_groupmap excluded;  /* 1: this process's collector is working in it */
     gd_groupmap announced; /* 1: it means to be */
 };
 
@@ -77,7 +78,7 @@ gd_locks_close(gd_locks *locks)
     env->release(env, locks);
 }
 
-/* GD_BUSY stays without words: it is an ordinary answer. */
+/* GD_BUSY has no words: it is an ordinary answer. */
 static gd_status
 try_byte(gd_locks *locks, uint64_t byte, short type, gd_error *err)
 {
@@ -98,9 +99,10 @@ drop_byte(gd_locks *locks, uint64_t byte)
     (void)locks->env->lock(locks->env, locks->fd, byte, F_UNLCK);
 }
 
-/* GD_BUSY if the collector waits for the group.  Asked also where this process
- * has the shared lock already: else the transactions of one busy process, each
- * begun before the last has ended, would keep the collector out for ever. */
+/* GD_BUSY if the collector waits for the group.  Checked even if this process
+ * has the shared lock already.  Otherwise the transactions of one busy process,
+ * each begun before the last has ended, would keep the collector out for
+ * ever. */
 static gd_status
 look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
 {
@@ -124,7 +126,7 @@ gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err)
     if (users == NULL) {
         s = GD_NOMEM;
     } else if (gd_groupmap_get(&locks->excluded, group) != 0) {
-        s = GD_BUSY; /* the kernel would let us in, and others with us */
+        s = GD_BUSY; /* the kernel would let us in, and then others, too */
     } else {
         s = look_for_intent(locks, group, err);
     }
@@ -142,7 +144,8 @@ void
 gd_locks_unshare(gd_locks *locks, uint32_t group)
 {
     pthread_mutex_lock(&locks->mutex);
-    /* The group is in the map since it was shared: nothing is allocated. */
+    /* The group has been in the map since it was shared, so this allocates
+     * nothing. */
     uint32_t *users = gd_groupmap_at(&locks->shared, group, NULL);
     if (users != NULL && *users > 0 && --*users == 0) {
         drop_byte(locks, share_byte(group));
@@ -150,8 +153,8 @@ gd_locks_unshare(gd_locks *locks, uint32_t group)
     pthread_mutex_unlock(&locks->mutex);
 }
 
-/* An exclusive lock, of which the map says whether this process has it.
- * REQUIRES: the mutex. */
+/* An exclusive lock; the map says whether this process has it.  REQUIRES: the
+ * mutex. */
 static gd_status
 take_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
                uint64_t byte, gd_error *err)
@@ -185,8 +188,8 @@ gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err)
 {
     gd_status s = GD_BUSY;
     pthread_mutex_lock(&locks->mutex);
-    /* The shared lock is this very open file's: the kernel would turn it into
-     * an exclusive one, past the transactions that rely on it. */
+    /* The shared lock belongs to this same open file.  The kernel would turn it
+     * into an exclusive one, in spite of the transactions that rely on it. */
     if (gd_groupmap_get(&locks->shared, group) == 0) {
         s = take_exclusive(locks, &locks->excluded, group, share_byte(group),
                            err);
@@ -247,8 +250,8 @@ gd_locks_unlease(gd_locks *locks, uint32_t group)
     drop_exclusive(locks, &locks->leased, group, lease_byte(group));
 }
 
-/* Each caller opens the file anew: so the lock keeps the threads of one
- * process apart as it does processes. */
+/* Each caller opens the file anew, so the lock separates the threads of one
+ * process as it separates processes. */
 gd_status
 gd_image_lock(const gd_env *env, int root, const char *image_id,
               unsigned timeout_ms, int *fd, gd_error *err)
@@ -299,7 +302,7 @@ gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
         return s;
     }
     int rc = env->lock(env, *fd, MAINTAINER_BYTE, F_WRLCK);
-    /* I4: of a file that was replaced there may be a second maintainer. */
+    /* I4: if the file was replaced, there may be a second maintainer. */
     if (rc >= 0 && gd_same_file(env, *fd, root, GD_FILE_MAINTAINER_LOCK)) {
         return GD_OK;
     }

@@ -2,8 +2,8 @@
 /*
  * spool.c - see spool.h.
  *
- * The order of the steps is the protocol; each line that must not move says
- * which rule it serves.
+ * The order of the steps is the protocol.  Each line that must not move names
+ * the rule that it serves.
  */
 #include "engine/files/spool.h"
 
@@ -28,7 +28,8 @@ new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
     return GD_OK;
 }
 
-/* Takes byte 0, if the name still leads to the file (N7.1); *taken tells. */
+/* Takes byte 0 if the name still leads to the file (N7.1).  *taken tells
+ * whether it did. */
 static gd_status
 take_file(const gd_env *env, int root, const gd_spool_file *file, bool *taken,
           gd_error *err)
@@ -58,8 +59,8 @@ gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
         if (s != GD_OK) {
             return s;
         }
-        /* N7.1: between creating and locking, a maintainer may have judged the
-         * file to be a dead transaction's. */
+        /* N7.1: between creating and locking, a maintainer may have judged that
+         * the file belongs to a dead transaction. */
         bool taken;
         s = take_file(env, root, file, &taken, err);
         if (s == GD_OK && taken) {
@@ -76,10 +77,11 @@ gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                    TRIES);
 }
 
-/* A link can succeed and yet report an error (EEXIST may answer a request that
- * a network file system repeated): what the name leads to decides.  Where that
- * cannot be had, nothing is sure, and since an image that exists must not lose
- * its spool entry (N8.5), *linked is true: the accounting will find out. */
+/* A link can succeed and yet report an error: a network file system may repeat
+ * a request and answer EEXIST.  So the file that the name leads to decides.  If
+ * that cannot be found out, nothing is certain.  An image that exists must not
+ * lose its spool entry (N8.5), so *linked is then true, and the accounting will
+ * find out. */
 static gd_status
 link_image(const gd_env *env, int root, const gd_spool_file *file,
            const char *image_id, const char *image_name, bool *linked,
@@ -183,7 +185,7 @@ gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
                    "being opened", image_id, TRIES);
 }
 
-/* Whether the open recipe is of this upload. */
+/* Whether the open recipe is from this upload. */
 static gd_status
 check_upload(const gd_env *env, int fd, const gd_params *params,
              const char *image_id, const uint8_t *upload_id, gd_error *err)
@@ -213,8 +215,8 @@ gd_spool_is_read(const gd_env *env, int root, const char *image_id)
     int fd = env->openat(env, root, name,
                          O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0) {
-        /* What is no recipe at all nobody reads.  A program that has a lease
-         * on it (Samba, knfsd) has it open, and is not waited for. */
+        /* Nobody reads a file that is not a recipe.  A program that has a lease
+         * on it (Samba, knfsd) has it open; we do not wait for that program. */
         return fd != -ENOENT && fd != -ELOOP && fd != -ENXIO;
     }
     int rc = env->is_locked(env, fd, GD_BYTE_USERS);
@@ -222,9 +224,9 @@ gd_spool_is_read(const gd_env *env, int root, const char *image_id)
     return rc != 0;
 }
 
-/* A name may need a block of the directory, or, on a tmpfs, an inode.  Where
- * there is none, what is kept for the catalog is given up: nothing else would
- * ever give room back. */
+/* A name may need a block of the directory or, on a tmpfs, an inode.  If there
+ * is none, give up what is reserved for the catalog: otherwise nothing could
+ * ever free space again. */
 static int
 link_entry(const gd_env *env, int root, const char *from, const char *to)
 {
@@ -253,16 +255,15 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
     if (s != GD_OK) {
         return s;
     }
-    /* N9.3: a link under a name of its own; a rename between two links of one
+    /* N9.3: a link under a name of its own.  A rename between two links of one
      * file would do nothing and report success. */
     int rc = link_entry(env, root, image_name, spool_name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot delete image %s: no link %s",
                              image_id, spool_name);
     }
-    /* From here on the entry stays, whatever fails: accounting settles an
-     * unfinished delete (N4.6), and only it can tell one from a finished
-     * one. */
+    /* From here on the entry stays, whatever fails.  The accounting settles an
+     * unfinished delete (N4.6); only it can tell one from a finished delete. */
     s = gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N9.4 */
     if (s != GD_OK) {
         return s;

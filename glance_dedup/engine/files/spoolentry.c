@@ -78,8 +78,8 @@ gd_spool_entry_list(const gd_env *env, int root, gd_spool_base **entries,
 
 /* ---- opening ---- */
 
-/* Whether a header page was ever written.  In images/ one was, and so of what a
- * delete or a merge took out of it. */
+/* Whether a header page was ever written.  Every file in images/ has one, and
+ * so has every file that a delete or a merge took from there. */
 static gd_status
 has_header(const gd_spool_entry *entry, uint64_t size, bool *has, gd_error *err)
 {
@@ -93,10 +93,10 @@ has_header(const gd_spool_entry *entry, uint64_t size, bool *has, gd_error *err)
     gd_status s = gd_read_full(entry->env, entry->fd, page, sizeof page, 0,
                                entry->name, err);
     *has = s == GD_OK && memcmp(page, zeros, sizeof page) != 0;
-    return s == GD_CORRUPT ? GD_OK : s; /* it was cut just now */
+    return s == GD_CORRUPT ? GD_OK : s; /* it was truncated just now */
 }
 
-/* What the name of the file demands of the header. */
+/* The file's name decides what the header must say. */
 static gd_status
 check_names(const gd_spool_entry *entry, gd_error *err)
 {
@@ -118,7 +118,8 @@ check_names(const gd_spool_entry *entry, gd_error *err)
     return GD_OK;
 }
 
-/* Damage is kept, to be told; only what hindered the look is an error. */
+/* Records damage, so that it can be reported.  Only what prevented the look is
+ * an error. */
 static gd_status
 read_header(gd_spool_entry *entry, gd_error *err)
 {
@@ -161,7 +162,7 @@ read_header(gd_spool_entry *entry, gd_error *err)
     return s;
 }
 
-/* For writing, since an exclusive lock needs that. */
+/* Opens for writing, since an exclusive lock needs that. */
 static gd_status
 open_file(gd_spool_entry *entry, gd_error *err)
 {
@@ -214,7 +215,7 @@ gd_spool_entry_close(gd_spool_entry *entry)
 /* ---- looking and locking ---- */
 
 /* Whether a name leads to the open file.  "Cannot say" is an error: an image
- * taken for deleted would be un-counted. */
+ * wrongly taken for deleted would be un-counted. */
 static gd_status
 leads_here(const gd_spool_entry *entry, const char *name, bool *here,
            gd_error *err)
@@ -229,7 +230,7 @@ gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
     char name[GD_NAME_SIZE];
     *live = false;
     if (!entry->complete) {
-        /* Another host may have written it since. */
+        /* Another host may have written it since then. */
         (void)entry->env->renew(entry->env, entry->root, entry->name,
                                 entry->fd);
     }
@@ -258,8 +259,8 @@ gd_spool_entry_lock(const gd_spool_entry *entry, int byte, gd_error *err)
 
 /* ---- what it names ---- */
 
-/* The runs found so far.  Room grows with what was read and verified, never by
- * what a header claims. */
+/* The runs found so far.  Its room grows with what was read and verified, never
+ * by what a header claims. */
 typedef struct run_list {
     const gd_env *env;
     gd_run *runs;
@@ -287,13 +288,13 @@ add_run(run_list *list, const gd_extent *extent, gd_error *err)
     return GD_OK;
 }
 
-/* What was met with of a recipe's extents. */
+/* Totals over a recipe's extents so far. */
 typedef struct met {
-    uint64_t end; /* of the last one, in the image, bytes */
+    uint64_t end; /* of the last extent, in the image, bytes */
     uint64_t zeros, blocks;
 } met;
 
-/* list: NULL if only the sums are wanted. */
+/* list is NULL if only the totals are wanted. */
 static gd_status
 add_page(run_list *list, const gd_spool_entry *entry,
          const gd_recipe_page *page, met *sums, gd_error *err)
@@ -320,7 +321,7 @@ add_page(run_list *list, const gd_spool_entry *entry,
     return GD_OK;
 }
 
-/* Pages are counted from 0 here, and from 1 in the file. */
+/* Pages count from 0 here, and from 1 in the file. */
 static gd_status
 add_pages(run_list *list, const gd_spool_entry *entry, uint64_t first,
           uint64_t count, met *sums, gd_error *err)
@@ -330,7 +331,8 @@ add_pages(run_list *list, const gd_spool_entry *entry, uint64_t first,
     for (uint64_t i = 0; s == GD_OK && i < count; i++) {
         s = gd_recipe_read_page(&entry->recipe, first + i + 1, &page, err);
         if (s == GD_OK && i == 0 && first > 0 && page.count > 0) {
-            sums->end = page.extents[0].offset; /* what is before is not read */
+            sums->end = page.extents[0].offset; /* the extents before it are not
+                                                 * read */
         }
         if (s == GD_OK) {
             s = add_page(list, entry, &page, sums, err);
@@ -421,7 +423,7 @@ gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err)
                   : GD_OK;
 }
 
-/* A name in quarantine/ that says where the file was. */
+/* A name in quarantine/ that tells where the file was. */
 static gd_status
 quarantine_name(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
                 gd_error *err)
@@ -459,7 +461,7 @@ gd_spool_entry_set_aside(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
         return gd_fail_errno(err, -rc, "cannot set %s aside as %s",
                              entry->name, name);
     }
-    /* An image may have been replaced between the look and the link. */
+    /* The image may have been replaced between the look and the link. */
     s = leads_here(entry, name, &here, err);
     if (s == GD_OK && !here) {
         (void)env->unlinkat(env, entry->root, name);
@@ -478,13 +480,13 @@ gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
         return gd_fail(err, GD_INVALID, "%s is not an image's",
                        entry->name);
     }
-    /* N9.1; N9.2 keeps the maintainer out, which is ourselves. */
+    /* N9.1.  N9.2 keeps out the maintainer, which is this process. */
     gd_status s = gd_image_lock(entry->env, entry->root, image_id,
                                 entry->params->lock_timeout_ms, &lock, err);
     if (s != GD_OK) {
         return s;
     }
-    /* Under the image lock a name stays what it is, as long as it is there. */
+    /* Under the image lock a name keeps its file while the name exists. */
     s = need_own_name(entry, err);
     if (s == GD_OK) {
         s = gd_spool_move_image(entry->env, entry->root, image_id, err);

@@ -11,7 +11,7 @@ struct gd_fpcache {
     const gd_env *env;
     int root;
     const gd_params *params;
-    pthread_mutex_t mutex; /* guards all below, and users and used_at */
+    pthread_mutex_t mutex; /* guards all fields below, and users and used_at */
     uint64_t clock;
     gd_group *groups[GD_CACHED_GROUPS];
     gd_fpstore *stores[GD_CACHED_STORES];
@@ -53,8 +53,8 @@ gd_fpcache_close(gd_fpcache *cache)
 
 /* ---- open files ---- */
 
-/* The place of the group, or else a free one, or else the one longest unused;
- * -1 if all are lent. */
+/* The place of the group, or a free one, or the least recently used one; -1 if
+ * all are lent. */
 static int
 group_place(const gd_fpcache *cache, uint32_t number)
 {
@@ -76,7 +76,7 @@ group_place(const gd_fpcache *cache, uint32_t number)
     return best;
 }
 
-/* Lends the cached file, if it may still be used. */
+/* Lends the cached file if it may still be used. */
 static gd_group *
 lend_cached_group(gd_fpcache *cache, uint32_t number, bool fresh)
 {
@@ -98,7 +98,7 @@ lend_cached_group(gd_fpcache *cache, uint32_t number, bool fresh)
     return group;
 }
 
-/* Keeps a newly opened file if there is a place for it. */
+/* Keeps a newly opened file if there is room for it. */
 static void
 keep_group(gd_fpcache *cache, gd_group *group)
 {
@@ -107,7 +107,7 @@ keep_group(gd_fpcache *cache, gd_group *group)
     group->used_at = ++cache->clock;
     if (place < 0 || (cache->groups[place] != NULL &&
                       cache->groups[place]->number == group->number)) {
-        return; /* all are lent, or another thread was quicker */
+        return; /* all are lent, or another thread was faster */
     }
     if (cache->groups[place] != NULL) {
         gd_group_close(cache->groups[place]);
@@ -164,7 +164,7 @@ gd_fpcache_drop_removed(gd_fpcache *cache)
     pthread_mutex_lock(&cache->mutex);
     for (int i = 0; i < GD_CACHED_GROUPS; i++) {
         gd_group *group = cache->groups[i];
-        /* A server that has lost it may not even tell that. */
+        /* If a server has lost the file, it may not even report that. */
         if (group != NULL && group->users == 0 &&
             (cache->env->fstat(cache->env, group->fd, &st) < 0 ||
              st.st_nlink == 0)) {

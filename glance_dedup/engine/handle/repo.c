@@ -55,7 +55,8 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
            gd_error *err)
 {
     const gd_env *env = repo->env;
-    /* The path's own end may be a link: that is the operator's choice. */
+    /* The end of the path may be a symbolic link: that is the operator's
+     * choice. */
     int rc;
     do {
         rc = env->openat(env, AT_FDCWD, path,
@@ -128,8 +129,9 @@ gd_repo_attach_filter(gd_repo *repo, const char *path, uint64_t budget,
     gd_status s = gd_filter_open(repo->env, path, repo->params.repository_id,
                                  budget, &filter, err);
     if (s == GD_OK) {
-        /* Before any group is read into it: a block that is published
-         * meanwhile is either read, or its hint goes to this filter. */
+        /* Set before any group is read into the filter: a block that is
+         * published meanwhile is either read, or its hint goes to this
+         * filter. */
         repo->filter = filter;
     }
     return s;
@@ -265,7 +267,8 @@ static void
 insert_entries(gd_filter *filter, uint32_t group, const gd_entry *entries,
                uint32_t count)
 {
-    enum { AHEAD = 16 }; /* what is fetched while others are inserted */
+    enum { AHEAD = 16 }; /* fingerprints fetched while earlier ones are
+                          * inserted */
     for (uint32_t i = 0; i < count; i++) {
         if (i + AHEAD < count) {
             gd_filter_prefetch(filter, &entries[i + AHEAD].fingerprint);
@@ -277,9 +280,9 @@ insert_entries(gd_filter *filter, uint32_t group, const gd_entry *entries,
     }
 }
 
-/* A group that cannot be read gives no hints; whoever reads its blocks will
- * report it.  Without the group lock what is read may be out of date, which is
- * good enough for hints. */
+/* A group that cannot be read gives no hints; a reader of its blocks will
+ * report it.  Without the group lock the entries read may be out of date, which
+ * is good enough for hints. */
 static void
 insert_group(gd_repo *repo, uint32_t number)
 {
@@ -320,8 +323,8 @@ gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
     while (next < list.count && list.numbers[next] <= stats.rebuilt) {
         next++;
     }
-    /* Groups made since the rebuild began publish their own hints; the newest
-     * at its end are done again, at no harm. */
+    /* Groups made since the rebuild began publish their own hints.  The newest
+     * are read again at the end, which does no harm. */
     while (s == GD_OK && !stats.complete && next < list.count && groups > 0) {
         insert_group(repo, list.numbers[next]);
         gd_filter_rebuild_set(repo->filter, list.numbers[next], false);

@@ -13,7 +13,8 @@ enum { FIRST_BUCKETS = 1024 };
 struct gd_segcache {
     const gd_env *env;
     atomic_ullong budget;
-    pthread_mutex_t mutex; /* guards all below, and each segment's own part */
+    pthread_mutex_t mutex; /* guards all fields below, and each segment's own
+                            * part */
     gd_cached_segment **buckets;
     size_t bucket_count; /* a power of two, or 0 */
     size_t count;
@@ -50,7 +51,7 @@ gd_segcache_enabled(const gd_segcache *cache)
     return atomic_load_explicit(&cache->budget, memory_order_relaxed) > 0;
 }
 
-/* What a segment costs. */
+/* The bytes that a segment takes from the budget. */
 static uint64_t
 weight(const gd_cached_segment *segment)
 {
@@ -95,7 +96,7 @@ insert(gd_segcache *cache, gd_cached_segment *segment)
     *bucket = segment;
 }
 
-/* Twice the buckets, if they can be had; long chains are only slow. */
+/* Doubles the buckets if memory allows.  Long chains are only slow. */
 static void
 grow(gd_segcache *cache)
 {
@@ -149,7 +150,7 @@ link_newest(gd_segcache *cache, gd_cached_segment *segment)
     cache->newest = segment;
 }
 
-/* Takes a kept segment out; it is freed when nobody has it. */
+/* Takes a kept segment out.  It is freed when nobody has it. */
 static void
 evict(gd_segcache *cache, gd_cached_segment *segment)
 {

@@ -21,7 +21,7 @@ struct gd_spare_index {
     const gd_env *env;
     int root;
     const gd_params *params;
-    pthread_mutex_t mutex; /* held while it is used: only damage needs it */
+    pthread_mutex_t mutex; /* held during a search: only damage needs one */
     spare_file *files;
     size_t count;
     bool listed;
@@ -95,7 +95,8 @@ note_file(void *arg, const char *name)
     l->files[l->count++].number = number;
 }
 
-/* A file that cannot be read has no copies: that loses nothing. */
+/* A file that cannot be read counts as having no copies, which loses
+ * nothing. */
 static gd_fpstore *
 load_store(const gd_spare_index *index, uint32_t number)
 {
@@ -116,8 +117,8 @@ load_store(const gd_spare_index *index, uint32_t number)
     return store;
 }
 
-/* Fills in a file that was listed; takes over what is known of it, if it is the
- * same still. */
+/* Fills in a file that was listed.  If it is still the same file, takes over
+ * what is known of it. */
 static void
 learn_file(gd_spare_index *index, spare_file *file)
 {
@@ -132,7 +133,7 @@ learn_file(gd_spare_index *index, spare_file *file)
     file->changed = st.st_mtim;
     for (size_t i = 0; i < index->count; i++) {
         spare_file *known = &index->files[i];
-        /* What could not be read is tried again. */
+        /* A file that could not be read is tried again. */
         if (known->store != NULL && known->number == file->number &&
             known->inode == file->inode && known->size == file->size &&
             known->changed.tv_sec == file->changed.tv_sec &&
@@ -154,7 +155,7 @@ list_again(gd_spare_index *index, int64_t now)
     int rc = env->list(env, index->root, GD_DIR_SPARES, note_file, &l);
     if ((rc < 0 && rc != -ENOENT) || l.failed) {
         env->release(env, l.files);
-        return; /* what is known stays */
+        return; /* keep what is known */
     }
     for (size_t i = 0; i < l.count; i++) {
         learn_file(index, &l.files[i]);
@@ -168,7 +169,8 @@ list_again(gd_spare_index *index, int64_t now)
 
 /* ---- finding ---- */
 
-/* Only a lack of memory is an error: a copy that cannot be read is none. */
+/* Only a lack of memory is an error: a copy that cannot be read does not
+ * count. */
 static gd_status
 search(const gd_spare_index *index, const gd_fingerprint *fp,
        gd_spare_try try, void *arg, bool *found, gd_error *err)
@@ -197,8 +199,8 @@ gd_spare_index_find(gd_spare_index *index, const gd_fingerprint *fp,
     if (index->listed) {
         s = search(index, fp, try, arg, found, err);
     }
-    /* The maintainer may have written others; but a disk full of damage must
-     * not make every block of it list the directory. */
+    /* The maintainer may have written new copies.  But a disk full of
+     * damage must not make every damaged block list the directory. */
     int64_t now = index->env->now(index->env);
     if (s == GD_OK && !*found && (!index->listed || index->listed_at != now)) {
         list_again(index, now);
