@@ -8,7 +8,7 @@ static size_t
 next_fixed(const gd_chunker *chunker, const uint8_t *data, size_t len,
            size_t known, bool last)
 {
-    (void)data; /* a fixed cut looks at no byte */
+    (void)data; /* a fixed cut does not look at the data */
     (void)known;
     if (len >= chunker->max_length) {
         return chunker->max_length;

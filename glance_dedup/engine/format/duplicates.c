@@ -61,7 +61,8 @@ same(const gd_item *a, const gd_item *b)
     return a->key == b->key && a->address == b->address;
 }
 
-/* Sorts, and leaves each once; *sorted is items, or behind them. */
+/* Sorts and keeps each item once.  *sorted is items, or the place after
+ * them. */
 static size_t
 sort_unique(gd_item *items, size_t count, gd_item **sorted)
 {
@@ -147,7 +148,7 @@ typedef struct block {
     uint32_t length, state, used;
 } block;
 
-/* *at is where the last one was found: the next is mostly behind it. */
+/* *at is where the last one was found: the next is usually after it. */
 static bool
 find(const gd_blocks *blocks, uint64_t address, size_t *at, block *out)
 {
@@ -264,14 +265,14 @@ gd_pairs_revise(gd_pairs pairs, const gd_blocks *blocks, uint8_t *gone,
 
 /* ---- choosing ---- */
 
-/* Of a class: the kept block, and the others of its pairs. */
+/* A class: the kept block, and the other blocks of its pairs. */
 typedef struct class {
     const gd_blocks *blocks;
     gd_pairs pairs; /* all with the same kept block */
     size_t kept_at, other_at;
 } class;
 
-/* Member 0 is the kept one. */
+/* Member 0 is the kept block. */
 static bool
 member(class *c, size_t number, block *out)
 {
@@ -282,7 +283,7 @@ member(class *c, size_t number, block *out)
                       &c->other_at, out);
 }
 
-/* *stays: 0 if no member lives. */
+/* *stays is 0 if no member is live. */
 static bool
 choose_one(class *c, uint64_t *stays)
 {
@@ -301,7 +302,8 @@ choose_one(class *c, uint64_t *stays)
     }
     *stays = used_and_live;
     if (used_and_live == UINT64_MAX) {
-        /* All that is used is damaged: what is unused, but lives, heals it. */
+        /* All blocks in use are damaged: an unused block that is live heals
+         * them. */
         *stays = live != UINT64_MAX ? live : 0;
     }
     return true;
@@ -375,7 +377,7 @@ gd_replacements_sort(uint8_t *replacements, size_t count)
                     GD_REPLACEMENT_SIZE);
         }
     }
-    /* Looked for among all, so none is moved before all are judged. */
+    /* Searches among all, so no item moves until all are judged. */
     for (size_t i = 0; i < unique; i++) {
         uint8_t *replacement = replacements + i * GD_REPLACEMENT_SIZE;
         if (is_old(replacements, unique, replacement + 8)) {

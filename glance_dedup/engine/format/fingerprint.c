@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fingerprint.c - digests by name, and hashers that reuse their context.
- * See fingerprint.h.
+ * fingerprint.c - digests by name, and hashers that reuse their context.  See
+ * fingerprint.h.
  *
- * A hasher's OpenSSL context is made once.  Before each block it is
- * initialised again with the digest that it already holds, which allocates
- * nothing; copying a prepared context instead measures the same.  A multibuffer
- * is made when many blocks are first asked for.
+ * A hasher's OpenSSL context is made once.  Before each block it is initialised
+ * again with the digest that it already holds, which allocates nothing.
+ * Copying a prepared context instead is no faster.  A multibuffer is made when
+ * many blocks are first hashed at once.
  */
 #include "engine/format/fingerprint.h"
 
@@ -27,7 +27,8 @@ const gd_scope gd_spares_scope = {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
 enum {
     MIN_DIGEST = 20, /* bytes: 160 bits */
     XXH3_DIGEST = sizeof(XXH128_canonical_t),
-    /* Blocks that take all lanes together as long as one after the other. */
+    /* Number of blocks for which hashing in lanes takes as long as hashing one
+     * after the other. */
     FEW = 5,
 };
 
@@ -47,15 +48,15 @@ struct gd_hasher {
     const gd_env *env;
     const gd_digest *digest;
     EVP_MD_CTX *context; /* NULL for KIND_XXH3 */
-    gd_sha256mb *sha256mb; /* NULL if it was not needed, or not had */
+    gd_sha256mb *sha256mb; /* NULL if it was not needed, or could not be made */
     bool sha256mb_tried;
 };
 
 #define EXAMPLES "sha256, sha512-256, blake2s256 or sha3-256"
 
-/* NULL if OpenSSL has no such digest.  What OpenSSL notes about that in the
- * thread's error queue is taken back: other users of it (Python's ssl) would
- * take it for their own. */
+/* NULL if OpenSSL has no such digest.  Removes what OpenSSL adds about that to
+ * the thread's error queue: other users of the queue (Python's ssl) would take
+ * it for their own error. */
 static EVP_MD *
 fetch(const char *name)
 {
@@ -142,8 +143,8 @@ gd_digest_close(const gd_env *env, gd_digest *digest)
 bool
 gd_digest_is_cryptographic(const gd_digest *digest)
 {
-    /* Two blocks of one SHA-1 can be made by anyone (Stevens et al.,
-     * CRYPTO 2017), and one of them stored where the other was meant. */
+    /* Anyone can make two blocks with the same SHA-1 (Stevens et al., CRYPTO
+     * 2017), and get one stored where the other was meant. */
     return digest->kind == KIND_OPENSSL && !EVP_MD_is_a(digest->md, "SHA1") &&
            !EVP_MD_is_a(digest->md, "MD5-SHA1");
 }
@@ -181,8 +182,8 @@ gd_hasher_close(const gd_env *env, gd_hasher *hasher)
     }
 }
 
-/* scope: what precedes the data, or NULL.  The bytes of out beyond *len are
- * left as they were. */
+/* scope is hashed before the data; NULL: none.  Bytes of out beyond *len do not
+ * change. */
 static gd_status
 compute_openssl(gd_hasher *hasher, const gd_scope *scope, const void *data,
                 size_t len, uint8_t out[EVP_MAX_MD_SIZE], unsigned *out_len,
@@ -197,8 +198,8 @@ compute_openssl(gd_hasher *hasher, const gd_scope *scope, const void *data,
                 EVP_DigestFinal_ex(context, out, out_len);
     ERR_pop_to_mark();
     if (!good) {
-        /* Of the causes that OpenSSL knows, only this one can befall a
-         * digest that was fetched and needs no parameters. */
+        /* Of the causes that OpenSSL knows, only this one can affect a digest
+         * that was fetched and needs no parameters. */
         return gd_fail(err, GD_NOMEM,
                        "out of memory: OpenSSL cannot compute %s",
                        EVP_MD_get0_name(hasher->digest->md));
@@ -206,7 +207,7 @@ compute_openssl(gd_hasher *hasher, const gd_scope *scope, const void *data,
     return GD_OK;
 }
 
-/* Without a scope in one call, which is quicker than a stream. */
+/* Without a scope, makes one call, which is faster than a stream. */
 static void
 compute_xxh3(const gd_scope *scope, const void *data, size_t len,
              uint8_t out[XXH3_DIGEST])

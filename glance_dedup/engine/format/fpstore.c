@@ -9,7 +9,7 @@
 #include "engine/base/coding.h"
 #include "engine/format/segment.h"
 
-/* Bits of the place, from its lowest (format.rst, "Fingerprint store"). */
+/* Bits of the place, from the lowest (format.rst, "Fingerprint store"). */
 enum {
     OFFSET_BITS = 20,
     LENGTH_BITS = 17,
@@ -134,7 +134,8 @@ gd_fpstore_clear(gd_fpstore *store, uint32_t group)
     store->count = 0;
 }
 
-/* Whether this place of the index, which is not free, has this fingerprint. */
+/* Whether this place of the index, which is not free, holds this
+ * fingerprint. */
 static bool
 is_at(const gd_fpstore *store, uint32_t place, uint32_t bits,
       const gd_fingerprint *fp)

@@ -3,18 +3,19 @@
  * gear.c - content-defined cutting.  See chunker.h.
  *
  * A hash is rolled over the bytes: hash = 2 * hash + constant[byte], modulo
- * 2^64, so that it depends on the last 64 bytes and on nothing before them.
- * A block may end behind a byte if the hash is then small enough.  Up to the
- * average length a fourth of the usual number of places is good enough, and
- * behind it four times as many are, so that few blocks are very short or
- * long.  At the greatest length there is a cut whatever the bytes.
+ * 2^64.  It depends on the last 64 bytes and on nothing before them.  A block
+ * may end after a byte if the hash is then small enough.  Up to the average
+ * length, only a fourth of the usual number of places qualify; after it, four
+ * times as many do.  So few blocks are very short or very long.  At the maximum
+ * length there is always a cut.
  *
- * The constant of byte 0 is 0, so behind 64 zeros the hash is 0, and there is a
- * cut.  A block that begins with `minimum` zeros ends where they do, or at the
- * greatest length: so what follows zeros is cut from its first byte, wherever
- * it lies, and a long hole is cut as quickly as it can be read.
+ * The constant of byte 0 is 0, so after 64 zeros the hash is 0, and there is a
+ * cut.  A block that begins with `minimum` zeros ends where the zeros end, or
+ * at the maximum length.  So data after zeros is cut from its first byte,
+ * wherever it lies, and a long hole is cut as fast as it can be read.
  *
- * format.rst states all of it: repositories that share images should cut alike.
+ * format.rst specifies all of this: repositories that share images should cut
+ * alike.
  */
 #include "engine/format/chunker.h"
 
@@ -22,8 +23,8 @@
 
 /* ---- the constants ---- */
 
-/* Constant b is the b-th number of the generator SplitMix64 that starts with
- * 0: its mixing of b steps.  That of 0 steps is 0. */
+/* Constant b is number b of the generator SplitMix64 that starts with 0: its
+ * mixing of b steps.  That of 0 steps is 0. */
 #define STEP(b) ((uint64_t)(b) * 0x9e3779b97f4a7c15)
 #define MIX_1(z) (((z) ^ ((z) >> 30)) * 0xbf58476d1ce4e5b9)
 #define MIX_2(z) (((z) ^ ((z) >> 27)) * 0x94d049bb133111eb)
@@ -72,7 +73,7 @@ check_limits(size_t minimum, size_t average, size_t maximum, gd_error *err)
 
 /* ---- cutting ---- */
 
-/* The hash before data[at], but for what the next byte shifts out of it.
+/* The hash before data[at], except for what the next byte shifts out of it.
  * REQUIRES: at >= GD_GEAR_WINDOW - 1. */
 static uint64_t
 hash_before(const uint8_t *data, size_t at)
@@ -84,9 +85,9 @@ hash_before(const uint8_t *data, size_t at)
     return hash;
 }
 
-/* The first cut of a length in [from, to), or 0; *hash: before data[from - 1],
- * and before data[to - 1] if there is none.  Two bytes a step, since each step
- * waits for the one before it. */
+/* The first cut of a length in [from, to), or 0.  *hash is the hash before
+ * data[from - 1] on entry; if there is no cut, before data[to - 1] on return.
+ * Takes two bytes per step, since each step waits for the one before it. */
 static inline size_t
 find_cut(const uint8_t *data, size_t from, size_t to, uint64_t limit,
          uint64_t *hash)
@@ -115,8 +116,8 @@ find_cut(const uint8_t *data, size_t from, size_t to, uint64_t limit,
     return 0;
 }
 
-/* How many of data[0..len) are zeros, from the first; of `known` that is
- * known. */
+/* Counts the zeros at the start of data[0..len).  The first `known` bytes are
+ * known to be zeros. */
 static size_t
 count_zeros(const uint8_t *data, size_t len, size_t known)
 {
@@ -131,7 +132,7 @@ count_zeros(const uint8_t *data, size_t len, size_t known)
     return at;
 }
 
-/* The length of the block if len bytes are not too few to tell, or 0. */
+/* The length of the block, or 0 if len bytes are too few to tell. */
 static size_t
 end_of_block(const gd_chunker *chunker, size_t len, bool last)
 {
@@ -141,7 +142,7 @@ end_of_block(const gd_chunker *chunker, size_t len, bool last)
     return last ? len : 0;
 }
 
-/* Of a block that begins with `minimum` zeros. */
+/* The length of a block that begins with `minimum` zeros. */
 static size_t
 next_zeros(const gd_chunker *chunker, const uint8_t *data, size_t len,
            size_t known, bool last)
@@ -215,7 +216,7 @@ gd_chunker_gear(gd_chunker *chunker, size_t minimum, size_t average,
     if (s != GD_OK) {
         return s;
     }
-    /* One in `average` hashes is less than this. */
+    /* One in `average` hashes is less than this limit. */
     uint64_t limit = UINT64_MAX / average + 1;
     *chunker = (gd_chunker){.max_length = maximum,
                             .next = next_gear,

@@ -44,8 +44,9 @@ gd_index_records(const uint8_t *entries, size_t count, uint32_t group,
 
 /* ---- sorting ---- */
 
-/* One pass of a radix sort, stable, by one byte of the address (0 to 4) or of
- * the key (5 to 12).  False, and nothing is moved, if all have the same. */
+/* One pass of a stable radix sort, by one byte of the address (0 to 4) or of
+ * the key (5 to 12).  If all items have the same byte, moves nothing and
+ * returns false. */
 static bool
 sort_by_byte(const gd_item *from, gd_item *to, size_t count, unsigned byte)
 {
@@ -108,7 +109,7 @@ gd_index_sort(const gd_env *env, uint8_t *records, size_t count, gd_error *err)
 
 /* ---- updating ---- */
 
-/* Walks through sorted records. */
+/* Iterates over sorted records. */
 typedef struct cursor {
     const uint8_t *at, *end;
     gd_item now; /* valid while at < end */
@@ -152,7 +153,7 @@ step(cursor *c)
     }
 }
 
-/* Whether this record is one to remove; the cursor keeps up. */
+/* Whether this record is to be removed; moves the cursor along. */
 static bool
 is_removed(cursor *remove, const gd_item *record)
 {
@@ -162,14 +163,14 @@ is_removed(cursor *remove, const gd_item *record)
     return remove->at < remove->end && !less(record, &remove->now);
 }
 
-/* What came out of the merging last. */
+/* The last output of the merge. */
 typedef struct output {
     gd_index_result *result;
     gd_item kept;  /* the last record of the page */
-    uint64_t seen; /* the last address of its fingerprint */
+    uint64_t seen; /* the last address with its fingerprint */
 } output;
 
-/* Records come in order: the first of a fingerprint is kept. */
+/* Records arrive in order: the first one of each fingerprint is kept. */
 static void
 put(output *out, const gd_item *record)
 {

@@ -27,7 +27,7 @@ struct gd_recipe_writer {
     uint64_t extents, fragments, zero_bytes;
     uint64_t length;
     gd_extent open; /* the extent that may still grow; length 0: none */
-    gd_address next; /* where a block would continue the last fragment */
+    gd_address next; /* where a block must lie to continue the last fragment */
     uint64_t pages;  /* extent pages already in the file */
     uint32_t in_buffer; /* extents in the buffer's pages */
     gd_fingerprint fingerprints[GD_EXTENT_BLOCKS]; /* of the open extent */
@@ -77,7 +77,7 @@ encode_extent(const gd_extent *extent, uint8_t out[EXTENT_SIZE])
     gd_put64(out + 32, extent->digest);
 }
 
-/* Writes the buffer's pages, the last of which may be partly filled. */
+/* Writes the buffer's pages; the last one may be partly filled. */
 static gd_status
 write_pages(gd_recipe_writer *writer, gd_error *err)
 {
@@ -239,7 +239,8 @@ gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
 
 /* ---- reading ---- */
 
-/* A string with its length and zeros behind it; false if it is none. */
+/* Decodes a string of this length, with zeros after it.  False if it is not
+ * valid. */
 static bool
 decode_string(const uint8_t *in, uint32_t length, uint32_t room, char *out)
 {
@@ -256,8 +257,8 @@ decode_string(const uint8_t *in, uint32_t length, uint32_t room, char *out)
     return true;
 }
 
-/* What is no hash is none: the image can be read without, and by its absence
- * nobody is let in. */
+/* An invalid hash counts as none: the image can be read without one, and a
+ * missing hash gives nobody access. */
 static void
 decode_hash(const uint8_t in[GD_RECIPE_PAGE], gd_content_hash *hash)
 {

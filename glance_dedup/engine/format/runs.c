@@ -11,7 +11,7 @@
 
 /* ---- counting ---- */
 
-/* The part of a run that lies in [first, first + GD_COUNTERS). */
+/* The part of a run within [first, first + GD_COUNTERS). */
 static void
 clip(const uint8_t *run, uint64_t first, uint64_t *from, uint64_t *to)
 {
@@ -70,8 +70,8 @@ span_of(const uint8_t *run)
     return (span){from, from + gd_get32(run + 8)};
 }
 
-/* The addresses named, as spans in order that do not touch; returns how many
- * there are. */
+/* The addresses in the runs, as spans in order that do not touch.  Returns the
+ * number of spans. */
 static size_t
 unite(const uint8_t *runs, size_t count, span *spans)
 {
@@ -135,7 +135,7 @@ gd_runs_name_any(const uint8_t *runs, size_t run_count,
 {
     for (size_t i = 0; i < run_count; i++) {
         span run = span_of(runs + i * GD_RUN_SIZE);
-        size_t low = 0, high = count; /* the first that is not below it */
+        size_t low = 0, high = count; /* the first address that is not lower */
         while (low < high) {
             size_t middle = low + (high - low) / 2;
             if (gd_get64(addresses + middle * GD_ADDRESS_SIZE) < run.from) {

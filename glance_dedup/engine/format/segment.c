@@ -22,9 +22,9 @@ static uint64_t
 segment_checksum(const uint8_t header[GD_SEGMENT_HEADER],
                  const struct iovec *stored, int pieces, uint64_t seed)
 {
-    /* The streaming state wants an alignment that the type carries, so it
-     * lies on the stack.  Without the initialisation a reset with a seed that
-     * happens to lie there already would trust the secret beside it. */
+    /* The streaming state needs an alignment that its type carries, so it lies
+     * on the stack.  Initialise it first: otherwise, if the same seed happens
+     * to lie there already, a reset would trust the secret beside it. */
     XXH3_state_t state;
     XXH3_INITSTATE(&state);
     XXH3_64bits_reset_withSeed(&state, seed);
@@ -155,7 +155,7 @@ compress_zstd(gd_coder *coder, int level, const uint8_t *plain, size_t length,
     }
     size_t n = ZSTD_compressCCtx(coder->compress, out, room, plain, length,
                                  gd_codec_real_level(GD_CODEC_ZSTD, level));
-    /* Any error here is "no room": then compression does not pay. */
+    /* Any error here means "no room": then compression does not pay. */
     *used = ZSTD_isError(n) ? 0 : n;
     return GD_OK;
 }

@@ -2,10 +2,10 @@
 /*
  * sha256mb.c - see sha256mb.h.
  *
- * The library takes jobs one by one and works when all lanes are full, or when
- * it is told to flush.  It wants a message in one piece: so a scope's id is
- * copied in front of a copy of the block, which costs a thirtieth of what
- * hashing it does.
+ * The library takes jobs one by one.  It works when all lanes are full, or when
+ * it is told to flush.  It wants a message in one piece, so a scope's id is
+ * copied in front of a copy of the block.  That costs a thirtieth of hashing
+ * the block.
  */
 #include "engine/format/sha256mb.h"
 
@@ -26,13 +26,13 @@ struct gd_sha256mb {
     const gd_env *env;
     IMB_MGR *manager;
     __typeof__(&free_mb_mgr) free_manager;
-    uint8_t *copies; /* of the inputs, each behind its scope's id */
+    uint8_t *copies; /* of the inputs, each after its scope's id */
     size_t room;     /* bytes in copies */
 };
 
-/* The library of the header's major version, in which the fields of a manager
- * that the header has stay where they are.  Once loaded it stays: who has
- * fingerprinted many blocks will do so again. */
+/* Loads the library of the header's major version: in it, the manager's fields
+ * that the header has stay where they are.  The library stays loaded, since a
+ * process that has fingerprinted many blocks will do so again. */
 static void *
 load_library(void)
 {
@@ -91,8 +91,8 @@ gd_sha256mb_close(gd_sha256mb *m)
     m->env->release(m->env, m);
 }
 
-/* Of the inputs with the scope's id in front of each; false if the library
- * could not count one's bytes. */
+/* The total length of the inputs, with the scope's id in front of each.  False
+ * if the library could not count the bytes of one. */
 static bool
 total_length(const gd_hash_input *inputs, size_t count, size_t before,
              size_t *total)
@@ -134,7 +134,8 @@ submit(IMB_MGR *manager, const uint8_t *data, size_t length,
     job->auth_tag_output_len_in_bytes = GD_FINGERPRINT_SIZE;
 }
 
-/* Takes the jobs that are done, from the first one; how many have succeeded. */
+/* Takes finished jobs, beginning with the given one.  Returns how many
+ * succeeded. */
 static size_t
 take_done(IMB_MGR *manager, IMB_JOB *done)
 {
