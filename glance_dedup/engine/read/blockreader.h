@@ -3,10 +3,10 @@
  * blockreader.h - reads single blocks by their addresses, verified by checksum
  * and by fingerprint (I7).
  *
- * For the maintainer's work, in which blocks are read one at a time, mostly in
- * the order of their slots: the segment read last is kept; and for reading back
- * what a transaction has stored, before there is a recipe.  Belongs to one
- * thread at a time.
+ * The maintainer uses it to read blocks one at a time, mostly in the order of
+ * their slots, so the last segment is kept.  It also reads back what a
+ * transaction has stored, before there is a recipe.  Belongs to one thread at a
+ * time.
  */
 #ifndef GD_BLOCKREADER_H
 #define GD_BLOCKREADER_H
@@ -19,26 +19,26 @@ gd_status gd_block_reader_open(gd_repo *repo, gd_block_reader **reader,
                                gd_error *err);
 void gd_block_reader_close(gd_block_reader *reader);
 
-/* *data has entry->plain_length bytes and is the reader's, until the next call.
- * entry is filled in also if the block is GD_CORRUPT, as far as it could be
- * read: its state says what it is. */
+/* *data has entry->plain_length bytes.  The reader owns it, and it is valid
+ * until the next call.  If the block is GD_CORRUPT, entry is still filled in as
+ * far as it could be read; its state tells what the block is. */
 gd_status gd_block_reader_read(gd_block_reader *reader, gd_address address,
                                gd_entry *entry, const uint8_t **data,
                                gd_error *err);
 
-/* Copies blocks, one behind the other, to out.  Each has to be the one meant
- * (I7): with this fingerprint and length; else GD_CORRUPT names group and slot.
- * No group stays open.
- * REQUIRES: somebody holds the groups' shared locks (I6), and the blocks lie
- * before a sync point (I1). */
+/* Copies blocks to out, one behind the other.  Each must have this fingerprint
+ * and length (I7); otherwise GD_CORRUPT names its group and slot.  No group
+ * stays open.
+ * REQUIRES: the groups' shared locks are held (I6), and the blocks lie before a
+ * sync point (I1). */
 gd_status gd_block_reader_copy(gd_block_reader *reader,
                                const gd_address *addresses,
                                const gd_fingerprint *fps,
                                const uint32_t *lengths, size_t count,
                                uint8_t *out, gd_error *err);
 
-/* The group that was read from last; NULL if it could not be opened.  Valid
- * until the next read. */
+/* The group of the last read; NULL if it could not be opened.  Valid until the
+ * next read. */
 const gd_group *gd_block_reader_group(const gd_block_reader *reader);
 
 #endif

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.h - whether the blocks of a segment are what their entries say, by
- * checksum and by fingerprint: for whoever writes them again, or judges them.
- * (What is read for an image is verified by its checksum: see plan.h.)
+ * verify.h - whether the blocks of a segment match their entries, by checksum
+ * and by fingerprint.
+ *
+ * For code that writes blocks again, or judges them.  Reading an image verifies
+ * the checksum only: see plan.h.
  */
 #ifndef GD_VERIFY_H
 #define GD_VERIFY_H
@@ -18,8 +20,9 @@ typedef struct gd_verified {
     bool good;
 } gd_verified;
 
-/* Finds out which of the blocks are good: their entries are of this segment, of
- * which plain are the bytes.  An error says that it could not be found out.
+/* Finds out which of the blocks are good.  Their entries belong to this
+ * segment, whose bytes are plain.  An error means that this could not be found
+ * out.
  * REQUIRES: count <= GD_VERIFIED_AT_ONCE. */
 gd_status gd_verify_blocks(const gd_group *group,
                            const gd_segment_header *header,

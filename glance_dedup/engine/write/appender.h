@@ -3,14 +3,14 @@
  * appender.h - one writer's place in a group: the lease, the slots it gives
  * out, and the sync point (I1, I4; N7.3, N7.4).
  *
- * Slots are given out in order.  Data is written as it comes; entries are
- * written at the sync point only, so that an entry never precedes its data:
+ * Slots are given out in order.  Data is written as it comes.  Entries are
+ * written only at the sync point, so an entry never precedes its data:
  *
  *     append ... append | entries, fdatasync, publish, hints
  *
- * What was appended since the last sync point is known to nobody else and can
- * be taken back.  Belongs to one transaction, one thread at a time; but while
- * one thread appends segments, another may take slots.
+ * Nobody else knows what was appended since the last sync point, so it can be
+ * taken back.  Belongs to one transaction, one thread at a time, with one
+ * exception: while one thread appends segments, another may take slots.
  */
 #ifndef GD_APPENDER_H
 #define GD_APPENDER_H
@@ -20,8 +20,8 @@
 
 typedef struct gd_appender gd_appender;
 
-/* A segment ready to be written: its header, also as encoded, and its stored
- * bytes in pieces. */
+/* A segment ready to be written: its header, also in encoded form, and its
+ * stored bytes in pieces. */
 typedef struct gd_new_segment {
     gd_segment_header header;
     uint8_t encoded[GD_SEGMENT_HEADER];
@@ -29,15 +29,15 @@ typedef struct gd_new_segment {
     int piece_count;
 } gd_new_segment;
 
-/* Leases the fullest group of this scope that is free and not in `avoided` (or
- * NULL), after treating what a dead writer left there, or makes a new one.  The
- * lease is held until gd_appender_close; the shared lock, taken too, is the
- * caller's to release: it must be kept until the recipe is committed or given
- * up (I6). */
+/* Leases the fullest free group of this scope that is not in `avoided` (which
+ * may be NULL), after recovering what a dead writer left there.  If there is
+ * none, makes a new group.  The lease is held until gd_appender_close.  The
+ * group's shared lock is taken too, and the caller must release it, but only
+ * after the recipe is committed or given up (I6). */
 gd_status gd_appender_open(gd_repo *repo, const gd_scope *scope,
                            const gd_groupmap *avoided,
                            gd_appender **appender, gd_error *err);
-/* Ends the lease.  What is not synced is cut off. */
+/* Ends the lease.  Data that is not synced is cut off. */
 void gd_appender_close(gd_appender *appender);
 
 const gd_group *gd_appender_group(const gd_appender *appender);
@@ -52,21 +52,21 @@ gd_status gd_appender_take_slot(gd_appender *appender,
                                 uint32_t length, uint32_t plain_offset,
                                 uint32_t *slot, gd_error *err);
 /* The entry of a slot given out since the last sync point, else NULL.  Valid
- * until the sync point; those of consecutive slots lie in a row.  Its segment is
- * 0 until appended. */
+ * until the next sync point.  Entries of consecutive slots are adjacent in
+ * memory.  The entry's segment is 0 until it is appended. */
 gd_entry *gd_appender_entry(gd_appender *appender, uint32_t slot);
-/* Writes segments whose slots were given out, in one go.  *written is the
- * bytes.  After an error the appender can only be closed. */
+/* Writes segments whose slots were given out, in one write.  *written is the
+ * number of bytes.  After an error the appender can only be closed. */
 gd_status gd_appender_append(gd_appender *appender, gd_new_segment *segments,
                              size_t count, uint64_t *written, gd_error *err);
-/* The sync point.  After an error the group is poisoned and the appender can
- * only be closed: a second fdatasync could succeed after the first reported
- * the loss, so it is never tried (I1). */
+/* Makes a sync point.  After an error the group is poisoned, and the appender
+ * can only be closed.  A second fdatasync is never tried, since it could
+ * succeed after the first reported the loss (I1). */
 gd_status gd_appender_sync(gd_appender *appender, gd_error *err);
 
-/* Does with what lies behind the last sync point of a poisoned group, to which no
- * lessee will come, what the next one would have done (N7.3), and publishes it:
- * so that the collector can judge it.  Stays poisoned.  REQUIRES: the lease. */
+/* Recovers and publishes the tail of a poisoned group, so that the collector
+ * can judge it.  Normally the next lessee does that (N7.3), but a poisoned
+ * group gets none.  The group stays poisoned.  REQUIRES: the lease. */
 gd_status gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
                                      gd_published *published, gd_error *err);
 

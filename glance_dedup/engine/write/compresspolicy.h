@@ -2,13 +2,13 @@
 /*
  * compresspolicy.h - which of a transaction's segments are worth compressing.
  *
- * Compression saves space that maintenance can save later; an upload that
- * waits for it waits now.  So it gives way where there is nothing to gain, and,
- * if that is wished, where there is no processor to spare (design.rst, "Giving
- * way").  What is decided changes how a segment is stored, and nothing else.
+ * An upload that waits for compression waits now, while maintenance can save
+ * the same space later.  So compression is left out where it gains nothing and,
+ * if so configured, while the processor is busy (design.rst, "Giving way").
+ * The decision changes only how a segment is stored.
  *
- * Threads ask and report at once; segments are asked about in order, more or
- * less.
+ * Threads may ask and report at the same time.  They ask about segments roughly
+ * in order.
  */
 #ifndef GD_COMPRESSPOLICY_H
 #define GD_COMPRESSPOLICY_H
@@ -20,52 +20,55 @@
 #include "engine/base/env.h"
 
 enum {
-    /* So many segments in a row, at most, are not tried for what those before
-     * them did not gain: what is lost where data begins to compress again. */
+    /* The most segments in a row that are not tried because those before them
+     * did not gain.  This bounds the loss where data becomes compressible
+     * again. */
     GD_COMPRESS_UNTRIED = 7,
     GD_COMPRESS_SHARES = 64,
 };
 
 typedef enum gd_try {
     GD_TRY_WHOLLY,
-    GD_TRY_QUICKLY, /* the last one did not pay */
+    GD_TRY_QUICKLY, /* the last try did not pay */
     GD_TRY_NOT,
-    GD_TRY_YIELD, /* not for want of a processor */
+    GD_TRY_YIELD, /* do not compress: the processor is busy */
 } gd_try;
 
 typedef struct gd_compress_policy {
-    /* Of segments, by their numbers: */
+    /* Counts segments by number: */
     atomic_ullong next;
-    atomic_ullong due;  /* the next one to try */
-    atomic_ullong paid; /* behind the last that was made smaller */
-    /* Of the bundle under way, ns: */
+    atomic_ullong due;  /* the next segment to try */
+    atomic_ullong paid; /* the one after the last that became smaller */
+    /* Of the current bundle, in ns: */
     atomic_llong elapsed, worked;
-    /* Of the bundles before it, the older the less: */
+    /* Of earlier bundles, with less weight the older they are: */
     uint64_t elapsed_before, worked_before;
-    unsigned share; /* of GD_COMPRESS_SHARES segments, stored as they are */
+    unsigned share; /* how many of GD_COMPRESS_SHARES segments are stored as
+                     * they are */
 } gd_compress_policy;
 
-/* When a thread began to work. */
+/* When a thread started its work. */
 typedef struct gd_compress_policy_watch {
     int64_t began, worked;
 } gd_compress_policy_watch;
 
-/* What to do with the next segment; *number is for gd_compress_policy_tried. */
+/* What to do with the next segment.  Pass *number to
+ * gd_compress_policy_tried. */
 gd_try gd_compress_policy_next(gd_compress_policy *policy, uint64_t *number);
 void gd_compress_policy_tried(gd_compress_policy *policy, uint64_t number,
                               bool paid);
 
-/* Around a piece of work: how long it took, and how long of that the thread had
- * a processor. */
+/* Enclose a piece of work.  They measure how long it took, and for how long the
+ * thread had a processor. */
 void gd_compress_policy_start(const gd_env *env,
                               gd_compress_policy_watch *watch);
 void gd_compress_policy_stop(gd_compress_policy *policy, const gd_env *env,
                              const gd_compress_policy_watch *watch);
-/* Decides, by what was measured so far, about the next bundle.  REQUIRES: no
- * thread at work. */
+/* Decides about the next bundle by what was measured so far.
+ * REQUIRES: no thread at work. */
 void gd_compress_policy_end_bundle(gd_compress_policy *policy);
-/* Of how many out of GD_COMPRESS_SHARES segments compression is given up when
- * so much of the time that passed was had for work. */
+/* How many of GD_COMPRESS_SHARES segments are not compressed, given how much of
+ * the elapsed time the threads could work. */
 unsigned gd_compress_policy_share(uint64_t elapsed, uint64_t worked);
 
 #endif

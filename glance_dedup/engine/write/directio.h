@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * directio.h - appends to a group's file beside the page cache.
+ * directio.h - appends to a group's file without the page cache.
  *
- * For who would rather have the memory for other things, and the processor time
- * that filling it takes, than new blocks in it (design.rst, "Beside the page
- * cache").  Only whole pages can be written so: the last one is filled up with
- * zeros, and written again, with the same bytes in front (I2), when more comes.
- * What reads the file as usual sees what was written.
+ * This leaves memory for other things, and saves the processor time of filling
+ * the cache (design.rst, "Beside the page cache").  Direct writes take only
+ * whole pages.  So the last page is filled up with zeros; when more data comes,
+ * it is written again, with the same bytes in front (I2).  Ordinary reads of
+ * the file see what was written.
  *
  * Belongs to one appender, one thread at a time.
  */
@@ -17,15 +17,17 @@
 
 typedef struct gd_directio gd_directio;
 
-/* NULL where that is not possible: nothing is lost. */
+/* Returns NULL where direct writes are not possible.  The caller then writes
+ * the usual way. */
 gd_directio *gd_directio_open(const gd_env *env, int root,
                               const gd_group *group);
 void gd_directio_close(gd_directio *direct);
 
-/* Writes pieces one behind the other, and up to a page of zeros behind them.
- * False: not all of them; they can be written the usual way, which tells why.
- * REQUIRES: the file reaches to offset, and what is behind it is of no use to
- * anybody. */
+/* Writes pieces one behind the other, followed by up to a page of zeros.
+ * Returns false if not all was written; an ordinary write can then be tried,
+ * and reports the cause.
+ * REQUIRES: the file reaches to offset, and nobody needs the bytes behind
+ * offset. */
 bool gd_directio_write(gd_directio *direct, const struct iovec *pieces,
                        size_t count, uint64_t offset);
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * groupchoice.h - which groups of a scope a writer tries to lease, the fullest
- * first, so that few stay half full.
+ * groupchoice.h - which groups of a scope a writer tries to lease, fullest
+ * first.
  *
- * What it learns of a group the handle keeps: that it is full, or another
- * scope's.  Nothing is locked here: whoever leases a group looks at it anew.
+ * Starting with the fullest leaves few groups half full.  The handle remembers
+ * which groups are full or belong to another scope.  Nothing is locked here, so
+ * the lessee must check a group again.
  */
 #ifndef GD_GROUPCHOICE_H
 #define GD_GROUPCHOICE_H
@@ -12,20 +13,20 @@
 #include "engine/base/groupmap.h"
 #include "engine/handle/repo.h"
 
-/* Groups looked at: the newest of those that are not known to be full, or of
- * another scope.  So a handle learns about all of them in time, and a project's
- * group is found again behind any number of others'.  Older ones are the
- * collector's business. */
+/* How many groups are looked at: the newest ones that are not known to be full
+ * or of another scope.  So a handle learns about all groups in time, and finds
+ * a project's group behind any number of others.  The collector takes care of
+ * older groups. */
 enum { GD_GROUPCHOICE_MOST = 256 };
 
-/* The numbers of groups that have free slots, are of this scope, and are not in
- * `avoided` (or NULL). */
+/* Lists the numbers of groups that have free slots, are of this scope, and are
+ * not in `avoided` (which may be NULL). */
 gd_status gd_groupchoice_list(gd_repo *repo, const gd_scope *scope,
                               const gd_groupmap *avoided,
                               uint32_t numbers[GD_GROUPCHOICE_MOST],
                               size_t *count, gd_error *err);
 
-/* From now on this handle leaves the group out. */
+/* This handle will not list the group again. */
 void gd_groupchoice_remember_full(gd_repo *repo, uint32_t number);
 
 #endif

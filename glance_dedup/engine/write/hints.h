@@ -2,10 +2,10 @@
 /*
  * hints.h - which groups' fingerprint stores are worth loading for a batch.
  *
- * Keeps the hints that the filter gave for the blocks of a batch, and chooses
- * groups: the one that most blocks are hinted to, then the one for most of the
- * rest, and so on.  A group that holds only what another one chosen holds, too,
- * is thus left out.
+ * Keeps the filter's hints for the blocks of a batch, and chooses groups: first
+ * the one with most hints, then the one with most hints for the other blocks,
+ * and so on.  A group is therefore left out if a chosen group has all its
+ * blocks.
  */
 #ifndef GD_HINTS_H
 #define GD_HINTS_H
@@ -23,20 +23,21 @@ typedef struct gd_hints gd_hints;
 gd_status gd_hints_open(const gd_env *env, gd_hints **hints, gd_error *err);
 void gd_hints_close(const gd_env *env, gd_hints *hints);
 
-/* Forgets all: a new batch begins. */
+/* Forgets all hints: a new batch begins. */
 void gd_hints_clear(gd_hints *hints);
-/* block: where its address will be; as long as the group there is 0, the block
- * is not found.  REQUIRES: the hints of one block are added one after the
- * other, and the block stays in place.  More hints or groups than there is room
- * for are forgotten. */
+/* block points to the block's future address; the block is not found as long as
+ * the group there is 0.  If hints or groups exceed the room, the excess is
+ * forgotten.
+ * REQUIRES: the hints of one block are added one after the other, and the block
+ * stays in place. */
 void gd_hints_add(gd_hints *hints, const gd_address *block, uint32_t group);
-/* Chooses groups that were not chosen before, for the blocks not found, at most
- * `most`; the count.  They are in the order of their numbers, in which they were
- * made and mostly lie on the disk. */
+/* Chooses at most `most` groups for the blocks not found, from those not chosen
+ * before.  Returns how many.  They are in the order of their numbers, which is
+ * the order in which they were made and mostly that on the disk. */
 size_t gd_hints_choose(gd_hints *hints, size_t most, uint32_t *groups);
 /* Whether a block not found is hinted to the group. */
 bool gd_hints_want(const gd_hints *hints, uint32_t group);
-/* Groups that were not chosen, of blocks not found. */
+/* How many groups, hinted to for blocks not found, were not chosen. */
 size_t gd_hints_left(gd_hints *hints);
 
 #endif
