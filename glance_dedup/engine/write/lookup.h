@@ -2,15 +2,16 @@
 /*
  * lookup.h - finds the blocks of a batch that are stored already.
  *
- * Hints from the filter say which groups are worth their fingerprint store;
- * whole stores are loaded, a few per batch, and kept while they give hits
- * (LiveDFS's prefetching): neighbours of a hit are then found without a hint,
- * so that a filter of 1 in 16 fingerprints loses little.
+ * The filter's hints say which groups' fingerprint stores are worth loading.
+ * Whole stores are loaded, a few per batch, and kept while they give hits, as
+ * in LiveDFS's prefetching.  The neighbours of a hit are then found without a
+ * hint, so a filter that has only 1 in 16 fingerprints loses little.
  *
  * A hit is verified with the full fingerprint, or the bytes (I5), under the
- * shared lock of its group (I6), which is held until the look-up is closed.
- * Whatever goes wrong in a look-up counts as a miss: the block is stored anew.
- * Belongs to one transaction, one thread at a time, but for comparing.
+ * shared lock of its group (I6).  The lock is held until the look-up is
+ * closed.  Any failure in a look-up counts as a miss: the block is stored
+ * again.  Belongs to one transaction, one thread at a time, except for
+ * comparing.
  */
 #ifndef GD_LOOKUP_H
 #define GD_LOOKUP_H
@@ -18,47 +19,48 @@
 #include "engine/format/address.h"
 #include "engine/handle/repo.h"
 
-/* Stores loaded for one batch, at most. */
+/* The most stores loaded for one batch. */
 enum { GD_COLD_LOADS = 4 };
 
 typedef struct gd_lookup gd_lookup;
 
 /* A block of a batch. */
 typedef struct gd_block {
-    uint64_t zeros_before; /* bytes of zeros between the last block and this */
+    uint64_t zeros_before; /* bytes of zeros between the last block and this
+                            * one */
     const uint8_t *data;
     uint32_t length;
     gd_address address; /* group 0: not found */
     gd_fingerprint fingerprint;
-    uint64_t checksum; /* of what is stored as new (hashing.h) */
+    uint64_t checksum; /* of a block stored as new (hashing.h) */
 } gd_block;
 
-/* Finds blocks of this scope only: a hint to a group of another one counts for
- * nothing, so that nothing of that is read, nor locked. */
+/* Finds blocks of this scope only.  Hints to groups of other scopes are
+ * ignored, so those groups are neither read nor locked. */
 gd_status gd_lookup_open(gd_repo *repo, const gd_scope *scope,
                          gd_lookup **lookup, gd_error *err);
-/* Releases the shared locks.  REQUIRES: the recipe is committed or given
- * up. */
+/* Releases the shared locks.
+ * REQUIRES: the recipe is committed or given up. */
 void gd_lookup_close(gd_lookup *lookup);
 
-/* Where blocks are compared by value, looks for each among the stores at hand,
- * and fills in the address of one that is equal, or group 0.  Any number of
- * threads at once, for different blocks, while nothing else is done with the
- * look-up.  worker: as a job's task is told. */
+/* Where blocks are compared by value, looks for each block in the loaded
+ * stores, and fills in the address of an equal one, or group 0.  Several
+ * threads may call this at once, for different blocks, while nothing else uses
+ * the look-up.  worker is the number that the pool gives to a job's task. */
 void gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
                        unsigned worker);
-/* Fills in the address of each block found; the others' become group 0.  At
- * most `loads` stores are loaded for it.  Without data (NULL) only where
+/* Fills in the address of each block that is found, and group 0 for the
+ * others.  Loads at most `loads` stores for this.  data may be NULL only where
  * fingerprints decide.
- * REQUIRES: by value, that the address is group 0, or gd_lookup_compare's of
- * just before. */
+ * REQUIRES: where blocks are compared by value, the address is group 0 or was
+ * just filled in by gd_lookup_compare. */
 void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
                      unsigned loads);
-/* Asks the groups themselves whether each block's address is that of a
- * published, live block of the scope, with its fingerprint and length; the
- * others' become
- * group 0.  Runs of consecutive addresses are cheap.  An error says that it could
- * not be found out for all; a group that is gone or damaged is none.
+/* Reads the groups to check each block's address: it must be that of a
+ * published, live block of the scope with this fingerprint and length.  Other
+ * addresses become group 0.  Runs of consecutive addresses are cheap.  A group
+ * that is gone or damaged has no such block.  An error means that not all could
+ * be checked.
  * REQUIRES: the shared locks of all groups named. */
 gd_status gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
                             gd_error *err);

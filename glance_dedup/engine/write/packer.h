@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * packer.h - packs a transaction's new blocks into segments, compresses them
- * on the pool, and hands them to the appender; goes on to the next group when
- * one is full.  While one bundle of segments is packed and written by the pool,
- * the next is filled.
+ * packer.h - packs a transaction's new blocks into segments, compresses them on
+ * the pool, and hands them to the appender.
  *
- * It holds the shared lock of every group that it appended to until it is
- * closed (I6).  Belongs to one transaction, one thread at a time.
+ * When a group is full, the packer goes on to the next.  While the pool packs
+ * and writes one bundle of segments, the next is filled.
+ *
+ * The packer holds the shared lock of every group that it appended to until it
+ * is closed (I6).  Belongs to one transaction, one thread at a time.
  */
 #ifndef GD_PACKER_H
 #define GD_PACKER_H
@@ -16,7 +17,7 @@
 
 typedef struct gd_packer gd_packer;
 
-/* What is said of a block that is not any more what was fingerprinted. */
+/* The message if a block no longer matches its fingerprint. */
 #define GD_CHANGED_IN_MEMORY                                                  \
     "a block changed in memory while it was stored: its buffer was written "  \
     "to, or the memory is faulty"
@@ -24,42 +25,44 @@ typedef struct gd_packer gd_packer;
 /* For blocks of this scope, until another is set. */
 gd_status gd_packer_open(gd_repo *repo, const gd_scope *scope,
                          gd_packer **packer, gd_error *err);
-/* Cuts off what is not synced, ends the lease and releases the shared locks.
+/* Cuts off data that is not synced, ends the lease and releases the shared
+ * locks.
  * REQUIRES: the recipe is committed or given up. */
 void gd_packer_close(gd_packer *packer);
 
-/* What is added from now on is of this scope.  If it is another than before,
- * what was added is synced. */
+/* Sets the scope of the blocks added from now on.  If the scope changes, syncs
+ * the blocks added before. */
 gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
                               gd_error *err);
-/* Nothing is added to this group from now on.  If it is the one now open, what
- * was added to it is synced. */
+/* From now on adds nothing to this group.  If the group is open, syncs the
+ * blocks added to it. */
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
 
-/* Adds a copy of a new block and gives its address.  checksum was computed
- * before the fingerprint; if it is not the copy's, a flush or the sync fails
- * with GD_IO. */
+/* Adds a copy of a new block and returns its address.  checksum was computed
+ * before the fingerprint.  If the copy has another checksum, a flush or the
+ * sync fails with GD_IO. */
 gd_status gd_packer_add(gd_packer *packer, const uint8_t *data,
                         uint32_t length, const gd_fingerprint *fp,
                         uint64_t checksum, gd_address *address,
                         gd_error *err);
-/* The address of an equal block (I5) that was added to the group now open;
- * group 0 if there is none.  Finds those that nobody else can see yet. */
+/* The address of an equal block (I5) that was added to the open group, or group
+ * 0.  Finds blocks that nobody else can see yet. */
 gd_address gd_packer_find(gd_packer *packer, const uint8_t *data,
                           uint32_t length, const gd_fingerprint *fp);
-/* Whether this is the address of a block, with this fingerprint and length,
- * that was added to the group now open. */
+/* Whether a block with this address, fingerprint and length was added to the
+ * open group. */
 bool gd_packer_added(gd_packer *packer, gd_address address,
                      const gd_fingerprint *fp, uint32_t length);
 /* Whether the packer holds the group's shared lock. */
 bool gd_packer_holds(const gd_packer *packer, uint32_t group);
-/* Starts to write out all full segments, once those before are written; so an
- * error may be of earlier ones.  Makes a sync point every 256 MiB. */
+/* Waits until earlier segments are written, then starts to write all full
+ * ones.  So an error may come from earlier segments.  Makes a sync point every
+ * 256 MiB. */
 gd_status gd_packer_flush(gd_packer *packer, gd_error *err);
 /* Writes out everything and makes a sync point (N8.1). */
 gd_status gd_packer_sync(gd_packer *packer, gd_error *err);
 
-/* Plain bytes added, and bytes written for them (all, after a sync). */
+/* Plain bytes added, and bytes written for them; complete after a sync. */
 uint64_t gd_packer_new_bytes(const gd_packer *packer);
 uint64_t gd_packer_stored_bytes(const gd_packer *packer);
 

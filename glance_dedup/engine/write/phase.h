@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * phase.h - where blocks of fixed size would be found, if they are not where
- * the stream is cut.
+ * phase.h - finds blocks of fixed size that lie at other offsets than those
+ * where the stream is cut.
  *
- * A disk image whose partition begins at another sector has the blocks of its
- * twin at another *phase*: a multiple of 512 bytes behind where cutting looks.
- * So a sample of a batch in which hardly any block was found is cut at all other
- * phases, fingerprinted and looked up.  Of the image's format nothing is known.
+ * If the partitions of two equal disk images begin at different sectors, the
+ * second one's blocks lie at another *phase*: shifted by a multiple of 512
+ * bytes from the cuts.  So if hardly any block of a batch was found, a sample
+ * of the batch is cut at all other phases, fingerprinted and looked up.
+ * Nothing is known of the image's format.
  *
  * Belongs to one transaction, one thread at a time.
  */
@@ -19,23 +20,22 @@
 
 typedef struct gd_phase gd_phase;
 
-/* NULL where there is no other phase: blocks are cut by their content, or are
- * no larger than a sector.  lookup and hashing stay the caller's. */
+/* *phase is NULL if there is no other phase: blocks are cut by their content,
+ * or are no larger than a sector.  The caller keeps lookup and hashing. */
 gd_status gd_phase_open(gd_repo *repo, gd_hashing *hashing, gd_lookup *lookup,
                         gd_phase **phase, gd_error *err);
-/* NULL is good, too. */
+/* phase may be NULL. */
 void gd_phase_close(const gd_env *env, gd_phase *phase);
 
-/* Whether so many found of so many are hardly any, and enough were looked
- * for. */
+/* Whether hardly any blocks were found, and enough were looked for. */
 bool gd_phase_is_lost(size_t count, size_t found);
-/* How many bytes further on the blocks of this batch, of which so many were
- * found, should be cut, for them to be found; 0 if they should stay.  0 is
- * certain unless the batch is lost. */
+/* How many bytes later this batch should be cut so that its blocks are found; 0
+ * if the cuts should stay.  found is how many of its blocks were found.  Always
+ * 0 unless the batch is lost. */
 uint32_t gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
                          size_t found);
-/* Notes what became of a batch that was stored: what was found pays for the next
- * samples, and what was not, for few. */
+/* Notes the result of a batch that was stored.  Blocks found pay for the next
+ * samples; blocks not found pay for few. */
 void gd_phase_note(gd_phase *phase, size_t count, size_t found);
 
 #endif
