@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * estimate.h - what images would take if they were stored: they are cut, blocks
- * that were seen before are left out, and what is new is compressed, but nothing
- * is kept of them but one record for each block that is counted.
+ * estimate.h - estimates the space that images would take if they were stored.
  *
- * A block is counted if its hash ends in `level` zero bits.  The level begins at
- * 0 and grows by one whenever the table is full, which halves what is in it.  So
- * memory is bounded, equal blocks are counted or left out alike, and whatever is
- * counted stands for 2^level times as much.
+ * Images are cut into blocks, blocks seen before are left out, and new ones are
+ * compressed.  Only one record is kept for each block that is counted.
  *
- * The hash is not cryptographic: two blocks that were made to have the same one
- * spoil an estimate, and nothing else.
+ * A block is counted if its hash ends in `level` zero bits.  The level begins
+ * at 0 and grows by one whenever the table is full, which halves the table's
+ * contents.  So memory is bounded, equal blocks are treated alike, and each
+ * block counted stands for 2^level blocks.
+ *
+ * The hash is not cryptographic: two blocks made to have the same hash spoil an
+ * estimate, and nothing else.
  *
  * Belongs to one thread at a time.
  */
@@ -31,18 +32,19 @@ typedef struct gd_estimate_params {
     int codec_level;
     gd_codec again_codec; /* of recompression */
     int again_level;
-    size_t table_bytes; /* at most, also while it grows; 0: as many as needed */
+    size_t table_bytes; /* at most, also while it grows; 0: no limit */
 } gd_estimate_params;
 
-/* Of one image.  What is counted is not yet multiplied. */
+/* Of one image.  Counts are not multiplied yet. */
 typedef struct gd_estimated {
-    uint64_t new_bytes;    /* counted, of blocks first seen in this image */
+    uint64_t new_bytes;    /* counted bytes of blocks first seen in this
+                            * image */
     uint64_t new_blocks;
     uint64_t stored_bytes; /* of these, compressed, with segment headers */
     double stored_squares; /* the sum of their squares, for the error */
 } gd_estimated;
 
-/* Of all. */
+/* Of all images. */
 typedef struct gd_estimate_totals {
     unsigned level;
     uint64_t again_plain;  /* of a sample of segments: before compression */
@@ -54,19 +56,20 @@ gd_status gd_estimate_open(const gd_env *env, const gd_chunker *chunker,
                            gd_estimate **estimate, gd_error *err);
 void gd_estimate_close(gd_estimate *estimate);
 
-/* Takes the blocks that end in these bytes of the image; *used: their length.
- * What follows is to be given again, with more; with last there is no more, and
- * all is taken. */
+/* Takes the blocks that end in these bytes of the image; *used is their
+ * length.  The bytes after *used must be given again, with more.  If last is
+ * set, no more bytes come, and all are taken. */
 gd_status gd_estimate_take(gd_estimate *estimate, const uint8_t *data,
                            size_t length, bool last, size_t *used,
                            gd_error *err);
-/* Takes so many zeros; whole blocks of the greatest length. */
+/* Takes length zeros, as whole blocks of the greatest length. */
 void gd_estimate_take_zeros(gd_estimate *estimate, uint64_t length);
-/* The image ends; the next bytes are another's.  *zeros: bytes in its blocks of
- * zeros; *extents: what its recipe would have, at least. */
+/* Ends the image; the next bytes are another's.  *zeros: bytes in its blocks of
+ * zeros.  *extents: the least number that its recipe would have. */
 gd_status gd_estimate_end(gd_estimate *estimate, uint64_t *zeros,
                           uint64_t *extents, gd_error *err);
-/* Of all images that ended, in their order; out has room for them. */
+/* Fills in the results of all images that ended, in their order; out must have
+ * room for them. */
 void gd_estimate_sum(const gd_estimate *estimate, gd_estimated *out,
                      gd_estimate_totals *totals);
 size_t gd_estimate_images(const gd_estimate *estimate);

@@ -3,8 +3,8 @@
  * wire.h - images for other repositories: descriptions, and blocks in frames
  * (the HTTP reference has the layouts).
  *
- * A frame is a run of plain bytes, stored or compressed, and the places in the
- * image that its parts go to:
+ * A frame is a run of plain bytes, stored or compressed, together with the
+ * places in the image where its parts belong:
  *
  *     0   4  magic "GDFR"
  *     4   1  codec: 0 none, 1 lz4, 2 zstd
@@ -25,11 +25,11 @@
 enum {
     GD_FRAME_HEADER = 24,
     GD_FRAME_PLACE = 16,
-    GD_FRAME_PLAIN = 1 << 20,  /* bytes in a frame, at most */
+    GD_FRAME_PLAIN = 1 << 20,  /* most bytes in a frame */
     GD_FRAMES_PLAIN = 2 << 20, /* and in all frames of a call */
 };
 
-/* Bytes in a row; `ends` says where each frame ends. */
+/* Consecutive bytes; `ends` has the end of each frame. */
 typedef struct gd_frames {
     const gd_env *env;
     uint8_t *bytes;
@@ -38,21 +38,21 @@ typedef struct gd_frames {
     size_t count, end_room;
 } gd_frames;
 
-/* One page of extents, numbered from 1 to gd_image_pages, with their blocks'
- * fingerprints, over which each extent's digest is verified (I7): for each
- * extent its offset (8), length (8), blocks (4; 0: zeros) and 4 reserved bytes,
- * then for each block fingerprint (32) and plain length (4).  *out is the
- * caller's to release. */
+/* Describes one page of extents, numbered from 1 to gd_image_pages, with their
+ * blocks' fingerprints.  Each extent's digest is verified over these (I7).  An
+ * extent has its offset (8), length (8), blocks (4; 0: zeros) and 4 reserved
+ * bytes, then for each block its fingerprint (32) and plain length (4).  The
+ * caller must release *out. */
 gd_status gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
                             size_t *length, gd_error *err);
 
-/* The blocks of ranges, which must be sorted, not overlap, and neither begin
- * nor end within a block: GD_INVALID otherwise.  They end with GD_FRAMES_PLAIN
- * bytes of blocks; *end is where in the image the next call has to go on, or
- * where the last range ends.  Zeros are left out.  Every block is verified
- * (I7).  A segment goes out as it is stored only if each byte of it is of a block
- * that is asked for: the others may be of an image that whoever asks may not
- * read.  To be freed by gd_frames_free, also after an error. */
+/* Returns the blocks of ranges.  The ranges must be sorted, must not overlap,
+ * and must neither begin nor end within a block: GD_INVALID otherwise.  Stops
+ * after GD_FRAMES_PLAIN bytes of blocks.  *end is the offset in the image where
+ * the next call must go on, or the end of the last range.  Zeros are left out.
+ * Every block is verified (I7).  A segment goes out as it is stored only if all
+ * its bytes are of requested blocks: other bytes may be of an image that the
+ * client may not read.  Free with gd_frames_free, also after an error. */
 gd_status gd_image_frames(gd_image *image, const gd_range *ranges,
                           size_t count, gd_frames *frames, uint64_t *end,
                           gd_error *err);

@@ -1,34 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grouprewrite.h - a group's rewriting: a new file with the same addresses and
- * only what lives, put in the old one's place (I4).  Two stages:
+ * grouprewrite.h - rewrites a group into a new file that keeps the addresses
+ * and only the live blocks, and replaces the old file (I4).
+ *
+ * There are two stages:
  *
  *     lease           fsync old | write new, read it back, fsync
  *     exclusive lock  rename | fsync groups/
  *
- * The first takes long and disturbs nobody: uploads find the group's duplicates
- * in the old file meanwhile.  It stands on this: in a group that is full, or
- * held exclusively, nothing changes but by who has its lease.  Live blocks never
- * do (I2); nobody appends; only the maintainer frees or marks, and takes the
- * lease for it (I4).  Before the exchange the old file is looked at again all
- * the same: same name, same records, same entries.
+ * The first stage takes long and disturbs nobody: meanwhile uploads find the
+ * group's duplicates in the old file.  This is safe because in a full group, or
+ * one held exclusively, only the lessee changes anything.  Live blocks never
+ * change (I2).  Nobody appends.  Only the maintainer frees or marks blocks, and
+ * takes the lease to do so (I4).  The old file is checked again before the
+ * exchange all the same: same name, same records, same entries.
  *
- * A crash before the rename leaves the old file, and one in the spool that
- * nobody writes, which accounting removes.  After it, until groups/ is fsynced,
- * either may be there.  Both are whole, since both were fsynced before, and both
- * have the same blocks at the same addresses.  The new one is marked as
- * unsettled (blockgroup.h) before it gets the name: so who comes after an error,
- * or a crash of this process, makes the name durable before he appends or
- * frees.
+ * A crash before the rename leaves the old file, and a file in the spool that
+ * nobody writes, which accounting removes.  After the rename, until groups/ is
+ * fsynced, a crash may leave either file.  Both are whole, since both were
+ * fsynced before, and both have the same blocks at the same addresses.  The new
+ * file is marked as unsettled (blockgroup.h) before it gets the name.  So after
+ * an error or a crash of this process, the next holder makes the name durable
+ * before it appends or frees.
  *
- * The new file's generation is new: a store that was cached from a file that a
- * crash took away again fits no other (N7.2).  A transaction that has one of the
- * old file, or compares by value with what it has open of it, holds the group's
- * shared lock until its recipe is committed, and so keeps the exchange off (I6).
- * The tail (N7.3) is none: entries that are not published are refused.
+ * The new file has a new generation.  So if a crash undoes the rename, a store
+ * that was cached from the new file matches no other file (N7.2).  A
+ * transaction may have a store of the old file, or compare by value with the
+ * old file that it has open.  It holds the group's shared lock until its recipe
+ * is committed, and so prevents the exchange (I6).  There is no tail (N7.3):
+ * groups with unpublished entries are refused.
  *
  * Filter hints and recipes name addresses, so both stay right.  Readers that
- * have the old file open read on in it.
+ * have the old file open continue to read it.
  */
 #ifndef GD_GROUPREWRITE_H
 #define GD_GROUPREWRITE_H
@@ -37,39 +40,38 @@
 
 typedef struct gd_group_rewrite gd_group_rewrite;
 
-/* Begins a new file.  Segments all of whose blocks live are copied as they are,
- * and of others the live blocks packed anew, unless codec is given (NULL: not):
- * then all are, and joined (gd_segment_joined).  GD_CORRUPT names the first
- * block that is damaged, or entry that is not valid: only the old file has what
- * may be read after all.  GD_BUSY, with words, while there are entries that are
- * not published.  The group must stay open for longer. */
+/* Begins a new file.  With codec NULL, segments whose blocks are all live are
+ * copied as they are, and the live blocks of other segments are packed again.
+ * With a codec, all segments are packed again, and joined (gd_segment_joined).
+ * GD_CORRUPT names the first damaged block or invalid entry: only the old file
+ * has what may still be readable.  GD_BUSY, with a message, while there are
+ * unpublished entries.  The leased group must stay open longer than this. */
 gd_status gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec,
                                 int level, gd_group_rewrite **rewriting,
                                 gd_error *err);
 /* Discards the file unless it took the old one's place. */
 void gd_group_rewrite_close(gd_group_rewrite *rewriting);
 
-/* Writes the next few MiB, with all threads; every block is verified by its
- * fingerprint, and once more as it can be read from the new file.  *done: the
- * file is complete and durable.  *cost: bytes read and written.  After an error
- * it can only be closed. */
+/* Writes the next few MiB, with all threads.  Every block is verified by its
+ * fingerprint, and again as read back from the new file.  *done: the file is
+ * complete and durable.  *cost: bytes read and written.  After an error the
+ * rewrite can only be closed. */
 gd_status gd_group_rewrite_step(gd_group_rewrite *rewriting, bool *done,
                                 uint64_t *cost, gd_error *err);
-/* Slots that were gone through. */
+/* How many slots were processed. */
 uint32_t gd_group_rewrite_slots(const gd_group_rewrite *rewriting);
-/* Bytes of the disk that the old file takes, and the new one will.
- * REQUIRES: it is complete. */
+/* Disk bytes of the old file, and of the new one.  REQUIRES: it is complete. */
 gd_status gd_group_rewrite_sizes(const gd_group_rewrite *rewriting,
                                  uint64_t *before, uint64_t *after,
                                  gd_error *err);
 
-/* Puts the file in the old one's place.  owned: of the same leased group, both of
- * which are of the new file from here on.  REQUIRES: it is complete. */
+/* Replaces the old file.  owned must be of the same leased group; from here on,
+ * both are of the new file.  REQUIRES: it is complete. */
 gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting,
                                     gd_owned_group *owned, gd_error *err);
 
-/* All of it, of a group that is owned.  *bytes are those of the disk that were
- * given back; the group goes on with the new file. */
+/* Does all of this for an owned group, which continues with the new file.
+ * *bytes is the disk space given back. */
 gd_status gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec,
                                  int level, uint64_t *bytes, gd_error *err);
 

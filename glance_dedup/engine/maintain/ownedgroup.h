@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ownedgroup.h - a group that the maintainer has to itself: freeing in it,
- * giving its space back, and removing it (N6; I4).
+ * ownedgroup.h - a group that the maintainer has to itself: freeing blocks in
+ * it, giving its space back, and removing it (N6; I4).
  *
- * The order in which a change of published entries reaches the disk:
+ * A change of published entries reaches the disk in this order:
  *
  *     fdatasync | new generation, fdatasync | entries, fdatasync | holes
  *
  * The generation goes first.  A process may have the group's fingerprint store
- * cached, and believes it as long as the generation is the same (N7.2).  Were an
- * entry freed first, a crash before the generation would leave stale stores that
- * are believed: the next upload would name a freed block.  This way round, a
- * crash leaves a generation that changed for nothing.  It is durable before an
- * entry changes, since a cached store of another host outlives our crash; and it
- * is a random number, since one that others saw may yet be lost, and must not be
- * given to other entries then.  The first fdatasync makes the record before it
- * durable, whoever wrote it: so that a torn write of the next falls back to a
- * generation that is the last, not to an older one.
+ * cached, and trusts it as long as the generation is the same (N7.2).  If an
+ * entry were freed first, a crash before the new generation would leave stale
+ * stores that are trusted, and the next upload would name a freed block.  In
+ * this order, a crash only leaves a generation that changed for nothing.  The
+ * generation is durable before an entry changes, since a store cached by
+ * another host outlives our crash.  It is a random number: a generation that
+ * others saw may still be lost, and must then not be given to other entries.
+ * The first fdatasync makes the previous record durable, whoever wrote it.  So
+ * if the next write is torn, the group falls back to the last generation, not
+ * to an older one.
  *
- * Belongs to one thread.  After an error only gd_owned_group_close is of use:
- * what is on the disk is then for the next holder to read.
+ * Belongs to one thread.  After an error only gd_owned_group_close may be
+ * called; the next holder reads what is on the disk.
  */
 #ifndef GD_OWNEDGROUP_H
 #define GD_OWNEDGROUP_H
@@ -32,54 +33,57 @@ typedef struct gd_owned_group {
     bool failed;
 } gd_owned_group;
 
-/* Takes lease and exclusive lock (N6.1), then opens the file, and publishes what
- * a sync that failed has left in it (N7.3).  GD_BUSY, with
- * words, if either is refused; GD_NOTFOUND if there is no such group. */
+/* Takes the lease and the exclusive lock (N6.1), then opens the file, and
+ * publishes what a failed sync has left in it (N7.3).  GD_BUSY, with a message,
+ * if either is refused; GD_NOTFOUND if there is no such group. */
 gd_status gd_owned_group_open(gd_repo *repo, uint32_t number,
                               gd_owned_group **owned, gd_error *err);
-/* Takes the exclusive lock, too, of a group that was leased, and makes sure that
- * the group is the one that was leased: GD_BUSY, with words, if the lock is
- * refused, or the name leads to another file; GD_CORRUPT if the group was
- * changed.  After an error only the lease is held, and the next call asks all of
- * this anew.  Else the leased group is the owned one's, and closed with it. */
+/* Also takes the exclusive lock of a leased group, and checks that the group is
+ * still the one that was leased.  GD_BUSY, with a message, if the lock is
+ * refused or the name leads to another file; GD_CORRUPT if the group was
+ * changed.  After an error only the lease is held, and the next call checks all
+ * of this again.  After success the owned group has the leased group, and
+ * closes it. */
 gd_status gd_leased_group_exclude(gd_leased_group *leased,
                                   gd_owned_group **owned, gd_error *err);
 void gd_owned_group_close(gd_owned_group *owned);
 
-/* GD_CLOSED once anything failed. */
+/* GD_CLOSED after any failure. */
 gd_status gd_owned_group_check(const gd_owned_group *owned, gd_error *err);
 
 /* Frees those of the slots that are live, damaged or invalid; *freed is how
- * many.  GD_INVALID, with nothing changed, unless all are published (N6.4). */
+ * many.  Returns GD_INVALID and changes nothing unless all are published
+ * (N6.4). */
 gd_status gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots,
                               size_t count, uint32_t *freed, gd_error *err);
 
-/* Gives the whole file-system blocks back that no entry can need: not those of
- * a segment that a live or damaged entry names, be it published or not; nothing
- * behind the last published end; and nothing at all as long as an entry is
- * invalid, since nobody knows what it named.  *bytes are those of the disk. */
+/* Gives back the whole file-system blocks that no entry can need.  It keeps the
+ * segments that a live or damaged entry names, published or not, and everything
+ * behind the last published end.  It gives nothing back while an entry is
+ * invalid, since nobody knows what that entry named.  *bytes is the disk
+ * space. */
 gd_status gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes,
                                gd_error *err);
 
-/* Bytes of the segments that have a live block, and how many of them rewriting
- * would keep, as far as the entries tell. */
+/* Bytes of the segments that have a live block, and how many of these bytes a
+ * rewrite would keep, as far as the entries tell. */
 gd_status gd_owned_group_live_bytes(const gd_owned_group *owned,
                                     uint64_t *bytes, uint64_t *kept,
                                     gd_error *err);
 
-/* Copies the stored bytes of the segments of those slots that are live into
- * quarantine/, one file each, durably, and makes the entries damaged.  Bytes
- * that cannot be read are zeros there.  *names, the files', is the caller's to
- * release, whatever is returned. */
+/* Copies the stored bytes of the live slots' segments into quarantine/,
+ * durably, one file each, and marks the entries as damaged.  Bytes that cannot
+ * be read are zeros there.  *names are the files' names; the caller must
+ * release them, even after an error. */
 typedef char gd_quarantine_name[GD_NAME_SIZE];
 gd_status gd_owned_group_mark_damaged(gd_owned_group *owned,
                                       const uint32_t *slots, size_t count,
                                       gd_quarantine_name **names,
                                       size_t *name_count, gd_error *err);
 
-/* Removes the group, if nothing in it is live, damaged, invalid or not
- * published, and it is not the one with the highest number, from which new
- * numbers are counted.  *removed tells. */
+/* Removes the group if no slot is live, damaged, invalid or unpublished.  The
+ * group with the highest number stays, since new numbers are counted from it.
+ * *removed tells. */
 gd_status gd_owned_group_unlink(gd_owned_group *owned, bool *removed,
                                 gd_error *err);
 

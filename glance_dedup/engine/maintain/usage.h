@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * usage.h - what the bytes of a group's file are: for whoever asks where the
- * room went.  Told by the entries; no segment is read.
+ * usage.h - what the bytes of a group's file are used for.
+ *
+ * This tells where the space went.  It comes from the entries; no segment is
+ * read.
  */
 #ifndef GD_USAGE_H
 #define GD_USAGE_H
@@ -11,13 +13,13 @@
 enum { GD_CODECS = 3 };
 
 typedef struct gd_usage {
-    uint64_t plain[GD_CODECS];  /* bytes of blocks that live, by codec */
-    uint64_t stored[GD_CODECS]; /* bytes of the segments they are in */
+    uint64_t plain[GD_CODECS];  /* bytes of live blocks, by codec */
+    uint64_t stored[GD_CODECS]; /* bytes of the segments that have them */
     uint64_t segments;
 } gd_usage;
 
-/* Adds what a group has.  A damaged block counts as one that lives, since its
- * bytes stay. */
+/* Adds a group's numbers.  A damaged block counts as live, since its bytes
+ * stay. */
 gd_status gd_usage_add_group(const gd_group *group, gd_usage *used,
                              gd_error *err);
 
