@@ -2,8 +2,9 @@
 /*
  * binding.h - what the files of the binding to Python share.
  *
- * Each type, and each group of functions, has a file of its own.  Arrows only
- * downwards; what a file offers stands here under its name, lowest first:
+ * Each type, and each group of functions, has a file of its own.  A file uses
+ * only files below it.  What each file offers is declared here under its name,
+ * lowest file first:
  *
  *     module                           the module: registers all
  *     repository        maintenance    what all begins with
@@ -17,8 +18,8 @@
  *                       part           calls of the maintainer
  *     common                           what all stand on
  *
- * _engine.pyi says what all of them offer to Python.  Nothing outside of this
- * folder knows Python.
+ * _engine.pyi describes what all of them offer to Python.  Nothing outside of
+ * this folder knows Python.
  */
 #ifndef GD_BINDING_H
 #define GD_BINDING_H
@@ -45,50 +46,52 @@ typedef struct module_state {
 typedef struct repository_object {
     PyObject_HEAD
     gd_repo *repo;
-    Py_ssize_t users; /* calls under way; transactions, images, maintenances */
+    Py_ssize_t users; /* calls in progress; open transactions, images,
+                       * maintenances */
     int closed;
-    pid_t owner; /* this and the next stay when the handle is gone */
+    pid_t owner; /* this and the next stay after the handle is gone */
     unsigned long forks;
     const module_state *state;
 } repository_object;
 
 /* ---- common.c: errors ---- */
 
-/* The exception of err's status; returns NULL. */
+/* Raises the exception for err's status; returns NULL. */
 PyObject *gd_py_raise_in(const module_state *state, const gd_error *err);
-/* The same in a method of an object of one of the module's types. */
+/* The same, for a method of an object of one of the module's types. */
 PyObject *gd_py_raise(PyObject *self, const gd_error *err);
-/* What a method returns that only succeeds or fails: None, or the exception
- * of err. */
+/* The result of a method that only succeeds or fails: None, or err's
+ * exception. */
 PyObject *gd_py_none(PyObject *self, gd_status s, const gd_error *err);
-/* Whether it was done: False for GD_BUSY, an exception for other failures. */
+/* True if it was done, False for GD_BUSY, an exception for other failures. */
 PyObject *gd_py_not_busy(PyObject *self, gd_status s, const gd_error *err);
 
 /* ---- common.c: types and objects ---- */
 
-/* Makes the type and adds it to the module; a new reference, NULL on error. */
+/* Makes the type and adds it to the module.  Returns a new reference, NULL on
+ * error. */
 PyTypeObject *gd_py_add_type(PyObject *module, PyType_Spec *spec);
-/* A new object of a heap type, zeros behind its head; NULL with an exception
- * set. */
+/* Makes an object of a heap type, with zeros behind its head.  Returns NULL
+ * with an exception set on error. */
 void *gd_py_new_object(PyTypeObject *type);
 /* Frees an object of a heap type, and its reference to the type. */
 void gd_py_free_object(PyObject *self);
 
 /* ---- common.c: arguments and results ---- */
 
-/* For PyArg_ParseTuple's O&, whose I would take any number modulo 2^32. */
+/* For PyArg_ParseTuple's O&: its format I would take any number modulo 2^32. */
 int gd_py_to_u32(PyObject *object, void *out);
-/* Copies an id's GD_ID_SIZE bytes; 0 with an exception set for another
- * length. */
+/* Copies an id of GD_ID_SIZE bytes.  Returns 0 with an exception set for
+ * another length. */
 int gd_py_copy_id(const char *what, const char *data, Py_ssize_t length,
                   uint8_t out[GD_ID_SIZE]);
-/* (image id[, upload id or None]): *upload is room, or NULL. */
+/* Parses (image id[, upload id or None]).  *upload is room, or NULL. */
 int gd_py_parse_image(PyObject *args, const char **image_id,
                       uint8_t room[GD_ID_SIZE], const uint8_t **upload);
-/* (a group's number), which is one that a group can have. */
+/* Parses (group number), and checks that a group can have this number. */
 int gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number);
 
-/* Packed arrays of blocks, as C has them. */
+/* Packed arrays of blocks, in C's form. */
 typedef struct gd_py_blocks {
     size_t count;
     gd_fingerprint *fps;
@@ -96,32 +99,35 @@ typedef struct gd_py_blocks {
     gd_address *addresses;
 } gd_py_blocks;
 
-/* From fingerprints of 32 bytes, lengths of 4, addresses of 8, as many of each;
- * 0 with an exception set.  addresses may be NULL: then there is only room for
- * them. */
+/* Copies fingerprints of 32 bytes, lengths of 4 and addresses of 8, the same
+ * number of each.  Returns 0 with an exception set on error.  If addresses is
+ * NULL, only makes room for them. */
 int gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
                       const Py_buffer *addresses, gd_py_blocks *list);
 void gd_py_free_blocks(gd_py_blocks *list);
 PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
-/* What a recipe's header says of the image, as a dict. */
+/* A dict of what a recipe's header says of the image. */
 PyObject *gd_py_header_dict(const gd_recipe_header *header);
 /* The same with the transaction's id, for the maintainer. */
 PyObject *gd_py_whole_header_dict(const gd_recipe_header *header);
 
 /* ---- common.c: the use of a repository handle ---- */
 
-/* GD_CLOSED in a forked child.  The count is there because a process id is
- * used again; the id, because a fork by C code is not counted. */
+/* GD_CLOSED in a forked child.  forks is compared because process ids are
+ * reused; the process id is compared because forks by C code are not
+ * counted. */
 gd_status gd_py_check_process(const repository_object *self, gd_error *err);
-/* Whether this process may touch what the handle has open.  In a forked child
- * everything is left as it is, not even closed. */
+/* Whether this process may use what the handle has open.  A forked child leaves
+ * everything as it is, and does not even close it. */
 int gd_py_is_owner(const repository_object *self);
-/* Every use of the handle stands between enter and leave.  Enter returns 0
- * with an exception set when the handle is closed, or of another process. */
+/* Every use of the handle must lie between enter and leave.  Enter returns 0
+ * with an exception set if the handle is closed or belongs to another
+ * process. */
 int gd_py_enter_repository(repository_object *self);
 void gd_py_leave_repository(repository_object *self);
-/* Refuses further uses; the handle goes with the last.  Idempotent. */
+/* Refuses further uses.  The last use under way closes the handle.
+ * Idempotent. */
 void gd_py_close_repository(repository_object *self);
 
 /* ---- part.c ---- */
@@ -131,36 +137,37 @@ typedef struct part_object part_object;
 typedef struct maintenance_object {
     PyObject_HEAD
     repository_object *owner; /* entered until closed */
-    int lock_fd;              /* the maintainer lock; -1: not had */
-    int image_lock_fd;        /* an image's lock; -1: none is had */
+    int lock_fd;              /* the maintainer lock; -1: not held */
+    int image_lock_fd;        /* an image's lock; -1: none is held */
     int closed;
     int busy; /* a call is under way */
     part_object *parts;
 } maintenance_object;
 
-/* The start of every object that a Maintenance has open (Recipe, Group, ...):
- * it keeps the Maintenance alive, and is closed with it. */
+/* The start of every object that a Maintenance has open (Recipe, Group, ...).
+ * It keeps the Maintenance alive, and is closed with it. */
 struct part_object {
     PyObject_HEAD
     maintenance_object *maintenance;
     part_object *next;
-    part_object **link;              /* what points to this one */
-    void (*release)(part_object *);  /* lets go of all; NULL: closed */
+    part_object **link;              /* the pointer that points to this one */
+    void (*release)(part_object *);  /* releases everything; NULL: closed */
 };
 
-/* A call stands between enter and leave; the GIL may be released between them.
- * Enter returns 0 with an exception set: closed, of another process, in use by
- * another thread, or, with locked, without the maintainer lock. */
+/* Every call must lie between enter and leave; the GIL may be released between
+ * them.  Enter returns 0 with an exception set if the object is closed, belongs
+ * to another process, is in use by another thread or, with locked, does not
+ * hold the maintainer lock. */
 int gd_py_enter_maintenance(maintenance_object *self, int locked);
 void gd_py_leave_maintenance(maintenance_object *self);
 
-/* A new part of a type whose struct begins with a part_object, all else zeros,
- * which is closed until its opener calls gd_py_open_part.  release runs
- * without the GIL. */
+/* Makes a part of a type whose struct begins with a part_object; the rest is
+ * zeros.  It counts as closed until its opener calls gd_py_open_part.  release
+ * runs without the GIL. */
 part_object *gd_py_new_part(maintenance_object *maintenance,
                             PyTypeObject *type);
 void gd_py_open_part(part_object *self, void (*release)(part_object *));
-/* As gd_py_enter_maintenance; what is to be called at the end is
+/* Like gd_py_enter_maintenance; end with
  * gd_py_leave_maintenance(self->maintenance). */
 int gd_py_enter_part(part_object *self, int locked);
 /* Idempotent. */
