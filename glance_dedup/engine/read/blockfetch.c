@@ -11,8 +11,8 @@
 #include "engine/read/spare.h"
 
 enum {
-    BUNDLE_SEGMENTS = 64, /* decoded at once, at most */
-    BUNDLE_SMALL = 4,     /* of so few none is worth waking a thread for */
+    BUNDLE_SEGMENTS = 64, /* most segments decoded at once */
+    BUNDLE_SMALL = 4,     /* up to this many, no thread is woken */
 };
 
 gd_status
@@ -56,14 +56,14 @@ need_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
                : gd_coder_open(env, &scratch->coder, err);
 }
 
-/* The caller's own, who is the last of the pool's workers. */
+/* The scratch of the calling thread, which counts as the pool's last worker. */
 static gd_scratch *
 own_scratch(const gd_block_fetch *fetch)
 {
     return &fetch->scratch[gd_pool_threads(fetch->plan.repo->pool)];
 }
 
-/* Not needed where all comes out of the cache. */
+/* Allocates the input buffer, which segments from the cache do not need. */
 static gd_status
 need_buffers(gd_block_fetch *fetch, gd_error *err)
 {
@@ -103,7 +103,7 @@ verify_want(const gd_block_fetch *fetch, const gd_want *want,
     return s;
 }
 
-/* All wants of one segment. */
+/* Hands out all wants of one segment. */
 static gd_status
 hand_out(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
          const gd_segment_header *header, const uint8_t *stored,
@@ -121,7 +121,7 @@ hand_out(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
 
 /* ---- out of the cache ---- */
 
-/* *taken: false if it is not there. */
+/* *taken is false if the segment is not in the cache. */
 static gd_status
 take_cached(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
             bool *taken, gd_error *err)
@@ -144,7 +144,8 @@ take_cached(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
 
 /* ---- from the disk ---- */
 
-/* All wants of one segment; in is its header, stored bytes behind it. */
+/* Handles all wants of one segment; in is its header, followed by its stored
+ * bytes. */
 static gd_status
 take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
              const gd_want *wants, size_t count, const uint8_t *in,
@@ -158,7 +159,7 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
     gd_status s = gd_segment_header_decode(in, &header, group->name, offset,
                                            err);
     if (s == GD_OK) {
-        /* Before decoding: the lengths are those that were read. */
+        /* Check this before decoding: the lengths are those that were read. */
         s = gd_group_match_segment(group, &wants->entry, wants->slot, &header,
                                    err);
     }
@@ -194,11 +195,11 @@ typedef struct bundle {
     struct {
         const gd_want *wants;
         size_t count;
-        const uint8_t *in; /* NULL: out of the cache */
-        bool taken;        /* it was there */
+        const uint8_t *in; /* NULL: from the cache */
+        bool taken;        /* it was in the cache */
     } segments[BUNDLE_SEGMENTS];
     size_t count;
-    atomic_flag failed; /* who sets it, says in the next two why */
+    atomic_flag failed; /* the thread that sets it fills in the next two */
     gd_status status;
     gd_error *err;
 } bundle;
@@ -230,7 +231,7 @@ take_of_bundle(void *arg, size_t task, unsigned worker)
     }
 }
 
-/* With the pool's help, if there is enough to do for it. */
+/* Uses the pool if there is enough work for it. */
 static gd_status
 take_bundle(bundle *b, gd_error *err)
 {
@@ -261,7 +262,7 @@ add_to_bundle(bundle *b, const gd_want *wants, size_t count, const uint8_t *in)
     return ++b->count == BUNDLE_SEGMENTS;
 }
 
-/* Leaves in the plan what is not in the cache. */
+/* Leaves in the plan the wants that are not in the cache. */
 static gd_status
 take_all_cached(gd_block_fetch *fetch, gd_error *err)
 {
@@ -336,7 +337,8 @@ take_from_disk(gd_block_fetch *fetch, gd_error *err)
 
 /* ---- damage ---- */
 
-/* Takes the spare copy of a block; without one, `wrong` and its words stand. */
+/* Reads the spare copy of a block.  Without one, returns `wrong` and keeps its
+ * message. */
 static gd_status
 take_spare(gd_block_fetch *fetch, const gd_want *want, gd_status wrong,
            gd_error *err)
@@ -354,9 +356,9 @@ take_spare(gd_block_fetch *fetch, const gd_want *want, gd_status wrong,
     return fetch->taker.block(fetch->taker.arg, want, fetch->in, err);
 }
 
-/* Takes the spare copies of the blocks whose entries say that they are damaged.
- * One that has none stays in the plan: its bytes are verified as any other's,
- * and what hindered their reading once may have passed. */
+/* Reads the spare copies of the blocks whose entries are marked as damaged.  A
+ * block without one stays in the plan.  Its bytes are verified like any
+ * other's, since what prevented reading them once may have passed. */
 static gd_status
 take_damaged(gd_block_fetch *fetch, gd_error *err)
 {
@@ -381,7 +383,7 @@ take_damaged(gd_block_fetch *fetch, gd_error *err)
     return s;
 }
 
-/* What is wrong with a block that was tried for itself. */
+/* Describes what is wrong with a block that was read alone. */
 static gd_status
 say_damaged(const gd_block_fetch *fetch, const gd_want *want, gd_status s,
             gd_error *err)
@@ -395,7 +397,7 @@ say_damaged(const gd_block_fetch *fetch, const gd_want *want, gd_status s,
                : s;
 }
 
-/* A block for itself.  *held: the want whose segment was decoded last. */
+/* Reads one block alone.  *held is the want whose segment was decoded last. */
 static gd_status
 take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
            gd_segment_header *header, gd_error *err)
@@ -440,11 +442,11 @@ take_carefully(gd_block_fetch *fetch, gd_error *err)
 
 /* ---- all of it ---- */
 
-/* How ranges are read; a later way is tried when the one before failed. */
+/* How ranges are read.  Each way is tried after the one before failed. */
 typedef enum way {
-    AS_CACHED, /* open files and segments as they are at hand */
+    AS_CACHED, /* open files and cached segments */
     AFRESH,    /* files looked up by name, segments from the disk */
-    CAREFULLY, /* the same, each block for itself, or its spare copy */
+    CAREFULLY, /* the same, each block alone, or its spare copy */
     WAYS,
 } way;
 

@@ -10,11 +10,11 @@
 
 struct gd_block_reader {
     gd_repo *repo;
-    gd_group *group; /* lent; NULL: none */
+    gd_group *group; /* borrowed; NULL: none */
     gd_coder *coder;
     gd_hasher *hasher;
     uint8_t *in, *plain;
-    uint32_t segment; /* whose bytes are in plain; 0: none */
+    uint32_t segment; /* the one whose bytes are in plain; 0: none */
     gd_segment_header header;
 };
 
@@ -136,8 +136,8 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
     if (s == GD_OK) {
         s = gd_group_read_entries(reader->group, address.slot, 1, entry, err);
     }
-    /* A block that was found damaged is verified as any other: what hindered
-     * its reading then may have passed. */
+    /* A block marked as damaged is verified like any other: what prevented
+     * reading it then may have passed. */
     if (s == GD_OK && entry->state != GD_ENTRY_LIVE &&
         entry->state != GD_ENTRY_DAMAGED) {
         s = gd_fail(err, GD_CORRUPT, "%s: slot %u (entry at offset %llu) "

@@ -10,14 +10,14 @@ enum { WINDOW = 64 }; /* entries read together */
 
 struct gd_compare {
     gd_repo *repo;
-    gd_group *group; /* lent; NULL: none */
+    gd_group *group; /* borrowed; NULL: none */
     gd_entry entries[WINDOW];
-    uint32_t first, count; /* the slots of entries, of that group */
-    /* The segment read last, of any group; 0: none. */
+    uint32_t first, count; /* slots in entries, of that group */
+    /* The last segment read, of any group; 0: none. */
     uint32_t segment_group, segment;
     gd_segment_header header;
     gd_coder *coder;
-    uint8_t *in;          /* as it is stored */
+    uint8_t *in;          /* its stored bytes */
     uint8_t *decoded;
     const uint8_t *plain; /* its plain bytes, in one of these */
 };
@@ -71,8 +71,8 @@ gd_compare_close(gd_compare *compare)
 
 /* ---- segments ---- */
 
-/* Bytes that are stored as they are need not be copied.  No checksum is
- * verified: bytes that are equal are right. */
+/* Segments stored uncompressed are not copied.  No checksum is verified: if the
+ * bytes are equal, they are right. */
 static gd_status
 decode_segment(gd_compare *compare, const gd_group *group, uint32_t offset)
 {
@@ -143,7 +143,7 @@ need_group(gd_compare *compare, uint32_t number)
     return s;
 }
 
-/* The kept entry of the slot, if it is that of such a block; else NULL. */
+/* The kept entry of this slot, if it is of such a block; else NULL. */
 static const gd_entry *
 kept_entry(const gd_compare *compare, uint32_t slot, const gd_fingerprint *fp,
            uint32_t length)
@@ -158,7 +158,7 @@ kept_entry(const gd_compare *compare, uint32_t slot, const gd_fingerprint *fp,
                : NULL;
 }
 
-/* From this slot on: neighbours are asked for next. */
+/* Reads entries from this slot on, since its neighbours are asked for next. */
 static gd_status
 read_entries(gd_compare *compare, uint32_t slot)
 {
@@ -184,8 +184,8 @@ gd_compare_block(gd_compare *compare, gd_address address,
         return false;
     }
     const gd_entry *entry = kept_entry(compare, address.slot, fp, length);
-    /* One that is not as it should be may have been read before it was
-     * published. */
+    /* A wrong entry may have been read before it was published, so read it
+     * again. */
     if (entry == NULL && read_entries(compare, address.slot) == GD_OK) {
         entry = kept_entry(compare, address.slot, fp, length);
     }

@@ -44,7 +44,7 @@ gd_plan_close(gd_plan *plan)
     env->release(env, plan->entries);
 }
 
-/* Makes room for one more in an array; the array may move. */
+/* Makes room for one more item in an array; the array may move. */
 static gd_status
 grow(const gd_env *env, void **array, size_t *room, size_t used, size_t size,
      gd_error *err)
@@ -82,8 +82,8 @@ static gd_status
 lend_group(gd_plan *plan, uint32_t number, gd_group **group, gd_error *err)
 {
     gd_repo *repo = plan->repo;
-    /* Each once: of groups that the cache has no place for, each time would
-     * take a descriptor. */
+    /* Borrow each group once.  If the cache has no place for a group, each
+     * borrowing would take a descriptor. */
     for (size_t i = plan->group_count; i > 0; i--) {
         if (plan->groups[i - 1]->number == number) {
             *group = plan->groups[i - 1];
@@ -105,7 +105,7 @@ lend_group(gd_plan *plan, uint32_t number, gd_group **group, gd_error *err)
     return s;
 }
 
-/* A damaged entry still says what its block was. */
+/* A damaged entry still describes its block. */
 static bool
 names_a_block(const gd_entry *entry)
 {
@@ -191,7 +191,7 @@ add_want(gd_plan *plan, const gd_want *want, gd_error *err)
     return s;
 }
 
-/* Adds what [from, to) of the extent needs. */
+/* Adds the blocks needed for [from, to) of the extent. */
 static gd_status
 add_blocks(gd_plan *plan, const gd_extent *extent, uint64_t from, uint64_t to,
            gd_error *err)
@@ -292,7 +292,7 @@ disk_order(const void *a, const void *b)
 void
 gd_plan_sort(gd_plan *plan)
 {
-    /* Mostly an image lies on the disk as it was stored. */
+    /* An image mostly lies on the disk in the order in which it was stored. */
     size_t sorted = 1;
     while (sorted < plan->count &&
            disk_order(&plan->wants[sorted - 1], &plan->wants[sorted]) <= 0) {

@@ -11,33 +11,34 @@
 #include "engine/read/plan.h"
 
 enum {
-    SPAN_MIN = 4 << 20, /* bytes of blocks asked for at once, reading on: */
+    SPAN_MIN = 4 << 20, /* bytes of blocks in one step, sequential: */
     SPAN_MAX = 32 << 20,
-    /* The same, where what was asked for last is scattered: then more of what
-     * follows has neighbours in what follows that. */
+    /* The limit if the blocks last asked for lay scattered.  A longer span has
+     * more neighbours among its blocks. */
     SPAN_FAR = 128 << 20,
-    SCATTERED = 2 << 20, /* fewer bytes at once; two seeks take as long */
-    PIECES = 4096,         /* extents looked at for it, at most */
-    STRETCHES = 8192,      /* segments brought into order at once */
-    /* Bytes read over rather than seeked over, if that much is wanted around
-     * them; GD_READ_GAP always are. */
+    SCATTERED = 2 << 20, /* fewer bytes per request are scattered: two seeks
+                          * take as long */
+    PIECES = 4096,         /* most extents looked at for one step */
+    STRETCHES = 8192,      /* most segments sorted at once */
+    /* Bytes that are read over rather than seeked over, if as many are wanted
+     * around them.  GD_READ_GAP bytes always are. */
     GAP = 512 << 10,
-    MANY_BLOCKS = 32,      /* more of them are not each looked at */
+    MANY_BLOCKS = 32,      /* from this many on, not each is looked at */
     RECIPE_ONCE = 1 << 20, /* bytes of the recipe */
-    /* Of a single request the kernel may leave out what is more than the
-     * device takes at once. */
+    /* The kernel may drop the part of a request that exceeds what the device
+     * takes at once. */
     ASK_ONCE = 512 << 10,
 };
 
 /* How much of a group's store was asked for. */
 enum { SOME_ENTRIES = 1, WHOLE_STORE = 2 };
 
-/* What is wanted of an extent. */
+/* The wanted part of an extent. */
 typedef struct piece {
     uint32_t group, slot, blocks;
 } piece;
 
-/* Bytes of a group's file. */
+/* A byte range of a group's file. */
 typedef struct stretch {
     uint64_t start, end;
 } stretch;
@@ -46,10 +47,10 @@ typedef struct stretch {
 typedef struct step {
     gd_readahead *ahead;
     bool reading_on;
-    uint64_t to, until; /* where in the image it ended, and has to end */
+    uint64_t to, until; /* where in the image it ended, and must end */
     size_t count;
     size_t stretch_count;
-    uint64_t asks, bytes; /* what was asked for of segments */
+    uint64_t asks, bytes; /* requests for segments, and their bytes */
     piece pieces[PIECES];
     stretch stretches[STRETCHES];
     gd_entry entries[GD_EXTENT_BLOCKS];
@@ -86,7 +87,7 @@ ask(gd_repo *repo, int fd, uint64_t inode, stretch bytes)
 
 /* ---- the recipe ---- */
 
-/* So that looking for a page is not a seek for each. */
+/* Asks for more than one page, so that not every page costs a seek. */
 static void
 ask_recipe(gd_readahead *ahead, uint64_t page)
 {
@@ -101,15 +102,15 @@ ask_recipe(gd_readahead *ahead, uint64_t page)
     }
 }
 
-/* The blocks of [skip, skip + length), if all of the extent have one length but
- * the last, which may be shorter.  Where they have not, some are asked for in
- * vain, and some later. */
+/* The blocks of [skip, skip + length), if all blocks of the extent have the
+ * same length, except the last, which may be shorter.  Otherwise some blocks
+ * are asked for in vain, and some later. */
 static piece
 part_of(const gd_extent *extent, uint64_t skip, uint64_t length)
 {
     uint64_t from = skip * extent->blocks / extent->length;
     uint64_t to = (skip + length - 1) * extent->blocks / extent->length;
-    from = from < to ? from : to; /* lengths that are lies overflow */
+    from = from < to ? from : to; /* wrong lengths may overflow */
     return (piece){extent->group, extent->slot + (uint32_t)from,
                    (uint32_t)(to - from) + 1};
 }
@@ -168,9 +169,9 @@ by_start(const void *a, const void *b)
     return x->start < y->start ? -1 : x->start > y->start;
 }
 
-/* Asks for the stretches noted, neighbours together.  A larger gap is read
- * over as long as no more is read in vain than is wanted: a disk with a head
- * gains, and one without loses little. */
+/* Asks for the stretches noted, neighbours together.  Larger gaps are read over
+ * as long as wasted bytes do not exceed wanted ones.  A disk with a head gains
+ * by this, and one without loses little. */
 static void
 ask_stretches(step *step, const gd_group *group)
 {
@@ -212,7 +213,7 @@ note_stretch(step *step, const gd_group *group, uint64_t start,
         (stretch){start, gd_entry_segment_end(last)};
 }
 
-/* Notes the segments of the blocks wanted, but those that are in the cache. */
+/* Notes the segments of the wanted blocks, except those in the cache. */
 static void
 note_segments(step *step, const gd_group *group, const piece *piece)
 {
@@ -234,8 +235,8 @@ note_segments(step *step, const gd_group *group, const piece *piece)
     }
 }
 
-/* Blocks that follow one another were mostly stored so: then the first and the
- * last one tell where all of them are.  False if they do not. */
+/* Consecutive blocks were mostly stored in this order: then the first and the
+ * last tell where all of them are.  Returns false if they do not. */
 static bool
 note_ends(step *step, const gd_group *group, const piece *piece)
 {
@@ -266,8 +267,8 @@ entries_of(const piece *piece)
                          GD_ENTRY_SIZE};
 }
 
-/* The whole store is asked for where its entries would take several seeks, now
- * or later: a store takes as long to read as two seeks. */
+/* Asks for the whole store if its entries would take several seeks, now or
+ * later.  Reading a store takes as long as two seeks. */
 static void
 ask_entries(step *step, const gd_group *group, const piece *pieces,
             size_t count)
@@ -321,7 +322,7 @@ ask_group(step *step, const piece *pieces, size_t count)
 
 /* ---- how far ---- */
 
-/* Asks for what follows offset; returns the end of that. */
+/* Asks for what follows offset; returns where that ends. */
 static uint64_t
 go_ahead(gd_readahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
          bool reading_on)
@@ -353,8 +354,8 @@ go_ahead(gd_readahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
     return to;
 }
 
-/* How much to ask for before this range is read; 0: nothing, it was before, or
- * another thread is asking. */
+/* How much to ask for before this range is read.  0: nothing, since it was
+ * asked for before, or another thread is asking. */
 static uint64_t
 choose_span(gd_readahead *ahead, uint64_t offset, uint64_t length)
 {

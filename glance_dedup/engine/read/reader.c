@@ -83,7 +83,7 @@ gd_image_extents(gd_image *image, uint64_t number, gd_recipe_page *page,
 
 /* ---- reading ---- */
 
-/* Where the bytes of a window go. */
+/* The destination of a window's bytes. */
 typedef struct window {
     uint8_t *out;
     uint64_t offset; /* of out[0], in the image */
@@ -120,7 +120,7 @@ take_segment(void *arg, const gd_want *wants, size_t count,
     return GD_OK;
 }
 
-/* Bytes of a range that are in the image. */
+/* How many bytes of a range lie in the image. */
 static uint64_t
 clip(const gd_image *image, uint64_t offset, uint64_t length)
 {

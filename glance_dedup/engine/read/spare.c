@@ -16,7 +16,7 @@
 
 /* ---- reading ---- */
 
-/* What is looked for. */
+/* The block that is looked for. */
 typedef struct sought {
     gd_repo *repo;
     const gd_scope *scope;
@@ -43,8 +43,8 @@ hash_equals(const sought *what, const uint8_t *block, bool *equal,
     return s;
 }
 
-/* Reads the block of an open file's slot; *found only if all of it is as it
- * should be (I7). */
+/* Reads the block of an open file's slot.  *found only if it verifies
+ * completely (I7). */
 static gd_status
 read_slot(const sought *what, const gd_group *group, uint32_t slot,
           uint8_t *in, uint8_t *plain, gd_coder *coder, bool *found,
@@ -111,14 +111,14 @@ gd_spare_read(gd_repo *repo, const gd_scope *scope, const gd_fingerprint *fp,
     sought what = {repo, scope, fp, length, checksum, out};
     *found = false;
     if (!gd_digest_is_cryptographic(repo->digest)) {
-        return GD_OK; /* what has this fingerprint may be another block */
+        return GD_OK; /* this may be another block with the same fingerprint */
     }
     return gd_spare_index_find(repo->spares, fp, read_copy, &what, found, err);
 }
 
 /* ---- writing ---- */
 
-/* A file being written. */
+/* A spare file being written. */
 typedef struct writing {
     gd_repo *repo;
     gd_spool_file file;
@@ -127,9 +127,9 @@ typedef struct writing {
     gd_coder *coder;
     gd_entry *entries;
     uint32_t count; /* blocks so far */
-    uint8_t *plain, *packed; /* of the segment being filled */
+    uint8_t *plain, *packed; /* for the segment being filled */
     gd_segment_header header;
-    uint8_t *copy; /* a block out of the old file */
+    uint8_t *copy; /* a block from the old file */
     uint64_t end;
 } writing;
 
@@ -196,8 +196,8 @@ add_block(writing *w, const gd_entry *block, const uint8_t *data,
     return GD_OK;
 }
 
-/* The block of an address, or the copy of it that is there already: else a
- * damaged block would lose its copy when the file is written anew. */
+/* Reads the block at an address or, if that fails, its existing copy.
+ * Otherwise a damaged block would lose its copy when the file is rewritten. */
 static gd_status
 copy_block(writing *w, gd_address address, gd_error *err)
 {
