@@ -15,17 +15,18 @@ struct gd_appender {
     gd_group *group;
     gd_published published;
     uint32_t next_slot;
-    uint64_t synced_end; /* of the file, at the last sync point */
+    uint64_t synced_end; /* end of the file at the last sync point */
     uint64_t end;        /* where the next segment goes */
-    gd_directio *direct; /* NULL: through the page cache */
-    bool longer; /* the file may have zeros behind end, which direct wrote */
-    gd_entry *entries;   /* of slots from published.count */
-    bool cannot_cut; /* entries may be on the disk, or a write failed oddly */
+    gd_directio *direct; /* NULL: write through the page cache */
+    bool longer; /* direct may have written zeros behind end */
+    gd_entry *entries;   /* from slot published.count on */
+    bool cannot_cut; /* entries may be on the disk, or a write failed in an
+                      * unclear way */
 };
 
 /* ---- treating what a dead writer left (N7.3) ---- */
 
-/* Entries past the last one that is not empty are unused slots. */
+/* Entries behind the last non-empty one are unused slots. */
 static uint32_t
 used_entries(const gd_entry *entries, uint32_t count)
 {
@@ -37,7 +38,7 @@ used_entries(const gd_entry *entries, uint32_t count)
 
 static gd_status publish(gd_appender *appender, uint32_t count, gd_error *err);
 
-/* For entries that are published by now. */
+/* For entries that are already published. */
 static void
 insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
              const gd_entry *entries)
@@ -51,8 +52,9 @@ insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
     }
 }
 
-/* How many slots behind the published count were ever used.  Mostly none of
- * thousands: so they are looked at in pieces that stay in the cache. */
+/* Counts the slots behind the published count that were ever used.  Mostly none
+ * of thousands were, so they are read in pieces that fit in the processor's
+ * cache. */
 static gd_status
 count_tail(const gd_appender *appender, uint32_t *count, gd_error *err)
 {
@@ -75,10 +77,10 @@ count_tail(const gd_appender *appender, uint32_t *count, gd_error *err)
     return s;
 }
 
-/* Entries beyond the published count belong to a writer that died before it
- * published them, or to one whose published record the machine's crash undid.
- * In the second case committed recipes may name them: so nothing that verifies
- * is given up, and a slot is never used a second time. */
+/* Recovers entries beyond the published count.  They belong to a writer that
+ * died before it published them, or to one whose published record was undone by
+ * a crash of the machine.  In the second case committed recipes may name them.
+ * So no block that verifies is given up, and no slot is used twice. */
 static gd_status
 treat_tail(gd_appender *appender, gd_error *err)
 {
@@ -130,7 +132,8 @@ gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
 
 /* ---- leasing ---- */
 
-/* Reads what the group is, with the lease and the shared lock held. */
+/* Reads the group's state.
+ * REQUIRES: the lease and the shared lock. */
 static gd_status
 settle_in(gd_appender *appender, gd_error *err)
 {
@@ -185,8 +188,8 @@ check_name(const gd_group *group, const gd_repo *repo, gd_error *err)
     return s == GD_OK && !same ? GD_BUSY : s;
 }
 
-/* REQUIRES: the lease; it is given back unless the group can be used.
- * GD_BUSY: the collector is at work in it, or it is full. */
+/* Returns GD_BUSY if the collector works in the group, or the group is full.
+ * REQUIRES: the lease, which is given back unless the group can be used. */
 static gd_status
 enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
             gd_appender **out, gd_error *err)
@@ -203,15 +206,15 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         s = gd_group_open(repo->env, repo->root, &repo->params, number, O_RDWR,
                           &appender->group, err);
     }
-    /* Ask the file that will be written to, not what was looked at before. */
+    /* Check the file that will be written to, not the one looked at before. */
     if (s == GD_OK && !gd_scope_equal(&appender->group->scope, scope)) {
         s = gd_fail(err, GD_CORRUPT, "%s has become another scope's",
                     appender->group->name);
     }
-    /* I4: locked, but is it still this file?  Opened after locking, so only a
-     * rewriting before the lock could have replaced it: then we have the new
-     * one, unless this host remembers what the name led to before.  A group
-     * unlinked meanwhile is GD_NOTFOUND. */
+    /* I4: check that the name still leads to this file.  It was opened after
+     * locking, so only a rewriting before the lock could have replaced it.
+     * Then we have the new file, unless this host remembers what the name led
+     * to before.  If the group was unlinked meanwhile, this is GD_NOTFOUND. */
     if (s == GD_OK) {
         s = check_name(appender->group, repo, err);
     }
@@ -227,7 +230,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         return GD_OK;
     }
     if (s != GD_BUSY && s != GD_NOMEM) {
-        /* Full, or not to be trusted. */
+        /* It is full or cannot be trusted. */
         gd_groupchoice_remember_full(repo, number);
     }
     if (appender->group != NULL) {
@@ -260,7 +263,7 @@ lease_existing(gd_repo *repo, const gd_scope *scope,
             s = enter_group(repo, scope, numbers[i], appender, err);
         }
         if (s != GD_OK && s != GD_NOMEM) {
-            s = GD_BUSY; /* whatever is wrong with this one: take another */
+            s = GD_BUSY; /* whatever is wrong with this group: take another */
         }
     }
     return s;
@@ -301,7 +304,7 @@ gd_appender_close(gd_appender *appender)
     gd_directio_close(appender->direct);
     if ((appender->end > appender->synced_end || appender->longer) &&
         !appender->cannot_cut) {
-        /* No entry names these bytes and nobody else knows the slots. */
+        /* No entry names these bytes, and nobody else knows the slots. */
         (void)env->ftruncate(env, group->fd, appender->synced_end);
     }
     uint32_t number = group->number;
@@ -335,8 +338,8 @@ gd_appender_unsynced(const gd_appender *appender)
 
 /* ---- appending ---- */
 
-/* Once for all slots: so entries stay in place while a segment of them is being
- * packed by another thread.  What is never touched takes no memory. */
+/* Allocates entries once for all slots, so that they stay in place while
+ * another thread packs their segment.  Untouched pages take no memory. */
 static gd_status
 reserve_entries(gd_appender *appender, gd_error *err)
 {
@@ -378,7 +381,7 @@ gd_appender_entry(gd_appender *appender, uint32_t slot)
                : NULL;
 }
 
-/* Tells the segment's entries where it will lie. */
+/* Fills in the segment's place in its entries. */
 static void
 place_segment(gd_appender *appender, const gd_segment_header *header,
               uint64_t offset)
@@ -392,8 +395,8 @@ place_segment(gd_appender *appender, const gd_segment_header *header,
     }
 }
 
-/* At the end; length is that of all pieces.  A failure beside the page cache is
- * of no account: the same bytes are then written to the same place through it. */
+/* Writes at the end; length is that of all pieces.  If a direct write fails,
+ * the same bytes are written to the same place through the page cache. */
 static gd_status
 write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
              uint64_t length, gd_error *err)
@@ -445,15 +448,15 @@ gd_appender_append(gd_appender *appender, gd_new_segment *segments,
         s = write_pieces(appender, iov, n, offset - appender->end, err);
     }
     *written = offset - appender->end;
-    appender->end = offset; /* after an error too: so that it is cut off */
+    appender->end = offset; /* after an error too, so that it is cut off */
     env->release(env, iov);
     return s;
 }
 
 /* ---- the sync point ---- */
 
-/* Nobody may append here again (I1).  The mark may itself fail to reach the
- * disk; then the next lessee meets an unpublished tail and renews it. */
+/* Nobody may append here again (I1).  If the mark itself does not reach the
+ * disk, the next lessee finds an unpublished tail and renews it. */
 static void
 poison(gd_appender *appender)
 {
@@ -477,7 +480,7 @@ sync_group(gd_appender *appender, gd_error *err)
     return GD_OK;
 }
 
-/* N7.4: our own fdatasync, then the record that lets others see. */
+/* N7.4: our own fdatasync, then the record by which others see the entries. */
 static gd_status
 publish(gd_appender *appender, uint32_t count, gd_error *err)
 {
@@ -499,9 +502,9 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
         appender->synced_end = appender->end;
         atomic_fetch_add(&appender->repo->counters.sync_points, 1);
     }
-    /* Of a full group the record is made durable, too: else, after a crash of
-     * the machine, the next writer would read and renew every group that was
-     * filled shortly before (I8). */
+    /* For a full group the record is made durable, too.  Otherwise, after a
+     * crash of the machine, the next writer would read and renew every group
+     * that was filled shortly before (I8). */
     return s == GD_OK && count == group->bounds.slots
                ? sync_group(appender, err)
                : s;
@@ -516,7 +519,7 @@ gd_appender_sync(gd_appender *appender, gd_error *err)
         return GD_OK;
     }
     /* Once entries may be on the disk, the slots are used up, whatever
-     * happens: the next lessee renews or voids them. */
+     * happens.  The next lessee renews or voids them. */
     appender->cannot_cut = true;
     gd_status s = gd_group_write_entries(appender->group, base, count,
                                          appender->entries, err);

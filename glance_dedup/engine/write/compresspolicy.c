@@ -2,19 +2,19 @@
 /*
  * compresspolicy.c - see compresspolicy.h.
  *
- * Numbers only grow, whoever is first: so the bound on what is left untried
- * holds with any number of threads.
+ * Numbers only grow, whichever thread is first.  So the bound on untried
+ * segments holds with any number of threads.
  */
 #include "engine/write/compresspolicy.h"
 
 enum {
-    /* A stretch that did not pay so far is believed to go on for a quarter of
-     * its length, */
+    /* A stretch that did not pay so far is expected to go on for a quarter of
+     * its length. */
     BELIEF = 4,
-    /* and the pressure to stay as it was in the last bundles, about eight. */
+    /* The pressure is expected to stay as in about the last eight bundles. */
     BUNDLES = 8,
-    /* Pressure, in quarters: up to which nothing is given up, and from which
-     * on all. */
+    /* Pressure, in quarters: up to the first all segments are compressed, and
+     * from the second on none. */
     NO_PRESSURE = 4 * 4,
     FULL_PRESSURE = 8 * 4,
 };
@@ -38,7 +38,8 @@ is_yielded(uint64_t number, unsigned share)
 gd_try
 gd_compress_policy_next(gd_compress_policy *policy, uint64_t *number)
 {
-    /* In this order: so only segments before this one can have put it off. */
+    /* Load in this order: then only segments before this one can have put it
+     * off. */
     uint64_t due = atomic_load(&policy->due);
     *number = atomic_fetch_add(&policy->next, 1);
     if (*number < due) {

@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    PAGE = 4096, /* in memory and in the file: what every disk accepts */
+    PAGE = 4096, /* for memory and file alike: every disk accepts it */
     ROOM = 2 << 20,
 };
 
@@ -17,12 +17,12 @@ struct gd_directio {
     const gd_group *group;
     int fd;
     void *memory;
-    uint8_t *room;  /* in it, at a whole page: bytes from start on */
+    uint8_t *room;  /* in the buffer, page-aligned: bytes from start on */
     size_t used;    /* of room */
-    uint64_t start; /* in the file, at a whole page */
+    uint64_t start; /* in the file, page-aligned */
 };
 
-/* Another file may have got the name since. */
+/* Another file may have taken the name since. */
 static bool
 is_same_file(const gd_directio *direct)
 {
@@ -68,7 +68,7 @@ gd_directio_close(gd_directio *direct)
     }
 }
 
-/* Makes room begin with what precedes offset in its page. */
+/* Makes room begin with the bytes before offset in its page. */
 static bool
 go_to(gd_directio *direct, uint64_t offset)
 {
@@ -82,7 +82,7 @@ go_to(gd_directio *direct, uint64_t offset)
                         NULL) == GD_OK;
 }
 
-/* Writes all of room; keeps the page that is not full. */
+/* Writes all of room; keeps the last page if it is not full. */
 static bool
 write_room(gd_directio *direct)
 {

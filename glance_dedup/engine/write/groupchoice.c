@@ -9,15 +9,15 @@
 
 #include "engine/base/coding.h"
 
-/* A handle forgets nothing of what it learns here.  The number of a group that was
- * lost is used again; then the handle only leaves the new group to others. */
+/* A handle never forgets what it learns here.  If the number of a lost group is
+ * used again, the handle only leaves the new group to others. */
 static void
 remember(gd_repo *repo, gd_groupmap *map, uint32_t number, uint32_t what)
 {
     pthread_mutex_lock(&repo->mutex);
     uint32_t *item = gd_groupmap_at(map, number, NULL);
     if (item != NULL) {
-        *item = what; /* else it will be looked at again: no harm */
+        *item = what; /* else the group will be looked at again */
     }
     pthread_mutex_unlock(&repo->mutex);
 }
@@ -28,8 +28,8 @@ gd_groupchoice_remember_full(gd_repo *repo, uint32_t number)
     remember(repo, &repo->full, number, 1);
 }
 
-/* Tells most scopes from one another; not 0.  Two that share a tag only have
- * their groups looked at more often. */
+/* Distinguishes most scopes; not 0.  If two share a tag, their groups are only
+ * looked at more often. */
 static uint32_t
 scope_tag(const gd_scope *scope)
 {
@@ -90,15 +90,14 @@ fullest_first(const void *a, const void *b)
     return x->count < y->count ? 1 : x->count > y->count ? -1 : 0;
 }
 
-/* How full the group is; false if it is not one to be leased, which is
- * remembered. */
+/* How full the group is.  False if it cannot be leased, which is remembered. */
 static bool
 weigh_choice(choices *list, choice *one)
 {
     gd_repo *repo = list->repo;
     gd_group *group;
     gd_published record;
-    /* Out of date is good enough: who leases it looks at it anew. */
+    /* This may be out of date: the lessee checks the group again. */
     if (gd_fpcache_group(repo->cache, one->number, false, &group, NULL) !=
         GD_OK) {
         return false;
@@ -118,7 +117,7 @@ weigh_choice(choices *list, choice *one)
     return good;
 }
 
-/* Leaves those that can be leased, the fullest first. */
+/* Leaves the groups that can be leased, fullest first. */
 static void
 weigh_choices(choices *list)
 {

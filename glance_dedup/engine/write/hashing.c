@@ -8,8 +8,8 @@
 #include "engine/format/sha256mb.h"
 #include "engine/write/packer.h"
 
-/* Blocks fingerprinted in one go: few, since at the end of a batch all wait for
- * the last ones. */
+/* Blocks fingerprinted in one task.  They are few, since at the end of a batch
+ * all threads wait for the last tasks. */
 enum {
     TASK = GD_SHA256MB_LANES,
     TASK_BY_VALUE = 64, /* a task reads whole segments */
@@ -18,8 +18,8 @@ enum {
 struct gd_hashing {
     gd_repo *repo;
     gd_scope scope;
-    gd_hasher **hashers; /* one for each thread, and the waiter's */
-    /* Of the run under way: */
+    gd_hasher **hashers; /* one for each thread, and one for the caller */
+    /* Of the current run: */
     gd_block *blocks;
     size_t count, task;
     gd_lookup *lookup;
@@ -123,7 +123,7 @@ add_checksums(void *arg, size_t task, unsigned worker)
     }
 }
 
-/* The blocks, so many at a time, by all threads. */
+/* Runs the task on all threads, over pieces of the blocks. */
 static gd_status
 run_job(gd_hashing *hashing, void (*run)(void *arg, size_t task, unsigned worker),
         gd_block *blocks, size_t count, size_t task, gd_error *err)

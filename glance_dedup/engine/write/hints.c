@@ -15,20 +15,21 @@ enum {
 
 typedef struct tally {
     uint32_t group;
-    uint32_t hints; /* of blocks not found, nor hinted to a group chosen */
+    uint32_t hints; /* of blocks not found and not hinted to a chosen group */
     bool chosen;
 } tally;
 
 typedef struct hint {
     const gd_address *block;
     uint16_t tally;
-    bool covered; /* its block is hinted to a group chosen just now */
+    bool covered; /* its block is hinted to the group just chosen */
 } hint;
 
 struct gd_hints {
     tally tallies[GROUPS];
     size_t groups;
-    uint16_t places[PLACES]; /* a tally plus one, where its group hashes to */
+    uint16_t places[PLACES]; /* each has a tally plus one, where its group
+                              * hashes to */
     hint hints[HINTS];
     size_t count;
 };
@@ -56,7 +57,7 @@ gd_hints_clear(gd_hints *hints)
     hints->count = 0;
 }
 
-/* The place of the group, or the free one where it belongs. */
+/* The place of the group, or the free place where it belongs. */
 static uint16_t *
 find_place(gd_hints *hints, uint32_t group)
 {
@@ -104,7 +105,7 @@ count_anew(gd_hints *hints)
     }
 }
 
-/* NULL: no group is left that a block is hinted to. */
+/* Returns NULL if no group is left that a block is hinted to. */
 static tally *
 most_hinted(gd_hints *hints)
 {
@@ -118,7 +119,7 @@ most_hinted(gd_hints *hints)
     return best;
 }
 
-/* The hints, from the first, that are of one block. */
+/* How many hints, from the first, are of the same block. */
 static size_t
 count_run(const gd_hints *hints, size_t first)
 {
@@ -130,7 +131,7 @@ count_run(const gd_hints *hints, size_t first)
     return n;
 }
 
-/* The blocks hinted to the group chosen need no other. */
+/* Blocks hinted to the chosen group need no other group. */
 static void
 cover(gd_hints *hints, const tally *chosen)
 {

@@ -11,7 +11,8 @@
 enum {
     BATCH_BYTES = 4 << 20, /* of non-zero data */
     IN_PLACE = 1 << 20,    /* a write this large is not copied into a batch */
-    AHEAD = 8,             /* blocks whose first bytes are fetched early */
+    AHEAD = 8,             /* how many blocks ahead the first bytes are
+                            * fetched */
 };
 
 /* ---- opening and closing ---- */
@@ -37,7 +38,7 @@ close_batch(gd_intake *intake, gd_batch *b)
     *b = (gd_batch){0};
 }
 
-/* What is carried stays. */
+/* Carried bytes stay. */
 static void
 clear_batch(gd_batch *b)
 {
@@ -89,7 +90,7 @@ gd_intake_close(gd_intake *intake)
 
 /* ---- a batch's way ---- */
 
-/* Gives the block an address: of an equal one of ours, or a new one. */
+/* Gives the block an address: that of an equal block of ours, or a new one. */
 static gd_status
 store_block(gd_intake *intake, gd_block *block, size_t *misses, gd_error *err)
 {
@@ -106,7 +107,7 @@ store_block(gd_intake *intake, gd_block *block, size_t *misses, gd_error *err)
                          err);
 }
 
-/* *found: how many are stored already. */
+/* *found: how many blocks are stored already. */
 static gd_status
 look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
 {
@@ -122,7 +123,7 @@ look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
     for (size_t i = 0; i < b->count; i++) {
         *found += b->blocks[i].address.group != 0;
     }
-    /* A second fingerprint costs as much as some ten checksums. */
+    /* A second fingerprint costs as much as about ten checksums. */
     intake->mostly_known = (b->count - *found) * 8 < b->count;
     return checksums || *found == b->count
                ? GD_OK
@@ -144,7 +145,7 @@ count_batch(gd_intake *intake, size_t stored, size_t misses)
     }
 }
 
-/* Stores what was not found, and empties the batch. */
+/* Stores the blocks that were not found, and empties the batch. */
 static gd_status
 put_batch(gd_intake *intake, gd_error *err)
 {
@@ -180,8 +181,8 @@ put_batch(gd_intake *intake, gd_error *err)
 
 /* ---- cutting ---- */
 
-/* REQUIRES: the batch is not full.  stays: data will be where it is until the
- * batch is stored. */
+/* stays: data will stay in place until the batch is stored.
+ * REQUIRES: the batch is not full. */
 static void
 take_block(gd_intake *intake, const uint8_t *data, size_t length, bool stays)
 {
@@ -204,7 +205,7 @@ take_block(gd_intake *intake, const uint8_t *data, size_t length, bool stays)
     b->zeros_after = 0;
 }
 
-/* Whether there may be no room for one block more. */
+/* Whether the batch may have no room for another block. */
 static bool
 is_full(const gd_intake *intake)
 {
@@ -213,7 +214,7 @@ is_full(const gd_intake *intake)
            b->used + intake->chunker.max_length > BATCH_BYTES;
 }
 
-/* As the chunker's next, but for a block that is to be cut short. */
+/* Like the chunker's next, except for a block that must be cut short. */
 static size_t
 next_cut(gd_intake *intake, const uint8_t *data, size_t length, size_t known,
          bool last)
@@ -230,8 +231,8 @@ next_cut(gd_intake *intake, const uint8_t *data, size_t length, size_t known,
     return cut;
 }
 
-/* Completes the carried block with the first of these bytes; zeros, if data is
- * NULL.  *used: how many of them are dealt with. */
+/* Completes the carried block with the first of these bytes, or with zeros if
+ * data is NULL.  *used is how many bytes were taken. */
 static gd_status
 take_carried(gd_intake *intake, const uint8_t *data, size_t length,
              size_t *used, gd_error *err)
@@ -251,16 +252,16 @@ take_carried(gd_intake *intake, const uint8_t *data, size_t length,
         return GD_OK;
     }
     if (cut < before) {
-        /* A cut among the carried bytes would have been seen before. */
+        /* A cut among the carried bytes would have been found before. */
         return gd_fail(err, GD_INVALID, "the chunker is not consistent");
     }
-    *used = cut - before; /* the rest is cut from where it lies */
+    *used = cut - before; /* the rest is cut in place */
     b->carried = 0;
     take_block(intake, b->carry, cut, false);
     return GD_OK;
 }
 
-/* Takes the first block of these bytes; all of them, if it does not end among
+/* Takes the first block of these bytes, or all of them if it does not end among
  * them. */
 static gd_status
 take_next(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
@@ -282,7 +283,7 @@ take_next(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
     return GD_OK;
 }
 
-/* anew: the batch may be cut anew. */
+/* anew: the batch may be cut again. */
 static gd_status store_batch(gd_intake *intake, bool anew, gd_error *err);
 
 static gd_status
@@ -310,7 +311,7 @@ take_bytes(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
 
 /* ---- cutting anew ---- */
 
-/* Zeros that were found to be so. */
+/* Takes zeros that were recognized before. */
 static gd_status
 take_zeros(gd_intake *intake, uint64_t length, gd_error *err)
 {
@@ -334,8 +335,8 @@ take_zeros(gd_intake *intake, uint64_t length, gd_error *err)
     return s;
 }
 
-/* Blocks, from the first, that are neighbours in the image and in memory;
- * *length: of them together. */
+/* Counts the blocks, from the first, that are adjacent in the image and in
+ * memory; *length is their total length. */
 static size_t
 count_run(const gd_block *blocks, size_t count, size_t *length)
 {
@@ -348,9 +349,9 @@ count_run(const gd_block *blocks, size_t count, size_t *length)
     return n;
 }
 
-/* Cuts all that is in the batch, and what is carried behind it, once more, the
- * first block after `shift` bytes, and stores it.  What then has no end is
- * carried. */
+/* Cuts the batch again, and the carried bytes behind it, so that the first
+ * block ends after `shift` bytes, and stores it.  A last block without an end
+ * is carried. */
 static gd_status
 cut_anew(gd_intake *intake, uint32_t shift, gd_error *err)
 {
@@ -384,7 +385,7 @@ cut_anew(gd_intake *intake, uint32_t shift, gd_error *err)
     return s;
 }
 
-/* Blocks that are stored by this transaction, so that no look-up finds them. */
+/* Counts the blocks that this transaction stored, which no look-up finds. */
 static size_t
 count_own(gd_intake *intake)
 {
@@ -398,7 +399,7 @@ count_own(gd_intake *intake)
     return own;
 }
 
-/* False: there is no memory to cut anything into. */
+/* Returns false if there is no memory to cut into. */
 static bool
 need_other(gd_intake *intake)
 {
@@ -410,7 +411,7 @@ need_other(gd_intake *intake)
     return other->data != NULL;
 }
 
-/* How many bytes further on to cut the batch; 0: it stays as it is. */
+/* How many bytes later to cut the batch; 0: it stays as it is. */
 static uint32_t
 choose_shift(gd_intake *intake, size_t found)
 {
@@ -458,8 +459,8 @@ gd_intake_take(gd_intake *intake, const uint8_t *data, size_t length,
                : s;
 }
 
-/* The addresses of those that are not zeros, which are the first, go to the
- * places of their blocks.  data is behind the last block. */
+/* Moves the addresses of the non-zero blocks, which are packed at the front, to
+ * their blocks' places.  data is behind the last block. */
 static void
 spread_addresses(gd_intake *intake, const uint8_t *data,
                  const uint32_t *lengths, size_t count, gd_address *addresses)
@@ -522,7 +523,7 @@ gd_status
 gd_intake_finish(gd_intake *intake, gd_error *err)
 {
     gd_status s = store_last(intake, true, err);
-    return s == GD_OK && intake->batch.carried > 0 /* it was cut anew */
+    return s == GD_OK && intake->batch.carried > 0 /* it was cut again */
                ? store_last(intake, false, err)
                : s;
 }

@@ -10,8 +10,8 @@
 #include "engine/write/hints.h"
 
 enum {
-    AHEAD = 8,    /* blocks whose memory is fetched while others are looked at */
-    CHOSEN_AT_ONCE = 16,     /* stores read in one go over the disk */
+    AHEAD = 8,    /* how many blocks ahead memory is fetched */
+    CHOSEN_AT_ONCE = 16,     /* stores read in one pass over the disk */
     CONFIRMED_AT_ONCE = 256, /* entries read together */
 };
 
@@ -22,11 +22,11 @@ struct gd_lookup {
     gd_fpstore *stores[GD_CACHED_STORES];
     uint64_t hit_at[GD_CACHED_STORES]; /* the batch of the last hit */
     int store_count;
-    int last; /* the store that gave the last hit: tried first */
-    uint32_t next_slot; /* behind that hit: tried before all */
+    int last; /* the store of the last hit: tried first */
+    uint32_t next_slot; /* behind that hit: tried before anything else */
     uint64_t batch;
     gd_hints *hints;
-    /* One for each thread, the caller's last; NULL unless hits are compared by
+    /* One for each thread, the caller's last.  NULL unless hits are compared by
      * value. */
     gd_compare **compares;
 };
@@ -100,8 +100,8 @@ gd_lookup_close(gd_lookup *lookup)
 
 /* ---- probing the stores at hand ---- */
 
-/* Whether the block of this address, which has the block's fingerprint, is the
- * block (I5).  If it was compared ahead, block->address is that already. */
+/* Whether the block at this address, which has the same fingerprint, is the
+ * block (I5).  If it was already compared, block->address is this address. */
 static bool
 is_equal(gd_lookup *lookup, gd_address address, const gd_block *block)
 {
@@ -113,7 +113,7 @@ is_equal(gd_lookup *lookup, gd_address address, const gd_block *block)
                &block->fingerprint, block->data, block->length);
 }
 
-/* The slot has the block's fingerprint. */
+/* Whether the slot has the block's fingerprint. */
 static bool
 take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
 {
@@ -141,7 +141,7 @@ probe_store(gd_lookup *lookup, int index, gd_block *block)
     return false;
 }
 
-/* What follows one another in an image mostly does so in a group, too. */
+/* Blocks that are adjacent in an image mostly are in a group, too. */
 static bool
 probe_next(gd_lookup *lookup, gd_block *block)
 {
@@ -176,8 +176,8 @@ fetch_ahead(const gd_lookup *lookup, const gd_block *block)
     }
 }
 
-/* New blocks come in runs, as duplicates do: behind a miss the indexes will be
- * needed, behind a hit only the next slot. */
+/* Both new blocks and duplicates come in runs.  So after a miss the indexes
+ * will be needed, and after a hit only the next slot. */
 static void
 probe_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
 {
@@ -195,8 +195,8 @@ probe_batch(gd_lookup *lookup, gd_block *blocks, size_t count)
 
 /* ---- comparing ahead ---- */
 
-/* Where a block with this fingerprint is: behind the place before, or the first
- * in any store at hand. */
+/* Finds a block with this fingerprint: behind the last place, or the first in
+ * any loaded store. */
 static bool
 guess(const gd_lookup *lookup, const gd_fingerprint *fp, int *index,
       uint32_t *slot)
@@ -220,7 +220,7 @@ void
 gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
                   unsigned worker)
 {
-    int index = lookup->store_count; /* no place before */
+    int index = lookup->store_count; /* no last place */
     uint32_t slot = 0;
     for (size_t i = 0; lookup->compares != NULL && i < count; i++) {
         gd_block *block = &blocks[i];
@@ -259,9 +259,9 @@ drop_store(gd_lookup *lookup, int at)
     lookup->hit_at[at] = lookup->hit_at[lookup->store_count];
 }
 
-/* A hint to a store at hand is a false one, or we would have found the block,
- * unless the slot was published after the store was loaded: then the store is
- * given back, to be loaded anew. */
+/* A hint to a loaded store is false, since otherwise the block would have been
+ * found there.  But the slot may have been published after the store was
+ * loaded.  Then the store is given back, to be loaded again. */
 static void
 take_hint(gd_lookup *lookup, const gd_block *block, gd_address to)
 {
@@ -277,7 +277,7 @@ take_hint(gd_lookup *lookup, const gd_block *block, gd_address to)
     gd_hints_add(lookup->hints, &block->address, to.group);
 }
 
-/* Asks the filter for the blocks that no store at hand has. */
+/* Asks the filter for the blocks that no loaded store has. */
 static void
 take_hints(gd_lookup *lookup, const gd_block *blocks, size_t count)
 {
@@ -302,7 +302,7 @@ take_hints(gd_lookup *lookup, const gd_block *blocks, size_t count)
 
 /* ---- loading stores ---- */
 
-/* Mostly answered by a file that is open.  A group keeps its scope. */
+/* Mostly an open file answers this.  A group keeps its scope. */
 static bool
 is_in_scope(const gd_lookup *lookup, uint32_t number)
 {
@@ -316,7 +316,7 @@ is_in_scope(const gd_lookup *lookup, uint32_t number)
     return is;
 }
 
-/* The shared lock first, then the entries (N7.2). */
+/* Takes the shared lock first, and reads the entries then (N7.2). */
 static gd_status
 lock_group(gd_lookup *lookup, uint32_t group)
 {
@@ -352,8 +352,8 @@ place_for_store(gd_lookup *lookup)
     return oldest;
 }
 
-/* False: its store cannot be had now, which counts as a miss.  If it can, the
- * disk is asked for it. */
+/* Returns false if the store is not available now, which counts as a miss.
+ * Otherwise asks the disk for it. */
 static bool
 prepare_store(gd_lookup *lookup, uint32_t group)
 {
@@ -364,7 +364,7 @@ prepare_store(gd_lookup *lookup, uint32_t group)
     return true;
 }
 
-/* -1: it cannot be had, either. */
+/* Returns -1 if the store cannot be loaded, which counts as a miss, too. */
 static int
 load_store(gd_lookup *lookup, uint32_t group)
 {
@@ -375,7 +375,7 @@ load_store(gd_lookup *lookup, uint32_t group)
         GD_OK) {
         return -1;
     }
-    if (cold) { /* the group's first page and its entries, in one go */
+    if (cold) { /* the group's first page and its entries, in one read */
         atomic_fetch_add(&counters->cold_loads, 1);
         gd_seeks_note(&counters->store, group, 0,
                       GD_STORE_START + gd_store_size(store->count));
@@ -386,8 +386,8 @@ load_store(gd_lookup *lookup, uint32_t group)
     return at;
 }
 
-/* Loads the stores in the order of the disk, but those of which the ones before
- * had all that was hoped for. */
+/* Loads the stores in disk order, except those whose hinted blocks were all
+ * found in earlier stores. */
 static void
 load_chosen(gd_lookup *lookup, const uint32_t *groups, size_t group_count,
             gd_block *blocks, size_t count)
@@ -442,7 +442,7 @@ gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
 
 /* ---- confirming ---- */
 
-/* Blocks, from the first, at consecutive addresses. */
+/* How many blocks, from the first, are at consecutive addresses. */
 static size_t
 count_run(const gd_block *blocks, size_t count)
 {
@@ -463,7 +463,7 @@ is_block(const gd_entry *entry, const gd_block *block)
            gd_fingerprint_equal(&entry->fingerprint, &block->fingerprint);
 }
 
-/* What is not published may not be durable, whatever its entry says (I1). */
+/* An unpublished block may not be durable, whatever its entry says (I1). */
 static gd_status
 confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
 {

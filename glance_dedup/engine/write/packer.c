@@ -3,13 +3,14 @@
  * packer.c - see packer.h.
  *
  * Blocks are copied, one behind the other, into the plain buffer of a bundle,
- * in which each segment has its place of segment_size bytes.  There are two
- * bundles: one is being filled, the other may be under way in the pool
- * (write_bundle).  All segments of a bundle are closed but the last of the one
- * being filled, which a flush takes along into the other.
+ * where each segment has a place of segment_size bytes.  There are two
+ * bundles.  One is being filled; the other may be at work in the pool
+ * (write_bundle).  All segments of a bundle are closed, except the last one of
+ * the bundle being filled.  A flush moves that one to the other bundle.
  *
- * Who fills touches only the bundle being filled and the slots it takes; who
- * writes, only the other bundle, its entries, and the appender's end.
+ * The filling thread touches only the bundle being filled and the slots that it
+ * takes.  The writing threads touch only the other bundle, its entries, and the
+ * appender's end.
  */
 #include "engine/write/packer.h"
 
@@ -23,37 +24,37 @@
 enum {
     SYNC_BYTES = 256 << 20,
     BUNDLE_BYTES = 4 << 20, /* plain */
-    TIMED_BYTES = 64 << 10, /* one segment in as many is timed */
+    TIMED_BYTES = 64 << 10, /* one segment for so many bytes is timed */
 };
 
 typedef struct bundle {
     gd_new_segment *segments;
     struct iovec *stored; /* one for each segment */
-    gd_entry **entries;   /* the first of each segment's */
+    gd_entry **entries;   /* the first entry of each segment */
     uint8_t *plain;
     size_t count;
 } bundle;
 
 struct gd_packer {
     gd_repo *repo;
-    gd_scope scope; /* of the group now open, and of the next */
+    gd_scope scope; /* of the open group, and of the next */
     gd_appender *appender; /* NULL until the first new block */
-    gd_groupmap shared;    /* groups whose shared lock we took, how often */
+    gd_groupmap shared;    /* how often we took each group's shared lock */
     gd_groupmap avoided;   /* 1: nothing may be added to the group */
-    gd_fpstore *own;       /* what we added to the group now open */
+    gd_fpstore *own;       /* blocks that we added to the open group */
     uint64_t new_bytes, stored_bytes;
 
     bundle bundles[2];
     size_t room; /* segments in a bundle */
-    int filling; /* which of the bundles */
+    int filling; /* index of the bundle being filled */
     bool last_is_open;
     gd_compare *compare; /* NULL unless hits are compared by value */
 
-    /* Of the bundle under way: */
+    /* Of the bundle being written: */
     bool writing;
     gd_job write_job, pack_job;
     uint8_t *packed;   /* segment_size bytes for each segment */
-    gd_coder **coders; /* one for each thread, and the waiter's */
+    gd_coder **coders; /* one for each thread, and one for the caller */
     gd_compress_policy policy;
     atomic_int pack_status;
     gd_status write_status;
@@ -199,7 +200,7 @@ gd_packer_stored_bytes(const gd_packer *packer)
 
 /* ---- the pool's part ---- */
 
-/* Whether the copies are what was fingerprinted. */
+/* Whether the copies match what was fingerprinted. */
 static bool
 is_unchanged(const gd_segment_header *header, const gd_entry *entries,
              const uint8_t *plain)
@@ -213,8 +214,8 @@ is_unchanged(const gd_segment_header *header, const gd_entry *entries,
     return same;
 }
 
-/* *stored is 0 if the segment is to be stored as it is: compressing it does not
- * pay, or is not tried. */
+/* *stored is 0 if the segment is stored as it is, because compressing it does
+ * not pay or is not tried. */
 static gd_status
 try_compressing(gd_packer *packer, gd_coder *coder, const uint8_t *plain,
                 size_t length, uint8_t *out, size_t *stored)
@@ -282,7 +283,7 @@ pack_one(gd_packer *packer, size_t task, unsigned worker)
         segment->pieces, segment->piece_count, segment->encoded);
 }
 
-/* Asking for the time costs a microsecond, which small segments have not got. */
+/* Reading the clock costs a microsecond, too much for a small segment. */
 static bool
 is_timed(const gd_params *params, size_t task)
 {
@@ -306,7 +307,7 @@ pack_segment(void *arg, size_t task, unsigned worker)
     }
 }
 
-/* Packs the bundle under way, on all threads, and appends it. */
+/* Packs the bundle on all threads, and appends it. */
 static void
 write_bundle(void *arg, size_t task, unsigned worker)
 {
@@ -338,8 +339,8 @@ write_bundle(void *arg, size_t task, unsigned worker)
 
 /* ---- flushing ---- */
 
-/* Until the bundle under way is written; its error, at each call from then
- * on. */
+/* Waits until the bundle is written.  Once it fails, each later call returns
+ * the same error. */
 static gd_status
 finish_writing(gd_packer *packer, gd_error *err)
 {
@@ -353,7 +354,7 @@ finish_writing(gd_packer *packer, gd_error *err)
     return packer->write_status;
 }
 
-/* Takes the open segment along from the end of one bundle to the start of the
+/* Moves the open segment from the end of one bundle to the start of the
  * other. */
 static void
 take_along(gd_packer *packer, bundle *from, bundle *to)
@@ -457,7 +458,7 @@ gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err)
                : GD_OK;
 }
 
-/* Makes sure that there is an appender with room for a slot. */
+/* Ensures that there is an appender with room for a slot. */
 static gd_status
 need_appender(gd_packer *packer, gd_error *err)
 {
@@ -487,8 +488,8 @@ need_appender(gd_packer *packer, gd_error *err)
     return GD_OK;
 }
 
-/* Makes sure that the last segment of the bundle being filled is open and has
- * room for the block. */
+/* Ensures that the last segment of the bundle being filled is open and has room
+ * for the block. */
 static gd_status
 need_segment(gd_packer *packer, uint32_t length, gd_error *err)
 {
@@ -546,7 +547,8 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
 
 /* ---- finding our own ---- */
 
-/* Where the slot's segment is in the bundle being filled; NULL if it is not. */
+/* Where the slot's segment is in the bundle being filled; NULL if it is not
+ * there. */
 static const uint8_t *
 waiting_segment(const gd_packer *packer, uint32_t slot)
 {
@@ -576,7 +578,7 @@ equals_own(gd_packer *packer, uint32_t slot, const gd_fingerprint *fp,
         return memcmp(waiting + unsynced->plain_offset, data, length) == 0;
     }
     if (finish_writing(packer, NULL) != GD_OK) {
-        return false; /* the next flush will say why */
+        return false; /* the next flush will report the cause */
     }
     return unsynced != NULL
                ? gd_compare_entry(packer->compare, group, unsynced, slot, data)

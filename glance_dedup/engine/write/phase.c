@@ -2,21 +2,22 @@
 /*
  * phase.c - see phase.h.
  *
- * The sample is of pairs of whole blocks, neighbours in the stream and in
- * memory: within a pair lies one candidate for each other phase.  How many
- * pairs depends on the filter's level, since a twin without a hint is not found:
- * enough for PAIRS hints if all have twins.  The first one that is found has its
- * group's store loaded, in which the others are then found without hints.
+ * The sample consists of pairs of whole blocks, adjacent in the stream and in
+ * memory.  Within a pair lies one candidate for each other phase.  The number
+ * of pairs depends on the filter's level, since a twin without a hint is not
+ * found: it is enough for PAIRS hints if all have twins.  The first candidate
+ * found has its group's store loaded, and the others are then found there
+ * without hints.
  *
- * Contents that recur in any image, as a block all 0xff, are found at all
- * phases, again and again at one address.  So finds count by their addresses,
- * and one is not enough.
+ * Contents that occur in any image, such as a block of 0xff bytes, are found at
+ * all phases, again and again at one address.  So finds count by their
+ * addresses, and one is not enough.
  *
  * A sample costs as much as its candidates' fingerprints.  It is paid with
- * credit, which a new transaction has some of, and which each block that is
- * stored earns, one that was found many times as much.  So unique data, of which
- * all samples are in vain, is fingerprinted 1/16 more; and an image that changes
- * its phase all the time has little found, and so few samples.
+ * credit.  A new transaction has some, and each stored block earns some; a
+ * block that was found earns many times as much.  So for unique data, whose
+ * samples all fail, 1/16 more is fingerprinted.  An image that changes its
+ * phase all the time has few blocks found, and so gets few samples.
  */
 #include "engine/write/phase.h"
 
@@ -26,12 +27,12 @@
 
 enum {
     SECTOR = 512,
-    CANDIDATES = 448, /* of a sample, at most */
-    PAIRS = 4,        /* of a sample, if all fingerprints have hints; but */
+    CANDIDATES = 448, /* most in a sample */
+    PAIRS = 4,        /* in a sample, if all fingerprints have hints; but */
     PAIRS_MIN = 8,
     PAIRS_MAX = 64,
-    BATCH_MIN = 16,   /* blocks for which it is worth while */
-    HARDLY = 16,      /* fewer than one in so many found are hardly any */
+    BATCH_MIN = 16,   /* fewest blocks that are worth a sample */
+    HARDLY = 16,      /* fewer than one in so many found is hardly any */
     FINDS_MIN = 2,
     PRICE = 16,       /* of a candidate */
     EARNED_FOUND = 8,
@@ -44,9 +45,9 @@ struct gd_phase {
     gd_hashing *hashing;
     gd_lookup *lookup;
     uint32_t block_size;
-    size_t others; /* phases but the one at hand */
+    size_t others; /* phases other than the current one */
     size_t credit;
-    /* Pair by pair, each pair's by phase. */
+    /* Pair by pair; within a pair by phase. */
     gd_block candidates[CANDIDATES];
 };
 
@@ -102,7 +103,7 @@ is_pair(const gd_phase *phase, const gd_block *block)
            block[1].data == block[0].data + block[0].length;
 }
 
-/* False if one is all zeros, which nobody looks up. */
+/* Returns false if one is all zeros, which nobody looks up. */
 static bool
 cut_pair(const gd_phase *phase, const gd_block *block, gd_block *candidates)
 {
@@ -116,8 +117,8 @@ cut_pair(const gd_phase *phase, const gd_block *block, gd_block *candidates)
     return true;
 }
 
-/* One pair from each of `pairs` parts of the batch, where there is one; how many
- * there are. */
+/* Takes one pair from each of `pairs` parts of the batch, if there is one, and
+ * returns how many. */
 static size_t
 take_sample(gd_phase *phase, const gd_block *blocks, size_t count,
             size_t pairs)
@@ -137,7 +138,7 @@ take_sample(gd_phase *phase, const gd_block *blocks, size_t count,
 
 /* ---- the choice ---- */
 
-/* Whether the candidate was found where none of its phase before it was. */
+/* Whether the candidate was found where no earlier one of its phase was. */
 static bool
 is_new_find(const gd_phase *phase, size_t other, size_t pair)
 {
@@ -152,7 +153,7 @@ is_new_find(const gd_phase *phase, size_t other, size_t pair)
     return found.group != 0;
 }
 
-/* Of the phase that finds most; *most: how many. */
+/* The phase that finds most; *most is how many. */
 static uint32_t
 find_best(const gd_phase *phase, size_t pairs, size_t *most)
 {
@@ -182,7 +183,7 @@ gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
                 size_t found)
 {
     if (!gd_phase_is_lost(count, found) || phase->repo->filter == NULL) {
-        return 0; /* without hints nothing is found at any phase */
+        return 0; /* without hints, no phase finds anything */
     }
     size_t pairs = count_pairs(phase), most;
     if (phase->credit < pairs * phase->others * PRICE) {
@@ -201,8 +202,8 @@ gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
     gd_lookup_batch(phase->lookup, phase->candidates, candidates,
                     GD_COLD_LOADS);
     uint32_t shift = find_best(phase, pairs, &most);
-    /* Twice the share that is found as it is, or it is not worth the block that
-     * is cut short. */
+    /* It must be twice the share found at the current phase.  Otherwise the
+     * gain is not worth the block that is cut short. */
     return most >= FINDS_MIN && most * count > 2 * found * pairs ? shift : 0;
 }
 

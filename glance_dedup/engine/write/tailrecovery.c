@@ -12,7 +12,7 @@ typedef struct part {
     uint32_t count;
 } part;
 
-/* What a thread needs; made at its first task. */
+/* One thread's buffers, made at its first task. */
 typedef struct scratch {
     gd_hasher *hasher;
     gd_coder *coder;
@@ -67,7 +67,8 @@ release(const gd_env *env, scratch *own)
     env->release(env, own->plain);
 }
 
-/* header: NULL if the segment cannot be read.  *any: whether one verifies. */
+/* header is NULL if the segment cannot be read.  *any: whether one block
+ * verifies. */
 static gd_status
 verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
                uint32_t first_slot, const gd_segment_header *header,
@@ -98,10 +99,10 @@ verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
     return GD_OK;
 }
 
-/* What was torn has not the checksum of its header.  Once the blocks that it
- * spoiled are freed, nothing would tell that from damage; so what is there now
- * gets its checksum.  Of all the segment's bytes only those that no block needs
- * change (format.rst, "Segments"): a crash in between costs nothing. */
+/* A torn segment does not match its header's checksum.  Once the blocks that it
+ * spoiled are freed, this would look like damage.  So the bytes that are there
+ * now get their checksum.  Only bytes that no block needs change (format.rst,
+ * "Segments"), so a crash in between does no harm. */
 static void
 mend_checksum(uint8_t *in, const gd_segment_header *header, uint64_t seed)
 {
@@ -112,10 +113,10 @@ mend_checksum(uint8_t *in, const gd_segment_header *header, uint64_t seed)
     }
 }
 
-/* The same bytes are written again, so that the coming fdatasync makes them
- * durable.  A block that does not verify becomes damaged, which no look-up
- * returns: its neighbours need not go with it, nor what its entry says, since a
- * recipe may name it, and what hinders the reading may pass. */
+/* Writes the same bytes again, so that the coming fdatasync makes them
+ * durable.  A block that does not verify becomes damaged, and look-ups no
+ * longer return it.  Its neighbours stay.  Its entry keeps its contents, since
+ * a recipe may name it, and what prevents reading it may pass. */
 static gd_status
 renew_part(renewal *x, const part *one, scratch *own, gd_error *err)
 {
@@ -164,7 +165,7 @@ run_part(void *arg, size_t task, unsigned worker)
     }
 }
 
-/* Finds the segments, has the disk begin to read them, and voids the gaps. */
+/* Finds the segments, starts reading them from the disk, and voids the gaps. */
 static void
 divide(renewal *x, uint32_t count)
 {
@@ -188,8 +189,8 @@ divide(renewal *x, uint32_t count)
     }
 }
 
-/* All but those that are not valid: they stay as they are found, so that
- * nothing is lost if that was but a passing fault. */
+/* Writes all entries except invalid ones.  These stay as they are, so that
+ * nothing is lost if the fault was temporary. */
 static gd_status
 write_entries(const renewal *x, uint32_t count, gd_error *err)
 {

@@ -53,7 +53,7 @@ check_absent(gd_repo *repo, const char *image_id, gd_error *err)
     const gd_env *env = repo->env;
     gd_status s = gd_image_name(image_id, name, err);
     if (s == GD_OK && env->fstatat(env, repo->root, name, &st) == 0) {
-        /* Another host may have deleted it. */
+        /* Another host may have deleted the file. */
         (void)env->renew(env, repo->root, name, -1);
         if (env->fstatat(env, repo->root, name, &st) == 0) {
             s = gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
@@ -174,8 +174,8 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
 
 /* ---- blocks by their fingerprints ---- */
 
-/* Stores the blocks that wait, so that what is appended next comes behind them,
- * and the batch's places are free. */
+/* Stores the waiting blocks, so that what is appended next follows them, and
+ * the batch's places are free. */
 static gd_status
 store_waiting(gd_transaction *transaction, gd_error *err)
 {
@@ -196,14 +196,14 @@ check_boundary(const gd_transaction *transaction, gd_error *err)
     return s;
 }
 
-/* Looks up what is in the batch's places. */
+/* Looks up the blocks in the batch's places. */
 static void
 find_batch(gd_intake *intake, size_t count)
 {
     gd_block *blocks = intake->batch.blocks;
-    gd_error ignored; /* what could not be looked up was not found */
+    gd_error ignored; /* a block that could not be looked up was not found */
     gd_lookup_batch(intake->lookup, blocks, count, FIND_LOADS);
-    /* By its fingerprint alone; the length may be a lie. */
+    /* They were found by fingerprint alone, and the length may be wrong. */
     (void)gd_lookup_confirm(intake->lookup, blocks, count, &ignored);
     for (size_t i = 0; i < count; i++) {
         gd_block *block = &blocks[i];
@@ -251,7 +251,7 @@ gd_transaction_find(gd_transaction *transaction, const gd_fingerprint *fps,
     transaction->intake.told = true;
     memset(addresses, 0, count * sizeof *addresses);
     if (transaction->repo->params.by_value) {
-        return GD_OK; /* nobody has bytes to compare (I5) */
+        return GD_OK; /* there are no bytes to compare (I5) */
     }
     for (size_t at = 0; at < count;) {
         size_t n = fill_places(&transaction->intake, fps + at, lengths + at,
@@ -265,9 +265,9 @@ gd_transaction_find(gd_transaction *transaction, const gd_fingerprint *fps,
     return GD_OK;
 }
 
-/* Only what find could have returned: under a shared lock that we hold (I6),
- * and by what the group says now, or of our own making.  *good: how many
- * of the batch's places are, from the first. */
+/* Accepts only addresses that find could have returned.  Either we hold the
+ * shared lock (I6), and the group confirms the block; or we stored the block.
+ * *good is how many of the batch's places are good, from the first. */
 static gd_status
 count_found(const gd_intake *intake, const gd_address *addresses, size_t count,
             size_t *good, gd_error *err)
@@ -428,7 +428,7 @@ gd_transaction_keep(gd_transaction *transaction, gd_error *err)
 
 /* ---- committing ---- */
 
-/* N8.1: every block durable and published. */
+/* N8.1: every block is durable and published. */
 static gd_status
 store_rest(gd_transaction *transaction, gd_error *err)
 {
