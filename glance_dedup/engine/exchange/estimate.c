@@ -2,9 +2,9 @@
 /*
  * estimate.c - see estimate.h.
  *
- * Blocks that are not counted are taken for what the last counted one before
- * them was, new or known: so what is compressed is what a segment would have,
- * more or less, and a counted block stands for its part of it.
+ * A block that is not counted is treated like the last counted block before it,
+ * as new or known.  So the compressed data is roughly what a segment would
+ * have, and a counted block stands for its part of it.
  */
 #include "engine/exchange/estimate.h"
 
@@ -17,18 +17,18 @@
 
 enum {
     FIRST_PLACES = 1 << 12,
-    /* Recompression is slow: of segments, all of the first are tried, and then
-     * one of so many. */
+    /* Recompression is slow.  All of the first segments are tried, and then one
+     * of so many. */
     AGAIN_ALL = 256,
     AGAIN_ONE_OF = 4,
 };
 
-/* A counted block; key 0: a free place. */
+/* A counted block; key 0 marks a free place. */
 typedef struct record {
     uint64_t key;
     uint32_t image; /* where it was first seen */
     uint16_t length_less_1;
-    uint16_t stored; /* its part of its segment */
+    uint16_t stored; /* its part of its segment's stored bytes */
 } record;
 
 typedef enum stretch {
@@ -47,16 +47,16 @@ struct gd_estimate {
     record *places;
     size_t place_count; /* a power of two, above 1 */
     uint64_t secret; /* odd, random: see find */
-    size_t most_places; /* 0: any number */
+    size_t most_places; /* 0: no limit */
     size_t records;
     unsigned level;
     uint32_t image;
-    /* The image under way: */
+    /* The current image: */
     uint64_t zeros, extents;
     stretch stretch;
     unsigned stretch_blocks;
     bool last_is_new; /* of the counted blocks */
-    /* The segment under way, and those that would be joined: */
+    /* The current segment, and those that would be joined: */
     uint8_t *plain, *joined, *out;
     size_t filled, joined_filled, joined_size;
     uint64_t *keys; /* counted blocks of the segment */
@@ -74,7 +74,7 @@ most_places(size_t table_bytes)
     if (table_bytes == 0) {
         return 0;
     }
-    /* Two tables are there while records move from one to the other. */
+    /* While records move from one table to another, both exist. */
     while (4 * places * sizeof(record) <= table_bytes) {
         places *= 2;
     }
@@ -89,7 +89,8 @@ open_buffers(gd_estimate *e, gd_error *err)
     e->plain = gd_alloc(env, e->params.segment_size, err);
     e->joined = gd_alloc(env, e->joined_size, err);
     e->out = gd_alloc(env, e->joined_size, err);
-    /* No block is shorter than one byte, but few are than the average. */
+    /* No block is shorter than one byte, but few are shorter than the
+     * average. */
     e->keys = gd_calloc(env, e->params.segment_size, sizeof *e->keys, err);
     e->places = gd_calloc(env, FIRST_PLACES, sizeof *e->places, err);
     e->place_count = FIRST_PLACES;
@@ -161,12 +162,14 @@ is_counted(const gd_estimate *e, uint64_t key)
     return (key & ((UINT64_C(1) << e->level) - 1)) == 0;
 }
 
-/* The place of the key, or the free one where it would be.  Images can be made whose
- * blocks have any keys; so what place a key has nobody else knows. */
+/* The place of the key, or the free place where it belongs.  An image can be
+ * made with blocks of any keys, so nobody else may know which place a key
+ * has. */
 static record *
 find(const gd_estimate *e, record *places, size_t count, uint64_t key)
 {
-    uint64_t product = key * e->secret; /* twice: what is in a row is scattered */
+    uint64_t product = key * e->secret; /* twice: consecutive keys get
+                                         * scattered */
     size_t at = (product ^ product >> 32) * e->secret >>
                 (__builtin_clzll(count) + 1);
     while (places[at].key != 0 && places[at].key != key) {
@@ -175,7 +178,7 @@ find(const gd_estimate *e, record *places, size_t count, uint64_t key)
     return &places[at];
 }
 
-/* Moves what is still counted to a table of so many places. */
+/* Moves the records that still count to a table of this many places. */
 static gd_status
 move_records(gd_estimate *e, size_t count, gd_error *err)
 {
@@ -260,13 +263,13 @@ join(gd_estimate *e, gd_error *err)
     return s;
 }
 
-/* Gives each counted block its part of what the segment would take. */
+/* Gives each counted block its part of the segment's stored size. */
 static void
 share_out(gd_estimate *e, size_t stored)
 {
     for (size_t i = 0; i < e->key_count; i++) {
         record *r = find(e, e->places, e->place_count, e->keys[i]);
-        if (r->key != 0) { /* else it is not counted any more */
+        if (r->key != 0) { /* else it is no longer counted */
             size_t part =
                 ((r->length_less_1 + 1) * stored + e->filled / 2) / e->filled;
             r->stored = part < UINT16_MAX ? (uint16_t)part : UINT16_MAX;
@@ -274,7 +277,7 @@ share_out(gd_estimate *e, size_t stored)
     }
 }
 
-/* What an upload would make of the segment. */
+/* Compresses the segment as an upload would. */
 static gd_status
 uploaded(gd_estimate *e, size_t *stored, gd_error *err)
 {
@@ -309,8 +312,8 @@ end_segment(gd_estimate *e, gd_error *err)
 
 /* ---- blocks ---- */
 
-/* Extents are counted as a recipe would have them if blocks that were stored
- * one after the other were found so. */
+/* Counts extents as in a recipe, if blocks that were stored one after the other
+ * were also found so. */
 static void
 note_stretch(gd_estimate *e, stretch now)
 {

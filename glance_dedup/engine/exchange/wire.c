@@ -82,7 +82,7 @@ gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
         s = *out == NULL ? GD_NOMEM : describe_page(&plan, &page, *out, err);
     }
     if (s == GD_CORRUPT) {
-        plan.fresh = true; /* a cached file may be one that was replaced */
+        plan.fresh = true; /* a cached file may have been replaced */
         s = describe_page(&plan, &page, *out, err);
     }
     gd_plan_close(&plan);
@@ -95,14 +95,14 @@ gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
 
 /* ---- frames ---- */
 
-/* The frames made so far, and the plain one that is being filled. */
+/* The frames made so far, and the plain frame being filled. */
 typedef struct framing {
     gd_frames *frames;
     uint8_t *plain; /* GD_FRAME_PLAIN bytes */
     uint32_t length;
-    uint8_t *places; /* as they go out */
+    uint8_t *places; /* in the form in which they go out */
     uint32_t place_count;
-    const gd_group *last_group; /* of the block that was added last: */
+    const gd_group *last_group; /* Of the last block added: */
     uint32_t last_slot, last_offset;
 } framing;
 
@@ -116,7 +116,7 @@ gd_frames_free(gd_frames *frames)
     *frames = (gd_frames){0};
 }
 
-/* An array of at least `wanted` items; it may move. */
+/* Makes room for at least `wanted` items in an array; it may move. */
 static gd_status
 need_room(const gd_env *env, void **array, size_t *room, size_t used,
           size_t wanted, size_t size, gd_error *err)
@@ -186,7 +186,7 @@ add_place(framing *f, const gd_want *want, uint32_t plain_offset)
     gd_put32(at + 12, want->length);
 }
 
-/* Ends the plain frame that is being filled. */
+/* Ends the plain frame being filled. */
 static gd_status
 end_plain(framing *f, gd_error *err)
 {
@@ -212,7 +212,7 @@ start_frames(void *arg)
     f->last_group = NULL;
 }
 
-/* Adds a block to the plain frame; once, wherever it goes to. */
+/* Adds a block to the plain frame once, even if it has several places. */
 static gd_status
 frame_block(void *arg, const gd_want *want, const uint8_t *block,
             gd_error *err)
@@ -236,9 +236,9 @@ frame_block(void *arg, const gd_want *want, const uint8_t *block,
     return GD_OK;
 }
 
-/* Whether the wants, sorted by slot, are of all bytes of the segment.  It is the
- * bytes that count, not the blocks that live: what was freed is still there, and
- * was of an image that whoever asks may never have been allowed to read. */
+/* Whether the wants, sorted by slot, cover all bytes of the segment.  The bytes
+ * count, not the live blocks: freed bytes are still there, and may be of an
+ * image that the client was never allowed to read. */
 static bool
 covers_segment(const gd_want *wants, size_t count,
                const gd_segment_header *header)
@@ -247,7 +247,7 @@ covers_segment(const gd_want *wants, size_t count,
     for (size_t i = 0; i < count; i++) {
         const gd_entry *entry = &wants[i].entry;
         if (i > 0 && wants[i].slot == wants[i - 1].slot) {
-            continue; /* it goes to several places */
+            continue; /* the block has several places */
         }
         if (entry->plain_offset != covered) {
             return false;
@@ -284,7 +284,7 @@ frame_segment(void *arg, const gd_want *wants, size_t count,
     return s;
 }
 
-/* *end: of the last one. */
+/* *end is the end of the last one. */
 static gd_status
 check_ranges(const gd_image *image, const gd_range *ranges, size_t count,
              uint64_t *end, gd_error *err)

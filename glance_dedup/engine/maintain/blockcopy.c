@@ -22,7 +22,7 @@ struct gd_block_copy {
     gd_repo *repo;
     gd_packer *packer;
     gd_block_reader *reader;
-    uint8_t *spare; /* a block taken from spares/ */
+    uint8_t *spare; /* a block read from spares/ */
     uint8_t *pairs; /* old and new addresses */
     size_t count, room;
 };
@@ -76,8 +76,8 @@ ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The addresses, sorted, each once, and each one's group to be kept clear of.
- * *sorted is the caller's to release. */
+/* Sorts the addresses, drops repeated ones, and notes their groups as groups to
+ * avoid.  The caller must release *sorted. */
 static gd_status
 take_addresses(gd_block_copy *copy, const uint8_t *addresses,
                size_t count, uint64_t **sorted, size_t *distinct,
@@ -136,7 +136,7 @@ note_pair(gd_block_copy *copy, uint64_t old, gd_address to,
     return GD_OK;
 }
 
-/* A damaged entry still says which block it was. */
+/* A damaged entry still says which block it described. */
 static gd_status
 read_spare(gd_block_copy *copy, const gd_entry *entry,
            const uint8_t **data, bool *had, gd_error *err)
@@ -152,8 +152,8 @@ read_spare(gd_block_copy *copy, const gd_entry *entry,
                          entry->checksum, copy->spare, had, err);
 }
 
-/* *had: the block was had, verified, here or from its spare copy.  An error
- * only where that says nothing of the block. */
+/* *had: the block was read and verified, here or from its spare copy.  Returns
+ * an error only if that says nothing about the block. */
 static gd_status
 read_block(gd_block_copy *copy, gd_address address, gd_entry *entry,
            const uint8_t **data, bool *had, gd_error *err)
@@ -225,7 +225,7 @@ gd_block_copy_finish(gd_block_copy *copy, const uint8_t **pairs,
     if (s != GD_OK) {
         return s;
     }
-    /* A block that was added twice has two copies: either will do. */
+    /* A block that was added twice has two copies; either will do. */
     size_t used = 0;
     if (copy->count > 0) {
         qsort(copy->pairs, copy->count, PAIR_SIZE, by_old_address);

@@ -2,9 +2,9 @@
 /*
  * grouprewrite.c - see grouprewrite.h.
  *
- * Slots are gone through in order, cut into runs, each of which becomes a
- * segment.  A bundle of runs at a time goes through three jobs of the pool's,
- * one task for each run:
+ * Slots are processed in order and cut into runs; each run becomes a segment.
+ * A bundle of runs at a time goes through three jobs of the pool, one task for
+ * each run:
  *
  *     gather: read the old segments, verify   |
  *             the blocks, compress them       | append all | read back, compare
@@ -25,44 +25,44 @@ enum {
     BUNDLE_RUNS = 64,
 };
 
-/* Consecutive live slots, which become a segment. */
+/* Consecutive live slots that become one segment. */
 typedef struct run {
     uint32_t first, end;
-    uint32_t length; /* of the blocks together */
-    uint8_t *plain;  /* these, one behind the other */
-    uint8_t *packed; /* as they are stored, unless plain is */
-    bool copied;     /* the old segment, as it is stored */
+    uint32_t length; /* of all its blocks */
+    uint8_t *plain;  /* its blocks, one behind the other */
+    uint8_t *packed; /* its stored bytes, unless they are plain */
+    bool copied;     /* the old segment, as it was stored */
     gd_segment_header header;
     uint8_t encoded[GD_SEGMENT_HEADER];
-    uint64_t read; /* bytes of old segments */
+    uint64_t read; /* bytes read from old segments */
     gd_status status;
     gd_error err;
 } run;
 
-/* Of each thread. */
+/* One thread's buffers. */
 typedef struct worker {
     gd_hasher *hasher;
     gd_coder *coder;
-    uint8_t *in;    /* a segment as it is stored */
+    uint8_t *in;    /* a stored segment */
     uint8_t *plain; /* its plain bytes */
 } worker;
 
 struct gd_group_rewrite {
     gd_leased_group *leased;
-    bool anew; /* all is compressed anew, with: */
+    bool anew; /* everything is compressed again, with: */
     gd_codec codec;
     int level;
     gd_spool_file file;
     gd_group target;   /* the new file, as a group */
-    gd_entry *entries; /* the new ones, below next */
-    uint64_t end;      /* of the new file */
-    uint32_t next;     /* the first slot that was not gone through */
+    gd_entry *entries; /* the new entries, below next */
+    uint64_t end;      /* end of the new file */
+    uint32_t next;     /* the first slot not processed yet */
     bool complete;
     gd_published record; /* of the complete file */
     worker *workers;
     run *runs; /* the bundle */
     size_t count;
-    uint8_t *plain, *packed; /* the runs' */
+    uint8_t *plain, *packed; /* of the runs */
 };
 
 /* ---- preparing ---- */
@@ -77,7 +77,7 @@ check_entries(const gd_leased_group *leased, gd_error *err)
                            "published, from slot %u on: they wait for the "
                            "next upload", leased->group->name, i);
         }
-        /* Only the old file has what may be read after all. */
+        /* Only the old file has what may still be readable. */
         if (state == GD_ENTRY_INVALID || state == GD_ENTRY_DAMAGED) {
             return gd_fail(err, GD_CORRUPT, "%s: %s of slot %u (offset %llu) "
                            "is damaged", leased->group->name,
@@ -89,7 +89,7 @@ check_entries(const gd_leased_group *leased, gd_error *err)
     return GD_OK;
 }
 
-/* The pool's threads, and the one that waits for them. */
+/* How many threads: the pool's, and the one that waits for them. */
 static unsigned
 count_workers(const gd_group_rewrite *r)
 {
@@ -157,11 +157,11 @@ gd_group_rewrite_close(gd_group_rewrite *r)
     env->release(env, r->plain);
     env->release(env, r->runs);
     env->release(env, r->entries);
-    gd_spool_discard(env, repo->root, &r->file); /* if it is still there */
+    gd_spool_discard(env, repo->root, &r->file); /* if it still exists */
     env->release(env, r);
 }
 
-/* The fixed header is the same, and with it the seed of all that follows. */
+/* Copies the fixed header, and with it the seed of everything that follows. */
 static gd_status
 start_file(gd_group_rewrite *r, gd_error *err)
 {
@@ -193,7 +193,8 @@ start_file(gd_group_rewrite *r, gd_error *err)
                   : GD_OK;
 }
 
-/* Whichever of the two files a crash leaves under the name must be whole. */
+/* Makes the old file durable: a crash may leave either file under the name, and
+ * both must be whole. */
 static gd_status
 sync_old(const gd_leased_group *leased, gd_error *err)
 {
@@ -254,8 +255,9 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
 
 /* ---- cutting ---- */
 
-/* Whether two neighbours go into one segment.  What no codec made smaller goes
- * with its like: so it is found out at a quick level that it stays so. */
+/* Whether two neighbours go into one segment.  Blocks that no codec made
+ * smaller stay with their like, so that a quick level can find this out
+ * again. */
 static bool
 goes_with(const gd_group_rewrite *r, const gd_entry *first,
           const gd_entry *next)
@@ -265,13 +267,13 @@ goes_with(const gd_group_rewrite *r, const gd_entry *first,
                    : first->segment == next->segment;
 }
 
-/* The run that begins with a live slot. */
+/* Finds the run that begins with a live slot. */
 static void
 cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
 {
     const gd_entry *entries = r->leased->entries;
-    uint32_t most = GD_SEGMENT_MAX; /* of the old segment: entries that share
-                                     * bytes are not of our making */
+    uint32_t most = GD_SEGMENT_MAX; /* of the old segment: overlapping entries
+                                     * are not ours */
     if (r->anew) {
         most = gd_segment_joined(r->leased->repo->params.segment_size);
     }
@@ -287,7 +289,7 @@ cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
     }
 }
 
-/* The next bundle; empty at the end. */
+/* Finds the next bundle, which is empty at the end. */
 static void
 cut_bundle(gd_group_rewrite *r)
 {
@@ -296,7 +298,7 @@ cut_bundle(gd_group_rewrite *r)
     r->count = 0;
     while (r->next < leased->published.count && r->count < BUNDLE_RUNS) {
         if (leased->entries[r->next].state != GD_ENTRY_LIVE) {
-            r->entries[r->next] = leased->entries[r->next]; /* void, freed */
+            r->entries[r->next] = leased->entries[r->next]; /* void or freed */
             r->next++;
             continue;
         }
@@ -315,7 +317,7 @@ cut_bundle(gd_group_rewrite *r)
 
 /* ---- the pool's part: gathering and compressing ---- */
 
-/* Slots [first, end) that name one segment, which was read. */
+/* Slots [first, end) name one segment, which was read. */
 typedef struct old_segment {
     gd_segment_header header;
     uint32_t first, end;
@@ -348,8 +350,8 @@ verify_blocks(const gd_group_rewrite *r, worker *w, const old_segment *old,
     return s;
 }
 
-/* Reads the segment that the slot names, and verifies those blocks of it that
- * are the run's. */
+/* Reads the segment that the slot names, and verifies those of its blocks that
+ * are in the run. */
 static gd_status
 read_segment(const gd_group_rewrite *r, worker *w, run *one, uint32_t slot,
              old_segment *old, gd_error *err)
@@ -371,8 +373,8 @@ read_segment(const gd_group_rewrite *r, worker *w, run *one, uint32_t slot,
     return verify_blocks(r, w, old, err);
 }
 
-/* Whether the run is all of this segment, down to its checksum.  One whose
- * stored bytes have no room in the run's place is not of our making. */
+/* Whether the run is exactly this segment, down to its checksum.  A segment
+ * whose stored bytes do not fit in the run's place was not written by us. */
 static bool
 is_whole(const gd_group_rewrite *r, const worker *w, const run *one,
          const old_segment *old)
@@ -415,7 +417,7 @@ fetch(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
     return s;
 }
 
-/* The level at which a segment is packed that keeps its codec. */
+/* The level for packing a segment that keeps its codec. */
 static int
 kept_level(const gd_leased_group *leased, gd_codec codec)
 {
@@ -425,7 +427,7 @@ kept_level(const gd_leased_group *leased, gd_codec codec)
     return fits ? level : 0;
 }
 
-/* The plain bytes become a segment of their slots. */
+/* Makes the plain bytes a segment of their slots. */
 static gd_status
 pack(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
 {
@@ -455,7 +457,7 @@ pack(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
     return s;
 }
 
-/* What is stored of a run. */
+/* The stored bytes of a run. */
 static struct iovec
 stored_bytes(const run *one)
 {
@@ -483,9 +485,8 @@ gather_task(void *arg, size_t task, unsigned number)
 
 /* ---- the pool's part: reading back ---- */
 
-/* Whether what others will read are the blocks that were verified, whatever a
- * codec, or memory, did to them.  (Whether the disk has it, only a later reading
- * can tell.) */
+/* Whether others will read the verified blocks, whatever a codec or memory did
+ * to them.  Whether the disk has them, only a later reading can tell. */
 static gd_status
 read_back(const gd_group_rewrite *r, worker *w, const run *one, gd_error *err)
 {
@@ -517,7 +518,8 @@ read_back_task(void *arg, size_t task, unsigned number)
 
 /* ---- a bundle ---- */
 
-/* One task for each run; the error is the first run's that has one. */
+/* Runs one task for each run.  Returns the error of the first run that
+ * failed. */
 static gd_status
 run_job(gd_group_rewrite *r, void (*task)(void *, size_t, unsigned),
         gd_error *err)
@@ -537,8 +539,7 @@ run_job(gd_group_rewrite *r, void (*task)(void *, size_t, unsigned),
     return GD_OK;
 }
 
-/* Writes the bundle's segments behind the others, and has their entries say
- * so. */
+/* Appends the bundle's segments, and notes their places in the entries. */
 static gd_status
 append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
 {
@@ -595,7 +596,7 @@ write_entries(gd_group_rewrite *r, gd_error *err)
     gd_status s = GD_OK;
     for (uint32_t i = 0; s == GD_OK && i < count;) {
         uint32_t n = 0;
-        /* An empty one is zeros, not an entry. */
+        /* An empty entry is zeros; it is not encoded. */
         while (i + n < count && r->entries[i + n].state != GD_ENTRY_EMPTY) {
             n++;
         }
@@ -623,7 +624,8 @@ complete_file(gd_group_rewrite *r, gd_error *err)
     if (s == GD_OK) {
         s = write_entries(r, err);
     }
-    /* In both places: so that a torn write of the next one leaves one. */
+    /* Write it in both places, so that a torn write of the next record leaves
+     * one. */
     for (int i = 0; s == GD_OK && i < 2; i++) {
         record->sequence++;
         s = gd_group_write_published(&r->target, record, err);
@@ -677,8 +679,8 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
     gd_status s = stat_file(r->leased->group, &st, err);
     if (s == GD_OK) {
         *before = (uint64_t)st.st_blocks * 512;
-        /* Not what the file system has set aside for it, as XFS does for a
-         * file that grows. */
+        /* Do not count what the file system has reserved for the file, as XFS
+         * does for one that grows. */
         *after = (r->end + PAGE - 1) / PAGE * PAGE;
     }
     return s;
@@ -686,8 +688,8 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 
 /* ---- the exchange ---- */
 
-/* The new file's name is durable.  If this is lost, the next one who enters the
- * group syncs the directory once more, for nothing. */
+/* Notes that the new file's name is durable.  If this note is lost, the next
+ * holder of the group syncs the directory once more, in vain. */
 static void
 mark_settled(gd_leased_group *leased)
 {
@@ -699,7 +701,7 @@ mark_settled(gd_leased_group *leased)
     }
 }
 
-/* From the rename on the new file is the group's. */
+/* From the rename on, the group has the new file. */
 static gd_status
 exchange(gd_group_rewrite *r, gd_owned_group *owned, uint64_t inode,
          gd_error *err)

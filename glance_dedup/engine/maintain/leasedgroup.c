@@ -34,7 +34,7 @@ gd_leased_group_take(gd_repo *repo, uint32_t number, gd_leased_group **out,
     return GD_OK;
 }
 
-/* I4: after locking. */
+/* I4: check this after locking. */
 static gd_status
 check_name(const gd_leased_group *leased, gd_error *err)
 {
@@ -88,7 +88,7 @@ check_sealed(const gd_leased_group *leased, gd_error *err)
                             "come to it", leased->group->name);
 }
 
-/* Of what others could change if locks were of no account. */
+/* A checksum of what others could change if they ignored locks. */
 static gd_status
 see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
 {
@@ -169,7 +169,7 @@ gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec, int level,
     record.sequence++;
     record.codec = (uint8_t)codec;
     record.level = (uint8_t)gd_codec_real_level(codec, level);
-    /* A torn write of this one falls back to that before it. */
+    /* If this write is torn, the record before it is used. */
     int rc = group->env->fdatasync(group->env, group->fd);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);

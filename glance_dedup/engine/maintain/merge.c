@@ -13,15 +13,16 @@
 
 enum {
     PAIR_SIZE = 16,
-    LOCK_MS = 100, /* for the image lock: who has it will be gone, or deletes */
+    LOCK_MS = 100, /* for the image lock: its holder soon ends, or deletes */
 };
 
 struct gd_merge {
     gd_repo *repo;
     gd_mapping mapping;     /* the caller's, while the merge is being opened */
-    bool touched;           /* the image names an old address of it */
+    bool touched;           /* the image names an old address of the mapping */
     char image_name[GD_NAME_SIZE];
-    gd_recipe old;          /* open with the users' byte; fd -1: not */
+    gd_recipe old;          /* open with its users' lock byte held; fd -1: not
+                             * open */
     gd_spool_file m;        /* fd -1: there is none */
     gd_recipe merged;
     gd_recipe_writer *writer;
@@ -29,10 +30,9 @@ struct gd_merge {
     gd_merge_facts facts;
     uint64_t *collisions;
     size_t collision_room;
-    /* Entries of the extent at hand, and of some slots that new addresses lie
-     * among. */
+    /* Entries of the current extent, and of slots near new addresses. */
     gd_entry *entries;
-    gd_group *new_group; /* lent; NULL: none */
+    gd_group *new_group; /* borrowed; NULL: none */
     uint32_t new_published;
     uint32_t new_first, new_count;
     gd_entry *new_entries;
@@ -89,7 +89,7 @@ check_mapping(gd_mapping mapping, gd_error *err)
     return GD_OK;
 }
 
-/* The first pair whose old address is not below the number. */
+/* The first pair whose old address is not less than the number. */
 static size_t
 first_pair(gd_mapping mapping, uint64_t number)
 {
@@ -111,7 +111,7 @@ start_of(const gd_extent *extent)
     return number_of((gd_address){extent->group, extent->slot});
 }
 
-/* Whether the pair's old address lies in the extent, and at which block. */
+/* Whether the pair's old address lies in the extent; if so, at which block. */
 static bool
 pair_in(const gd_merge *merge, size_t pair, const gd_extent *extent,
         uint32_t *block)
@@ -129,8 +129,7 @@ pair_in(const gd_merge *merge, size_t pair, const gd_extent *extent,
 typedef gd_status visit_extent(gd_merge *merge, const gd_extent *extent,
                                gd_error *err);
 
-/* Visits all extents in order, and sees to it that they are the whole
- * image. */
+/* Visits all extents in order, and checks that they make up the whole image. */
 static gd_status
 each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
 {
@@ -166,7 +165,7 @@ each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
 
 /* ---- locks ---- */
 
-/* N10.1, I6: the lock before the entry is looked at. */
+/* N10.1, I6: take the lock before reading the entry. */
 static gd_status
 hold_group(gd_merge *merge, uint32_t group, gd_error *err)
 {
@@ -190,7 +189,7 @@ hold_group(gd_merge *merge, uint32_t group, gd_error *err)
     return s;
 }
 
-/* The groups of all addresses that the extent's blocks will have. */
+/* Locks the groups of all addresses that the extent's blocks will have. */
 static gd_status
 hold_groups_of(gd_merge *merge, const gd_extent *extent, gd_error *err)
 {
@@ -210,9 +209,9 @@ hold_groups_of(gd_merge *merge, const gd_extent *extent, gd_error *err)
 
 /* ---- entries ---- */
 
-/* Reads the extent's old entries and verifies that they are of the blocks that
- * the image was committed with (I7).  A damaged one, and one of which only the
- * rest does not verify, still says by its fingerprint which block it was. */
+/* Reads the extent's old entries, and verifies that the image was committed
+ * with these blocks (I7).  A damaged entry, or one of which only the rest does
+ * not verify, still identifies its block by the fingerprint. */
 static gd_status
 read_old_entries(gd_merge *merge, const gd_extent *extent, gd_error *err)
 {
@@ -291,7 +290,7 @@ need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
     return GD_OK;
 }
 
-/* The entry of a new address, which must be live and published (I1).
+/* Reads the entry of a new address, which must be live and published (I1).
  * REQUIRES: the group's shared lock. */
 static gd_status
 read_new_entry(gd_merge *merge, gd_address address, const gd_entry **entry,
@@ -329,9 +328,9 @@ read_new_entry(gd_merge *merge, gd_address address, const gd_entry **entry,
 
 /* ---- replacing a block ---- */
 
-/* By the bytes of both.  Of a block that is marked as damaged, and cannot be
- * read, only its fingerprint is left: that says what it was only where nobody
- * can make another block with it (I5). */
+/* Compares the bytes of both.  If a block is marked as damaged and cannot be
+ * read, only its fingerprint is left.  That identifies the block only where
+ * nobody can make another block with it (I5). */
 static gd_status
 compare_values(gd_merge *merge, gd_address old, const gd_entry *old_entry,
                gd_address new, bool *equal, gd_error *err)
@@ -378,7 +377,7 @@ note_collision(gd_merge *merge, gd_address address, gd_error *err)
     return GD_OK;
 }
 
-/* Changes *address to the new one, if the blocks are equal (I5). */
+/* Changes *address to the new one if the blocks are equal (I5). */
 static gd_status
 replace_block(gd_merge *merge, gd_address *address, const gd_entry *old,
               gd_address to, gd_error *err)
@@ -468,7 +467,7 @@ open_old(gd_merge *merge, const char *image_id, gd_error *err)
     if (s == GD_OK) {
         s = gd_recipe_open(repo->env, fd, merge->image_name, &repo->params,
                            image_id, &merge->old, err);
-        merge->old.fd = fd; /* to be closed, whatever became of it */
+        merge->old.fd = fd; /* it must be closed, whatever happened to it */
     }
     return s;
 }
@@ -521,7 +520,7 @@ close_writing(gd_merge *merge)
     merge->entries = merge->new_entries = NULL;
 }
 
-/* The header keeps what it says of the upload; the transaction id is M's. */
+/* The header keeps what it says about the upload; the transaction id is M's. */
 static gd_status
 finish_recipe(gd_merge *merge, gd_error *err)
 {
@@ -555,7 +554,7 @@ write_merged(gd_merge *merge, gd_error *err)
         s = finish_recipe(merge, err);
     }
     if (s != GD_OK || merge->facts.replaced == 0) {
-        /* Before the locks are let go of (N8.5). */
+        /* This comes before the locks are released (N8.5). */
         gd_spool_discard(merge->repo->env, merge->repo->root, &merge->m);
     }
     close_writing(merge);
@@ -588,7 +587,7 @@ gd_merge_open(gd_repo *repo, const char *image_id, gd_mapping mapping,
     if (s == GD_OK && merge->touched) {
         s = write_merged(merge, err);
     }
-    merge->mapping = (gd_mapping){NULL, 0}; /* the caller's again */
+    merge->mapping = (gd_mapping){NULL, 0}; /* the caller owns it again */
     if (s != GD_OK) {
         gd_merge_close(merge);
         return s;
@@ -646,9 +645,9 @@ link_unique(const gd_merge *merge, const char *from, gd_spool_kind kind,
                   : GD_OK;
 }
 
-/* N10.6.  M keeps its own name: it says to the accounting that M is counted.
- * A rename may succeed and report an error, where a network file system
- * repeated the request: what the name leads to decides. */
+/* N10.6.  M keeps its own name, too, which tells the accounting that M is
+ * counted.  On a network file system that repeats requests, a rename may
+ * succeed and report an error.  So what the name leads to decides. */
 static gd_status
 rename_over(gd_merge *merge, bool *done, gd_error *err)
 {
@@ -676,13 +675,13 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
 {
     gd_repo *repo = merge->repo;
     char o[GD_NAME_SIZE];
-    /* N10.4: else a deleted image would come back (I11), or an old content
+    /* N10.4: otherwise a deleted image would come back (I11), or old content
      * under a new upload of the same id. */
     if (!gd_same_file(repo->env, merge->old.fd, repo->root,
                       merge->image_name)) {
         return GD_OK;
     }
-    /* N10.5: from here on the entry stays, whatever fails; the accounting can
+    /* N10.5: from here on the entry stays, whatever fails.  The accounting can
      * tell an unfinished merge from a finished one (N4.6). */
     gd_status s = link_unique(merge, merge->image_name, GD_SPOOL_REPLACED, o,
                               err);
@@ -713,7 +712,7 @@ gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
         return s;
     }
     s = gd_image_lock(repo->env, repo->root, merge->old.header.image_id,
-                      LOCK_MS, &lock, err); /* N10.4: tried */
+                      LOCK_MS, &lock, err); /* N10.4: only tried */
     if (s == GD_BUSY) {
         return GD_OK;
     }

@@ -42,8 +42,9 @@ has_state(const gd_leased_group *leased, gd_entry_state state)
     return false;
 }
 
-/* The one place where an owned group comes into being.  REQUIRES: the exclusive
- * lock, and that all was checked since it was taken. */
+/* The only place that makes an owned group.
+ * REQUIRES: the exclusive lock, and that everything was checked since it was
+ * taken. */
 static gd_status
 make_owned(gd_leased_group *leased, gd_owned_group **out, gd_error *err)
 {
@@ -53,14 +54,14 @@ make_owned(gd_leased_group *leased, gd_owned_group **out, gd_error *err)
         return GD_NOMEM;
     }
     owned->leased = leased;
-    /* Those that a collector before us freed may not be durable. */
+    /* Entries that an earlier collector freed may not be durable. */
     owned->settled = !has_state(leased, GD_ENTRY_FREED);
     *out = owned;
     return GD_OK;
 }
 
-/* REQUIRES: both locks.  Opened after locking: nobody may replace it any
- * more. */
+/* Opens the file after locking: nobody can replace it any more.
+ * REQUIRES: both locks. */
 static gd_status
 enter_group(gd_leased_group *leased, gd_owned_group **owned, gd_error *err)
 {
@@ -167,9 +168,9 @@ next_generation(gd_owned_group *owned, gd_error *err)
     return s;
 }
 
-/* Writes the entries that differ from what the file has, and all freed ones: an
- * fdatasync that failed under an earlier collector leaves pages that look
- * written and are not, so those have to be written again. */
+/* Writes the entries that differ from those in the file, and all freed ones.
+ * If an fdatasync failed under an earlier collector, pages look written but are
+ * not, so freed entries must be written again. */
 static gd_status
 write_changes(const gd_owned_group *owned, const gd_entry *entries,
               gd_error *err)
@@ -192,9 +193,8 @@ write_changes(const gd_owned_group *owned, const gd_entry *entries,
     return s;
 }
 
-/* The one way in which published entries change; see ownedgroup.h for the
- * order.  entries are those of all slots, and become the group's if that
- * succeeds. */
+/* The only way to change published entries; see ownedgroup.h for the order.
+ * entries are those of all slots; on success they become the group's. */
 static gd_status
 change_entries(gd_owned_group *owned, gd_entry *entries, gd_error *err)
 {
@@ -280,7 +280,7 @@ gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
 
 /* ---- giving space back ---- */
 
-/* Bytes of the file, from the first to behind the last. */
+/* Bytes of the file: from start up to, but not including, end. */
 typedef struct range {
     uint64_t from, to;
 } range;
@@ -292,7 +292,8 @@ by_start(const void *a, const void *b)
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-/* The segments that live and damaged entries name, published or not, sorted. */
+/* Lists the segments that live and damaged entries name, published or not,
+ * sorted. */
 static gd_status
 needed_ranges(const gd_leased_group *leased, range **out, size_t *count,
               gd_error *err)
@@ -321,9 +322,9 @@ needed_ranges(const gd_leased_group *leased, range **out, size_t *count,
     return GD_OK;
 }
 
-/* Whole blocks of the file system within [from, to).  False at an error, or
- * where the file system cannot (*rc tells): then the space comes back when the
- * group is rewritten. */
+/* Gives back the whole file-system blocks within [from, to).  Returns false on
+ * an error, or if the file system cannot do it (*rc tells).  Then the space
+ * comes back when the group is rewritten. */
 static bool
 punch_within(const gd_group *group, uint64_t block, uint64_t from, uint64_t to,
              int *rc)
@@ -349,7 +350,7 @@ punch_between(const gd_leased_group *leased, const range *needed, size_t count,
         block = BLOCK_USUAL;
     }
     uint64_t at = gd_data_start(leased->group->bounds.slots);
-    /* What lies behind is a tail that somebody has still to judge (N7.3). */
+    /* Behind this lies a tail that somebody has yet to judge (N7.3). */
     uint64_t end = leased->published.end;
     if (end > (uint64_t)st->st_size) {
         end = (uint64_t)st->st_size;
@@ -370,9 +371,9 @@ punch_between(const gd_leased_group *leased, const range *needed, size_t count,
     return rc;
 }
 
-/* N6.4: an entry must be freed on the disk before its bytes go.  Were it live
- * again after a crash, an upload could name it: a hit is compared by its
- * fingerprint. */
+/* N6.4: an entry must be freed on the disk before its bytes go.  If it were
+ * live again after a crash, an upload could name it, since a hit is compared by
+ * its fingerprint. */
 static gd_status
 settle(gd_owned_group *owned, gd_error *err)
 {
@@ -432,16 +433,17 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
 
 /* ---- what rewriting would keep ---- */
 
-/* What the entries tell of one segment. */
+/* What the entries tell about one segment. */
 typedef struct survey {
-    uint64_t live;  /* plain bytes that live */
-    uint64_t plain; /* plain bytes in all, as far as is known */
-    uint32_t last;  /* slot of the last live block */
+    uint64_t live;  /* plain bytes of live blocks */
+    uint64_t plain; /* plain bytes in all, as far as known */
+    uint32_t last;  /* slot of its last live block */
 } survey;
 
-/* Freed entries do not say what they were.  Those between blocks of a segment
- * show in the offsets; those behind its last live one are taken to be its own,
- * up to what the next segment must have and a full segment can. */
+/* Freed entries do not say what they were.  Freed blocks between other blocks
+ * of a segment show in the offsets.  Those behind its last live block are
+ * counted as its own, less what the next segment must have had, and up to a
+ * full segment. */
 static void
 survey_segment(const gd_leased_group *leased, uint32_t first, survey *found)
 {
@@ -501,11 +503,11 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
 
 /* ---- damage ---- */
 
-/* The segment's bytes as far as they can be read; zeros for the others. */
+/* Reads the segment's bytes as far as possible; the others are zeros. */
 static void
 salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length)
 {
-    enum { STEP = 512 }; /* so that a bad sector spoils little else */
+    enum { STEP = 512 }; /* small, so that a bad sector loses little else */
     if (gd_read_full(group->env, group->fd, out, length, offset, group->name,
                      NULL) == GD_OK) {
         return;
@@ -567,7 +569,7 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
     return s;
 }
 
-/* Whether an earlier one of the slots is of the same segment. */
+/* Whether an earlier one of the slots belongs to the same segment. */
 static bool
 is_repeated(const gd_leased_group *leased, const uint32_t *slots, size_t at)
 {
@@ -642,7 +644,8 @@ gd_owned_group_mark_damaged(gd_owned_group *owned, const uint32_t *slots,
 
 /* ---- removing the group ---- */
 
-/* Whether a slot's entry forbids it.  What was given up or freed does not. */
+/* Whether a slot's entry forbids removal.  A published entry that is void or
+ * freed does not. */
 static bool
 is_in_the_way(const gd_leased_group *leased, uint32_t slot)
 {
@@ -676,18 +679,18 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     bool highest = count == 0 || numbers[count - 1] <= group->number;
     repo->env->release(repo->env, numbers);
     if (highest) {
-        return GD_OK; /* its number would be given out again */
+        return GD_OK; /* else its number would be given out again */
     }
     int rc = repo->env->unlinkat(repo->env, repo->root, group->name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot remove %s", group->name);
     }
-    owned->failed = true; /* it is gone */
+    owned->failed = true; /* the group is gone */
     *removed = true;
     s = gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
     gd_fpcache_drop_removed(repo->cache);
     if (s == GD_OK) {
-        /* Other processes may have it open, for who knows how long. */
+        /* Other processes may have the file open, for an unknown time. */
         uint64_t start = gd_data_start(group->bounds.slots);
         (void)repo->env->punch(repo->env, group->fd, start,
                                UINT32_MAX - start);

@@ -12,21 +12,21 @@
 #include "engine/read/verify.h"
 
 enum {
-    WINDOW = 4 << 20, /* of the disk, read ahead at once */
+    WINDOW = 4 << 20, /* bytes of the disk read ahead at once */
     PAGE = 4096,
 };
 
-/* A live entry, by the place of its segment. */
+/* A live entry, sorted by the place of its segment. */
 typedef struct place {
     uint32_t segment;
-    uint32_t index; /* its slot, less the first */
+    uint32_t index; /* its slot minus the first */
 } place;
 
 typedef struct scrub {
     gd_repo *repo;
     gd_group *group; /* of this reading */
     uint32_t first, count;
-    uint32_t published; /* slots, as this reading found it */
+    uint32_t published; /* slots published at this reading */
     gd_entry *entries;
     uint8_t *verdicts;
     place *places;
@@ -37,7 +37,7 @@ typedef struct scrub {
     uint64_t bytes;
 } scrub;
 
-/* Whether the error is the disk's, or the file's, and not the machine's. */
+/* Whether the error comes from the disk or the file, not from the machine. */
 static bool
 is_damage(gd_status s, const gd_error *err)
 {
@@ -50,7 +50,7 @@ is_damage(gd_status s, const gd_error *err)
 
 /* ---- entries ---- */
 
-/* Sector by sector, so that a bad one spoils only its own. */
+/* Reads sector by sector, so that a bad sector spoils only itself. */
 static gd_status
 read_sectors(scrub *x, gd_error *err)
 {
@@ -80,7 +80,7 @@ read_entries(scrub *x, gd_error *err)
                        x->group->name, x->group->bounds.slots,
                        (unsigned long long)x->first + x->count);
     }
-    /* Before the entries: so that these are at least as new. */
+    /* Read it before the entries, so that these are at least as new. */
     gd_published record;
     gd_status s = gd_group_read_published(x->group, &record, err);
     if (s != GD_OK) {
@@ -101,8 +101,8 @@ by_segment(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* Whether this reading is to judge the slot: the first judges all, the second
- * what the first found wanting. */
+/* Whether this reading judges the slot.  The first judges all; the second
+ * judges those that the first found bad. */
 static bool
 is_asked(const scrub *x, uint32_t index, bool again)
 {
@@ -118,7 +118,7 @@ sort_places(scrub *x, bool again)
             continue;
         }
         uint8_t state = x->entries[i].state;
-        /* What was published is never empty again. */
+        /* A published entry never becomes empty again. */
         bool lost = state == GD_ENTRY_INVALID ||
                     (state == GD_ENTRY_EMPTY && x->first + i < x->published);
         x->verdicts[i] = lost ? GD_VERDICT_INVALID : GD_VERDICT_NONE;
@@ -180,7 +180,8 @@ read_segment(scrub *x, const place *places, size_t count,
     return GD_OK;
 }
 
-/* Judges blocks of one segment; header: NULL if that does not decode. */
+/* Judges blocks of one segment.  header is NULL if the segment does not
+ * decode. */
 static gd_status
 judge_blocks(scrub *x, const place *places, size_t count,
              const gd_segment_header *header, bool intact, gd_error *err)
@@ -211,8 +212,8 @@ judge_segment(scrub *x, const place *places, size_t count, gd_error *err)
     gd_segment_header header = {0};
     bool decodes;
     gd_status s = read_segment(x, places, count, &header, &decodes, err);
-    /* Each block has a checksum of its own: if only the segment's fails, no
-     * block is lost, but a byte of the disk has changed. */
+    /* Each block has its own checksum.  If only the segment's checksum fails,
+     * no block is lost, but a byte on the disk has changed. */
     bool intact = s == GD_OK && decodes &&
                   gd_segment_intact(x->in, &header, x->group->bounds.seed);
     for (size_t i = 0, n; s == GD_OK && i < count; i += n) {
@@ -224,7 +225,7 @@ judge_segment(scrub *x, const place *places, size_t count, gd_error *err)
     return s;
 }
 
-/* How many places, from the first on, name the same segment. */
+/* How many places, from the first, name the same segment. */
 static size_t
 same_segment(const place *places, size_t count)
 {
@@ -241,8 +242,8 @@ end_of(const scrub *x, const place *p)
     return gd_entry_segment_end(&x->entries[p->index]);
 }
 
-/* Makes the page cache forget the range of the next places, and has it read
- * anew.  Returns how many places lie in it. */
+/* Drops the range of the next places from the page cache, and has it read
+ * again.  Returns how many places lie in it. */
 static size_t
 open_window(const scrub *x, const place *places, size_t count)
 {

@@ -7,7 +7,7 @@
 static void
 add_entries(const gd_entry *entries, uint32_t count, gd_usage *used)
 {
-    uint32_t segment = 0; /* none begins there */
+    uint32_t segment = 0; /* no segment begins there */
     for (uint32_t i = 0; i < count; i++) {
         const gd_entry *entry = &entries[i];
         if ((entry->state != GD_ENTRY_LIVE &&
