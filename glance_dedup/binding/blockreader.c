@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * blockreader.c - glance_dedup._engine.BlockReader: reads back, by their
- * addresses, blocks of an image on its way in.
+ * addresses, blocks of an image that is being stored.
  *
  * Lifetimes: a BlockReader keeps its Repository alive, and the handle open
- * until it is closed.  Threads: several may use one; its lock lets one in at a
- * time.  In a forked child it refuses, and leaves the parent's alone.
+ * until it is closed.  Threads: several may use one; its lock admits one at a
+ * time.  In a forked child it refuses, and leaves the parent's reader alone.
  */
 #include "binding/binding.h"
 
@@ -13,7 +13,7 @@
 
 typedef struct block_reader_object {
     PyObject_HEAD
-    repository_object *owner; /* entered for as long as reader is set */
+    repository_object *owner; /* entered while reader is set */
     gd_block_reader *reader;
     PyThread_type_lock lock; /* one thread in the reader at a time */
 } block_reader_object;
@@ -50,9 +50,9 @@ gd_py_open_block_reader(PyObject *object, PyObject *unused)
     return (PyObject *)result;
 }
 
-/* Every use of the reader stands between enter and leave, of which enter may
- * wait: REQUIRES the GIL released.  A forked child does not take the lock:
- * another thread may have had it at the time of the fork. */
+/* Every use of the reader must lie between enter and leave.  Enter may wait, so
+ * it REQUIRES the GIL released.  A forked child does not take the lock: another
+ * thread may have held it at the time of the fork. */
 static gd_status
 enter_reader(block_reader_object *self, gd_error *err)
 {
@@ -86,8 +86,8 @@ close_reader(block_reader_object *self)
     }
 }
 
-/* The bytes of all of them together; 0 with an exception set if one is longer
- * than any block. */
+/* Sums up the blocks' lengths.  Returns 0 with an exception set if one is
+ * longer than any block can be. */
 static int
 sum_lengths(const gd_py_blocks *list, Py_ssize_t *sum)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * common.c - what all files of the binding stand on: errors, new and
- * freed objects, arguments, results, and the use of a repository handle.
+ * common.c - what all files of the binding stand on: errors, objects,
+ * arguments, results, and the use of a repository handle.
  *
  * Everything here REQUIRES the GIL, except gd_py_check_process.
  */
@@ -14,7 +14,8 @@
 
 /* ---- errors ---- */
 
-/* The one table from status to exception; names in glance_dedup.base.exceptions. */
+/* The only table from status to exception; the names are those in
+ * glance_dedup.base.exceptions. */
 static const struct {
     gd_status status;
     const char *name;
@@ -42,7 +43,8 @@ gd_py_raise_in(const module_state *state, const gd_error *err)
         }
     }
     PyObject *class = PyObject_GetAttrString(state->exceptions, name);
-    /* File names and image ids are bytes from elsewhere. */
+    /* The message may have file names and image ids, which are bytes from
+     * elsewhere. */
     PyObject *text =
         PyUnicode_DecodeUTF8(err->text, (Py_ssize_t)strlen(err->text),
                              "replace");
@@ -213,7 +215,7 @@ gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
             uint64_t packed =
                 gd_get64((const uint8_t *)addresses->buf + i * 8);
             uint64_t group = packed >> GD_SLOT_BITS;
-            /* One that is too large is none that was ever found. */
+            /* An address that is too large was never found. */
             list->addresses[i] = (gd_address){
                 group > GD_MAX_GROUP ? 0 : (uint32_t)group,
                 (uint32_t)(packed & (GD_MAX_SLOTS - 1))};
@@ -243,7 +245,7 @@ gd_py_pack_addresses(const gd_address *addresses, size_t count)
 PyObject *
 gd_py_header_dict(const gd_recipe_header *h)
 {
-    /* The project's name is whatever the file says: perhaps not UTF-8. */
+    /* The project's name is whatever the file has, and may not be UTF-8. */
     PyObject *project = PyUnicode_DecodeUTF8(
         h->project, (Py_ssize_t)strlen(h->project), "replace");
     PyObject *hash_name = PyUnicode_DecodeUTF8(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * duplicates.c - glance_dedup._engine: the functions on pairs of
- * addresses that merging is made of.
+ * duplicates.c - glance_dedup._engine: the functions on pairs of addresses that
+ * merging uses.
  */
 #include "binding/binding.h"
 
@@ -10,7 +10,7 @@
 #include "engine/format/duplicates.h"
 #include "engine/format/fingerprint.h"
 
-/* Whether the buffer holds whole items; else an exception is set. */
+/* Whether the buffer holds whole items; otherwise sets an exception. */
 static int
 whole_items(const Py_buffer *view, size_t size, const char *what)
 {
@@ -176,8 +176,8 @@ engine_pairs_named(PyObject *module, PyObject *args)
     return result;
 }
 
-/* pick(items, size, first, addresses): of a group's items, from slot `first`
- * on, those of some addresses. */
+/* pick(items, size, first, addresses): takes a group's items, from slot `first`
+ * on, and returns those of some addresses. */
 static PyObject *
 engine_pick(PyObject *module, PyObject *args)
 {
@@ -216,11 +216,11 @@ engine_pick(PyObject *module, PyObject *args)
     return result;
 }
 
-/* What a function on pairs and their blocks was given, and makes. */
+/* The arguments and results of a function on pairs and their blocks. */
 typedef struct pair_call {
     Py_buffer pairs, addresses, entries, counts;
     gd_blocks blocks;
-    uint8_t *first, *second; /* room for what comes out */
+    uint8_t *first, *second; /* room for the results */
 } pair_call;
 
 static int
@@ -245,7 +245,7 @@ begin_pair_call(pair_call *call, PyObject *args, int counted)
                         "number");
         return 0;
     }
-    /* Twice as many replacements as pairs is the most that comes out. */
+    /* At most two replacements result from each pair. */
     size_t room = (size_t)call->pairs.len * 4 + 1;
     call->first = PyMem_Malloc(room);
     call->second = PyMem_Malloc(room);

@@ -9,10 +9,10 @@
 typedef struct estimate_object {
     PyObject_HEAD
     gd_estimate *estimate;
-    int busy; /* a call is under way */
+    int busy; /* a call is in progress */
 } estimate_object;
 
-/* 0 with an exception set: another thread is at work. */
+/* Returns 0 with an exception set if another thread is at work. */
 static int
 enter(estimate_object *self)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fingerprint.c - the functions of fingerprints: what the engine would
- * compute, and how far that may be relied on.
+ * fingerprint.c - the functions of fingerprints: what the engine would compute,
+ * and how far to rely on it.
  */
 #include "binding/binding.h"
 
 #include "engine/format/fingerprint.h"
 
-/* fingerprint(name, data, scope): what the engine would compute for a block of
- * this scope. */
+/* fingerprint(name, data, scope): returns what the engine would compute for a
+ * block of this scope. */
 static PyObject *
 engine_fingerprint(PyObject *module, PyObject *args)
 {
@@ -51,8 +51,8 @@ engine_fingerprint(PyObject *module, PyObject *args)
                                      GD_FINGERPRINT_SIZE);
 }
 
-/* is_cryptographic(name): whether comparison by hash may rely on it; raises
- * InvalidParameter for a digest that cannot be had. */
+/* is_cryptographic(name): whether comparison by hash may rely on it.  Raises
+ * InvalidParameter for a digest that is not available. */
 static PyObject *
 engine_is_cryptographic(PyObject *module, PyObject *args)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.c - glance_dedup._engine.Group: a group that the maintainer
- * holds alone, to free, rewrite or unlink.
+ * group.c - glance_dedup._engine.Group: a group that the maintainer holds
+ * alone, to free, rewrite or unlink.
  *
- * A part (part.c), of which nothing is known once it is closed.
+ * A part (part.c).  Closing it also discards all that is known of the group.
  */
 #include "binding/binding.h"
 
@@ -55,7 +55,7 @@ gd_py_enter_group(PyObject *object, PyObject *args)
     return (PyObject *)group;
 }
 
-/* Facts need the group open: it is closed with all that is known of it. */
+/* Facts need the group open, since closing it discards all that is known. */
 static PyObject *
 group_fact(PyObject *object, uint32_t (*fact)(const gd_owned_group *))
 {
@@ -125,8 +125,8 @@ group_states(PyObject *object, PyObject *unused)
     return result;
 }
 
-/* The slots of an argument: 32 bits each, in a buffer of their own, since the
- * argument's may not be aligned.  NULL with an exception set. */
+/* Copies the slots of an argument, 32 bits each, since the argument's buffer
+ * may not be aligned.  Returns NULL with an exception set on error. */
 static uint32_t *
 parse_slots(PyObject *args, size_t *count)
 {

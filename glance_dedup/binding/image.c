@@ -11,9 +11,9 @@
 
 typedef struct image_object {
     PyObject_HEAD
-    repository_object *owner; /* entered for as long as image is set */
+    repository_object *owner; /* entered while image is set */
     gd_image *image;
-    Py_ssize_t users; /* calls under way */
+    Py_ssize_t users; /* calls in progress */
     int closed;
 } image_object;
 
@@ -108,7 +108,7 @@ image_readinto(PyObject *object, PyObject *args)
     return s == GD_OK ? PyLong_FromSize_t(done) : gd_py_raise(object, &err);
 }
 
-/* read(length, offset): fewer bytes than asked for only at the end. */
+/* read(length, offset): returns fewer bytes than asked for only at the end. */
 static PyObject *
 image_read(PyObject *object, PyObject *args)
 {
@@ -161,7 +161,8 @@ extents_list(const gd_recipe_page *page)
     return list;
 }
 
-/* Page `number` of the extents, from 0; an empty list behind the last. */
+/* Returns page `number` of the extents, from 0; an empty list behind the last
+ * page. */
 static PyObject *
 image_extents(PyObject *object, PyObject *args)
 {
@@ -183,7 +184,7 @@ image_extents(PyObject *object, PyObject *args)
     return s == GD_OK ? extents_list(&page) : gd_py_raise(object, &err);
 }
 
-/* describe(page): from 0; b'' behind the last. */
+/* describe(page): counts from 0; returns b'' behind the last page. */
 static PyObject *
 image_describe(PyObject *object, PyObject *args)
 {
@@ -211,7 +212,7 @@ image_describe(PyObject *object, PyObject *args)
     return result;
 }
 
-/* A list of pairs, as ranges; released by PyMem_Free. */
+/* Converts a list of pairs to ranges; free with PyMem_Free. */
 static gd_range *
 parse_ranges(PyObject *list, size_t *count)
 {

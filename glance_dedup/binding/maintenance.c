@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * maintenance.c - glance_dedup._engine.Maintenance: the maintainer's
- * lock, the fence, intents, and the listings.
+ * maintenance.c - glance_dedup._engine.Maintenance: the maintainer's lock, the
+ * fence, intents, and the listings.
  *
- * Lifetimes, threads: see part.c, which orders its calls.  It holds the
+ * See part.c, which orders its calls, for lifetimes and threads.  It holds the
  * maintainer lock until it is closed.
  */
 #include "binding/binding.h"
@@ -53,7 +53,7 @@ close_maintenance(maintenance_object *self)
 {
     gd_repo *repo = self->owner->repo;
     while (self->parts != NULL) {
-        /* Its last user may be gone before it is closed. */
+        /* The part's last user may be gone before it is closed. */
         PyObject *part = (PyObject *)self->parts;
         Py_INCREF(part);
         gd_py_close_part(self->parts);
@@ -445,7 +445,7 @@ maintenance_group_space(PyObject *object, PyObject *args)
         "allocated", (unsigned long long)st.st_blocks * 512);
 }
 
-enum { ENTRY_SIZE = 48 }; /* of what `entries` returns for a slot */
+enum { ENTRY_SIZE = 48 }; /* bytes that `entries` returns for a slot */
 
 static void
 pack_entry(const gd_entry *entry, uint8_t out[ENTRY_SIZE])

@@ -68,7 +68,7 @@ merge_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return (PyObject *)self;
 }
 
-/* Enters, and says whether there is an M. */
+/* Enters, and returns whether there is an M. */
 static int
 enter_merged(merge_object *self)
 {
@@ -339,7 +339,7 @@ PyType_Spec gd_py_relocation_spec = {
 
 /* ---- the exact index ---- */
 
-/* Whether the buffer holds whole records; else an exception is set. */
+/* Whether the buffer holds whole records; otherwise sets an exception. */
 static int
 take_records(const Py_buffer *view, gd_records *records)
 {
@@ -398,7 +398,7 @@ engine_index_update(PyObject *module, PyObject *args)
     return answer;
 }
 
-/* A bytes object of the records, sorted; takes the memory over. */
+/* Returns a bytes object of the sorted records; takes over the memory. */
 static PyObject *
 sorted_records(PyObject *module, uint8_t *records, size_t count)
 {
@@ -469,7 +469,7 @@ engine_index_sort(PyObject *module, PyObject *args)
     return result;
 }
 
-/* The items (page, records) of sorted records. */
+/* Returns the items (page, records) of sorted records. */
 static PyObject *
 split_records(gd_records records, unsigned bits)
 {

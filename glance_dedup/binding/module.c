@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * module.c - glance_dedup._engine: the module, which puts together what
- * all other files of the binding define.
+ * module.c - glance_dedup._engine: the module, which puts together what all
+ * other files of the binding define.
  *
- * It turns arguments into C, releases the GIL around everything that computes,
- * waits or does I/O, and turns a gd_error into the exception of its class.
- * repository.py documents the API for images; maintainer.py and the daemon's
- * tasks use the rest.
+ * The binding converts arguments to C.  It releases the GIL around everything
+ * that computes, waits or does I/O, and turns a gd_error into the exception of
+ * its class.  repository.py documents the API for images; maintainer.py and the
+ * daemon's tasks use the rest.
  */
 #include "binding/binding.h"
 
@@ -15,7 +15,7 @@ add_types(PyObject *module, module_state *state)
 {
     const struct {
         PyType_Spec *spec;
-        PyTypeObject **place; /* NULL: only Python makes such objects */
+        PyTypeObject **place; /* NULL: C makes no such objects */
     } types[] = {
         {&gd_py_repository_spec, &state->repository_type},
         {&gd_py_transaction_spec, &state->transaction_type},
@@ -37,7 +37,7 @@ add_types(PyObject *module, module_state *state)
         if (types[i].place != NULL) {
             *types[i].place = type;
         } else {
-            Py_DECREF((PyObject *)type); /* the module has its own */
+            Py_DECREF((PyObject *)type); /* the module has its own reference */
         }
     }
     return 0;
@@ -87,7 +87,7 @@ module_clear(PyObject *module)
     return 0;
 }
 
-/* after_fork(): in the child, disowns all that was opened before. */
+/* after_fork(): disowns, in the child, everything opened before. */
 static PyObject *
 engine_after_fork(PyObject *module, PyObject *unused)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * part.c - the calls of a Maintenance, and its parts: what every object
- * that it has open (Recipe, Group, Merge, ...) begins with.
+ * part.c - the calls of a Maintenance, and its parts: the start of every object
+ * that it has open (Recipe, Group, Merge, ...).
  *
  * Lifetimes: a part keeps its Maintenance alive, which keeps the Repository
- * alive; closing a Maintenance closes its parts.  Threads: one at a time uses
- * a Maintenance with all its parts; a second is refused, since calls release
- * the GIL.  In a forked child every object refuses and leaves all as it is.
+ * alive; closing a Maintenance closes its parts.  Threads: only one at a time
+ * may use a Maintenance and its parts.  A second is refused, since calls
+ * release the GIL.  In a forked child every object refuses, and leaves
+ * everything as it is.
  */
 #include "binding/binding.h"
 
@@ -107,8 +108,8 @@ gd_py_part_close(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Nobody else can be using it; its Maintenance may be in use elsewhere, whose
- * list changes under the GIL only. */
+/* Nobody else can be using the part.  But its Maintenance may be in use
+ * elsewhere; its list changes only under the GIL. */
 void
 gd_py_part_dealloc(PyObject *object)
 {

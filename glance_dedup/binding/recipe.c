@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * recipe.c - glance_dedup._engine.Recipe: a recipe as the accounting
- * judges it, from the spool or of an image.
+ * recipe.c - glance_dedup._engine.Recipe: a recipe as the accounting judges it,
+ * from the spool or of an image.
  *
- * A part (part.c); what was found of the recipe outlives its closing.
+ * A part (part.c).  What was found of the recipe stays readable after closing.
  */
 #include "binding/binding.h"
 
@@ -74,7 +74,7 @@ gd_py_open_recipe(PyObject *object, PyObject *args)
     return open_recipe(object, args, gd_spool_entry_open_image);
 }
 
-/* What was found at the opening, or at the last look, may be read for ever. */
+/* What the opening or the last look found stays readable for ever. */
 static const gd_spool_entry *
 entry_of(PyObject *object)
 {
@@ -235,7 +235,7 @@ pack_runs(const gd_run *runs, size_t count)
     return result;
 }
 
-/* runs(first, pages); without arguments, of all pages. */
+/* runs(first, pages): without arguments, of all pages. */
 static PyObject *
 recipe_runs(PyObject *object, PyObject *args)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * repository.c - glance_dedup._engine.Repository: the handle that
- * everything else is opened with.
+ * repository.c - glance_dedup._engine.Repository: the handle that everything
+ * else is opened with.
  *
- * Lifetimes: what is opened with it keeps the object alive; close() frees the
- * handle when the last call, transaction, image and maintenance is done.
- * Threads: any number at once.  In a forked child it refuses, and leaves the
- * handle as it is.
+ * Lifetimes: objects opened with it keep it alive.  close() frees the handle
+ * when the last call, transaction, image and maintenance is done.  Threads: any
+ * number at once.  In a forked child it refuses, and leaves the handle as it
+ * is.
  */
 #include "binding/binding.h"
 
@@ -16,7 +16,7 @@
 #include "engine/files/spool.h"
 #include "engine/handle/segcache.h"
 
-/* What is not yet as the engine wants it. */
+/* Parameters not yet in the engine's form. */
 typedef struct raw_params {
     PyObject *path; /* bytes */
     const char *id, *fingerprint, *codec;
@@ -45,7 +45,7 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
         &params->cut_average);
 }
 
-/* 0 with an exception set. */
+/* Returns 0 with an exception set on error. */
 static int
 convert_params(const module_state *state, const raw_params *raw,
                gd_params *params)
@@ -153,8 +153,8 @@ repository_delete(PyObject *object, PyObject *args)
     return gd_py_none(object, s, &err);
 }
 
-/* attach_filter(path, bytes): REQUIRES as gd_repo_attach_filter, which
- * repository.py sees to. */
+/* attach_filter(path, bytes): REQUIRES the same as gd_repo_attach_filter;
+ * repository.py ensures it. */
 static PyObject *
 repository_attach_filter(PyObject *object, PyObject *args)
 {

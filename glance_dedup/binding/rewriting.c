@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rewriting.c - glance_dedup._engine.Rewriting: a sealed group that is
- * compressed anew, under its lease until the exchange; and codec_mark.
+ * rewriting.c - glance_dedup._engine.Rewriting: compresses a sealed group
+ * again, under its lease until the exchange; and codec_mark.
  *
- * A part (part.c).  After an error of `step` only `close` is of use.
+ * A part (part.c).  After `step` fails, only `close` may be called.
  */
 #include "binding/binding.h"
 
@@ -122,7 +122,7 @@ rewriting_step(PyObject *object, PyObject *unused)
                       : gd_py_raise(object, &err);
 }
 
-/* Enters, if the new file is complete; 0 with an exception set. */
+/* Enters if the new file is complete; else returns 0 with an exception set. */
 static int
 enter_complete(rewriting_object *self)
 {
@@ -159,7 +159,7 @@ rewriting_sizes(PyObject *object, PyObject *unused)
                       : gd_py_raise(object, &err);
 }
 
-/* GD_BUSY: it may be tried again. */
+/* GD_BUSY means that it may be tried again. */
 static gd_status
 exchange(rewriting_object *self, gd_error *err)
 {
@@ -185,7 +185,7 @@ rewriting_exchange(PyObject *object, PyObject *unused)
     Py_BEGIN_ALLOW_THREADS
     s = exchange(self, &err);
     Py_END_ALLOW_THREADS
-    self->complete = s == GD_BUSY; /* else it is used up */
+    self->complete = s == GD_BUSY; /* else it cannot be used again */
     gd_py_leave_maintenance(self->part.maintenance);
     return gd_py_none(object, s, &err);
 }

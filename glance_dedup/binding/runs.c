@@ -6,7 +6,7 @@
 
 #include "engine/format/runs.h"
 
-/* How many runs the buffer holds; -1 with an exception set. */
+/* Returns how many runs the buffer holds; -1 with an exception set on error. */
 static Py_ssize_t
 count_runs(const Py_buffer *view)
 {

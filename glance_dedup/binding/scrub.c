@@ -7,7 +7,7 @@
 #include "engine/base/coding.h"
 #include "engine/maintain/scrub.h"
 
-/* The slots with this verdict, 32 bits each. */
+/* Returns the slots with this verdict, 32 bits each. */
 static PyObject *
 slots_with(const uint8_t *verdicts, uint32_t first, uint32_t count,
            gd_verdict wanted)

@@ -9,7 +9,7 @@
 #include "engine/format/runs.h"
 #include "engine/read/spare.h"
 
-/* Packed addresses, as C has them; released by PyMem_Free. */
+/* Converts packed addresses to C's form; free with PyMem_Free. */
 static gd_address *
 copy_addresses(const Py_buffer *view, size_t *count)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transaction.c - glance_dedup._engine.Transaction: an image on its way
- * in, as bytes or as blocks found by their fingerprints.
+ * transaction.c - glance_dedup._engine.Transaction: an image that is being
+ * stored, as bytes or as blocks found by their fingerprints.
  *
  * Lifetimes: a Transaction keeps its Repository alive, and the handle open
- * until it ends.  Threads: several may use one; its lock lets one in at a
- * time.  In a forked child it refuses, and leaves the parent's alone.
+ * until it ends.  Threads: several may use one; its lock admits one at a time.
+ * In a forked child it refuses, and leaves the parent's transaction alone.
  */
 #include "binding/binding.h"
 
@@ -17,7 +17,7 @@
 
 typedef struct transaction_object {
     PyObject_HEAD
-    repository_object *owner; /* entered for as long as transaction is set */
+    repository_object *owner; /* entered while transaction is set */
     gd_transaction *transaction;
     PyThread_type_lock lock; /* one thread in the transaction at a time */
 } transaction_object;
@@ -74,9 +74,9 @@ check_open(const transaction_object *self, gd_error *err)
                : gd_fail(err, GD_CLOSED, "the transaction has ended");
 }
 
-/* Every use of the transaction stands between enter and leave, of which enter
- * may wait: REQUIRES the GIL released.  A forked child does not take the lock:
- * another thread may have had it at the time of the fork. */
+/* Every use of the transaction must lie between enter and leave.  Enter may
+ * wait, so it REQUIRES the GIL released.  A forked child does not take the
+ * lock: another thread may have held it at the time of the fork. */
 static gd_status
 enter_transaction(transaction_object *self, gd_error *err)
 {
@@ -105,7 +105,7 @@ end_transaction(transaction_object *self)
     gd_transaction *transaction = self->transaction;
     if (transaction == NULL ||
         gd_py_check_process(self->owner, NULL) != GD_OK) {
-        return; /* a forked child leaves the parent's alone */
+        return; /* a forked child leaves the parent's transaction alone */
     }
     self->transaction = NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -163,9 +163,9 @@ transaction_set_hash(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* What a commit returns: what it was told of the image, or the image, opened
- * while the transaction still holds the shared locks of its groups: so nobody
- * can take it away in between (I12). */
+/* The result of a commit.  It is what the commit was told of the image, or the
+ * image, opened while the transaction still holds its groups' shared locks.  So
+ * nobody can delete it in between (I12). */
 static PyObject *
 commit(PyObject *object, bool open)
 {
@@ -260,7 +260,8 @@ transaction_find(PyObject *object, PyObject *args)
     return result;
 }
 
-/* As they come packed; NULL, and an error, if they are not of so many bytes. */
+/* Copies packed lengths.  Returns NULL with an exception set if their sum is
+ * not this number of bytes. */
 static uint32_t *
 copy_lengths(const Py_buffer *packed, Py_ssize_t bytes)
 {
