@@ -8,7 +8,7 @@ before it reads a byte, and so that each wait has a deadline and each buffer a
 bound:
 
 * a connection on which nothing comes is closed after ``idle_timeout``, and
-  before that if another one needs its place (``connections.py``);
+  before that if another one needs its place (``connection_limits.py``);
 * from a request's first byte on its whole header, at most 16 KiB, has to come
   within ``header_timeout``, however it drips; each 256 KiB of its body, which
   has at most what its route allows, within as long again;
