@@ -26,6 +26,8 @@ from tests.support import repositories
 MIB = 1 << 20
 LIMIT_MIB = 56
 SMALL = {'block_size': 4096, 'group_slots': 256, 'segment_size': 65536}
+# The byte of a recipe that its readers share (N3).
+_USERS = 1
 # It looks more often than once a minute.
 PROGRAM = daemons.impatient(evict=1)
 
@@ -112,6 +114,9 @@ def test_what_is_read_stays(storing, cache, model):
             assert fetch(storing, cache, image_id) == model[image_id]
         settled(cache, a, d)
         assert begun + response.read() == model[a]
+    # The daemon closes an image a moment after its client has all of it.
+    cache.wait_for(lambda: repositories.lock_held(
+        cache.path / 'images' / a, _USERS) is None)
     fetch(storing, cache, b)
     settled(cache, b, d)
 
