@@ -184,9 +184,8 @@ class Arriving:
         :raises ClientError, BadBlock: if they do not come
         """
         for frame in self._peer.blocks(assembler.ranges(lot.wanted)):
-            view = memoryview(frame.plain)
-            for offset, start, length in frame.places:
-                self._assembly.take(lot, offset, view[start:start + length])
+            for offset, block in frame.blocks():
+                self._assembly.take(lot, offset, block)
             with self._changed:
                 self._changed.notify_all()
         if lot.wanted:

@@ -296,10 +296,9 @@ class Replica:
         try:
             for frame in wire.Frames(
                     body, assembler_module.ranges(lot.wanted), 0.0):
-                view = memoryview(frame.plain)
-                for at, start, length in frame.places:
-                    self._assembly.take(lot, at, view[start:start + length])
-                    self._unsynced += length
+                for at, block in frame.blocks():
+                    self._assembly.take(lot, at, block)
+                    self._unsynced += len(block)
         except assembler_module.BadBlock as e:
             raise Bad(str(e))
         self._store()

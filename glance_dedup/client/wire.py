@@ -231,6 +231,12 @@ class Frame:
     places: list[tuple[int, int, int]]
     """offset in the image, offset in `plain`, length"""
 
+    def blocks(self) -> Iterator[tuple[int, memoryview]]:
+        """The offset in the image and the bytes of each block."""
+        view = memoryview(self.plain)
+        for offset, start, length in self.places:
+            yield offset, view[start:start + length]
+
 
 def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
     """The plain bytes of a frame.

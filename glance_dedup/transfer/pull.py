@@ -203,9 +203,8 @@ class _Puller:
         for frame in self._client.blocks(
                 self._image_id, self._recipe.upload_id,
                 assembler.ranges(lot.wanted)):
-            view = memoryview(frame.plain)
-            for offset, start, length in frame.places:
-                self._assembly.take(lot, offset, view[start:start + length])
+            for offset, block in frame.blocks():
+                self._assembly.take(lot, offset, block)
 
     def _finish(self) -> int:
         """Store the first lot; returns the offset behind it."""
