@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import contextlib
 import json
 import os
+import re
 import secrets
 import stat as stat_module
 from typing import Any
@@ -59,6 +60,10 @@ def _fill(fd: int, content: bytes) -> None:
         f.write(content)
         f.flush()
         os.fsync(f.fileno())
+
+
+#: The names that `temporary_of` makes: what a killed process leaves.
+TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 
 def temporary_of(path: str) -> str:

@@ -43,7 +43,6 @@ _KIND = 'glance-dedup hashes'
 _VERSION = 1
 _NAME = re.compile('[a-z0-9_-]{1,32}')
 _VALUE = re.compile('(?:[0-9a-f]{2}){1,64}')
-_TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 # A temporary file of this age, in seconds, is a dead process's.
 _OLD = 86400
 
@@ -240,6 +239,6 @@ def sweep(repository: Any) -> None:
         path = os.path.join(directory, name)
         with contextlib.suppress(OSError):
             if name not in here and (
-                    not _TEMPORARY.fullmatch(name)
+                    not files.TEMPORARY.fullmatch(name)
                     or time.time() - os.lstat(path).st_mtime > _OLD):
                 os.unlink(path)

@@ -54,7 +54,6 @@ _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 _LOCK_FILES = ('locks/groups', 'locks/images')
 _CODECS = ('none', 'lz4', 'zstd')
-_TEMPORARY = re.compile(r'\.[0-9a-f]{16}\.new')
 
 _MAX_THREADS = 64
 # The default place of filters, and after how many seconds a filter that could
@@ -296,7 +295,7 @@ class Repository:
         if _PARAMETERS_FILE in names:
             raise exceptions.ImageExists(f'{path} is a repository already')
         strange = sorted(n for n in names - ours
-                         if not _TEMPORARY.fullmatch(n))
+                         if not files.TEMPORARY.fullmatch(n))
         if strange:
             raise exceptions.InvalidParameter(
                 f'{path} is neither empty nor a repository: it holds '

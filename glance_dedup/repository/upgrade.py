@@ -116,5 +116,5 @@ def _set_version(repo: repository_module.Repository,
 def _remove_leftovers(path: str) -> None:
     """Remove temporary files of killed upgrades and a killed creation."""
     for name in os.listdir(path):
-        if repository_module._TEMPORARY.fullmatch(name):
+        if files.TEMPORARY.fullmatch(name):
             os.unlink(os.path.join(path, name))
