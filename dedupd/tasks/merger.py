@@ -79,7 +79,6 @@ PAGES_LOOKED_AT = 64
 ACCOUNT_EVERY = 64
 
 _COUNT_BYTES = 4
-_RECORD_BYTES = 13
 _REPLACEMENT_BYTES = 32
 _REPLACEMENT_WORDS = 4
 _ENTRIES_AT_ONCE = 32768
@@ -254,10 +253,6 @@ def _look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> _Blocks:
     return _Blocks(addresses, b''.join(entries))
 
 
-def _record(fingerprint: bytes, address: int) -> bytes:
-    return fingerprint[:8] + address.to_bytes(5, 'little')
-
-
 def _portions(pairs: bytes) -> Iterator[bytes]:
     """Cut sorted pairs into portions; pairs of one address stay together."""
     firsts = addresses_module.unpack(pairs, 'Q')[::2]
@@ -360,7 +355,7 @@ class _Index:
         looked_at = range(0, pages, max(1, pages // PAGES_LOOKED_AT))
         return pages / len(looked_at) * sum(
             len(catalog.index_page(number)) for number in looked_at) / (
-                _RECORD_BYTES)
+                catalog_module.INDEX_RECORD_BYTES)
 
     # -- adding records ---------------------------------------------------
 
@@ -503,7 +498,7 @@ class _Index:
                     and gone.fingerprint == fingerprint):
                 damaged.append((heir, kept))
         return self._update(page.number, page.old, page.added, b''.join(
-            itertools.starmap(_record, sorted(removed))))
+            itertools.starmap(catalog_module.index_record, sorted(removed))))
 
     # -- known duplicates -------------------------------------------------
 

@@ -56,8 +56,6 @@ SPARE_MAX = 1 << 30
 #: Slots and images that a line of the log names.
 LISTED = 10
 
-_RECORD = 13
-
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -75,7 +73,7 @@ class Result:
     healed: int
     """Damaged blocks that this run healed."""
     images: list[str]
-    """Images that now cannot be read completely, whoever found that."""
+    """Images that now cannot be read completely, of this pass or before."""
     quarantined: list[str]
     """Files with bytes that this run set aside."""
     complete: bool
@@ -559,7 +557,7 @@ class _Run:
         for address in sorted(set().union(*images.values())):
             fingerprint = bytes.fromhex(self._known[address]['fingerprint'])
             for copy in (self._copies.get(fingerprint),
-                         self._indexed(fingerprint)):
+                         self._maintainer.catalog.indexed(fingerprint)):
                 if (self._tells_apart and copy is not None
                         and self._is_good(copy, fingerprint)
                         and self._same_scope(copy, address)):
@@ -581,16 +579,6 @@ class _Run:
                 '%s is not cryptographic', lost,
                 self._maintainer.repository.parameters.fingerprint)
         return mapping
-
-    def _indexed(self, fingerprint: bytes) -> int | None:
-        """The address that the exact index has for this block, or None."""
-        catalog = self._maintainer.catalog
-        page = catalog.index_page(
-            int.from_bytes(fingerprint[:4], 'big') >> 32 - catalog.index_bits)
-        for at in range(0, len(page), _RECORD):
-            if page[at:at + 8] == fingerprint[:8]:
-                return int.from_bytes(page[at + 8:at + _RECORD], 'little')
-        return None
 
     def _is_good(self, address: int, fingerprint: bytes) -> bool:
         try:

@@ -58,7 +58,8 @@ _CHUNK_BITS = 10
 _CHUNK_BYTES = 4 * CHUNK_SLOTS
 _ZEROS = bytes(_CHUNK_BYTES)
 _PAIR_BYTES = 16
-_RECORD_BYTES = 13
+#: Bytes of a record of the exact index.
+INDEX_RECORD_BYTES = 13
 
 _PAGE = 256      # items read at a time
 
@@ -152,6 +153,11 @@ class CatalogError(exceptions.DamagedError):
 
     Nothing in the catalog may be trusted any more.
     """
+
+
+def index_record(fingerprint: bytes, address: int) -> bytes:
+    """A record of the exact index: a block's place in it, and its address."""
+    return fingerprint[:8] + address.to_bytes(5, 'little')
 
 
 class Batch:
@@ -1015,12 +1021,22 @@ class Catalog:
 
     # -- pages of the exact index -----------------------------------------
 
+    def indexed(self, fingerprint: bytes) -> int | None:
+        """The address that the exact index has for this block, or None."""
+        page = self.index_page(
+            int.from_bytes(fingerprint[:4], 'big') >> 32 - self.index_bits)
+        for at in range(0, len(page), INDEX_RECORD_BYTES):
+            if page[at:at + 8] == fingerprint[:8]:
+                return int.from_bytes(page[at + 8:at + INDEX_RECORD_BYTES],
+                                      'little')
+        return None
+
     def index_page(self, number: int) -> bytes:
         """The page's records, sorted; b'' if there are none."""
         page = self._get(_GROUP.pack(b'f', number)) or b''
-        records = [page[at:at + _RECORD_BYTES]
-                   for at in range(0, len(page), _RECORD_BYTES)]
-        if len(page) % _RECORD_BYTES or any(map(
+        records = [page[at:at + INDEX_RECORD_BYTES]
+                   for at in range(0, len(page), INDEX_RECORD_BYTES)]
+        if len(page) % INDEX_RECORD_BYTES or any(map(
                 operator.ge, records, records[1:])):
             raise self._damaged(f'page {number} of the index is not in order')
         return page
