@@ -76,9 +76,6 @@ def is_coming(call, name, path=None, *more):
     return call.result is None and call.is_(name, path, *more)
 
 
-image_lock_byte = repositories.image_lock_byte
-
-
 class Once:
     """A hook that does something at the first call of a kind."""
 
@@ -676,7 +673,8 @@ def test_n9_1_the_image_lock_is_waited_for_and_bounded(path):
     store(path, ('image', 1), ('other', 2))
     locks = path / 'locks' / 'images'
     with open_repository(path, lock_timeout=0.3) as repo:
-        with repositories.holding(locks, image_lock_byte('image')):
+        byte = repositories.image_lock_byte('image')
+        with repositories.holding(locks, byte):
             before = time.monotonic()
             with pytest.raises(exceptions.BusyError, match='image'):
                 repo.delete('image')
@@ -687,9 +685,10 @@ def test_n9_1_the_image_lock_is_waited_for_and_bounded(path):
             put(repo, 'third', noise(SIZE, 3))
         repo.delete('image')
     with open_repository(path, lock_timeout=60) as repo:
-        with repositories.holding(locks, image_lock_byte('third')) as held:
+        byte = repositories.image_lock_byte('third')
+        with repositories.holding(locks, byte) as held:
             timer = threading.Timer(0.3, lambda: repositories.set_lock(
-                held.fileno(), image_lock_byte('third'), fcntl.F_UNLCK))
+                held.fileno(), byte, fcntl.F_UNLCK))
             timer.start()
             repo.delete('third')
             timer.join(60)
@@ -700,8 +699,8 @@ def test_n9_1_two_threads_of_a_process_exclude_each_other(witness, path):
     """The image lock is taken before the image is opened."""
     store(path, ('image', 1))
     run = witness.run(path, [['delete', 'image']])
-    lock = run.find('lock', 'locks/images', str(image_lock_byte('image')),
-                    'exclusive')
+    byte = repositories.image_lock_byte('image')
+    lock = run.find('lock', 'locks/images', str(byte), 'exclusive')
     opened = run.find('openat', 'images/image', after=lock)
     users = run.find('lock', 'images/image', '1', 'shared', after=opened)
     run.find('linkat', 'images/image', after=users)
@@ -734,8 +733,8 @@ def test_n9_3_to_7_order_of_a_delete(witness, path):
     assert (path / 'spool' / name).stat().st_ino == inode
     # N9.7
     assert repositories.lock_held(path / 'spool' / name, 1) is None
-    assert repositories.lock_held(
-        path / 'locks' / 'images', image_lock_byte('image')) is None
+    byte = repositories.image_lock_byte('image')
+    assert repositories.lock_held(path / 'locks' / 'images', byte) is None
 
 
 def test_n9_3_each_delete_has_a_name_of_its_own(path):
