@@ -145,7 +145,7 @@ class Scheduler:
         self.watchers: list[Callable[[], None]] = []
         """Called in any thread when a task's status changed."""
         self.figures = figures_module.Figures(repository, self.catalog)
-        """Whoever waits for a task's end, and then asks, sees what it did."""
+        """Forgotten when a task ends, so that the next figures show it."""
 
     # -- for any thread ----------------------------------------------------
 

@@ -3,8 +3,8 @@
 """Asks Glance whether a user may read an image, and what image it is.
 
 Only Glance knows the policies, who owns an image, and with whom it is shared.
-So the daemon requests one byte of the image with the user's token: whoever may
-read that byte may read the rest.
+So the daemon requests one byte of the image with the user's token. A user who
+may read that byte may read the rest.
 """
 
 import contextlib

@@ -2,11 +2,10 @@
 
 """Asks Glance whether a user's token opens an image.
 
-The daemon requests one byte of the image, with the user's token
-(``glance.py``): whoever may read that byte may read the rest, from the daemon
-as well. So a stolen compute host reads no more than the tokens on it may. The
-daemon also requests the image's hash: Glance's image under this id may be
-another one than the image here (``glance_dedup/base/hashes.py``).
+A token that opens an image in Glance (``glance.py``) opens it here. So a
+stolen compute host reads no more than the tokens on it may. The daemon also
+requests the image's hash: Glance's image under this id may be another one than
+the image here (``glance_dedup/base/hashes.py``).
 """
 
 import asyncio
