@@ -75,13 +75,25 @@ def build(layer, lower, shown):
     return root
 
 
+def enter(root):
+    """Make it this process' root, and let go of the host's mounts.
+
+    A file system that the host unmounts meanwhile is gone only when no other
+    namespace has it mounted.
+    """
+    os.chdir(root)
+    # The old root lies on the new one afterwards; see pivot_root(2).
+    subprocess.run(['pivot_root', '.', '.'], check=True, timeout=60)
+    subprocess.run(['umount', '--lazy', '.'], check=True, timeout=60)
+    os.chdir('/')
+
+
 def main(layer, lower, shown):
     root = build(pathlib.Path(layer),
                  [pathlib.Path(path) for path in lower.split(':') if path],
                  [pathlib.Path(path) for path in shown.split(':')])
     loopback_up()
-    os.chroot(root)
-    os.chdir('/')
+    enter(root)
     # What loses its parent leaves no zombie.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print('ready', flush=True)

@@ -19,6 +19,7 @@ from oslo_config import cfg
 import pytest
 
 from tests.devstack import roots
+from tests.support import repositories
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -213,12 +214,25 @@ def test_tempest_is_configured(stacked, tmp_path):
     for name in ('daemon_stop_command', 'daemon_start_command',
                  'collect_command'):
         stacked.run(*conf.dedup[name].split(), user='stack')
+        if name == 'daemon_start_command':
+            # The tests wait, as here: systemd does not.
+            repositories.eventually(lambda: is_ready(
+                stacked, conf.dedup.daemon_url), roots.START_TIMEOUT)
     given = {line.split()[0] for line in
              path.read_text().partition('[dedup]\n')[2].splitlines() if line}
     assert given <= {option.name for option in module.DEDUP_OPTS}
     plugins = stacked.said.partition('TEMPEST_PLUGINS=')[2].splitlines()[0]
     assert plugins.split() == [f'{roots.CHECKOUT}/tests/tempest']
     assert stacked.exists(f'{roots.CHECKOUT}/tests/tempest/pyproject.toml')
+
+
+def is_ready(root, daemon_url):
+    try:
+        root.run('curl', '--silent', '--fail', '--output', '/dev/null',
+                 f'{daemon_url}/healthcheck/ready')
+    except roots.Failed:
+        return False
+    return True
 
 
 def load_tempest_options():

@@ -35,6 +35,7 @@ from tests.support import maintenance
 from tests.support import repositories
 
 LIMIT = 180
+OTHERS_LIMIT = 300         # seconds; that of a test
 #: Images that are stored before anything else, and never touched.
 BASE = 2
 BASE_BYTES = 1 << 20
@@ -85,6 +86,12 @@ class Disk:
             ['umount', self.root], capture_output=True,
             timeout=LIMIT).returncode == 0)
         self.mounted = False
+        # A namespace that a neighbour made while this was mounted has it
+        # mounted, too. Until that ends, mounting would give the file system
+        # that was shut down, not the one that the disk has.
+        repositories.eventually(lambda: not subprocess.run(
+            ['losetup', '--associated', self.file], capture_output=True,
+            check=True, timeout=LIMIT).stdout, OTHERS_LIMIT)
 
     def fail(self):
         """From now on nothing reaches the disk, nor comes from it."""
