@@ -236,8 +236,9 @@ class Power:
             repo.delete('again')
             after = io_of_this_thread()
         read = after['rchar'] - before['rchar']
-        # Without a filter the fingerprint stores of 64 groups are read.
-        assert read < BASE * BASE_BYTES / 3, f'{read} bytes were read'
+        # Without a filter the fingerprint stores of 64 groups are read, about
+        # 600 KB with the rest; reading the blocks would take 2 MiB or more.
+        assert read < BASE * BASE_BYTES / 2, f'{read} bytes were read'
         calls = after['syscr'] - before['syscr']
         assert calls < 4000, f'{calls} times something was read'
 
