@@ -4,6 +4,7 @@
 import contextlib
 import logging
 import os
+import pathlib
 import signal
 import time
 
@@ -16,6 +17,9 @@ LONG_TIMEOUT = 1800
 # What tests have set up may take to end; a cloud, half a minute.
 TEARDOWN_TIMEOUT = 120
 
+HERE = pathlib.Path(__file__).resolve().parent
+_OUT = pytest.StashKey()
+
 # The processes that run tests side by side, for the one that leads them.
 _NODES = []
 
@@ -25,19 +29,67 @@ collect_ignore = ['tempest']
 
 def pytest_addoption(parser):
     parser.addoption(
+        '--all', action='store_true',
+        help='also run the tests marked slow: half an hour altogether')
+    parser.addoption(
         '--long', action='store_true',
-        help='also run the tests marked long, which take minutes')
+        help='also run the tests marked slow or long: hours altogether')
+
+
+def _left_out(config):
+    """The marks of tests that do not run unless the command line names them.
+
+    A test that is marked long runs with --long alone.
+    """
+    if config.getoption('--long'):
+        return ()
+    return ('long',) if config.getoption('--all') else ('slow', 'long')
+
+
+def _is_named(item):
+    """Whether the command line names the test, its file or a directory of it.
+
+    The directory of all tests is named where no other is.
+    """
+    named = (item.config.invocation_params.dir / name.partition('::')[0]
+             for name in item.config.args)
+    return any(path != HERE and item.path.is_relative_to(path)
+               for path in map(pathlib.Path.resolve, named))
 
 
 def pytest_collection_modifyitems(config, items):
-    skip = pytest.mark.skip(reason='takes minutes; run with --long')
+    run, out = [], []
     for item in items:
-        is_long = item.get_closest_marker('long') is not None
-        if is_long and not config.getoption('--long'):
-            item.add_marker(skip)
+        marks = {mark for mark in _left_out(config)
+                 if item.get_closest_marker(mark) is not None}
+        wanted = not marks or marks == {'slow'} and _is_named(item)
+        (run if wanted else out).append(item)
         if item.get_closest_marker('timeout') is None:
+            is_long = item.get_closest_marker('long') is not None
             item.add_marker(pytest.mark.timeout(
                 LONG_TIMEOUT if is_long else TIMEOUT))
+    items[:] = run
+    config.hook.pytest_deselected(items=out)
+    config.stash[_OUT] = len(out)
+    if hasattr(config, 'workeroutput'):
+        config.workeroutput['left out'] = len(out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Each process collected the same."""
+    if hasattr(node, 'workeroutput'):
+        node.config.stash[_OUT] = node.workeroutput.get('left out', 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    out = config.stash.get(_OUT, 0)
+    if out:
+        marks = ' or '.join(_left_out(config))
+        options = ' or '.join(f'--{"all" if mark == "slow" else mark}'
+                              for mark in _left_out(config))
+        terminalreporter.write_line(
+            f'{out} tests marked {marks} were left out: see {options}')
 
 
 @pytest.hookimpl(optionalhook=True)

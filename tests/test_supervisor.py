@@ -141,6 +141,7 @@ def environment():
             'PYTHONPATH': str(TOP)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('processes, seconds', [('0', 0), ('1', 17)])
 def test_slow_fixtures(tmp_path, processes, seconds):
     """An interrupted run tears its fixtures down, however long that takes.

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1 << 20)
 WINDOW = 1 << 20

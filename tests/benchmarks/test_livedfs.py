@@ -12,6 +12,8 @@ import pytest
 
 from glance_dedup.check import checker
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 PAGE = 4096
 MIB = 1 << 20

@@ -13,6 +13,8 @@ from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer
 from glance_dedup.repository import repository
 
+pytestmark = pytest.mark.slow
+
 FILE = (pathlib.Path(__file__).resolve().parent.parent.parent / 'benchmarks'
         / 'synthetic.py')
 BLOCKS = 300        # in groups of 64: the last one is not full

@@ -17,7 +17,7 @@ from tests.cloud import disk
 from tests.cloud import nova
 from tests.cloud import service
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 MIB = 1 << 20
 #: A snapshot of a server that did nothing but start differs in a file, in the

@@ -11,6 +11,8 @@ from tests.cloud import boot
 from tests.cloud import service
 from tests.support import daemons
 
+pytestmark = pytest.mark.slow
+
 # As a server says it, which has said something before.
 LINE = ('glance-dedup: up: bc9145a63c9b54e57a907290b5670ebc '
         '2 a disk of mine\r\n')

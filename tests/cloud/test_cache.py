@@ -27,6 +27,7 @@ from tests.cloud import disk
 from tests.cloud import service
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0,
                        reason='only root can make a network')]

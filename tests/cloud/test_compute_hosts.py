@@ -22,6 +22,7 @@ from tests.cloud import service
 from tests.functional import glance_server
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0,
                        reason='only root can make a network')]

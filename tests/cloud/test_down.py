@@ -20,6 +20,8 @@ import pytest
 from tests.functional import glance_server
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SIZE = 24 * MIB
 # Seconds. Of a service's return to its being noticed.

@@ -17,7 +17,7 @@ from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
 from tests.functional import glance_server
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LIMIT = 240
 DOMAIN = """

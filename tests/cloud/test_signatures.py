@@ -32,6 +32,8 @@ from tests.cloud import service
 from tests.functional import glance_server
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 # Seconds. For a loaded machine.
 LIMIT = 120

@@ -28,6 +28,8 @@ from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
 from tests.cloud import tempest_run
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).parent
 LISTS = HERE / 'tempest'
 SUITE = r'^tempest\.api\.image'

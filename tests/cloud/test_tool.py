@@ -27,7 +27,7 @@ TOOL = TOP / 'tools' / 'cloud'
 # Seconds. For a loaded machine.
 LIMIT = 600
 
-pytestmark = pytest.mark.timeout(2 * LIMIT)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from tests.devstack import roots
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SETTING = """
 set -o errexit

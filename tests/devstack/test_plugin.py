@@ -21,7 +21,7 @@ import pytest
 from tests.devstack import roots
 from tests.support import repositories
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 DATADIR = '/opt/stack/data/dedup'
 GLANCE_API_CONF = '/etc/glance/glance-api.conf'

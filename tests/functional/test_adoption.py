@@ -20,6 +20,8 @@ from tests.support import repositories
 from tests.support.repositories import mixture
 from tests.support.repositories import noise
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 LIMIT = 120     # seconds
 

@@ -26,6 +26,8 @@ from tests.support import documents
 from tests.support import repositories
 from tests.unit.driver import test_store
 
+pytestmark = pytest.mark.slow
+
 configure = test_store.configure
 
 PAGE = documents.SOURCE / 'admin' / 'backup.rst'

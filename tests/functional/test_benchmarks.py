@@ -16,6 +16,8 @@ import pytest
 
 from tests.support import disks
 
+pytestmark = pytest.mark.slow
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
 #: Arguments that make it small, and what its last table must have.

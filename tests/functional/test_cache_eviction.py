@@ -23,6 +23,8 @@ from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 LIMIT_MIB = 56
 SMALL = {'block_size': 4096, 'group_slots': 256, 'segment_size': 65536}

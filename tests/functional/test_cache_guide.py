@@ -20,6 +20,8 @@ from tests.devstack.conftest import machine     # noqa: F401
 from tests.devstack import roots
 from tests.support import documents
 
+pytestmark = pytest.mark.slow
+
 PAGE = documents.SOURCE / 'admin' / 'cache.rst'
 VENV = '/opt/glance-dedup'
 CONF = '/etc/dedupd/dedupd-cache.conf'

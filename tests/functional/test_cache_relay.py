@@ -24,6 +24,8 @@ from tests.support.daemons import read_response
 from tests.support import ports
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 LIMIT = daemons.LIMIT
 
 

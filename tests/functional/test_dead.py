@@ -37,6 +37,8 @@ from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import noise
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 180
 GROUP = maintenance.SLOTS * maintenance.BLOCK

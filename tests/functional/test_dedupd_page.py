@@ -26,6 +26,8 @@ from dedupd import page
 from tests.functional import dedupd_watched
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60
 CSS = by.By.CSS_SELECTOR
 HOSTILE = '<img src=x onerror="window.hacked = 1">&amp;\u202e"\'</script>'

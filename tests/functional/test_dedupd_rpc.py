@@ -17,6 +17,8 @@ from tests.functional import dedupd_watched
 from tests.functional import rabbitmq
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 # Seconds within which what must happen has happened.
 PATIENCE = 60
 

@@ -27,6 +27,8 @@ from tests.functional import witness as witness_module
 from tests.support import maintenance
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MINUTE = 30             # seconds of rounds; the rest is starting and judging
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 1500))
 ROUND = 12              # seconds

@@ -170,7 +170,9 @@ with repositories.open_repository(path, codec='none', threads=2) as repo:
 
 
 @pytest.mark.parametrize('which, most', [
-    ('RLIMIT_NOFILE', 0), ('RLIMIT_NOFILE', 1), ('RLIMIT_AS', 1 << 20)])
+    ('RLIMIT_NOFILE', 0),
+    pytest.param('RLIMIT_NOFILE', 1, marks=pytest.mark.slow),
+    pytest.param('RLIMIT_AS', 1 << 20, marks=pytest.mark.slow)])
 def test_limits(template, tmp_path, which, most):
     """Short of descriptors, or of memory: an error, and life goes on."""
     assert hasattr(resource, which)

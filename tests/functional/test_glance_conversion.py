@@ -17,6 +17,8 @@ import pytest
 from glance_dedup.repository import repository
 from tests.functional import glance_server
 
+pytestmark = pytest.mark.slow
+
 IMPORT_TIMEOUT = 120  # seconds
 
 

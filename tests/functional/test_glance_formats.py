@@ -22,6 +22,8 @@ import pytest
 
 from tests.functional import glance_server
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 TIMEOUT = 120  # seconds
 TASK_TIMEOUT = 20

@@ -20,6 +20,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 LIST = HERE / 'glance_own.json'

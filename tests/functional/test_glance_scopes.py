@@ -13,6 +13,8 @@ from glance_dedup.repository import repository
 from tests.functional import glance_server
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 noise = repositories.noise
 MIB = 1 << 20
 

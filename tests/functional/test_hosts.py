@@ -33,6 +33,8 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 LIMIT = soak_module.LIMIT
 ROUND = 8               # seconds
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 900))

@@ -19,6 +19,8 @@ from tests.support import daemons
 from tests.support import documents
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 PAGE = documents.SOURCE / 'install' / 'index.rst'
 DIRECTORY = '/var/lib/glance'
 COMMAND_SECONDS = 100

@@ -24,6 +24,8 @@ from tests.cloud import cloud as cloud_module
 from tests.support import ports
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PAGE = TOP / 'doc' / 'source' / 'admin' / 'migration.rst'
 COMMAND_TIMEOUT = 600       # seconds

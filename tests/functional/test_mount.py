@@ -18,6 +18,8 @@ from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 4096
 MIB = 1 << 20
 LIMIT = 60

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support import disks
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCK = 4096
 MIB = 1 << 20

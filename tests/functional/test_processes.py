@@ -21,6 +21,8 @@ from tests.functional import storm
 from tests.support import repositories
 from tests.support.repositories import open_repository
 
+pytestmark = pytest.mark.slow
+
 WORKERS = 4
 
 

@@ -30,7 +30,7 @@ LIMIT = two_sites.LIMIT
 MIB = two_sites.MIB
 _CHILDREN = multiprocessing.get_context('forkserver')
 # The first test waits for both sites, too.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope='module')

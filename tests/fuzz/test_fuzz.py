@@ -3,12 +3,12 @@
 """Builds and runs the fuzz targets, ``fuzz_*.c``.
 
 They run under libFuzzer with the address and undefined-behaviour sanitizers,
-each for 20 seconds, or, with ``--long``, for 10 minutes; another number of
-seconds is had by ``GLANCE_DEDUP_FUZZ_SECONDS``. Each starts from the inputs of
-``corpus/<target>/``, all of which are run first. An input that ends a target
-is kept in ``.log/fuzz/``, and the failure says how to run it again. Once the
-bug is mended, the input goes into the corpus under a name that says what it
-showed.
+each for 3 seconds, with ``--all`` for 20, and with ``--long`` for 10 minutes.
+``GLANCE_DEDUP_FUZZ_SECONDS`` sets another number of seconds. Each starts from
+the inputs of ``corpus/<target>/``, all of which are run first. An input that
+ends a target is kept in ``.log/fuzz/``, and the failure says how to run it
+again. Once the bug is mended, the input goes into the corpus under a name that
+says what it showed.
 
 Where there is no clang with libFuzzer the corpus alone is run, built with gcc.
 
@@ -64,7 +64,8 @@ LONG_TIMEOUT = 6000
 
 
 def seconds(config):
-    usual = 600 if config.getoption('--long') else 20
+    usual = (600 if config.getoption('--long') else
+             20 if config.getoption('--all') else 3)
     return int(os.environ.get('GLANCE_DEDUP_FUZZ_SECONDS', usual))
 
 

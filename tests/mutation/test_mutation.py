@@ -16,6 +16,8 @@ from tests.mutation import __main__ as main
 from tests.mutation import operators
 from tests.mutation import suite
 
+pytestmark = pytest.mark.slow
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
 # Its test executes both functions and looks at the first alone.

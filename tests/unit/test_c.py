@@ -72,8 +72,10 @@ def runs():
     for program in sources(TESTS, 'test_'):
         for variant in VARIANTS:
             if variant != 'tsan' or is_threaded(program):
-                yield pytest.param(program, variant,
-                                   id=f'{program.stem}-{variant}')
+                yield pytest.param(
+                    program, variant, id=f'{program.stem}-{variant}',
+                    # Of the three it finds the least.
+                    marks=pytest.mark.slow if variant == 'plain' else ())
 
 
 def execute(command, timeout):
