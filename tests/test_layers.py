@@ -113,9 +113,9 @@ PACKAGES = {
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
-    'glance_dedup.base.exceptions': 'unit/repository/test_repository.py',
+    'glance_dedup.base.exceptions': 'unit/repository/test_repository_open.py',
     'glance_dedup.base.files': 'unit/base/test_access.py',
-    'glance_dedup.base.imageids': 'unit/repository/test_repository.py',
+    'glance_dedup.base.imageids': 'unit/repository/test_repository_images.py',
     'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
     'glance_dedup.base.locations': 'unit/driver/test_store.py',

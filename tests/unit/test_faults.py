@@ -94,6 +94,8 @@ def test_extension_under_sanitizers(tmp_path):
         UBSAN_OPTIONS='print_stacktrace=1:halt_on_error=1')
     done = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-         'tests/unit/repository/test_repository.py'], cwd=top, env=environment,
-        capture_output=True, text=True, errors='replace', timeout=LONG)
+         *(f'tests/unit/repository/test_repository_{part}.py' for part in (
+             'filter', 'fork', 'groups', 'images', 'open', 'transactions'))],
+        cwd=top, env=environment, capture_output=True, text=True,
+        errors='replace', timeout=LONG)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

@@ -28,22 +28,13 @@ from tests.support.repositories import noise
 from tests.support.repositories import open_repository
 from tests.support.repositories import put
 from tests.support.repositories import read_all
+from tests.unit.repository import fixtures
 
 BLOCK = 512
 MIB = 1 << 20
 
-
-@pytest.fixture
-def path(tmp_path):
-    """A repository in which a group is soon full."""
-    return create(tmp_path / 'repository', block_size=BLOCK, group_slots=64,
-                  segment_size=4096)
-
-
-@pytest.fixture
-def repo(path):
-    with open_repository(path) as repo:
-        yield repo
+path = fixtures.path
+repo = fixtures.repo
 
 
 @pytest.fixture
