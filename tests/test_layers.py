@@ -118,7 +118,7 @@ TESTED_BY = {
     'glance_dedup.base.imageids': 'unit/repository/test_repository_images.py',
     'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
-    'glance_dedup.base.locations': 'unit/driver/test_store.py',
+    'glance_dedup.base.locations': 'unit/driver/test_store_locations.py',
     'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',
     'glance_dedup.check.format': 'unit/check/test_checker.py',
     'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',

@@ -24,11 +24,11 @@ from tests.functional import glance_server
 from tests.support import daemons
 from tests.support import documents
 from tests.support import repositories
-from tests.unit.driver import test_store
+from tests.support import stores
 
 pytestmark = pytest.mark.slow
 
-configure = test_store.configure
+configure = stores.configure
 
 PAGE = documents.SOURCE / 'admin' / 'backup.rst'
 MIB = 1 << 20
@@ -86,15 +86,15 @@ class Driver:
 
     def upload(self, data):
         image_id = str(uuid.uuid4())
-        self.locations[image_id] = test_store.add(data, image_id)[0]
+        self.locations[image_id] = stores.add(data, image_id)[0]
         return image_id
 
     def delete(self, image_id):
-        test_store.delete(self.locations[image_id])
+        stores.delete(self.locations[image_id])
 
     def fetch(self, image_id):
         try:
-            return 200, test_store.get(self.locations[image_id])
+            return 200, stores.get(self.locations[image_id])
         except exceptions.NotFound:
             return 204, b''
         except exceptions.RemoteServiceUnavailable:

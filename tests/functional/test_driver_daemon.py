@@ -8,17 +8,19 @@ import signal
 import threading
 import time
 
+import glance_store
+from glance_store import exceptions
 import pytest
 
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import store as dedup_store
 from tests.support import daemons
 from tests.support import repositories
-from tests.unit.driver import test_store
+from tests.support import stores
 
-configure = test_store.configure
-add = test_store.add
-get = test_store.get
+configure = stores.configure
+add = stores.add
+get = stores.get
 
 PIECE = dedup_store.Download.PIECE
 MIB = 1 << 20
@@ -78,7 +80,7 @@ def test_it_is_killed_in_the_middle(store, daemon, direct):
     for kill_after in range(7):
         store._daemon._retry_at = 0.0
         direct.clear()
-        download, size = test_store.glance_store.get(url, 'one')
+        download, size = glance_store.get(url, 'one')
         found = b''
         for number, piece in enumerate(download):
             found += piece
@@ -123,7 +125,7 @@ def test_it_hangs_in_the_middle(store, daemon, direct, monkeypatch):
     monkeypatch.setattr(daemon_module, 'PIECE_SECONDS', 0.5)
     data = repositories.mixture(6 * PIECE)
     url = add(data)[0]
-    download, _ = test_store.glance_store.get(url, 'one')
+    download, _ = glance_store.get(url, 'one')
     pieces = iter(download)
     found = next(pieces)
     with stopped(daemon):
@@ -165,13 +167,13 @@ def test_deleted_and_stored_anew(store, daemon, direct):
     """Each location leads to its own upload's bytes."""
     data = repositories.noise(3 * PIECE)
     url = add(data)[0]
-    download, _ = test_store.glance_store.get(url, 'one')
-    test_store.delete(url)
+    download, _ = glance_store.get(url, 'one')
+    stores.delete(url)
     other = repositories.noise(3 * PIECE, 2)
     second = add(other)[0]
     assert b''.join(download) == data
     assert get(second) == other
-    with pytest.raises(test_store.exceptions.NotFound):
+    with pytest.raises(exceptions.NotFound):
         get(url)
     assert not direct
 
@@ -180,7 +182,7 @@ def test_it_ends_in_order(store, daemon):
     """SIGTERM: downloads that run may finish."""
     data = repositories.mixture(5 * PIECE)
     url = add(data)[0]
-    download, _ = test_store.glance_store.get(url, 'one')
+    download, _ = glance_store.get(url, 'one')
     pieces = iter(download)
     found = next(pieces)
     stopping = threading.Thread(target=daemon.stop)

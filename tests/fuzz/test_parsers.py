@@ -4,8 +4,9 @@
 
 It gives the right thing, or the error that the caller is told to expect:
 ``repository.json`` and ``key``; the answers of another host's daemon; payloads
-of RPC; arguments of the commands. tests/unit/driver/test_store.py has
-locations. Hypothesis prints the example that failed, and how to run it again.
+of RPC; arguments of the commands. tests/unit/driver/test_store_locations.py
+has locations. Hypothesis prints the example that failed, and how to run it
+again.
 """
 
 import contextlib

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 
+import glance_store
 from glance_store import exceptions
 import pytest
 
@@ -16,11 +17,11 @@ from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import store as dedup_store
 from tests.support import daemons
 from tests.support import repositories
-from tests.unit.driver import test_store
+from tests.support import stores
 
-configure = test_store.configure
-add = test_store.add
-get = test_store.get
+configure = stores.configure
+add = stores.add
+get = stores.get
 
 PIECE = dedup_store.Download.PIECE
 DATA = repositories.noise(3 * PIECE // 16 * 16 + 5000)
@@ -42,7 +43,7 @@ def url(store):
 
 
 def repository_id(store):
-    return test_store.repo(store).repository_id
+    return stores.repo(store).repository_id
 
 
 def told(caplog):
@@ -127,14 +128,14 @@ def test_all_comes_from_the_daemon(store, url, path, monkeypatch, caplog):
 def test_a_dropped_download_closes_its_socket(store, url, path):
     server = Server(store, send=2 * PIECE, then=hangs)
     with daemons.scripted(path, server.serve):
-        download, _ = test_store.glance_store.get(url, 'one')
+        download, _ = glance_store.get(url, 'one')
         pieces = iter(download)
         assert next(pieces) == DATA[:PIECE]
         assert not server.gone.is_set()
         download.close()
         assert server.gone.wait(20)
         server.gone.clear()
-        download, _ = test_store.glance_store.get(url, 'one')
+        download, _ = glance_store.get(url, 'one')
         del download
         assert server.gone.wait(20)
 
@@ -244,7 +245,7 @@ def test_a_time_limit_bounds_its_pieces(configure, path):
     url = add(DATA)[0]
     server = Server(store, send=PIECE, then=hangs)
     with daemons.scripted(path, server.serve):
-        download, _ = test_store.glance_store.get(url, 'one')
+        download, _ = glance_store.get(url, 'one')
         began = time.monotonic()
         pieces = iter(download)
         assert next(pieces) == DATA[:PIECE]
@@ -255,12 +256,12 @@ def test_a_time_limit_bounds_its_pieces(configure, path):
 
 
 def test_errors_after_it_are_those_of_direct_reading(store, url, path):
-    group = repositories.Group(test_store.repo(store).path, 1)
+    group = repositories.Group(stores.repo(store).path, 1)
     group.data[-100:] = bytes(100)
     group.save()
     server = Server(store, send=2 * PIECE, then=ends)
     with daemons.scripted(path, server.serve):
-        download, _ = test_store.glance_store.get(url, 'one')
+        download, _ = glance_store.get(url, 'one')
         found = []
         with pytest.raises(exceptions.RemoteServiceUnavailable):
             found.extend(download)
@@ -349,7 +350,7 @@ def test_after_a_fork(store, url, path):
     """The child reads by itself, and takes nothing of the parent's bytes."""
     server = Server(store)
     with daemons.scripted(path, server.serve) as requests:
-        download, _ = test_store.glance_store.get(url, 'one')
+        download, _ = glance_store.get(url, 'one')
         pieces = iter(download)
         assert next(pieces) == DATA[:PIECE]
 

@@ -11,6 +11,7 @@ import json
 import os
 import struct
 
+import glance_store
 from glance_store import exceptions as store_exceptions
 import pytest
 import xxhash
@@ -26,11 +27,11 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
+from tests.support import stores
 from tests.unit.cli import conftest
-from tests.unit.driver import test_store
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
-configure = test_store.configure
+configure = stores.configure
 
 DATA = maintenance.content(1, 2)
 OTHER = maintenance.content(3, 1)
@@ -86,9 +87,9 @@ def test_newer_repository(path, cli, configure, tmp_path):
                        match='repository.json .* version 2; .* up to 1'):
         store.configure_add()
     with pytest.raises(store_exceptions.StoreAddDisabled):
-        test_store.add(b'data')
+        stores.add(b'data')
     with pytest.raises(store_exceptions.RemoteServiceUnavailable):
-        test_store.glance_store.get(test_store.GOOD, 'one')
+        glance_store.get(stores.GOOD, 'one')
     with daemons.Daemon(path) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(60) != 0
@@ -140,12 +141,12 @@ def test_newer_file(filled, cli, name, good):
 @pytest.mark.parametrize('name', [GROUP, IMAGE])
 def test_newer_file_is_for_the_driver(configure, tmp_path, name):
     store = configure(one={})
-    url = test_store.add(DATA)[0]
+    url = stores.add(DATA)[0]
     set_version(tmp_path / 'one', name, 2)
     store = configure(one={'dedup_store_codec': 'none'})
     with pytest.raises(store_exceptions.RemoteServiceUnavailable):
-        test_store.get(url)
-    assert store.is_capable(test_store.glance_store.capabilities.BitMasks
+        stores.get(url)
+    assert store.is_capable(glance_store.capabilities.BitMasks
                             .WRITE_ACCESS)
 
 

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The store: its options, and the repository that it makes of them."""
+
+import errno
+import io
+import os
+import socket
+
+import glance_store
+from glance_store import exceptions
+from glance_store import multi_backend
+from oslo_config import cfg
+import pytest
+
+from glance_dedup.base import filesystem
+from glance_dedup.driver import store as dedup_store
+from tests.support.repositories import noise
+from tests.support import stores
+from tests.support.stores import add
+from tests.support.stores import assert_nothing_left
+from tests.support.stores import get
+from tests.support.stores import GOOD
+from tests.support.stores import refused
+from tests.support.stores import repo
+
+CONF = cfg.CONF
+MIB = 1 << 20
+
+configure = stores.configure
+store = stores.store
+
+
+def test_registration(store):
+    assert store.get_schemes() == ('dedup',)
+    assert store.get_store_location_class() is dedup_store.StoreLocation
+    assert store.is_capable(
+        glance_store.capabilities.BitMasks.READ_RANDOM,
+        glance_store.capabilities.BitMasks.WRITE_ACCESS,
+        glance_store.capabilities.BitMasks.DRIVER_REUSABLE)
+    assert multi_backend.get_store_from_store_identifier('one') is store
+    assert store.url_prefix == f'dedup://{repo(store).repository_id}/'
+    assert add(b'data')[0].startswith(store.url_prefix)
+
+
+def test_set_acls_is_not_there(store):
+    """Glance calls it at every save and takes this for an answer."""
+    url = add(b'data')[0]
+    glance_store.set_acls_for_multi_store(url, 'one', public=True)
+    with pytest.raises(NotImplementedError):
+        store.set_acls(None)
+
+
+def test_two_stores(configure):
+    one, two = configure(one={}, two={})
+    assert one.url_prefix != two.url_prefix
+    first, second = add(b'1', backend='one')[0], add(b'2', backend='two')[0]
+    assert (get(first, 'one'), get(second, 'two')) == (b'1', b'2')
+    # Without the store's name, Glance searches all.
+    assert (get(first, None), get(second, None)) == (b'1', b'2')
+    glance_store.delete(second, None)
+    refused(second, 'two')
+
+
+def test_two_stores_need_two_repositories(configure, tmp_path):
+    one, two = configure(one={'dedup_store_datadir': tmp_path / 'same'},
+                         two={'dedup_store_datadir': tmp_path / 'same'})
+    add(b'data', 'a', backend='one')
+    assert two.url_prefix != one.url_prefix
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'data', 'b', backend='two')
+
+
+def test_a_repository_that_is_there_is_used(configure):
+    configure(one={})
+    url = add(b'data')[0]
+    store = configure(one={})
+    assert url.startswith(store.url_prefix)
+    assert get(url) == b'data'
+
+
+def test_creation_options(configure):
+    store = configure(one={
+        'dedup_store_block_size': 8192, 'dedup_store_group_slots': 128,
+        'dedup_store_segment_size': 131072,
+        'dedup_store_fingerprint': 'xxh3-128',
+        'dedup_store_compare': 'value'})
+    found = repo(store).parameters
+    assert (found.block_size, found.group_slots, found.segment_size,
+            found.fingerprint, found.compare) == (
+                8192, 128, 131072, 'xxh3-128', 'value')
+
+
+def test_content_defined_cutting(configure):
+    store = configure(one={'dedup_store_cutting': 'gear'})
+    assert repo(store).parameters.cutting == 'gear 2048 4096'
+    assert repo(store).parameters.block_size == 16384
+    url = add(b'data')[0]
+    for number, same in enumerate(('gear', 'gear 2048 4096', None)):
+        configure(one={'dedup_store_cutting': same})
+        add(b'more', f'more-{number}')
+        assert get(url) == b'data'
+
+
+def test_the_codec_yields_where_told_to(configure):
+    assert repo(configure(one={}))._options['codec_yields'] is False
+    store = configure(one={'dedup_store_codec_yields': True})
+    assert repo(store)._options['codec_yields'] is True
+
+
+def test_beside_the_page_cache_where_told_to(configure):
+    assert repo(configure(one={}))._options['direct_io'] is False
+    store = configure(one={'dedup_store_direct_io': True})
+    assert repo(store)._options['direct_io'] is True
+    data = noise(3 * MIB + 77)
+    assert b''.join(glance_store.get(add(data)[0], 'one')[0]) == data
+
+
+def test_threads_are_those_of_the_machine_unless_told_otherwise(configure):
+    wanted = min(4, len(os.sched_getaffinity(0)))
+    assert repo(configure(one={}))._options['threads'] == wanted
+    store = configure(one={'dedup_store_threads': 7})
+    assert repo(store)._options['threads'] == 7
+
+
+def test_options_for_all_stores(configure, tmp_path):
+    configure(backend_defaults={'type': 'http'})
+    CONF.set_override('dedup_store_block_size', 16384, 'backend_defaults')
+    one, two = configure(one={}, two={'dedup_store_block_size': 512})
+    assert repo(one).parameters.block_size == 16384
+    assert repo(two).parameters.block_size == 512
+
+
+@pytest.mark.parametrize('name,value', [
+    ('block_size', 512), ('group_slots', 64), ('segment_size', 32768),
+    ('cutting', 'gear 1024 4096'), ('fingerprint', 'sha512-256'),
+    ('compare', 'value')])
+def test_an_option_that_disagrees(configure, name, value):
+    configure(one={})
+    url = add(b'data')[0]
+    store = configure(one={f'dedup_store_{name}': value})
+    with pytest.raises(exceptions.BadStoreConfiguration) as caught:
+        store.configure_add()
+    assert f'dedup_store_{name} is {value}' in str(caught.value)
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'more', 'more')
+    assert get(url) == b'data'  # reading goes on
+
+
+def test_file_system_without_locks(configure, monkeypatch):
+    """The store is disabled, with the reason; nobody reads by chance."""
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(filesystem.fcntl, 'fcntl', refuse)
+    store = configure(one={})
+    with pytest.raises(exceptions.BadStoreConfiguration) as caught:
+        store.configure_add()
+    assert 'refuses locks of open files' in str(caught.value)
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'data')
+    monkeypatch.undo()
+    store.configure_add()
+
+
+@pytest.mark.parametrize('values', [
+    {'dedup_store_datadir': '/proc/none/x'},
+    {'dedup_store_datadir': '/dev/null'},
+    {'dedup_store_datadir': '/dev/null/x'},
+    {'dedup_store_datadir': '/etc'},
+    {'dedup_store_datadir': 'relative'},
+    {'dedup_store_datadir': ''},
+    {'dedup_store_block_size': 3000},
+    {'dedup_store_segment_size': 1024},
+    {'dedup_store_cutting': 'rabin'},
+    {'dedup_store_cutting': 'gear 4096 2048'},
+    {'dedup_store_cutting': 'gear', 'dedup_store_block_size': 4096},
+    {'dedup_store_fingerprint': 'md5'},
+    {'dedup_store_fingerprint': 'none-such'},
+    {'dedup_store_codec': 'lz4', 'dedup_store_codec_level': 3},
+    {'dedup_store_fingerprint': 'xxh3-128'},
+], ids=str)
+def test_bad_configurations(configure, values):
+    store = configure(one=values)
+    with pytest.raises(exceptions.BadStoreConfiguration) as caught:
+        store.configure_add()
+    assert 'one' in str(caught.value)
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'data')
+    with pytest.raises(exceptions.RemoteServiceUnavailable):
+        glance_store.get(GOOD, 'one')
+
+
+@pytest.mark.parametrize('name,value', [
+    ('block_size', '3'), ('block_size', 'x'), ('filter_mib', '0'),
+    ('codec', 'gzip'), ('compare', 'luck'), ('timeout', '-1'),
+    ('threads', '-1'), ('threads', '0'), ('codec_level', '20'),
+    ('group_slots', '65536')])
+def test_values_that_do_not_parse(configure, tmp_path, name, value):
+    """They come from a file, so the option's type sees them only when read."""
+    path = tmp_path / 'glance.conf'
+    path.write_text(f'[one]\ndedup_store_{name} = {value}\n')
+    CONF([], default_config_files=[str(path)])
+    store = configure(one={f'dedup_store_{name}': ...})
+    with pytest.raises(exceptions.BadStoreConfiguration) as caught:
+        store.configure_add()
+    assert name in str(caught.value)
+
+
+def test_a_known_size_must_have_room(configure):
+    """Refused before anything is stored; of what is not known, no share."""
+    store = configure(one={'dedup_store_required_percent': 50})
+    opened = repo(store)
+    free, kept = opened.room()
+    size = 2 * (free - kept)
+    for much in (size + (1 << 40), size * 2):
+        with pytest.raises(exceptions.StorageFull, match='are kept'):
+            add(b'data', size=much)
+    assert_nothing_left(store)
+    # There would be room for half of it; so it is read, and found too short.
+    with pytest.raises(exceptions.Invalid, match='only 4'):
+        add(b'data', size=size // 2)
+    assert get(add(io.BytesIO(b'data'), 'other', size=0)[0]) == b'data'
+
+
+def test_no_share_of_a_known_size_is_asked_for_by_default(configure):
+    configure(one={})
+    with pytest.raises(exceptions.Invalid, match='only 4'):
+        add(b'data', size=1 << 60)
+
+
+def test_a_repository_of_a_group(configure, tmp_path):
+    store = configure(one={'dedup_store_group_access': True})
+    assert repo(store).group_access
+    assert (tmp_path / 'one').stat().st_mode & 0o7777 == 0o2770
+    assert repo(configure(one={})).group_access
+    store = configure(one={'dedup_store_group_access': False})
+    with pytest.raises(exceptions.BadStoreConfiguration,
+                       match='group_access is False, but .*one says True'):
+        store.configure_add()
+    assert not repo(configure(two={})).group_access
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
+def test_a_repository_of_another_user(configure, tmp_path):
+    configure(one={})
+    url = add(b'data')[0]
+    os.chown(tmp_path / 'one', 65531, -1)
+    store = configure(one={})
+    words = 'belongs to uid 65531, and this process runs as root'
+    with pytest.raises(exceptions.BadStoreConfiguration, match=words):
+        store.configure_add()
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'more', 'more')
+    with pytest.raises(exceptions.RemoteServiceUnavailable, match=words):
+        get(url)
+
+
+def test_storage_that_comes_late_can_be_read(configure, tmp_path):
+    """A missing mount disables adding; reads work when it is there."""
+    configure(one={})
+    url = add(b'data')[0]
+    (tmp_path / 'one').rename(tmp_path / 'away')
+    (tmp_path / 'one').write_text('not mounted')
+    configure(one={})
+    with pytest.raises(exceptions.StoreAddDisabled):
+        add(b'data', 'other')
+    with pytest.raises(exceptions.RemoteServiceUnavailable):
+        get(url)
+    (tmp_path / 'one').unlink()
+    (tmp_path / 'away').rename(tmp_path / 'one')
+    assert get(url) == b'data'
+
+
+def test_nothing_is_created_by_reading(configure, tmp_path):
+    store = configure(one={'dedup_store_datadir': '/dev/null/x'})
+    CONF.set_override('dedup_store_datadir', str(tmp_path / 'x'), 'one')
+    with pytest.raises(exceptions.RemoteServiceUnavailable):
+        glance_store.get(GOOD, 'one')
+    assert not (tmp_path / 'x').exists()
+    store.configure_add()
+    assert (tmp_path / 'x').exists()
+
+
+def test_no_socket_is_opened(configure, monkeypatch):
+    """The store needs no other program."""
+    def fail(*args, **kwargs):
+        raise AssertionError('socket')
+
+    configure(one={'dedup_store_dedupd_socket': ''})
+    monkeypatch.setattr(socket, 'socket', fail)
+    assert get(add(b'data')[0]) == b'data'
