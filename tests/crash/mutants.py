@@ -312,7 +312,8 @@ MUTANTS = (
                  '                        # N5.1\n',
                  ''),),
         workload='deleter-killed',
-        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k', 'n5_1')),
+        tests=('tests/unit/dedupd/tasks/test_accounting_order.py',
+               '-k', 'n5_1')),
     Mutant(
         'entry-removed-before-the-fence', 'N5.4', (
             Edit(_ACCOUNTING,
@@ -328,7 +329,7 @@ MUTANTS = (
                  '                self._removed += 1\n'
                  '        self._maintainer.settle(self._batch)\n')),
         workload='delete',
-        tests=('tests/unit/dedupd/tasks/test_accounting.py',
+        tests=('tests/unit/dedupd/tasks/test_accounting_order.py',
                '-k', 'n5_order')),
     Mutant(
         'counted-in-part-not-taken-back', 'N5.2', (
@@ -336,7 +337,7 @@ MUTANTS = (
                  'if txid is None or (counted == entry.live and not begun):',
                  'if txid is None or counted == entry.live:'),),
         workload='accounting-in-steps',
-        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k',
+        tests=('tests/unit/dedupd/tasks/test_accounting_steps.py', '-k',
                'deleted_in_the_middle')),
     Mutant(
         'counted-in-part-not-pinned', 'N6.3', (
@@ -350,7 +351,8 @@ MUTANTS = (
             Edit(_ACCOUNTING,
                  'if txid not in pinned}',
                  'if txid in pinned}')),
-        tests=('tests/unit/dedupd/tasks/test_accounting.py', '-k', 'n6_3'),
+        tests=('tests/unit/dedupd/tasks/test_accounting_steps.py',
+               '-k', 'n6_3'),
         why_not='it takes a reader of an image that was deleted before all of '
         'it was counted'),
     Mutant(

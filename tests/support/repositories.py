@@ -133,6 +133,13 @@ def need_clean(path):
 
 # -- files of a repository ----------------------------------------------------
 
+def ruin(file, at):
+    """Overwrite 64 bytes of a file."""
+    with open(file, 'r+b') as f:
+        f.seek(at)
+        f.write(b'\xff' * 64)
+
+
 def group_path(path, number):
     return pathlib.Path(path) / 'groups' / f'{number:08x}'
 
