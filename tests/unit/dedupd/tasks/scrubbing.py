@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How the tests of scrubbing damage a repository, and what they look at."""
+
+import pytest
+
+from dedupd.tasks import collector
+from dedupd.tasks import scrubber
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from tests.support import repositories
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(checker, 'PAUSE', 0)
+
+
+def scrub(maintainer, full=True, **options):
+    return scrubber.run_once(maintainer, task.Pace(), full=full, **options)
+
+
+def collect(maintainer):
+    return collector.run_once(maintainer, task.Pace(), live_share=0,
+                              evacuate_share=0)
+
+
+def place_of(path, address):
+    """Where in its group's file a block's first byte is, without codec."""
+    group, slot = address
+    file = repositories.Group(path, group)
+    _, _, segment, place = file.entry(slot)
+    return file.path, segment + 32 + (place & 0xfffff)
+
+
+def flip(file, at):
+    with open(file, 'r+b') as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 0x40]))
+
+
+def damage(path, address):
+    flip(*place_of(path, address))
+
+
+def state_of(path, address):
+    return repositories.Group(path, address[0]).state(address[1])
+
+
+def findings(path, severity=checker.DAMAGE):
+    return [str(f) for f in checker.check(path).findings
+            if f.severity == severity]

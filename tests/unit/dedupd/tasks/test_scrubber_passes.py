@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Scrubbing: passes that are stopped or killed, and a repository at work."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from dedupd.tasks import collector
+from dedupd.tasks import scrubber
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from tests.support import maintenance
+from tests.support.maintenance import account
+from tests.support.maintenance import BLOCK
+from tests.support.maintenance import content
+from tests.support.maintenance import maintaining
+from tests.support import repositories
+from tests.support.repositories import DAMAGED
+from tests.support.repositories import put
+from tests.support.repositories import read_all
+from tests.unit.dedupd.tasks import scrubbing
+from tests.unit.dedupd.tasks.scrubbing import collect
+from tests.unit.dedupd.tasks.scrubbing import damage
+from tests.unit.dedupd.tasks.scrubbing import findings
+from tests.unit.dedupd.tasks.scrubbing import scrub
+from tests.unit.dedupd.tasks.scrubbing import state_of
+
+pytest_plugins = ['tests.support.maintainer_fixtures']
+
+no_pause = scrubbing.no_pause
+
+
+def started(maintainer):
+    """When the pass began that is under way."""
+    state = maintainer.catalog.scrub_state()
+    return None if state['complete'] else state['started']
+
+
+# -- passes -------------------------------------------------------------------
+
+def fill(other, images=6):
+    for number in range(images):
+        put(other, f'image-{number}', content(number, blocks=50))
+
+
+def test_pass_goes_on_where_it_was_stopped(
+        maintainer, path, repo, other, monkeypatch):
+    monkeypatch.setattr(scrubber, 'STEP_SLOTS', 16)
+    fill(other)
+    account(maintainer)
+    bad = maintenance.blocks_of(repo, 'image-3')[7]
+    damage(path, bad)
+    seen = []
+    verify = scrubber._engine.verify_slots
+
+    def verify_slots(handle, number, first, count):
+        if count > 1:
+            seen.append((number, first))
+        return verify(handle, number, first, count)
+
+    monkeypatch.setattr(scrubber._engine, 'verify_slots', verify_slots)
+    begun = None
+    for _ in range(100):
+        steps = []
+
+        def progress(*_):
+            steps.append(1)
+            if len(steps) == 3:
+                pace.stop()
+
+        pace = task.Pace(progress=progress)
+        try:
+            result = scrubber.run_once(maintainer, pace)
+        except task.Stopped:
+            begun = begun or started(maintainer)
+            assert started(maintainer) == begun
+        else:
+            break
+    assert result.complete
+    assert started(maintainer) is None
+    assert len(seen) == len(set(seen))
+    assert len(seen) > 18
+    assert result.blocks == 300
+    assert result.damaged == 1
+    assert result.images == ['image-3']
+    # The next run begins a new pass.
+    del seen[:]
+    assert scrub(maintainer, full=False, budget_bytes=0).blocks == 0
+    assert started(maintainer) > begun
+
+
+def test_budget(maintainer, path, other, monkeypatch):
+    monkeypatch.setattr(scrubber, 'STEP_SLOTS', 16)
+    fill(other)
+    read = []
+    for _ in range(100):
+        result = scrub(maintainer, full=False, budget_bytes=20000)
+        read.append(result.bytes)
+        if result.complete:
+            break
+    assert len(read) > 5
+    assert result.blocks == 300
+    steps = [b - a for a, b in zip(read, read[1:])]
+    assert max(steps) < 20000 + 16 * (BLOCK + 32) + 48 * 16
+
+
+def test_a_full_pass_starts_anew(maintainer, other, monkeypatch):
+    monkeypatch.setattr(scrubber, 'STEP_SLOTS', 16)
+    fill(other)
+    scrub(maintainer, budget_bytes=40000)
+    result = scrub(maintainer, full=True)
+    assert (result.blocks, result.complete) == (300, True)
+
+
+def test_pace(maintainer, other):
+    fill(other)
+    pace = task.Pace(rate=100 * 1024)
+    begin = time.monotonic()
+    with contextlib.suppress(task.Stopped):
+        result = scrubber.run_once(maintainer, pace)
+        took = time.monotonic() - begin
+    assert result.bytes > 150 * 1024
+    assert took >= result.bytes / pace.rate - 0.1
+
+
+def test_no_segment_is_read_twice(maintainer, other):
+    fill(other)
+    once = scrub(maintainer).bytes
+    recipes = sum(4096 + 40 * other.stat(i).extents for i in other.images())
+    stored = sum(other.stat(i).stored_bytes for i in other.images())
+    assert once == recipes + stored
+
+
+def test_unfinished_tail_is_no_damage(maintainer, path, other):
+    """What a dead writer left is the next writer's to judge (N7.3)."""
+    put(other, 'one', content(1))
+    group = maintenance.groups(path)[0]
+    file = repositories.Group(path, group)
+    file.write_entry(file.used(), b'\1' * 32, 1, file.data_start(),
+                     512 << 20 | 512 << 37 | 1 << 61)
+    file.save()
+    result = scrub(maintainer)
+    assert (result.damaged, result.blocks) == (0, 10)
+
+
+def write(file, at, data):
+    with open(file, 'r+b') as f:
+        f.seek(at)
+        f.write(data)
+
+
+def crash(path, tear):
+    """Leave a tail, as a machine that crashes before a sync point may.
+
+    :param tear: changes it; is given the group's file
+    """
+    with repositories.open_repository(path, codec='none') as repo:
+        put(repo, 'gone', content(1))
+        assert maintenance.blocks_of(repo, 'gone')[0] == (1, 0)
+    os.unlink(path / 'images' / 'gone')
+    for name in os.listdir(path / 'spool'):
+        os.unlink(path / 'spool' / name)
+    group = repositories.Group(path, 1)
+    tear(group)
+    write(group.path, 512, bytes(1024))     # the published records
+
+
+def tear_block(group):
+    """A sector was not written."""
+    write(group.path, group.entry(1)[2] + 32 + BLOCK, bytes(BLOCK))
+
+
+def tear_entry(group):
+    """Nor was that of its entry, which is the first in its own."""
+    write(group.path, group.entry(9)[2] + 32 + BLOCK, bytes(BLOCK))
+    write(group.path, group.entry_offset(9), bytes(56))
+
+
+def tear_checksum(group):
+    """A sector that begins with the header's end and has zeros otherwise."""
+    write(group.path, group.entry(1)[2] + 24, bytes(8))
+
+
+def tear_reserved(group):
+    write(group.path, group.entry(1)[2] + 20, b'garbage')
+
+
+@pytest.mark.parametrize('tear', [
+    tear_block, tear_entry, tear_checksum, tear_reserved])
+def test_what_a_torn_tail_has_left_is_no_damage(path, tear):
+    """Of a segment that is not whole, what is good is used (N7.3)."""
+    crash(path, tear)
+    with repositories.open_repository(path, codec='none') as repo:
+        with maintaining(repo) as maintainer:
+            assert findings(path) == []
+            put(repo, 'next', content(9))
+            # The next writer has judged it: only what is torn is stored.
+            assert put(repo, 'one', content(1)).new_bytes < 4 * BLOCK
+            assert read_all(repo, 'one') == content(1)
+            assert findings(path) == []
+            for _ in range(2):
+                account(maintainer)
+                collect(maintainer)
+                assert findings(path) == []
+                result = scrub(maintainer)
+                assert (result.damaged, result.worn) == (0, 0)
+            states = maintenance.states(path, 1)
+            assert DAMAGED not in states
+            assert read_all(repo, 'one') == content(1)
+    # No byte of the segment is in doubt.
+    assert not [note for note in findings(path, checker.NOTE)
+                if 'checksum' in note]
+
+
+# -- killed -------------------------------------------------------------------
+
+@pytest.mark.parametrize('calls', range(2, 60, 3))
+def test_killed_anywhere(path, calls):
+    """Whatever was found is known in the end, and nothing is invented."""
+    with repositories.open_repository(path, codec='none') as repo:
+        put(repo, 'one', content(1))
+        put(repo, 'two', content(2))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+        bad = maintenance.blocks_of(repo, 'one')[3]
+        damage(path, bad)
+        maintainer = scrubber.maintainer_module.Maintainer(repo)
+        maintenance.watch(maintainer, maintenance.Kill(calls))
+        with contextlib.suppress(maintenance.Killed):
+            scrub(maintainer)
+        maintenance.kill(maintainer)
+        with maintaining(repo) as maintainer:
+            result = scrub(maintainer, full=False)
+            result = scrub(maintainer)
+            assert result.images == ['one']
+            [facts] = maintainer.catalog.damaged().values()
+            assert facts['images'] == ['one']
+            assert state_of(path, bad) == DAMAGED
+            put(repo, 'three', content(1))
+            scrub(maintainer)
+            assert read_all(repo, 'one') == content(1)
+            account(maintainer)
+            collect(maintainer)
+            maintenance.need_counted(maintainer)
+        assert findings(path) == []
+
+
+def test_cursor_survives_a_kill(path):
+    with repositories.open_repository(path, codec='none') as repo:
+        fill(repo)
+
+    def child():
+        scrubber.STEP_SLOTS = 16
+        with repositories.open_repository(path, codec='none') as repo:
+            with maintaining(repo) as maintainer:
+                def progress(done, total, what):
+                    if 'group' in what and done > 100:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                scrubber.run_once(maintainer, task.Pace(progress))
+
+    with pytest.raises(repositories.ChildFailed):
+        repositories.in_child(child)
+    with repositories.open_repository(path, codec='none') as repo:
+        with maintaining(repo) as maintainer:
+            assert started(maintainer) is not None
+            before = maintainer.catalog.scrub_state()
+            assert before['blocks'] >= 100
+            result = scrub(maintainer, full=False)
+            assert (result.blocks, result.complete) == (300, True)
+
+
+# -- a repository at work -----------------------------------------------------
+
+def test_no_false_damage(path):
+    """Others store and delete, and groups are collected and rewritten."""
+    def work(number):
+        def run():
+            deadline = time.monotonic() + 6
+            rounds = 0
+            with repositories.open_repository(path) as repo:
+                while time.monotonic() < deadline:
+                    name = f'image-{number}-{rounds % 4}'
+                    with contextlib.suppress(exceptions.ImageNotFound):
+                        repo.delete(name)
+                    put(repo, name, content(
+                        number, rounds % 7, 10 + rounds, blocks=20))
+                    rounds += 1
+            return rounds
+        return run
+
+    children = [repositories.fork_child(work(n)) for n in (1, 2)]
+    try:
+        with repositories.open_repository(path) as repo:
+            with maintaining(repo) as maintainer:
+                deadline = time.monotonic() + 6
+                passes = 0
+                while time.monotonic() < deadline:
+                    result = scrub(maintainer, spare_threshold=3)
+                    assert result.damaged == 0
+                    assert result.unreadable == {}
+                    assert result.worn == 0
+                    account(maintainer)
+                    collector.run_once(maintainer, task.Pace(),
+                                       live_share=80, evacuate_share=10)
+                    passes += 1
+    finally:
+        rounds = [repositories.wait_for_child(c) for c in children]
+    assert passes > 1 and min(rounds) > 1
+    with repositories.open_repository(path) as repo:
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            result = scrub(maintainer)
+            assert (result.damaged, result.complete) == (0, True)
+    assert os.listdir(path / 'quarantine') == []
+    repositories.need_clean(path)
