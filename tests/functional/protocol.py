@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the tests of the protocol share: repositories, and hooks for calls.
+
+The rules are N1 to N11 and the invariants I1 to I12 of the design document.
+The maintainer's part is played by the test. Between any two system calls of
+the process under test it can lock, unlink or replace something.
+"""
+
+import hashlib
+
+import pytest
+
+from tests.functional import witness as witness_module
+from tests.support import repositories
+from tests.support.repositories import create
+from tests.support.repositories import noise
+from tests.support.repositories import open_repository
+from tests.support.repositories import put
+
+BLOCK = 512
+LEASE = 1
+SHARE = repositories.SHARE_BYTE + 1
+SIZE = 10 * BLOCK
+
+
+@pytest.fixture(scope='module')
+def witness(tmp_path_factory):
+    witness = witness_module.Witness(
+        witness_module.build(tmp_path_factory.mktemp('witness')))
+    yield witness
+    witness.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = create(tmp_path / 'repository', block_size=BLOCK, group_slots=64,
+                  segment_size=4 * BLOCK)
+    yield path
+
+
+@pytest.fixture
+def coarse(tmp_path):
+    """One whose groups are made less often; data comes in large batches."""
+    return create(tmp_path / 'coarse', group_slots=64)
+
+
+def store(path, *images):
+    """Put images of (id, seed), with a handle that ends."""
+    with open_repository(path, codec='none') as repo:
+        for image_id, seed in images:
+            put(repo, image_id, noise(SIZE, seed))
+
+
+def sha(seed, size=SIZE):
+    return hashlib.sha256(noise(size, seed)).hexdigest()
+
+
+def is_made(call, name, path=None, *more):
+    return call.result is not None and call.is_(name, path, *more)
+
+
+def is_coming(call, name, path=None, *more):
+    return call.result is None and call.is_(name, path, *more)
+
+
+class Once:
+    """A hook that does something at the first call of a kind."""
+
+    def __init__(self, condition, action):
+        self.condition = condition
+        self.action = action
+        self.happened = 0
+
+    def __call__(self, call):
+        if not self.happened and self.condition(call):
+            self.happened += 1
+            return self.action(call)
+        return None
