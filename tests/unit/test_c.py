@@ -143,6 +143,26 @@ def test_a_program_that_does_not_end(tmp_path):
                      str(caught.value))
 
 
+def test_a_check_that_fails_in_support(tmp_path):
+    """It counts against the test that called it."""
+    (tmp_path / 'other.c').write_text(
+        '#include "tests/c/support/check.h"\n'
+        'void other(void);\n'
+        'void other(void) { CHECK(1 == 2); }\n')
+    (tmp_path / 'main.c').write_text(
+        '#include "tests/c/support/check.h"\n'
+        'void other(void);\n'
+        'static void test_other(void) { other(); }\n'
+        'int main(int argc, char **argv)\n'
+        '{ BEGIN(argc, argv); RUN(test_other); return REPORT(); }\n')
+    program = tmp_path / 'program'
+    build([*COMPILE, *tmp_path.glob('*.c'), *sources(SUPPORT, 'check'), '-o',
+           program])
+    status, output = run(program)
+    assert status == 1
+    assert '1 == 2' in output and '0 passed, 1 failed' in output
+
+
 @pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)
 @pytest.mark.parametrize('source, variant', list(runs()))
 def test_c(source, variant, objects, tmp_path):

@@ -31,8 +31,8 @@ typedef struct check_state {
     unsigned failed;
 } check_state;
 
-/* Each test program is one file. */
-static check_state check_all;
+/* One for a program and what supports it: a check counts wherever it fails. */
+extern check_state check_all;
 
 static inline bool
 check_note(bool good, const char *file, int line, const char *what)
