@@ -386,7 +386,7 @@ MUTANTS = (
                  '    if (s == GD_OK) {\n'
                  '        s = next_generation(owned, err);\n'
                  '    }\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_ownedgroup-plain]',),
+        tests=('tests/unit/test_c.py::test_c[test_ownedgroup_free-plain]',),
         why_not='it takes a process that outlives the collector, with a '
         'fingerprint store that it believes'),
     Mutant(
