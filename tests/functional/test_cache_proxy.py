@@ -578,6 +578,7 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
         repository.delete(image_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
 def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
                                         begin):
@@ -606,6 +607,7 @@ def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
         assert daemon.counts()['arrivals']['pulls'] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
 @pytest.mark.parametrize('same', [24 * MIB, 20 * MIB])
 def test_a_right_beginning_whose_peer_fails(tmp_path, storing, alice, link,
@@ -890,6 +892,7 @@ def test_glanceclient(tmp_path, cache):
     run(*common, 'image-delete', image_id)
 
 
+@pytest.mark.slow
 def test_openstackclient(tmp_path, cache):
     source, target = tmp_path / 'source', tmp_path / 'target'
     source.write_bytes(noise(5 * MIB, 51))

@@ -554,6 +554,7 @@ def test_slow_clients(daemon, content):
     need_alive(daemon)
 
 
+@pytest.mark.slow
 def test_bodies_of_many_at_once(repository):
     """All together have the memory that the option gives them."""
     mib = 1 << 20

@@ -173,6 +173,7 @@ def test_sigterm_lets_downloads_finish(repository, content):
         assert 'cut off' not in daemon.text()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_in_time_whatever_hangs(repository):
     """A client that takes nothing, a half request, a long poll."""
     with daemons.Daemon(repository) as daemon:

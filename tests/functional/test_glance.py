@@ -275,6 +275,7 @@ def test_duplicates_cost_no_space(server, client, new, tmp_path):
         assert found.stat(second).new_bytes < len(data) // 10
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_many_clients_and_processes_at_once(server, client):
     """Uploads, downloads and deletes, with every byte compared.

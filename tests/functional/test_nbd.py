@@ -825,6 +825,7 @@ def test_killed(own, delay):
 
 # -- a guest ------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_guest_boots_though_the_daemon_is_killed(tmp_path):
     """With a file over the image; most of the image is never read."""

@@ -539,6 +539,7 @@ def test_a_stop_keeps_what_came(sites, tmp_path):
     away.repo.close()
 
 
+@pytest.mark.slow
 def test_killed_often(sites, tmp_path, monkeypatch):
     """kill -9 again and again: hardly any byte is sent twice."""
     home, _ = sites

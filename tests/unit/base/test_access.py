@@ -209,6 +209,7 @@ def examine(cases):
     assert len(answers) == len(cases), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_planted_files():
     """Links, FIFOs and the like: errors in words, and nothing is harmed."""

@@ -44,6 +44,7 @@ def test_stored_fingerprints(tmp_path, scope, threads):
         assert group[at:at + 32] == hashlib.sha256(before + block).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('concept', ['fingerprint', 'sha256mb'])
 def test_build_without_the_library(concept, objects, tmp_path):
     source = test_c.ENGINE / 'format' / 'sha256mb.c'

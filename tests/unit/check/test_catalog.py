@@ -576,6 +576,7 @@ def judge_with_damaged_catalog(repository):
             and 'blocks that are no more' not in f.sentence]
 
 
+@pytest.mark.slow
 def test_any_byte_of_a_table(repository, tables):
     """One finding, that names it; or none, where LevelDB uses no such byte."""
     rng = random.Random(1)

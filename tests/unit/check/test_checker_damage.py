@@ -26,6 +26,10 @@ repository = fixtures.repository
 group = fixtures.group
 image = fixtures.image
 
+# Each has its share of the bytes, and the first is the sample.
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow)
+              for part in range(1, 4))]
+
 
 # Every byte
 
@@ -62,7 +66,7 @@ def damaged_offsets(repository, path, file, images, part=slice(None)):
     return ignored
 
 
-@pytest.mark.parametrize('part', range(4))
+@pytest.mark.parametrize('part', PARTS)
 def test_every_byte_of_a_group(repository, group, image, part):
     part = slice(part, None, 4)
     ignored = damaged_offsets(
@@ -131,7 +135,9 @@ def test_every_byte_behind_a_fingerprint_store(tmp_path):
         patch(path, offset, b'\0')
 
 
-@pytest.mark.parametrize('pieces', ['blocks', 'zeros', 'nothing'])
+@pytest.mark.parametrize('pieces', [
+    pytest.param('blocks', marks=pytest.mark.slow),
+    pytest.param('zeros', marks=pytest.mark.slow), 'nothing'])
 def test_every_byte_of_a_recipe(repository, group, pieces):
     path = repository.image('one', {
         'blocks': [(group, i, 1) for i in range(12)] + [('zeros', 3)],
@@ -140,6 +146,7 @@ def test_every_byte_of_a_recipe(repository, group, pieces):
     assert damaged_offsets(repository, path, 'images/one', {'one'}) == set()
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_deleted_recipe(repository, group):
     path = repository.path / 'spool' / ('D-' + '0' * 32)
     repository.write(path, repository.recipe('one', [(group, 0, 12)]))
@@ -159,7 +166,7 @@ def test_every_byte_of_the_key(repository):
         assert not checker.check(repository.path).ok
 
 
-@pytest.mark.parametrize('part', range(4))
+@pytest.mark.parametrize('part', PARTS)
 @pytest.mark.parametrize('which', ['group', 'image'])
 def test_every_truncation(repository, group, image, which, part):
     path = {'group': group.path, 'image': image}[which]

@@ -443,6 +443,7 @@ def judge_all(chosen, directory):
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize('count', [
     SAMPLE, pytest.param(LONG_SAMPLE, marks=pytest.mark.long)])

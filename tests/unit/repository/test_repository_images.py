@@ -542,6 +542,7 @@ def run_python(code, *arguments):
     return result.stdout
 
 
+@pytest.mark.slow
 def test_64_gib_of_zeros_in_bounded_memory(tmp_path):
     path = create(tmp_path / 'r')
     grown = int(run_python(ZEROS, path, 64))

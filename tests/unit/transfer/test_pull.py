@@ -583,6 +583,7 @@ def test_over_a_socket(there, here, daemon, cli):
     assert here.read('one') == b'data' * 5000
 
 
+@pytest.mark.slow
 def test_the_command_is_interrupted(there, here, tls, cli):
     """^C; repeated, it goes on where it was."""
     data = noise(20 << 20)

@@ -267,6 +267,7 @@ def test_a_length_of_many_digits():
         parser.next_event()
 
 
+@pytest.mark.slow
 def test_with_the_oldest_h11(tmp_path):
     """0.14, which Debian 12 has, takes anything for the end of a chunk."""
     if subprocess.run(
