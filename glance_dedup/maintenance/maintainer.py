@@ -722,11 +722,7 @@ class Maintainer:
 
         :raises StorageError: the file of these locks is missing
         """
-        try:
-            free = self.engine.lock_image(image_id)
-        except exceptions.ImageNotFound as e:
-            # The caller must not think that the image is missing.
-            raise exceptions.StorageError(str(e)) from e
+        free = self.engine.lock_image(image_id)
         try:
             yield free
         finally:

@@ -487,8 +487,27 @@ class Repository:
         :raises ImageNotFound, BusyError: as their names say
         """
         need_text('image id', image_id)
-        self.handle().delete(image_id, _upload_bytes(upload_id))
+        with self._need_directories():
+            self.handle().delete(image_id, _upload_bytes(upload_id))
         hashes.forget(self.path, image_id)
+
+    @contextlib.contextmanager
+    def _need_directories(self) -> Iterator[None]:
+        """Turn ImageNotFound into StorageError if a directory is missing.
+
+        Glance forgets an image that is not found.
+        """
+        try:
+            yield
+        except exceptions.ImageNotFound as e:
+            for name in ('images', 'spool'):
+                path = os.path.join(self.path, name)
+                if not os.path.lexists(path):
+                    raise exceptions.StorageError(
+                        f'the directory {path} is missing. Mount the '
+                        "repository's disk, or restore the directory from a "
+                        'backup') from e
+            raise
 
     # -- reading ----------------------------------------------------------
 
@@ -501,8 +520,9 @@ class Repository:
         :raises DamagedError: if its recipe is damaged
         """
         need_text('image id', image_id)
-        return Image(self.handle().open_image(
-            image_id, _upload_bytes(upload_id)), self)
+        with self._need_directories():
+            return Image(self.handle().open_image(
+                image_id, _upload_bytes(upload_id)), self)
 
     def block_reader(self) -> 'BlockReader':
         """An object that reads blocks of images that are being stored."""

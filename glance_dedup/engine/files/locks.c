@@ -42,6 +42,21 @@ struct gd_locks {
     gd_groupmap announced; /* 1: it means to be */
 };
 
+/* A file of locks, which exists as long as its repository.  That it is missing
+ * must not read as GD_NOTFOUND: to callers this means that an image is. */
+static gd_status
+open_lock_file(const gd_env *env, int root, const char *name, int *fd,
+               gd_error *err)
+{
+    gd_status s = gd_file_open(env, root, name, O_RDWR, fd, err);
+    if (s != GD_NOTFOUND) {
+        return s;
+    }
+    return gd_fail(err, GD_IO, "%s is missing: stop every program that uses "
+                   "the repository, and restore the file from a backup or "
+                   "make an empty one", name);
+}
+
 gd_status
 gd_locks_open(const gd_env *env, int root, gd_locks **out, gd_error *err)
 {
@@ -50,8 +65,8 @@ gd_locks_open(const gd_env *env, int root, gd_locks **out, gd_error *err)
         return GD_NOMEM;
     }
     locks->env = env;
-    gd_status s = gd_file_open(env, root, GD_FILE_GROUP_LOCKS, O_RDWR,
-                               &locks->fd, err);
+    gd_status s = open_lock_file(env, root, GD_FILE_GROUP_LOCKS, &locks->fd,
+                                 err);
     if (s != GD_OK) {
         env->release(env, locks);
         return s;
@@ -258,8 +273,7 @@ gd_image_lock(const gd_env *env, int root, const char *image_id,
 {
     enum { STEP_MS = 5 };
     uint64_t byte = gd_checksum(image_id, strlen(image_id), 0) >> 2;
-    gd_status s = gd_file_open(env, root, GD_FILE_IMAGE_LOCKS, O_RDWR, fd,
-                               err);
+    gd_status s = open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err);
     if (s != GD_OK) {
         return s;
     }
