@@ -110,7 +110,7 @@ class Control:
             'filter': {
                 **{name: value for name, value in statistics.items()
                    if name.startswith('filter_')},
-                'filter_error': self._repository.filter_error},
+                'filter_error': self._repository.filter.error},
             'reads': {**self._sources.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
             'receiving': self._sources.receiving(),

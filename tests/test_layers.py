@@ -121,6 +121,8 @@ TESTED_BY = {
     'glance_dedup.base.locations': 'unit/driver/test_store_locations.py',
     'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',
     'glance_dedup.check.format': 'unit/check/test_checker_structures.py',
+    'glance_dedup.repository.hostfilter':
+        'unit/repository/test_repository_filter.py',
     'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',

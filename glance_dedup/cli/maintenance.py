@@ -138,7 +138,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                     **{name: value for name, value
                        in repo.statistics().items()
                        if name.startswith('filter_')},
-                    'filter_error': repo.filter_error},
+                    'filter_error': repo.filter.error},
             }
 
     def sums(self, repo, disk_bytes: int) -> dict:

@@ -630,7 +630,7 @@ class Maintainer:
         """
         # If the filter knows all groups, it learns of new blocks only from the
         # process that stores them. A filter that is made later reads them.
-        self.repository._attach_filter(self.handle, create=False)
+        self.repository.filter.attach(self.handle, create=False)
         return _engine.Relocation(self.engine, self.handle)
 
     # -- recipes that cannot be read --------------------------------------

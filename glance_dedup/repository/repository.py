@@ -19,16 +19,13 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import functools
 import os
-import pwd
 import re
 import secrets
-import stat as stat_module
 import threading
-import time
 from typing import Any
 from typing import BinaryIO
-import warnings
 import weakref
 
 import xxhash
@@ -41,7 +38,7 @@ from glance_dedup.base import filesystem
 from glance_dedup.base import hashes
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
-from glance_dedup.repository import filters
+from glance_dedup.repository import hostfilter
 from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 * 1024 * 1024
@@ -56,17 +53,6 @@ _LOCK_FILES = ('locks/groups', 'locks/images')
 _CODECS = ('none', 'lz4', 'zstd')
 
 _MAX_THREADS = 64
-# The default place of filters, and after how many seconds a filter that could
-# not be opened is tried again.
-_SHM = '/dev/shm'  # nosec: a tmpfs; what is in it has to be this user's
-_FILTER_AGAIN = 30.0
-# If the filter is missing or not complete, the first store operation waits
-# until a filter of at most so many bytes is made, and so many slots, in at
-# most 64 groups, are read into it. That takes some 20 ms. A thread does the
-# rest, so many slots at a time; until it ends, duplicates are missed.
-_MADE_AT_ONCE = 64 << 20
-_READ_AT_ONCE = 1 << 16
-_READ_IN_TURN = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,39 +99,6 @@ def _key_file(digits: bytes) -> bytes:
     return digits + b' ' + xxhash.xxh3_64_hexdigest(digits).encode() + b'\n'
 
 
-def _filter_directory(path: str | None) -> str:
-    """The directory for filter files: this user's alone, made at need.
-
-    Every user may make a directory of any name in ``/dev/shm``. So the first
-    choice is a directory with this user's name, which systemd makes at each
-    boot, before anybody else can (``etc/tmpfiles.d``).
-    """
-    if path is not None:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        return path
-    uid = os.geteuid()
-    with contextlib.suppress(KeyError, OSError):
-        path = os.path.join(_SHM, f'glance-dedup-{pwd.getpwuid(uid).pw_name}')
-        if _is_ours_alone(os.lstat(path)):
-            return path
-    path = os.path.join(_SHM, f'glance-dedup-{uid}')
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    if not _is_ours_alone(found):
-        raise PermissionError(
-            1, f'{path}, which belongs to {access.user_name(found.st_uid)}, '
-            f'is not a directory that only {access.user_name(uid)} may '
-            'change. Remove it, and have systemd-tmpfiles make the directory '
-            'at each boot (etc/tmpfiles.d/glance-dedup.conf)')
-    return path
-
-
-def _is_ours_alone(found: os.stat_result) -> bool:
-    return (stat_module.S_ISDIR(found.st_mode)
-            and found.st_uid == os.geteuid() and not found.st_mode & 0o022)
-
-
 class Repository:
     """An open repository.
 
@@ -180,8 +133,7 @@ class Repository:
     on the tmpfs), it gives a RuntimeWarning: images are stored without the
     filter, but duplicates are missed. Later store operations try again.
 
-    :ivar filter_error: why the last try to open the filter failed, or what
-        :meth:`statistics` found; None: nothing is known to be wrong
+    :ivar filter: this host's filter
     """
 
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
@@ -208,34 +160,30 @@ class Repository:
         self._mutex = threading.Lock()
         self._closed = False
         self._engine: _engine.Repository | None = None
-        self._rebuilding: threading.Thread | None = None
         self.parameters = self._read_parameters(_allow_weak)
         self.key = self._read_key()
-        self._options = {
-            'repository_id': bytes.fromhex(self.parameters.repository_id),
-            'block_size': self.parameters.block_size,
-            'cut_minimum': self.parameters.cuts[0],
-            'cut_average': self.parameters.cuts[1],
-            'group_slots': self.parameters.group_slots,
-            'segment_size': self.parameters.segment_size,
-            'fingerprint': self.parameters.fingerprint,
-            'by_value': self.parameters.compare == 'value',
-            'codec': codec,
-            'codec_level': codec_level,
-            'threads': threads,
-            'lock_timeout_ms': int(lock_timeout * 1000),
-            'allow_weak': _allow_weak,
-            'reserve': reserve_mib << 20,
-            'codec_yields': codec_yields,
-            'direct_io': direct_io,
-        }
+        self._open_engine = functools.partial(
+            _engine.Repository, os.fsencode(self.path),
+            repository_id=bytes.fromhex(self.parameters.repository_id),
+            block_size=self.parameters.block_size,
+            cut_minimum=self.parameters.cuts[0],
+            cut_average=self.parameters.cuts[1],
+            group_slots=self.parameters.group_slots,
+            segment_size=self.parameters.segment_size,
+            fingerprint=self.parameters.fingerprint,
+            by_value=self.parameters.compare == 'value',
+            codec=codec,
+            codec_level=codec_level,
+            threads=threads,
+            lock_timeout_ms=int(lock_timeout * 1000),
+            allow_weak=_allow_weak,
+            reserve=reserve_mib << 20,
+            codec_yields=codec_yields,
+            direct_io=direct_io)
         self._segment_cache_bytes = segment_cache_mib << 20
-        self._filter_dir = filter_dir
-        self._filter_bytes = filter_mib << 20
-        self._filter_file: str | None = None
-        self._filter_attached = False
-        self._filter_again = 0.0        # by time.monotonic()
-        self.filter_error: str | None = None
+        self.filter = hostfilter.HostFilter(
+            self.path, self.parameters.repository_id,
+            self.parameters.group_slots, filter_dir, filter_mib << 20)
         _live.add(self)
         filesystem.check_locks(self.path)
         self.handle()
@@ -361,8 +309,7 @@ class Repository:
             if self._closed:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
-                engine = _engine.Repository(
-                    os.fsencode(self.path), **self._options)
+                engine = self._open_engine()
                 engine.set_segment_cache(self._segment_cache_bytes)
                 self._engine = engine
             return self._engine
@@ -375,9 +322,7 @@ class Repository:
         with self._mutex:
             self._closed = True
             engine, self._engine = self._engine, None
-        rebuilding = self._rebuilding
-        if rebuilding is not None:
-            rebuilding.join()
+        self.filter.close()
         if engine is not None:
             engine.close()
 
@@ -391,8 +336,7 @@ class Repository:
         """Forget the parent's handle; its descriptors are closed already."""
         self._mutex = threading.Lock()
         self._engine = None
-        self._filter_attached = False
-        self._rebuilding = None
+        self.filter.after_fork()
 
     @property
     def repository_id(self) -> str:
@@ -438,7 +382,7 @@ class Repository:
             need_text(name, value)
         scope_id = scopes.choose(scope, project)
         handle = self.handle()
-        self._complete_filter(handle)
+        self.filter.complete(handle)
         return Transaction(
             image_id, handle.begin(image_id, project, scope_id), self)
 
@@ -572,7 +516,7 @@ class Repository:
           the host has no filter yet.
         """
         handle = self.handle()
-        self._attach_filter(handle, create=False)
+        self.filter.attach(handle, create=False)
         return handle.statistics()
 
     def rebuild_filter(
@@ -583,133 +527,7 @@ class Repository:
 
         :param progress: called with the groups done and their total
         """
-        handle = self.handle()
-        self._attach_filter(handle)
-        clear = True
-        while True:
-            more, done, total = handle.rebuild_filter(
-                self._groups_of(_READ_IN_TURN), clear)
-            clear = False
-            if progress is not None:
-                progress(done, total)
-            if not more:
-                return
-
-    def _groups_of(self, slots: int) -> int:
-        return max(1, min(64, slots // self.parameters.group_slots))
-
-    def _filter_path(self) -> str:
-        return os.path.join(_filter_directory(self._filter_dir),
-                            f'{self.parameters.repository_id}.filter')
-
-    def _attach_filter(self, handle: _engine.Repository,
-                       create: bool = True) -> None:
-        """Open the host's filter, once. After a failure, try again later.
-
-        :param create: make the filter if there is none; processes that only
-            read don't create one
-        """
-        if self._filter_attached or time.monotonic() < self._filter_again:
-            return
-        try:
-            path = self._filter_path()
-            if not create and not os.path.exists(path):
-                self.filter_error = self._lack_of_room(path)
-                return
-            with self._mutex:
-                if self._filter_attached:
-                    return
-                self._filter_file = path
-                handle.attach_filter(os.fsencode(path), self._filter_bytes)
-                # Last: no other thread may store before the filter is there.
-                self._filter_attached = True
-            self.filter_error = None
-            self._tidy_filters(path)
-        except (OSError, exceptions.RepositoryError) as e:
-            self._filter_again = time.monotonic() + _FILTER_AGAIN
-            error = str(e)
-            if isinstance(e, OSError) and e.filename is None:
-                error = e.strerror or error     # our own sentence
-            if error != self.filter_error:
-                self.filter_error = error
-                warnings.warn('no fingerprint filter, so duplicates will be '
-                              f'missed: {error}', RuntimeWarning, stacklevel=4)
-
-    def _lack_of_room(self, path: str) -> str | None:
-        """The error that making the missing filter would meet, if any."""
-        place = os.path.dirname(path)
-        system = os.statvfs(place)
-        if system.f_bavail * system.f_frsize >= self._filter_bytes:
-            return None
-        return (f'{place} has no room for the {self._filter_bytes >> 20} MiB '
-                'of the filter')
-
-    def _tidy_filters(self, path: str) -> None:
-        """Note that the filter is used; remove filters that nobody uses."""
-        with contextlib.suppress(OSError):
-            if filters.note_use(path, self.path):
-                # Other repositories may be on a disk that does not answer.
-                threading.Thread(
-                    target=filters.remove_dead,
-                    args=(os.path.dirname(path),), daemon=True,
-                    name='glance-dedup-filters').start()
-
-    def _must_make_large_filter(self) -> bool:
-        if (self._filter_attached or self._filter_bytes <= _MADE_AT_ONCE
-                or time.monotonic() < self._filter_again):
-            return False
-        try:
-            return not os.path.exists(self._filter_path())
-        except OSError:
-            return False    # _attach_filter reports it
-
-    def _complete_filter(self, handle: _engine.Repository) -> None:
-        """Make sure of a filter that knows the stored blocks.
-
-        A thread does the part that takes long; this does not wait for it.
-        """
-        if self._rebuilding is not None:
-            return
-        more = self._must_make_large_filter()
-        if not more:
-            self._attach_filter(handle)
-            if not self._filter_attached:
-                return      # a later operation tries again
-            more, _, _ = handle.rebuild_filter(self._groups_of(_READ_AT_ONCE))
-        with self._mutex:
-            if self._rebuilding is None and not self._closed:
-                self._rebuilding = threading.Thread(
-                    target=self._rebuild_rest, args=(handle,), daemon=True,
-                    name='glance-dedup-filter')
-                if more:
-                    self._rebuilding.start()
-                else:
-                    self._rebuilding = _NOTHING_TO_DO
-
-    def _rebuild_rest(self, handle: _engine.Repository) -> None:
-        if not self._closed:
-            self._attach_filter(handle)
-        if not self._filter_attached:
-            with self._mutex:
-                self._rebuilding = None     # a later operation tries again
-            return
-        more = True
-        while more and not self._closed:
-            try:
-                more, _, _ = handle.rebuild_filter(
-                    self._groups_of(_READ_IN_TURN))
-            except exceptions.RepositoryError:
-                # The filter only holds hints. Without the rest of them,
-                # duplicates are missed. The next process goes on here.
-                return
-
-
-class _NothingToDo:
-    def join(self) -> None:
-        pass
-
-
-_NOTHING_TO_DO = _NothingToDo()
+        self.filter.rebuild(self.handle(), progress)
 
 
 def need_text(name: str, value: str) -> None:
@@ -1029,7 +847,7 @@ def _close_inherited() -> None:
     if not repositories:
         return
     roots = [os.path.realpath(path) for r in repositories
-             for path in (r.path, r._filter_file) if path is not None]
+             for path in (r.path, r.filter.file) if path is not None]
     for name in os.listdir('/proc/self/fd'):
         try:
             target = os.readlink(f'/proc/self/fd/{name}')

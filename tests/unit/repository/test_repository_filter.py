@@ -16,6 +16,7 @@ import pytest
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.repository import hostfilter
 from glance_dedup.repository import repository
 from tests.support import repositories
 from tests.support.repositories import create
@@ -95,7 +96,7 @@ def test_filter_of_many_groups_is_rebuilt_in_the_background(path):
 
 def test_large_filter_is_not_waited_for(path, monkeypatch):
     """It is made while images are stored, and knows them all in the end."""
-    monkeypatch.setattr(repository, '_MADE_AT_ONCE', 0)
+    monkeypatch.setattr(hostfilter, '_MADE_AT_ONCE', 0)
     go = threading.Event()
 
     class Handle:
@@ -134,7 +135,7 @@ def test_large_filter_is_not_waited_for(path, monkeypatch):
 
 
 def test_closing_while_a_large_filter_is_made(path, monkeypatch):
-    monkeypatch.setattr(repository, '_MADE_AT_ONCE', 0)
+    monkeypatch.setattr(hostfilter, '_MADE_AT_ONCE', 0)
     for number in range(20):
         with open_repository(path) as repo:
             put(repo, f'image-{number}', noise(5000, number))
@@ -212,8 +213,8 @@ def shm(public_tmp, monkeypatch):
     path = public_tmp / 'shm'
     path.mkdir()
     path.chmod(0o1777)
-    monkeypatch.setattr(repository, '_SHM', str(path))
-    monkeypatch.setattr(repository, '_FILTER_AGAIN', 0.0)
+    monkeypatch.setattr(hostfilter, '_SHM', str(path))
+    monkeypatch.setattr(hostfilter, '_AGAIN', 0.0)
     return path
 
 
@@ -225,18 +226,18 @@ def test_somebody_else_made_the_filters_directory(shm, tmp_path):
     os.chown(taken, NOBODY, NOBODY)
     data = noise(512 * 200)
     with repository.Repository(path) as repo:
-        assert repo.filter_error is None
+        assert repo.filter.error is None
         with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
             put(repo, 'image', data)
         for word in (str(taken), f'uid {NOBODY}', 'tmpfiles'):
-            assert word in repo.filter_error
+            assert word in repo.filter.error
         with warnings.catch_warnings():
             warnings.simplefilter('error')      # it was told
             put(repo, 'again', b'x')
             assert repo.statistics()['filter_bytes'] == 0
         taken.rmdir()
         assert put(repo, 'third', data).new_bytes == 0
-        assert repo.filter_error is None
+        assert repo.filter.error is None
         assert repo.statistics()['filter_complete']
 
 
@@ -248,10 +249,10 @@ def test_whoever_only_reads_knows_of_it(shm, tmp_path):
     with repository.Repository(path) as repo:
         with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
             repo.statistics()
-        assert str(taken) in repo.filter_error
+        assert str(taken) in repo.filter.error
         taken.unlink()
         repo.statistics()
-        assert repo.filter_error is None
+        assert repo.filter.error is None
         assert list(taken.iterdir()) == []
 
 
@@ -259,11 +260,11 @@ def test_whoever_only_reads_sees_that_there_is_no_room(shm, tmp_path):
     path = create(tmp_path / 'r')
     with repository.Repository(path, filter_mib=1 << 20) as repo:
         repo.statistics()
-        assert 'MiB' in repo.filter_error
-        assert str(shm) in repo.filter_error
+        assert 'MiB' in repo.filter.error
+        assert str(shm) in repo.filter.error
     with repository.Repository(path, filter_mib=1) as repo:
         repo.statistics()
-        assert repo.filter_error is None
+        assert repo.filter.error is None
 
 
 def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
@@ -282,7 +283,7 @@ def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
         shutil.rmtree(own, ignore_errors=True)
         with repository.Repository(path, filter_mib=1) as repo:
             put(repo, secrets.token_hex(4), b'x')
-            assert repo.filter_error is None
+            assert repo.filter.error is None
         assert len(list(own.iterdir())) == 1
 
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""This host's fingerprint filter of one repository: opening and filling it.
+
+The processes of a host share the filter, a file on a tmpfs. It only holds
+hints for look-ups. So an image is stored without it if it cannot be opened,
+and while it is filled; duplicates are missed then.
+
+The first store operation makes a missing filter, and reads the fingerprints of
+the stored blocks into it. If that takes more than some 20 ms, a thread does
+it.
+"""
+
+from collections.abc import Callable
+import contextlib
+import os
+import pwd
+import stat as stat_module
+import threading
+import time
+import warnings
+
+from glance_dedup import _engine
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.repository import filters
+
+# The default place of filters, and after how many seconds a filter that could
+# not be opened is tried again.
+_SHM = '/dev/shm'  # nosec: a tmpfs; what is in it has to be this user's
+_AGAIN = 30.0
+# A store operation makes a filter of at most so many bytes, and reads so many
+# slots of at most 64 groups into it. A thread does the rest, so many slots at
+# a time.
+_MADE_AT_ONCE = 64 << 20
+_READ_AT_ONCE = 1 << 16
+_READ_IN_TURN = 1 << 19
+
+
+def _directory_for(path: str | None) -> str:
+    """The directory for filter files: this user's alone, made at need.
+
+    Every user may make a directory of any name in ``/dev/shm``. So the first
+    choice is a directory with this user's name, which systemd makes at each
+    boot, before anybody else can (``etc/tmpfiles.d``).
+    """
+    if path is not None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
+    uid = os.geteuid()
+    with contextlib.suppress(KeyError, OSError):
+        path = os.path.join(_SHM, f'glance-dedup-{pwd.getpwuid(uid).pw_name}')
+        if _is_ours_alone(os.lstat(path)):
+            return path
+    path = os.path.join(_SHM, f'glance-dedup-{uid}')
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not _is_ours_alone(found):
+        raise PermissionError(
+            1, f'{path}, which belongs to {access.user_name(found.st_uid)}, '
+            f'is not a directory that only {access.user_name(uid)} may '
+            'change. Remove it, and have systemd-tmpfiles make the directory '
+            'at each boot (etc/tmpfiles.d/glance-dedup.conf)')
+    return path
+
+
+def _is_ours_alone(found: os.stat_result) -> bool:
+    return (stat_module.S_ISDIR(found.st_mode)
+            and found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+
+
+class HostFilter:
+    """The filter of an open repository, in this process.
+
+    Any number of threads may use it at once.
+
+    :param repository: the repository's path
+    :param repository_id: 32 hexadecimal digits
+    :param group_slots: slots of each of its groups
+    :param directory: for filters, on a tmpfs of this host; None: a directory
+        of this user's in ``/dev/shm``
+    :param budget: bytes of a new filter
+
+    :ivar file: the path of the filter that was opened last, or was tried
+    :ivar error: why the last try to open the filter failed, or would fail;
+        None: nothing is known to be wrong
+    """
+
+    def __init__(self, repository: str, repository_id: str, group_slots: int,
+                 directory: str | None, budget: int) -> None:
+        self.file: str | None = None
+        self.error: str | None = None
+        self._repository = repository
+        self._repository_id = repository_id
+        self._group_slots = group_slots
+        self._directory = directory
+        self._budget = budget
+        self._again = 0.0       # by time.monotonic()
+        self._closed = False
+        self._forget_handle()
+
+    def _forget_handle(self) -> None:
+        self._mutex = threading.Lock()
+        self._attached = False
+        self._filling = False   # a thread fills it, or it was filled
+        self._thread: threading.Thread | None = None
+
+    def after_fork(self) -> None:
+        """In a forked child: forget the parent's handle and its thread."""
+        self._forget_handle()
+
+    def close(self) -> None:
+        """Stop filling the filter, and wait for the thread that does it.
+
+        REQUIRES: the caller closes the engine's handle afterwards, which
+        closes the filter.
+        """
+        with self._mutex:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def attach(self, handle: _engine.Repository, create: bool = True) -> None:
+        """Open the filter for a handle, unless it is open.
+
+        If that fails, this sets :attr:`error` and gives a RuntimeWarning.
+        Calls in the next 30 seconds do not try again.
+
+        :param create: make the filter if there is none; processes that only
+            read don't create one
+        """
+        if self._attached or time.monotonic() < self._again:
+            return
+        try:
+            path = self._path()
+            if not create and not os.path.exists(path):
+                self.error = self._lack_of_room(path)
+                return
+            with self._mutex:
+                if self._attached:
+                    return
+                self.file = path
+                handle.attach_filter(os.fsencode(path), self._budget)
+                # Last: no other thread may store before the filter is there.
+                self._attached = True
+            self.error = None
+            self._tidy(path)
+        except (OSError, exceptions.RepositoryError) as e:
+            self._again = time.monotonic() + _AGAIN
+            error = str(e)
+            if isinstance(e, OSError) and e.filename is None:
+                error = e.strerror or error     # our own sentence
+            if error != self.error:
+                self.error = error
+                warnings.warn('no fingerprint filter, so duplicates will be '
+                              f'missed: {error}', RuntimeWarning, stacklevel=4)
+
+    def complete(self, handle: _engine.Repository) -> None:
+        """Make sure of a filter that knows the stored blocks.
+
+        A thread does the part that takes long; this does not wait for it.
+        """
+        if self._filling:
+            return
+        more = self._must_make_large()
+        if not more:
+            self.attach(handle)
+            if not self._attached:
+                return      # a later operation tries again
+            more, _, _ = handle.rebuild_filter(self._groups_of(_READ_AT_ONCE))
+        with self._mutex:
+            if self._filling or self._closed:
+                return
+            self._filling = True
+            if more:
+                self._thread = threading.Thread(
+                    target=self._fill, args=(handle,), daemon=True,
+                    name='glance-dedup-filter')
+                self._thread.start()
+
+    def rebuild(self, handle: _engine.Repository,
+                progress: Callable[[int, int], None] | None = None) -> None:
+        """Empty the filter and fill it again from the groups.
+
+        :param progress: called with the groups done and their total
+        """
+        self.attach(handle)
+        clear = True
+        while True:
+            more, done, total = handle.rebuild_filter(
+                self._groups_of(_READ_IN_TURN), clear)
+            clear = False
+            if progress is not None:
+                progress(done, total)
+            if not more:
+                return
+
+    def _fill(self, handle: _engine.Repository) -> None:
+        if not self._closed:
+            self.attach(handle)
+        if not self._attached:
+            with self._mutex:
+                self._filling = False   # a later operation tries again
+            return
+        more = True
+        while more and not self._closed:
+            try:
+                more, _, _ = handle.rebuild_filter(
+                    self._groups_of(_READ_IN_TURN))
+            except exceptions.RepositoryError:
+                # The next process goes on here.
+                return
+
+    def _groups_of(self, slots: int) -> int:
+        return max(1, min(64, slots // self._group_slots))
+
+    def _path(self) -> str:
+        return os.path.join(_directory_for(self._directory),
+                            f'{self._repository_id}.filter')
+
+    def _lack_of_room(self, path: str) -> str | None:
+        """The error that making the missing filter would meet, if any."""
+        place = os.path.dirname(path)
+        system = os.statvfs(place)
+        if system.f_bavail * system.f_frsize >= self._budget:
+            return None
+        return (f'{place} has no room for the {self._budget >> 20} MiB of '
+                'the filter')
+
+    def _tidy(self, path: str) -> None:
+        """Note that the filter is used; remove filters that nobody uses."""
+        with contextlib.suppress(OSError):
+            if filters.note_use(path, self._repository):
+                # Other repositories may be on a disk that does not answer.
+                threading.Thread(
+                    target=filters.remove_dead,
+                    args=(os.path.dirname(path),), daemon=True,
+                    name='glance-dedup-filters').start()
+
+    def _must_make_large(self) -> bool:
+        if (self._attached or self._budget <= _MADE_AT_ONCE
+                or time.monotonic() < self._again):
+            return False
+        try:
+            return not os.path.exists(self._path())
+        except OSError:
+            return False    # attach reports it
