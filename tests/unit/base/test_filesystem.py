@@ -95,7 +95,7 @@ def test_locks_that_are_refused(path, monkeypatch, number):
 def test_other_errors_are_for_who_opens_the_repository(path):
     (path / 'locks' / 'groups').unlink()
     filesystem.check_locks(path)
-    with pytest.raises(exceptions.ImageNotFound, match='locks/groups'):
+    with pytest.raises(exceptions.StorageError, match='locks/groups'):
         repositories.open_repository(path)
 
 
