@@ -44,6 +44,7 @@ from common import PIECE
 import plot
 import synthetic
 
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository
 
 CUTTINGS = ('4096,8192,1024/2048/8192,1024/4096/16384,2048/4096/16384,'
@@ -86,7 +87,7 @@ def twins(data: bytes) -> dict[str, bytes]:
             '100 bytes put in': data[:MIB] + bytes(range(100)) + data[MIB:]}
 
 
-def lengths(image: repository.Image) -> list[int]:
+def lengths(image: openimages.Image) -> list[int]:
     """Those of an image's blocks."""
     found: list[int] = []
     page = 0

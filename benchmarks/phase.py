@@ -46,6 +46,7 @@ from common import PIECE
 
 from glance_dedup.base import workers
 from glance_dedup.driver import upload
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository
 
 BLOCK = 4096
@@ -78,7 +79,7 @@ def fresh(directory: str, size: int, codec: str,
 
 
 def begin(repo: repository.Repository, image_id: str, samples: bool,
-          **scope: str) -> repository.Transaction:
+          **scope: str) -> openimages.Transaction:
     transaction = repo.begin(image_id, **scope)
     if not samples:
         # Who looks blocks up himself is taken to know where they are cut.

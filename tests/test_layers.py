@@ -115,6 +115,7 @@ PACKAGES = {
 TESTED_BY = {
     'glance_dedup.base.exceptions': 'unit/repository/test_repository_open.py',
     'glance_dedup.base.files': 'unit/base/test_access.py',
+    'glance_dedup.base.hexids': 'unit/repository/test_repository_images.py',
     'glance_dedup.base.imageids': 'unit/repository/test_repository_images.py',
     'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
@@ -123,6 +124,10 @@ TESTED_BY = {
     'glance_dedup.check.format': 'unit/check/test_checker_structures.py',
     'glance_dedup.repository.hostfilter':
         'unit/repository/test_repository_filter.py',
+    'glance_dedup.repository.layout':
+        'unit/repository/test_repository_open.py',
+    'glance_dedup.repository.openimages':
+        'unit/repository/test_repository_images.py',
     'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',

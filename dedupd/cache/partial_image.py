@@ -32,6 +32,7 @@ from dedupd.cache import description as description_module
 from dedupd.cache import source_client as source_client_module
 from glance_dedup.base import exceptions
 from glance_dedup.client import wire
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
@@ -125,7 +126,7 @@ class Arriving:
     """
 
     def __init__(self, repository: repository_module.Repository,
-                 transaction: repository_module.Transaction,
+                 transaction: openimages.Transaction,
                  header: wire.RecipeHeader,
                  description: description_module.Description,
                  peer: source_client_module.Peer) -> None:

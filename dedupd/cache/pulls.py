@@ -34,6 +34,7 @@ from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
@@ -255,7 +256,7 @@ class _Arrival:
                 raise daemon_module.BadAnswer(
                     f'it has {stream.size} bytes, and {self.size} by its '
                     'description')
-            while piece := stream.read(repository_module.PIECE):
+            while piece := stream.read(openimages.PIECE):
                 self._transaction.write(piece)
                 if self._hash is not None:
                     self._hash[0].update(piece)
@@ -304,7 +305,7 @@ class _Arrival:
         LOG.info('%s is here: %d bytes, %d received for it', self, self.size,
                  self.peer.received)
 
-    def _become(self, image: repository_module.Image) -> None:
+    def _become(self, image: openimages.Image) -> None:
         self._arrivals.tell_arrived(self.image_id, self._judge)
         with self._changed:
             self._present = readings.Present(image)

@@ -33,10 +33,12 @@ from dedupd.http import messages
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler as assembler_module
 
@@ -58,7 +60,6 @@ SILENT_SECONDS = 10.0
 #: Seconds after which a refused sender may try again.
 RETRY_SECONDS = 5
 
-_HEX = re.compile('[0-9a-f]{32}')
 _OFFSET = re.compile('[0-9]{1,19}')
 _LONGEST_PROJECT = 255
 _ZEROS = memoryview(bytes(1 << 20))
@@ -90,7 +91,7 @@ class _Plain(assembler_module.Assembly):
     that are not cryptographic may be equal where blocks are not (I5).
     """
 
-    def __init__(self, transaction: repository_module.Transaction,
+    def __init__(self, transaction: openimages.Transaction,
                  fingerprint: str, scope: bytes) -> None:
         super().__init__(transaction, fingerprint, scope, find=False)
         self._received: dict[int, bytes] = {}
@@ -124,7 +125,7 @@ class _Plain(assembler_module.Assembly):
 class _Comparison:
     """Compares an image that is here already with the sent one."""
 
-    def __init__(self, image: repository_module.Image, fingerprint: str,
+    def __init__(self, image: openimages.Image, fingerprint: str,
                  scope: bytes) -> None:
         self._image = image
         self._fingerprint = fingerprint
@@ -184,8 +185,8 @@ class Replica:
         self.header = header
         self._hash = known
         self._repository = repository
-        self._transaction: repository_module.Transaction | None = None
-        self._image: repository_module.Image | None = None
+        self._transaction: openimages.Transaction | None = None
+        self._image: openimages.Image | None = None
         self._lots: collections.OrderedDict[
             int, tuple[assembler_module.Lot, bytes]] = (
                 collections.OrderedDict())
@@ -317,7 +318,7 @@ class Replica:
 
     # -- the end ----------------------------------------------------------
 
-    def commit(self) -> repository_module.ImageStat:
+    def commit(self) -> openimages.ImageStat:
         """Commit the image.
 
         :raises ImageExists: if another upload of this id was faster
@@ -637,7 +638,7 @@ def _error(status: int, entry: _Entry, error: Exception) -> messages.HTTPError:
 
 def _hex(request: messages.Request, name: str) -> str:
     value = request.query.get(name, '')
-    if not _HEX.fullmatch(value):
+    if not hexids.is_valid(value):
         raise messages.HTTPError(400, f'{name}: 32 hexadecimal digits are '
                                  'needed.')
     return value

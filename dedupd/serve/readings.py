@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import openimages
 
 # The most extents of an image that one request examines and returns.
 _MOST_EXTENTS = 16384
@@ -66,7 +66,7 @@ class Present:
 
     here = True
 
-    def __init__(self, image: repository_module.Image) -> None:
+    def __init__(self, image: openimages.Image) -> None:
         self._image = image
         self.size = image.size
         self.upload_id = image.stat.upload_id

@@ -32,10 +32,12 @@ from dedupd.http import tokens as tokens_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -62,7 +64,6 @@ RANGES = 16384
 RECIPE_TYPE = 'application/vnd.glance-dedup.recipe'
 FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
-_UPLOAD_ID = re.compile('[0-9a-f]{32}')
 _RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
 
 # The most images remembered because the log already says why no token opens
@@ -248,7 +249,7 @@ class Reads:
         not asked.
         """
         upload_id = request.query.get('upload')
-        if upload_id is not None and not _UPLOAD_ID.fullmatch(upload_id):
+        if upload_id is not None and not hexids.is_valid(upload_id):
             raise messages.HTTPError(
                 400, 'upload: an upload id has 32 hexadecimal digits.')
         if not imageids.is_valid(image_id):
@@ -260,7 +261,7 @@ class Reads:
         return upload_id, said
 
     async def _open(self, request: messages.Request, image_id: str
-                    ) -> repository_module.Image:
+                    ) -> openimages.Image:
         # Check again: receiving a body in between takes its time.
         upload_id, said = await self._admit(request, image_id)
         if _needs_no_token(request):
@@ -358,7 +359,7 @@ class Reads:
         finally:
             await self._finish(course.image, reading)
 
-    async def _pages(self, image: repository_module.Image
+    async def _pages(self, image: openimages.Image
                      ) -> AsyncGenerator[Any, None]:
         """A recipe's description."""
         try:
@@ -371,7 +372,7 @@ class Reads:
         finally:
             await self._finish(image, ())
 
-    async def _frames(self, image: repository_module.Image,
+    async def _frames(self, image: openimages.Image,
                       ranges: list[tuple[int, int]]
                       ) -> AsyncGenerator[Any, None]:
         """The frames of ranges, read one call ahead; then the end frame."""
@@ -390,7 +391,7 @@ class Reads:
         finally:
             await self._finish(image, [reading] if reading else ())
 
-    async def _finish(self, image: repository_module.Image | readings.Reading,
+    async def _finish(self, image: openimages.Image | readings.Reading,
                       reading: Collection[asyncio.Future]) -> None:
         """Close an image once no thread uses it any more."""
         if reading:

@@ -17,9 +17,10 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import locations
 from glance_dedup.client import glance_api
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 
-PIECE = repository_module.PIECE
+PIECE = openimages.PIECE
 
 IMPORTED, PRESENT, PLANNED, LEFT_OUT, FAILED = (
     'imported', 'present', 'to be imported', 'left out', 'failed')

@@ -15,6 +15,7 @@ import dataclasses
 from glance_dedup.adoption import filestore
 from glance_dedup.base import exceptions
 from glance_dedup.client import glance_api
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 
 
@@ -22,7 +23,7 @@ from glance_dedup.repository import repository as repository_module
 class Orphan:
     """An image of the repository that no Glance has there."""
 
-    stat: repository_module.ImageStat
+    stat: openimages.ImageStat
     reason: str
     unknown: bool
     """Whether, by their answers, no Glance has ever known the image."""
@@ -58,7 +59,7 @@ Known = dict[str, glance_api.Image]
 """All images of one Glance, by their ids."""
 
 
-def orphans(stats: Iterable[repository_module.ImageStat], known: list[Known],
+def orphans(stats: Iterable[openimages.ImageStat], known: list[Known],
             store: str | None) -> list[Orphan]:
     """The orphans among a repository's images.
 

@@ -106,7 +106,7 @@ def recorded(root: str, stat: Any) -> dict[str, str]:
     """The hashes of an image that are known here, by their names.
 
     :param root: the repository's directory
-    :param stat: a :class:`~glance_dedup.repository.repository.ImageStat`
+    :param stat: a :class:`~glance_dedup.repository.openimages.ImageStat`
     """
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError, exceptions.DamagedError):

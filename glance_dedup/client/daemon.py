@@ -18,7 +18,6 @@ import http.client
 import io
 import json
 import os
-import re
 import select
 import socket
 import ssl
@@ -29,6 +28,7 @@ from typing import Any
 import urllib.parse
 import weakref
 
+from glance_dedup.base import hexids
 from glance_dedup.client import wire
 
 #: The most bytes of an answer in JSON; a hundred thousand images have some
@@ -309,7 +309,7 @@ class Recipe:
         self._bad = answer.bad
         self._timeout = timeout
         upload_id = answer.header('ETag').strip('"')
-        if not re.fullmatch('[0-9a-f]{32}', upload_id):
+        if not hexids.is_valid(upload_id):
             raise self._bad('the answer does not say of which upload it is')
         self.header = wire.RecipeHeader.unpack(
             answer.read_exactly(wire.RECIPE_HEADER_BYTES, timeout), self._bad)

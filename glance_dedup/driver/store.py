@@ -51,6 +51,7 @@ from glance_store import location
 from oslo_config import cfg
 
 from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import workers
@@ -66,9 +67,9 @@ LOG = logging.getLogger(__name__)
 #: many uploads write into it at the same instant, per process.
 STORAGE_THREADS = 32
 
-_LOCATION = re.compile(r'dedup://(?P<repository_id>[0-9a-f]{32})'
+_LOCATION = re.compile(rf'dedup://(?P<repository_id>{hexids.PATTERN})'
                        rf'/(?P<image_id>{imageids.PATTERN})'
-                       r'/(?P<upload_id>[0-9a-f]{32})'
+                       rf'/(?P<upload_id>{hexids.PATTERN})'
                        r'/(?P<mac>[0-9a-f]{64})')
 
 # The stores of this process by repository id: each needs its own repository.

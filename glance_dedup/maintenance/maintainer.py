@@ -24,6 +24,7 @@ from typing import TypeVar
 from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
+from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.repository import repository as repository_module
@@ -45,7 +46,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CATALOG = 'catalog'
 _SET_ASIDE = 'quarantine/catalog-'
 _FENCE = struct.Struct('<16sQ')
-_NAMED = re.compile('[TM]-([0-9a-f]{32})')
+_NAMED = re.compile(f'[TM]-({hexids.PATTERN})')
 
 Progress = Callable[[int, int, str], None]
 _Result = TypeVar('_Result')

@@ -23,13 +23,15 @@ import stat as stat_module
 import time
 
 from glance_dedup import _engine
+from glance_dedup.base import hexids
+from glance_dedup.repository import layout
 
 #: A filter that nobody opens for so many seconds is removed in any case.
 UNUSED = 30 * 86400
 #: A use is noted again after so many seconds.
 NOTED = 86400
 
-_NAME = re.compile(r'([0-9a-f]{32})\.filter(\.new)?')
+_NAME = re.compile(rf'({hexids.PATTERN})\.filter(\.new)?')
 _PAGE = 4096
 _PATH_AT = 1024
 _MAX_JSON = 1 << 16
@@ -84,8 +86,9 @@ def _is_gone(repository: bytes, repository_id: str) -> bool:
     if not repository:
         return False
     try:
-        fd = os.open(os.path.join(repository, b'repository.json'),
-                     os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(
+            os.path.join(repository, os.fsencode(layout.PARAMETERS_FILE)),
+            os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         return e.errno in (errno.ENOENT, errno.ENOTDIR)
     try:

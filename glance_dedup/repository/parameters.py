@@ -14,6 +14,7 @@ import secrets
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import hexids
 
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 1
@@ -183,7 +184,7 @@ class Parameters:
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:
             parameters = cls(**fields)
-            if not re.fullmatch('[0-9a-f]{32}', parameters.repository_id):
+            if not hexids.is_valid(parameters.repository_id):
                 raise ValueError('the repository id has not 32 hexadecimal '
                                  'digits')
             parameters.validate(allow_weak)

@@ -22,6 +22,7 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.repository import layout
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 
@@ -89,7 +90,7 @@ def upgrade(repo: repository_module.Repository,
             raise exceptions.BusyError(
                 f'{repo.path} has another maintainer at work')
         # Read with the lock held: another upgrade may have just ended.
-        repo.parameters = repo._read_parameters(False)
+        repo.parameters = layout.read_parameters(repo.path)
         wanted = plan(repo)
         for number, step in enumerate(wanted):
             progress(number, len(wanted), step.what)
@@ -104,7 +105,7 @@ def _set_version(repo: repository_module.Repository,
     """Replace ``repository.json`` with one of this version, durably."""
     parameters = dataclasses.replace(
         repo.parameters, major=version[0], minor=version[1])
-    path = os.path.join(repo.path, 'repository.json')
+    path = os.path.join(repo.path, layout.PARAMETERS_FILE)
     with files.os_errors(f'cannot write {path}'):
         _remove_leftovers(repo.path)
         files.replace_file(path, parameters.to_json(),

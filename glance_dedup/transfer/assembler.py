@@ -18,8 +18,8 @@ from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.client import wire
+from glance_dedup.repository import openimages
 from glance_dedup.repository import parameters
-from glance_dedup.repository import repository as repository_module
 
 #: A lot has at most so many blocks, as many extents, and so many bytes of
 #: blocks.
@@ -187,7 +187,7 @@ class Assembly:
     :ivar asked: blocks that were missing
     """
 
-    def __init__(self, transaction: repository_module.Transaction,
+    def __init__(self, transaction: openimages.Transaction,
                  fingerprint: str, scope: bytes, find: bool = True) -> None:
         self._transaction = transaction
         self._fingerprint = fingerprint

@@ -21,6 +21,7 @@ from glance_dedup.base import scopes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
@@ -38,7 +39,7 @@ Progress = Callable[[int, int], None]
 class Result:
     """What a pull did."""
 
-    stat: repository_module.ImageStat
+    stat: openimages.ImageStat
     found_blocks: int
     """Blocks that were here already, or that the image names again."""
     asked_blocks: int
@@ -92,7 +93,7 @@ def pull(repository: repository_module.Repository, image_id: str,
 class _WholePuller:
     """Reads the whole image, and stores it as an upload does."""
 
-    def __init__(self, transaction: repository_module.Transaction,
+    def __init__(self, transaction: openimages.Transaction,
                  client: daemon_module.Client, image_id: str,
                  recipe: daemon_module.Recipe) -> None:
         self._transaction = transaction
@@ -112,7 +113,7 @@ class _WholePuller:
                     f'{self._client.address}: image {self._image_id} has '
                     f'{stream.size} bytes, and {self._size} by its recipe')
             done = 0
-            while piece := stream.read(repository_module.PIECE):
+            while piece := stream.read(openimages.PIECE):
                 self._transaction.write(piece)
                 done += len(piece)
                 progress(done, self._size)
@@ -126,7 +127,7 @@ class _Puller:
     :param find: as for Assembly
     """
 
-    def __init__(self, transaction: repository_module.Transaction,
+    def __init__(self, transaction: openimages.Transaction,
                  client: daemon_module.Client, image_id: str,
                  recipe: daemon_module.Recipe, block_size: int,
                  find: bool = True) -> None:

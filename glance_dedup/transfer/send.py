@@ -28,6 +28,7 @@ from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
+from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
@@ -118,7 +119,7 @@ class _Lot:
     posts: list[futures.Future] = dataclasses.field(default_factory=list)
 
 
-def _extents(image: repository_module.Image, header: wire.RecipeHeader
+def _extents(image: openimages.Image, header: wire.RecipeHeader
              ) -> Iterator[wire.RecipeExtent]:
     """An image's extents, with the fingerprints of their blocks."""
     page, end = 0, 0
@@ -151,7 +152,7 @@ def _lots(extents: Iterator[wire.RecipeExtent], most: daemon_module.Replica,
 class _Sender:
     """Sends one image."""
 
-    def __init__(self, image: repository_module.Image,
+    def __init__(self, image: openimages.Image,
                  header: wire.RecipeHeader, client: daemon_module.Client,
                  pace: Any, known: tuple[str, ...] = ()) -> None:
         self._image = image

@@ -94,6 +94,11 @@ def repo(store):
     return store._repository
 
 
+def options(store):
+    """What the store's repository passes to the engine."""
+    return repo(store)._open_engine.keywords
+
+
 def assert_nothing_left(store, image_id='image'):
     """No image, no transaction: the same id can be stored again."""
     assert repo(store).images() == []

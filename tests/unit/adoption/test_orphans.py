@@ -6,7 +6,7 @@ import pytest
 
 from glance_dedup.adoption import orphans
 from glance_dedup.client import glance_api
-from glance_dedup.repository import repository
+from glance_dedup.repository import openimages
 
 
 def answer(status='active', stores='dedup1', importing=''):
@@ -15,7 +15,7 @@ def answer(status='active', stores='dedup1', importing=''):
         'os_glance_importing_to_stores': importing})
 
 
-STAT = repository.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
+STAT = openimages.ImageStat('a', '', '', '', 1, 0, 1, 1, 1, 1, 0)
 
 
 @pytest.mark.parametrize('answers, store, reason', [

@@ -21,6 +21,7 @@ from tests.support.stores import add
 from tests.support.stores import assert_nothing_left
 from tests.support.stores import get
 from tests.support.stores import GOOD
+from tests.support.stores import options
 from tests.support.stores import refused
 from tests.support.stores import repo
 
@@ -103,24 +104,24 @@ def test_content_defined_cutting(configure):
 
 
 def test_the_codec_yields_where_told_to(configure):
-    assert repo(configure(one={}))._options['codec_yields'] is False
+    assert options(configure(one={}))['codec_yields'] is False
     store = configure(one={'dedup_store_codec_yields': True})
-    assert repo(store)._options['codec_yields'] is True
+    assert options(store)['codec_yields'] is True
 
 
 def test_beside_the_page_cache_where_told_to(configure):
-    assert repo(configure(one={}))._options['direct_io'] is False
+    assert options(configure(one={}))['direct_io'] is False
     store = configure(one={'dedup_store_direct_io': True})
-    assert repo(store)._options['direct_io'] is True
+    assert options(store)['direct_io'] is True
     data = noise(3 * MIB + 77)
     assert b''.join(glance_store.get(add(data)[0], 'one')[0]) == data
 
 
 def test_threads_are_those_of_the_machine_unless_told_otherwise(configure):
     wanted = min(4, len(os.sched_getaffinity(0)))
-    assert repo(configure(one={}))._options['threads'] == wanted
+    assert options(configure(one={}))['threads'] == wanted
     store = configure(one={'dedup_store_threads': 7})
-    assert repo(store)._options['threads'] == 7
+    assert options(store)['threads'] == 7
 
 
 def test_options_for_all_stores(configure, tmp_path):

@@ -15,7 +15,6 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.repository import hostfilter
 from tests.support import repositories
 from tests.support.repositories import create
 from tests.support.repositories import mixture

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What makes a directory a repository: parameters, key, and empty directories.
+
+``repository.json`` is written last. So a directory that has it is a whole
+repository, and one without it may be the rest of a creation that died.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import re
+import secrets
+from typing import Any
+
+import xxhash
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.repository import parameters as parameters_module
+
+PARAMETERS_FILE = 'repository.json'
+_KEY_FILE = 'key'
+_DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+_LOCK_FILES = ('locks/groups', 'locks/images')
+
+
+def _key_file(digits: bytes) -> bytes:
+    return digits + b' ' + xxhash.xxh3_64_hexdigest(digits).encode() + b'\n'
+
+
+def create(path: str | os.PathLike, *, group_access: bool = False,
+           **chosen: Any) -> None:
+    """Make a repository in a directory that is missing or empty.
+
+    If a call dies in the middle, the next call completes its work.
+
+    :param group_access: all members of the directory's group may use the
+        repository; otherwise it is this user's alone
+    :param chosen: as for
+        :meth:`~glance_dedup.repository.parameters.Parameters.choose`
+    :raises InvalidParameter: for a value out of bounds, or a directory that
+        holds something else
+    :raises ImageExists: the directory holds a repository already
+    """
+    path = os.path.abspath(os.fspath(path))
+    parameters = parameters_module.Parameters.choose(**chosen)
+    with files.os_errors(f'cannot create the repository {path}'):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        _need_fresh(path)
+        access.settle(path, group_access)
+        mode = access.file_mode(path)
+        for name in _DIRECTORIES:
+            access.make_directory(os.path.join(path, name),
+                                  access.directory_mode(path))
+        for name in _LOCK_FILES:
+            with contextlib.suppress(FileExistsError):
+                os.close(access.make_file(os.path.join(path, name), mode))
+        with contextlib.suppress(FileExistsError):
+            files.create_file(
+                os.path.join(path, _KEY_FILE),
+                _key_file(secrets.token_hex(32).encode()), mode)
+        for name in ('locks', ''):
+            files.sync_directory(os.path.join(path, name))
+        # Last: with it the directory is a repository.
+        try:
+            files.create_file(os.path.join(path, PARAMETERS_FILE),
+                              parameters.to_json(), mode)
+        except FileExistsError:
+            raise exceptions.ImageExists(f'{path} is a repository already')
+        files.sync_directory(path)
+        # The parent may be somebody else's, and closed to this user.
+        with contextlib.suppress(PermissionError):
+            files.sync_directory(os.path.dirname(path))
+
+
+def _need_fresh(path: str) -> None:
+    ours = {_KEY_FILE, *_DIRECTORIES, 'lost+found'}
+    names = set(os.listdir(path))
+    if PARAMETERS_FILE in names:
+        raise exceptions.ImageExists(f'{path} is a repository already')
+    strange = sorted(n for n in names - ours
+                     if not files.TEMPORARY.fullmatch(n))
+    if strange:
+        raise exceptions.InvalidParameter(
+            f'{path} is neither empty nor a repository: it holds '
+            f'{strange[0]}')
+    # With a new id, existing files would count as damaged.
+    for name in names & {'groups', 'images'}:
+        if os.listdir(os.path.join(path, name)):
+            if os.path.lexists(os.path.join(path, PARAMETERS_FILE)):
+                # Another process was faster, and stores already.
+                raise exceptions.ImageExists(
+                    f'{path} is a repository already')
+            raise exceptions.InvalidParameter(
+                f'{path} is a repository that has lost its '
+                f'{PARAMETERS_FILE}: {name}/ is not empty. Restore the '
+                'file from a backup')
+
+
+def read_parameters(path: str, allow_weak: bool = False
+                    ) -> parameters_module.Parameters:
+    """The parameters of the repository at a path.
+
+    :param allow_weak: accept the digest that only tests may choose, too
+    :raises ImageNotFound: there is no repository
+    :raises AccessDenied: it is another user's, or cannot be read
+    :raises DamagedError, VersionError, StorageError: as their names say
+    """
+    if not os.path.isdir(path):
+        raise exceptions.ImageNotFound(f'there is no directory {path}')
+    with files.os_errors(f'cannot look at {path}'):
+        access.check_user(path)
+    file = os.path.join(path, PARAMETERS_FILE)
+    if not os.path.lexists(file):
+        try:
+            os.listdir(path)
+        except OSError as e:
+            raise exceptions.AccessDenied(f'cannot read {path}: {e.strerror}')
+        raise exceptions.ImageNotFound(
+            f'{path} is not a repository: it has no {PARAMETERS_FILE}')
+    with files.os_errors(f'cannot read {file}'):
+        return parameters_module.Parameters.from_json(
+            files.read_file(file, 65536), file, allow_weak)
+
+
+def read_key(path: str) -> bytes:
+    """The 32 bytes with which a repository signs the locations of its images.
+
+    :raises DamagedError: the file does not hold a key and its checksum
+    """
+    file = os.path.join(path, _KEY_FILE)
+    with files.os_errors(f'cannot read {file}'):
+        content = files.read_file(file, 1024)
+    digits = content[:64]
+    if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
+            content != _key_file(digits)):
+        raise exceptions.DamagedError(
+            f'{file} is damaged: it does not hold a key and its checksum')
+    return bytes.fromhex(digits.decode())
+
+
+@contextlib.contextmanager
+def image_errors(path: str) -> Iterator[None]:
+    """Turn ImageNotFound into StorageError if a directory is missing.
+
+    Glance takes ImageNotFound for a delete that succeeded earlier.
+
+    :param path: the repository's
+    """
+    try:
+        yield
+    except exceptions.ImageNotFound as e:
+        for directory in (os.path.join(path, name)
+                          for name in ('images', 'spool')):
+            if not os.path.lexists(directory):
+                raise exceptions.StorageError(
+                    f'the directory {directory} is missing. Mount the '
+                    "repository's disk, or restore the directory from a "
+                    'backup') from e
+        raise

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Images that are being stored, and images that are being read.
+
+:meth:`Repository.begin` and :meth:`Repository.open_image
+<glance_dedup.repository.repository.Repository.open_image>` make these objects.
+Any number of threads may use one at once.
+"""
+
+import bisect
+from collections.abc import Iterator
+import dataclasses
+from typing import Any
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.repository import parameters
+
+#: Bytes that are read or written at once, where nothing else is said.
+PIECE = 4 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStat:
+    """The facts in a recipe about its image. Sizes are in bytes."""
+
+    image_id: str
+    upload_id: str
+    project: str
+    scope: str
+    """The scope whose blocks the image shares: 32 hexadecimal digits, all
+    zeros for the global one."""
+    size: int
+    zero_bytes: int
+    new_bytes: int
+    """Plain bytes of the blocks that this image was the first to store."""
+    stored_bytes: int
+    """Bytes written for these blocks: compressed, with segment headers."""
+    extents: int
+    fragments: int
+    """Runs of blocks that do not continue the run before them."""
+    created: int
+    """Seconds since 1970."""
+    hash_name: str = ''
+    """The name of the hash that the storing program computed; '': none."""
+    hash_value: str = ''
+    """Hexadecimal digits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """A run of zeros, or of blocks with consecutive addresses."""
+
+    offset: int
+    length: int
+    kind: str
+    """'zeros' or 'blocks'"""
+    group: int
+    slot: int
+    blocks: int
+
+
+def _image_stat(header: dict[str, Any]) -> ImageStat:
+    return ImageStat(**{**header, 'scope': header['scope'].hex(),
+                        'upload_id': header['upload_id'].hex(),
+                        'hash_value': header['hash_value'].hex()})
+
+
+class Transaction:
+    """One image's store operation.
+
+    Leaving its ``with`` block aborts it, unless it was committed.
+    """
+
+    def __init__(self, image_id: str, engine: _engine.Transaction,
+                 repository: object) -> None:
+        self.image_id = image_id
+        # Keeps the repository alive: only then a fork closes its descriptors.
+        self._repository = repository
+        self._engine = engine
+        self.upload_id: str = engine.upload_id.hex()
+        """32 hexadecimal digits; no other upload ever has them."""
+
+    def write(self, data: Any) -> int:
+        """Append bytes to the image; returns their number.
+
+        The caller may reuse the buffer when this returns, though the bytes may
+        not be on the disk yet. After an error only :meth:`abort` is possible.
+
+        :raises NoSpaceError, StorageError: as their names say
+        """
+        return self._engine.write(data)
+
+    def find(self, fingerprints: bytes, lengths: bytes) -> bytes:
+        """Look blocks up by their fingerprints, for :meth:`add`.
+
+        This finds blocks that this transaction wrote, too. Blocks that it
+        finds stay until the transaction ends. If the repository compares
+        blocks by value, this finds none, since it has no bytes to compare.
+
+        :param fingerprints: 32 bytes for each block
+        :param lengths: each block's plain bytes, a little-endian number of 32
+            bits
+        :returns: an address of 64 bits for each block; 0: the caller has to
+            write the block
+        :raises NoSpaceError, StorageError: bytes written before could not be
+            stored; only :meth:`abort` is possible
+        """
+        return self._engine.find(fingerprints, lengths)
+
+    def add(self, fingerprints: bytes, lengths: bytes,
+            addresses: bytes) -> None:
+        """Append blocks that :meth:`find` found.
+
+        :param fingerprints: as for :meth:`find`
+        :param lengths: as for :meth:`find`
+        :param addresses: as :meth:`find` returned them
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or this transaction's :meth:`find` would not return one of the
+            addresses for its block. Nothing is appended then.
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        self._engine.add(fingerprints, lengths, addresses)
+
+    def write_blocks(self, data: Any, lengths: bytes) -> bytes:
+        """Append blocks that were cut elsewhere; they are not cut again.
+
+        :param data: the blocks' bytes, one block behind the other
+        :param lengths: as for :meth:`find`
+        :returns: the blocks' addresses, as from :meth:`find`; 0 for a block of
+            zeros
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or a block is longer than this repository's blocks may be
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        return self._engine.write_blocks(data, lengths)
+
+    def add_zeros(self, length: int) -> None:
+        """Append `length` bytes of zeros.
+
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or the image would become longer than any file
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        parameters.need_range('length', length, 0, (1 << 63) - 1)
+        self._engine.add_zeros(length)
+
+    def keep(self) -> None:
+        """Make the blocks stored so far durable, and known to others.
+
+        Later transactions find these blocks, even if this one is aborted,
+        until a collection frees them.
+
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        self._engine.keep()
+
+    def set_hash(self, name: str, value: bytes) -> None:
+        """Set the whole image's hash, which the recipe records.
+
+        :param name: the hash's name in hashlib
+        :param value: the digest
+        :raises InvalidParameter: the hash is too long for a recipe
+        """
+        self._engine.set_hash(name, value)
+
+    def commit(self) -> ImageStat:
+        """Make the image exist, durably.
+
+        :raises ImageExists: if another transaction committed the id first
+        :raises StorageError: if the disk failed. If it failed after the image
+            came to exist, the image stays: :meth:`Repository.stat` tells.
+        """
+        return _image_stat(self._engine.commit())
+
+    def commit_open(self) -> 'Image':
+        """Commit, and return the image, open for reading.
+
+        It was opened while the transaction still held its blocks. Raises as
+        :meth:`commit`.
+        """
+        return Image(self._engine.commit_open(), self._repository)
+
+    def abort(self) -> None:
+        """Give up the image; its recipe and unsynced blocks are dropped.
+
+        Idempotent; it has no effect after a commit.
+        """
+        self._engine.abort()
+
+    def __enter__(self) -> 'Transaction':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.abort()
+
+
+class Image:
+    """An image open for reading. It keeps its blocks until it is closed."""
+
+    def __init__(self, engine: _engine.Image,
+                 repository: object) -> None:
+        self._engine = engine
+        self._repository = repository  # as in Transaction
+        self.stat = _image_stat(engine.header())
+
+    @property
+    def size(self) -> int:
+        return self.stat.size
+
+    def readinto(self, buffer: Any, offset: int = 0) -> int:
+        """Fill a writable buffer from `offset`; returns the bytes read.
+
+        They are fewer than the buffer's only at the image's end.
+
+        :raises DamagedError: names the file and the offset in it. The buffer's
+            content is then undefined
+        """
+        if offset < 0:
+            raise exceptions.InvalidParameter(f'offset {offset} is negative')
+        return self._engine.readinto(buffer, min(offset, self.size))
+
+    def read(self, length: int = -1, offset: int = 0) -> bytes:
+        """At most `length` bytes from `offset`; -1: all bytes to the end.
+
+        :raises DamagedError: names the file and the offset in it
+        """
+        if offset < 0:
+            raise exceptions.InvalidParameter(f'offset {offset} is negative')
+        size = self.size
+        return self._engine.read(size if length < 0 else min(length, size),
+                                 min(offset, size))
+
+    def pieces(self, offset: int = 0, length: int | None = None,
+               piece: int = PIECE) -> Iterator[bytes]:
+        """The bytes of a range (to the end if `length` is None), in pieces."""
+        parameters.need_range('piece', piece, 1, 1 << 40)
+        end = self.size
+        if length is not None:
+            end = min(end, offset + length)
+        while offset < end:
+            data = self.read(min(piece, end - offset), offset)
+            offset += len(data)
+            yield data
+
+    def extents(self, offset: int = 0) -> Iterator[Extent]:
+        """The image's extents, in order, from the one at `offset` on."""
+        page = self._page_of(offset)
+        while extents := self._engine.extents(page):
+            for fields in extents:
+                extent = Extent(*fields)
+                if extent.offset + extent.length > offset:
+                    yield extent
+            page += 1
+
+    def _page_of(self, offset: int) -> int:
+        """The page of extents that covers an offset."""
+        if not offset:
+            return 0
+        # All pages but the last are as full as the first.
+        pages = range(0, self.stat.extents, len(self._engine.extents(0)) or 1)
+        return max(0, bisect.bisect_right(
+            range(len(pages)), offset,
+            key=lambda page: self._engine.extents(page)[0][0]) - 1)
+
+    def describe(self, page: int) -> bytes:
+        """One page of extents, with the fingerprints of their blocks.
+
+        :param page: its number, from 0
+        :returns: extents in the wire format, without its header; ``b''``
+            behind the last page
+        :raises DamagedError: the entries have changed since the image's commit
+        """
+        parameters.need_range('page', page, 0, (1 << 63) - 1)
+        return self._engine.describe(page)
+
+    def frames(self, ranges: list[tuple[int, int]]
+               ) -> tuple[list[bytes], int]:
+        """The blocks of some ranges, for another repository.
+
+        The frames hold only these blocks. A segment is sent as it is stored
+        only if this call asks for all its bytes.
+
+        :param ranges: pairs of offset and length, sorted, without overlap;
+            none begins or ends within a block
+        :returns: frames in the wire format, in no order, without the final
+            one, with at most 2 MiB of blocks; zeros are left out. And the
+            offset from which the next call has to go on: if this call took
+            everything, the last range's end
+        :raises InvalidParameter: for other ranges
+        :raises DamagedError: a block does not verify, and has no spare copy
+        """
+        for offset, length in ranges:
+            parameters.need_range('offset', offset, 0, (1 << 63) - 1)
+            parameters.need_range('length', length, 0, (1 << 63) - 1)
+        return self._engine.frames(list(ranges))
+
+    def close(self) -> None:
+        """Close the image. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> 'Image':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+
+class BlockReader:
+    """Reads blocks by their addresses, while a transaction holds them.
+
+    It serves one thread at a time; others wait.
+    """
+
+    def __init__(self, engine: _engine.BlockReader,
+                 repository: object) -> None:
+        self._engine = engine
+        self._repository = repository  # as in Transaction
+
+    def read(self, fingerprints: bytes, lengths: bytes,
+             addresses: bytes) -> bytes:
+        """The blocks' bytes, one block behind the other.
+
+        Blocks that a transaction found can be read until it ends. Blocks that
+        it wrote can be read from its next :meth:`~Transaction.keep` on. The
+        arguments are as for :meth:`Transaction.add`.
+
+        :raises DamagedError: names group and slot: the slot has no good block,
+            or another one
+        """
+        return self._engine.read(fingerprints, lengths, addresses)
+
+    def close(self) -> None:
+        """Close the reader. Idempotent."""
+        self._engine.close()
