@@ -36,6 +36,7 @@ from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
 
@@ -177,7 +178,7 @@ class Scheduler:
         """The catalog, to be read; None if there is none."""
         maintainer = self._maintainer
         if maintainer is not None:
-            with contextlib.suppress(catalog_module.CatalogError):
+            with contextlib.suppress(database.CatalogError):
                 return maintainer.catalog
         return None
 
@@ -488,7 +489,7 @@ class Scheduler:
             error = 'it was stopped, since the daemon ended'
             ended = False
         except Exception as e:
-            if isinstance(e, catalog_module.CatalogError):
+            if isinstance(e, database.CatalogError):
                 self._rebuild_after(maintainer, e)
             error = str(e) or repr(e)
             self._failed(job.name, e)
@@ -579,7 +580,7 @@ class Scheduler:
         try:
             maintainer.catalog.sample(time.time(), self.figures.sample())
         except Exception as e:
-            if isinstance(e, catalog_module.CatalogError):
+            if isinstance(e, database.CatalogError):
                 self._rebuild_after(maintainer, e)
             self._failed('account', e)
             self._note_catalog(maintainer)
@@ -629,7 +630,7 @@ class Scheduler:
         """Each task makes it anew if it is no good."""
         try:
             good = maintainer.catalog.valid
-        except catalog_module.CatalogError:
+        except database.CatalogError:
             good = False
         self.catalog_state = 'ready' if good else 'failed'
 

@@ -36,13 +36,14 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import records
 
 #: The most entries that a round may have.
 ROUND = 64
 
-_CHUNK_BYTES = 4 * catalog_module.CHUNK_SLOTS
+_CHUNK_BYTES = 4 * records.CHUNK_SLOTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +294,7 @@ class Foreseen:
                 b and not a for b, a in zip(before, after))
         return facts
 
-    def preset(self, batch: catalog_module.Batch, runs: bytes) -> None:
+    def preset(self, batch: database.Batch, runs: bytes) -> None:
         """Put the counts of the runs' groups into a batch.
 
         Nobody may write the batch, and each call must pass the same one.
@@ -312,7 +313,7 @@ def _add(counts: bytearray, group: int, runs: bytes, delta: int) -> None:
             try:
                 _engine.add_runs(some, group, chunk, runs, delta)
             except ValueError as e:
-                raise catalog_module.CatalogError(
+                raise database.CatalogError(
                     f'the catalog counts too few recipes: {e}') from e
 
 

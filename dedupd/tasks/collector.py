@@ -23,6 +23,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 
 LIVE_SHARE = 50
@@ -440,7 +441,7 @@ class _Run:
             self._drain()
             try:
                 self._collect_in(group)
-            except catalog_module.CatalogError:
+            except database.CatalogError:
                 raise
             except _GROUP_ERRORS as e:
                 self._fail(number, e)
@@ -479,7 +480,7 @@ class _Run:
             maintainer.write(batch)
 
     def _keep(self, group: _engine.Group, look: _Look,
-              batch: catalog_module.Batch) -> None:
+              batch: database.Batch) -> None:
         """Give back space of a group in which some blocks stay."""
         # Punch even if nothing was freed now: the last collection may have
         # been killed before it punched.
@@ -536,7 +537,7 @@ class _Run:
             group.number)['allocated']
         return True
 
-    def _forget_damaged(self, batch: catalog_module.Batch, number: int,
+    def _forget_damaged(self, batch: database.Batch, number: int,
                         freed: list[int]) -> None:
         damaged = self._maintainer.catalog.damaged()
         if damaged:
@@ -621,7 +622,7 @@ class _Run:
         try:
             merger.merge_image(self._maintainer, image_id, mapping,
                                self._pace)
-        except catalog_module.CatalogError:
+        except database.CatalogError:
             raise
         except exceptions.BusyError:
             self._merge_refused = True

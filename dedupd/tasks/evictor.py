@@ -28,7 +28,7 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import task
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import space
 
@@ -234,7 +234,7 @@ class _Run:
             self._pace.check()
         return chosen, blocks
 
-    def _blocks_of(self, image_id: str, batch: catalog_module.Batch,
+    def _blocks_of(self, image_id: str, batch: database.Batch,
                    foreseen: accounting.Foreseen) -> int:
         """How many blocks only this image names; 0: not known.
 

@@ -50,9 +50,12 @@ from dedupd.tasks import accounting
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import records
 
 LOG = logging.getLogger(__name__)
 
@@ -355,7 +358,7 @@ class _Index:
         looked_at = range(0, pages, max(1, pages // PAGES_LOOKED_AT))
         return pages / len(looked_at) * sum(
             len(catalog.index_page(number)) for number in looked_at) / (
-                catalog_module.INDEX_RECORD_BYTES)
+                records.INDEX_RECORD_BYTES)
 
     # -- adding records ---------------------------------------------------
 
@@ -428,7 +431,7 @@ class _Index:
         try:
             new, pairs = _engine.index_update(old, added, removed)
         except ValueError as e:
-            raise catalog_module.CatalogError(
+            raise database.CatalogError(
                 f'page {number} of the index is damaged: {e}')
         return _Page(number, old, added, new, pairs)
 
@@ -498,11 +501,11 @@ class _Index:
                     and gone.fingerprint == fingerprint):
                 damaged.append((heir, kept))
         return self._update(page.number, page.old, page.added, b''.join(
-            itertools.starmap(catalog_module.index_record, sorted(removed))))
+            itertools.starmap(records.index_record, sorted(removed))))
 
     # -- known duplicates -------------------------------------------------
 
-    def _bequeath(self, batch: catalog_module.Batch, heirs: dict[int, int]
+    def _bequeath(self, batch: database.Batch, heirs: dict[int, int]
                   ) -> bytes:
         """Take over the pairs of blocks that the index no longer has.
 
@@ -523,7 +526,7 @@ class _Index:
                     pair for pair in known if pair[0] not in heirs), 'Q'))
         return addresses_module.pack(taken, 'Q')
 
-    def _remember(self, batch: catalog_module.Batch, found: bytes) -> None:
+    def _remember(self, batch: database.Batch, found: bytes) -> None:
         catalog = self._maintainer.catalog
         for group, some in addresses_module.cut_by_group(
                 _engine.pairs_sort(found), _PAIR.size):
@@ -673,7 +676,7 @@ class _Run:
     def _images_with(self, addresses: bytes) -> Iterator[str]:
         """The images to merge that name any of the sorted addresses."""
         def is_wanted(recipe: _engine.Recipe, naming: Iterator[bytes]) -> bool:
-            return any(naming) and not self._exclude(catalog_module.facts_of(
+            return any(naming) and not self._exclude(accounts.facts_of(
                 recipe.header(), recipe.measure()))
         images = sorted(self._maintainer.repository.images())
         for done, image in enumerate(addresses_module.look_for(
@@ -762,7 +765,7 @@ class _Run:
         except exceptions.BusyError:
             self._sums['busy'] += 1
             return False
-        except catalog_module.CatalogError:
+        except database.CatalogError:
             raise
         except exceptions.UNREADABLE as e:
             self._failed[image_id] = str(e)

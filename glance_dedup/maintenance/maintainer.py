@@ -26,7 +26,9 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
+from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.repository import repository as repository_module
 
 #: Work that may take several batches writes a batch when it has so many bytes.
@@ -160,7 +162,7 @@ class Maintainer:
         :raises CatalogError: there is none, since a rebuild failed
         """
         if self._catalog is None:
-            raise catalog_module.CatalogError(
+            raise database.CatalogError(
                 f'{self.repository.path} has no catalog: its rebuild failed')
         return self._catalog
 
@@ -198,7 +200,7 @@ class Maintainer:
             # N2.2. Even a fence that looks right is written again: what was
             # read may not be on the disk yet.
             self._write_fence()
-        except catalog_module.CatalogError as e:
+        except database.CatalogError as e:
             self.rebuild(progress, str(e))
         self.keep_reserve()
 
@@ -211,17 +213,17 @@ class Maintainer:
     def _check_fence(self, fence: bytes | None) -> None:
         """Raise CatalogError if the catalog must not be used (N2.1)."""
         if not self.catalog.valid:
-            raise catalog_module.CatalogError(
+            raise database.CatalogError(
                 f'the making of the catalog {self.catalog.path} did not end')
         if fence is None:
-            raise catalog_module.CatalogError('the fence cannot be read')
+            raise database.CatalogError('the fence cannot be read')
         catalog_id, sequence = _FENCE.unpack(fence)
         self._fenced = sequence
         if catalog_id != self.catalog.id:
-            raise catalog_module.CatalogError(
+            raise database.CatalogError(
                 'the fence is of another catalog')
         if self.catalog.sequence < sequence:
-            raise catalog_module.CatalogError(
+            raise database.CatalogError(
                 f'the catalog {self.catalog.path} is older than the fence: it '
                 f'is at {self.catalog.sequence}, the fence at {sequence}')
 
@@ -256,19 +258,21 @@ class Maintainer:
                 unannounced[txid] = image_id
             left.discard(txid)
         for name in self.engine.spool():
-            txid, live = self._entry_facts(name)
-            left.discard(txid)
-            image_id = unannounced.pop(txid, None)
-            if image_id is not None and not live:
+            noted, live = self._entry_facts(name)
+            if noted is None:
+                continue
+            left.discard(noted)
+            found = unannounced.pop(noted, None)
+            if found is not None and not live:
                 # The image was deleted just now, or its entry has changed.
-                doubtful.add(image_id)
+                doubtful.add(found)
         self._vanished = {}
         for txid in left:
             # Its header could still be read when it was counted.
-            image_id = begun.get(txid) or (
-                self.catalog.facts(txid) or {}).get('image_id')
+            image_id = str(begun.get(txid) or (
+                self.catalog.facts(txid) or {}).get('image_id'))
             if image_id not in self._unreadable:
-                self._vanished[txid] = str(image_id)
+                self._vanished[txid] = image_id
             elif txid in counted:
                 self.note_counted(image_id)
         if unannounced:
@@ -295,8 +299,8 @@ class Maintainer:
             else:
                 changed.append(image_id)
         batch = self.catalog.batch()
-        for image_id in known:
-            self.catalog.set_seen(batch, image_id, None)
+        for gone in known:
+            self.catalog.set_seen(batch, gone, None)
         for image_id, recipe in self._recipes(changed):
             with contextlib.closing(recipe):
                 if not recipe.complete:
@@ -399,7 +403,7 @@ class Maintainer:
         self._write_fence()
 
     def _clear_away(self, set_aside: bool
-                    ) -> tuple[int, catalog_module.Batch]:
+                    ) -> tuple[int, database.Batch]:
         """Move the old catalog out of the way.
 
         Returns the sequence for the new catalog, and those items of the old
@@ -409,7 +413,7 @@ class Maintainer:
         if fence is not None:
             self._fenced = max(self._fenced, _FENCE.unpack(fence)[1])
         known = 0
-        kept = catalog_module.Batch()
+        kept = database.Batch()
         path = self._path(_CATALOG)
         if os.path.lexists(path):
             # Perhaps the old catalog cannot be read at all.
@@ -464,7 +468,7 @@ class Maintainer:
                 progress(done, len(image_ids), 'counting images')
         self._write_counts(batch, unfinished)
 
-    def _write_counts(self, batch: catalog_module.Batch,
+    def _write_counts(self, batch: database.Batch,
                       unfinished: bool) -> None:
         if unfinished:
             # Synced: LevelDB may lose a batch that is not synced, and keep
@@ -476,7 +480,7 @@ class Maintainer:
             self.engine.sync('images')
             self.settle(batch)
 
-    def _count_one(self, batch: catalog_module.Batch, image_id: str,
+    def _count_one(self, batch: database.Batch, image_id: str,
                    recipe: _engine.Recipe, write: Callable[[], None]) -> None:
         if not recipe.complete:
             self.note_unreadable(recipe.name, recipe.error)
@@ -499,13 +503,13 @@ class Maintainer:
             self.rebuild(progress)
         try:
             return work()
-        except catalog_module.CatalogError as e:
+        except database.CatalogError as e:
             self.rebuild(progress, str(e))
             return work()
 
     # -- accounting steps (N5.2, N5.3) ------------------------------------
 
-    def count(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
+    def count(self, batch: database.Batch, recipe: _engine.Recipe,
               write: Callable[[], None]) -> None:
         """Count a whole recipe, in as many steps as it takes (N5.2).
 
@@ -517,12 +521,12 @@ class Maintainer:
             that could be read
         """
         header, extents = recipe.header(), Extents(recipe)
-        facts = catalog_module.facts_of(header, _measure(recipe))
+        facts = accounts.facts_of(header, _measure(recipe))
         while not self.catalog.count(batch, header['transaction_id'], extents,
                                      facts, BATCH_BYTES):
             write()
 
-    def uncount(self, batch: catalog_module.Batch, recipe: _engine.Recipe,
+    def uncount(self, batch: database.Batch, recipe: _engine.Recipe,
                 write: Callable[[], None]) -> None:
         """Un-count what is counted of a recipe; otherwise as :meth:`count`."""
         txid, extents = recipe.header()['transaction_id'], Extents(recipe)
@@ -530,7 +534,7 @@ class Maintainer:
         while not self.catalog.uncount(batch, txid, extents, BATCH_BYTES):
             write()
 
-    def settle(self, batch: catalog_module.Batch) -> None:
+    def settle(self, batch: database.Batch) -> None:
         """One accounting step: write and sync the batch, then the fence (I9).
 
         When it returns, the caller may unlink spool entries that this batch,
@@ -548,7 +552,7 @@ class Maintainer:
         if not self._fence_good:
             self._write_fence()
 
-    def write(self, batch: catalog_module.Batch, **options: Any) -> None:
+    def write(self, batch: database.Batch, **options: Any) -> None:
         """Write a batch to the catalog, at need in the reserved room."""
         self._with_room(lambda: self.catalog.write(batch, **options))
 

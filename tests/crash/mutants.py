@@ -83,7 +83,7 @@ _MERGE = 'glance_dedup/engine/maintain/merge.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
 _MERGER = 'dedupd/tasks/merger.py'
-_CATALOG = 'glance_dedup/maintenance/catalog.py'
+_ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
 _CHECK = 'glance_dedup/check/format.py'
 
@@ -290,10 +290,11 @@ MUTANTS = (
                  'if txid is None or (counted == entry.live and not begun):',
                  'if txid is None or (not counted and not begun '
                  'and not entry.live):'),
-            Edit(_CATALOG,
+            Edit(_ACCOUNTS,
                  '        if self.counted(txid, batch):\n'
-                 '            raise CatalogError(f\'the recipe {txid.hex()} '
-                 'is counted already\')\n',
+                 '            raise database.CatalogError(\n'
+                 '                f\'the recipe {txid.hex()} is counted '
+                 'already\')\n',
                  ''),),
         workload='delete'),
     Mutant(

@@ -21,6 +21,7 @@ from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import catalog
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import repositories
 
@@ -435,7 +436,7 @@ def test_a_dry_run_is_no_success(repository, conf, done):
 
 def test_a_bad_catalog_is_made_anew(repository, conf, done):
     def fail(maintainer, pace, **arguments):
-        raise catalog.CatalogError('it does not add up')
+        raise database.CatalogError('it does not add up')
 
     done.work['collect'] = fail
     with running(repository, conf) as scheduler:
@@ -450,7 +451,7 @@ def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
     """No task follows it for a while."""
     def fail(catalog_, *arguments):
         if catalog_ is first:
-            raise catalog.CatalogError('the history cannot be read')
+            raise database.CatalogError('the history cannot be read')
 
     with running(repository, conf) as scheduler:
         first = scheduler.maintainer.catalog

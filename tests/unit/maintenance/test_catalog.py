@@ -11,7 +11,9 @@ import plyvel
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from tests.unit.maintenance import catalogs
 from tests.unit.maintenance.catalogs import count
 from tests.unit.maintenance.catalogs import counts
@@ -86,28 +88,28 @@ def test_key_and_counts_are_as_the_format_says(catalog, path):
 def test_n1_each_recipe_is_counted_once(catalog):
     batch = catalog.batch()
     catalog.count(batch, txid(1), pack((1, 1, 1)), facts())
-    with pytest.raises(catalog_module.CatalogError, match='already'):
+    with pytest.raises(database.CatalogError, match='already'):
         catalog.count(batch, txid(1), pack((1, 1, 1)), facts())
     catalog.write(batch)
-    with pytest.raises(catalog_module.CatalogError, match='already'):
+    with pytest.raises(database.CatalogError, match='already'):
         catalog.count(catalog.batch(), txid(1), pack((1, 1, 1)), facts())
 
 
 def test_n1_what_has_no_key_is_not_uncounted(catalog):
     count(catalog, 1, (1, 1, 1))
     batch = catalog.batch()
-    with pytest.raises(catalog_module.CatalogError, match='not counted'):
+    with pytest.raises(database.CatalogError, match='not counted'):
         catalog.uncount(batch, txid(2), pack((1, 1, 1)))
     assert not len(batch)
     catalog.uncount(batch, txid(1), pack((1, 1, 1)))
-    with pytest.raises(catalog_module.CatalogError, match='not counted'):
+    with pytest.raises(database.CatalogError, match='not counted'):
         catalog.uncount(batch, txid(1), pack((1, 1, 1)))
 
 
 def test_count_below_zero_is_damage(catalog):
     count(catalog, 1, (1, 1, 1))
     count(catalog, 2, (1, 2, 1))
-    with pytest.raises(catalog_module.CatalogError, match='too few'):
+    with pytest.raises(database.CatalogError, match='too few'):
         catalog.uncount(catalog.batch(), txid(1), pack((1, 1, 3)))
     assert counts(catalog, 1) == {1: 1, 2: 1}
 
@@ -233,7 +235,7 @@ def test_ids_differ(catalog, tmp_path):
 
 
 def test_there_is_none(path):
-    with pytest.raises(catalog_module.CatalogError, match='not there'):
+    with pytest.raises(database.CatalogError, match='not there'):
         open_catalog(path)
 
 
@@ -246,7 +248,7 @@ def test_none_is_made_over_another(catalog, path):
 
 def test_of_another_repository(catalog, path):
     catalog.close()
-    with pytest.raises(catalog_module.CatalogError, match=REPOSITORY):
+    with pytest.raises(database.CatalogError, match=REPOSITORY):
         catalog_module.Catalog(path, 'f' * 32)
 
 
@@ -293,7 +295,7 @@ def test_groups_facts(catalog):
 
 def test_group_with_counts_is_not_forgotten(catalog):
     count(catalog, 1, (3, 2000, 1))
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(database.CatalogError):
         catalog.forget_group(catalog.batch(), 3)
 
 
@@ -324,7 +326,7 @@ def test_facts_of():
               'transaction_id': b'\2' * 16, 'size': 1, 'zero_bytes': 2,
               'new_bytes': 3, 'stored_bytes': 4, 'extents': 5, 'fragments': 6,
               'created': 7}
-    assert catalog_module.facts_of(header, 63) == {
+    assert accounts.facts_of(header, 63) == {
         'image_id': 'i', 'project': 'p', 'upload_id': '01' * 16, 'size': 1,
         'zero_bytes': 2, 'new_bytes': 3, 'stored_bytes': 4, 'blocks': 63,
         'fragments': 6, 'created': 7}

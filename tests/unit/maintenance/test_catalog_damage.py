@@ -16,6 +16,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from tests.support import repositories
 from tests.unit.maintenance import catalogs
 from tests.unit.maintenance.catalogs import count
@@ -78,7 +79,7 @@ def test_what_is_lost_is_noticed(sample, path):
             assert found == truth or found[0] < truth[0], name
             if found != truth:
                 noticed.add(name)
-        except catalog_module.CatalogError:
+        except database.CatalogError:
             noticed.add(name)
         shutil.rmtree(path)
     assert {name.partition('-')[0] for name in noticed} >= {
@@ -105,7 +106,7 @@ def test_damage_is_noticed(sample, path, seed):
     file.write_bytes(data)
     try:
         found = read_everything(path)
-    except catalog_module.CatalogError:
+    except database.CatalogError:
         return
     assert found == truth or found[0] < truth[0], (file.name, at)
 
@@ -118,7 +119,7 @@ def test_lost_batch_in_the_middle_is_noticed(catalog, path):
     batch = catalog.batch()
     batch.delete(b'l' + txid(2))
     catalog.write(batch)
-    with pytest.raises(catalog_module.CatalogError, match='middle'):
+    with pytest.raises(database.CatalogError, match='middle'):
         list(catalog.txids())
 
 
@@ -129,7 +130,7 @@ def test_hole_in_the_log_is_noticed(path):
     data = bytearray(log.read_bytes())
     data[len(data) // 2] ^= 1
     log.write_bytes(data)
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(database.CatalogError):
         open_catalog(path)
 
 
@@ -169,7 +170,7 @@ def test_strange_keys_and_values(catalog, path, key, value):
             catalog.duplicates(1)
         finally:
             catalog.close()
-    with pytest.raises(catalog_module.CatalogError) as caught:
+    with pytest.raises(database.CatalogError) as caught:
         use()
     assert "b'" not in str(caught.value) and 'b"' not in str(caught.value)
 
@@ -196,7 +197,7 @@ def test_strange_meta(catalog, path, change):
     with plyvel.DB(str(path)) as db:
         meta = json.loads(db.get(b'meta'))
         db.put(b'meta', json.dumps({**meta, **change}).encode())
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(database.CatalogError):
         open_catalog(path)
 
 
@@ -207,7 +208,7 @@ def test_not_a_directory(path, tmp_path, what):
     else:
         filled(tmp_path / 'real', 1)
         path.symlink_to(tmp_path / 'real')
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(database.CatalogError):
         open_catalog(path)
 
 
@@ -320,7 +321,7 @@ def test_lost_batches_are_noticed_when_it_is_opened_anew(catalog, path):
     catalog._drop()
     shutil.rmtree(path)
     older.rename(path)
-    with pytest.raises(catalog_module.CatalogError, match='lost'):
+    with pytest.raises(database.CatalogError, match='lost'):
         catalog.counted(txid(1))
 
 

@@ -11,6 +11,7 @@ import plyvel
 import pytest
 
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from tests.unit.maintenance import catalogs
 from tests.unit.maintenance.catalogs import count
 from tests.unit.maintenance.catalogs import counts
@@ -153,7 +154,7 @@ def test_lost_step_is_noticed(catalog, lost):
     batch = catalog.batch()
     batch.delete(b'e' + txid(2) + struct.pack('>I', lost))
     catalog.write(batch)
-    with pytest.raises(catalog_module.CatalogError, match='middle'):
+    with pytest.raises(database.CatalogError, match='middle'):
         list(catalog.txids())
 
 
@@ -168,7 +169,7 @@ def test_hostile_parts(catalog, key, value):
     batch.put(key[:1] + txid(2) + (
         struct.pack('>I', int(key[1:])) if key[1:] else b''), value)
     catalog.write(batch)
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(database.CatalogError):
         uncount_some(catalog, 2, 9)
         list(catalog.txids())
 

@@ -16,6 +16,7 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -82,7 +83,7 @@ def test_close_is_idempotent_and_gives_all_back(path, repo):
     maintainer = maintainer_module.Maintainer(repo)
     maintainer.close()
     maintainer.close()
-    with pytest.raises(catalog_module.CatalogError):
+    with pytest.raises(database.CatalogError):
         maintainer.catalog
     assert repositories.lock_held(path / 'locks' / 'maintainer', 0) is None
 
@@ -828,15 +829,15 @@ def test_guard_does_it_once_more(path, repo, other):
         def work():
             done.append(maintainer.catalog.id)
             if len(done) == 1:
-                raise catalog_module.CatalogError('it is bad')
+                raise database.CatalogError('it is bad')
             return 5
         assert maintainer.guard(work) == 5
         assert done[0] != done[1]
         assert 'it is bad' in maintainer.warnings[0]
 
         def bad():
-            raise catalog_module.CatalogError('always')
-        with pytest.raises(catalog_module.CatalogError):
+            raise database.CatalogError('always')
+        with pytest.raises(database.CatalogError):
             maintainer.guard(bad)
 
 
@@ -852,7 +853,7 @@ def test_statistics_from_other_threads(path, repo, other):
             try:
                 maintainer.catalog.statistics()
                 maintainer.unreadable()
-            except (catalog_module.CatalogError, exceptions.ClosedError):
+            except (database.CatalogError, exceptions.ClosedError):
                 pass
             except Exception as e:
                 errors.append(e)

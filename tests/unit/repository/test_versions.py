@@ -21,7 +21,7 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import daemons
 from tests.support import maintenance
@@ -198,7 +198,7 @@ def test_catalog_with_parts_of_recipes(filled, monkeypatch):
         monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 0)
         with maintaining(repo) as maintainer:
             maintenance.account(maintainer)
-        monkeypatch.setattr(catalog_module, 'FORMAT', 1)
+        monkeypatch.setattr(database, 'FORMAT', 1)
         monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 4 << 20)
         with maintaining(repo) as maintainer:
             words, = maintainer.warnings
@@ -224,7 +224,7 @@ def test_newer_catalog(filled):
         with maintaining(repo) as maintainer:
             words, = maintainer.warnings
             assert (f'{filled}/catalog has format 3; this program knows '
-                    f'{catalog_module.FORMAT}') in words
+                    f'{database.FORMAT}') in words
             assert 'set aside' in words
             maintenance.need_counted(maintainer)
     assert any(name.startswith('catalog-')
