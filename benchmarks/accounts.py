@@ -44,6 +44,7 @@ from dedupd.tasks import evictor
 from dedupd.tasks import merger
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import repository
 
 #: Seconds for one step.
@@ -144,7 +145,7 @@ class Bench:
             raise SystemExit(f'it was not evicted: {done}')
 
     def _limit(self) -> int:
-        return BLOCK * SLOTS + maintainer_module.RESERVE_BYTES
+        return BLOCK * SLOTS + reserve.RESERVE_BYTES
 
     def _account(self) -> None:
         done = accounting.run_once(self._maintainer, self._pace)

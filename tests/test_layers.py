@@ -132,6 +132,8 @@ TESTED_BY = {
     'glance_dedup.maintenance.accounts': 'unit/maintenance/test_catalog.py',
     'glance_dedup.maintenance.database': 'unit/maintenance/test_catalog.py',
     'glance_dedup.maintenance.records': 'unit/maintenance/test_catalog.py',
+    'glance_dedup.maintenance.reserve':
+        'unit/maintenance/test_maintainer.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
     'glance_dedup.client.wire': 'unit/client/test_daemon.py',

@@ -34,6 +34,7 @@ from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import imagelist
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -114,7 +115,7 @@ def check_limit(repository: repository_module.Repository,
     """
     chosen = repository.parameters
     group = chosen.group_slots * chosen.average_block
-    kept = maintainer_module.RESERVE_BYTES
+    kept = reserve.RESERVE_BYTES
     if limit and limit < group + kept:
         raise exceptions.InvalidParameter(
             f'limit_mib: {limit >> 20} is too small for {repository.path}: a '

@@ -356,7 +356,7 @@ class _Run:
             self._forget_busy()
             raise
         # The freed space may make room for the reserve.
-        self._maintainer.keep_reserve()
+        self._maintainer.reserve.keep()
         return Result(**self._sums)
 
     def _drain(self) -> None:

@@ -15,9 +15,7 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import struct
-import time
 from typing import Any
 from typing import TypeVar
 
@@ -29,20 +27,11 @@ from glance_dedup.base import imageids
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import repository as repository_module
 
 #: Work that may take several batches writes a batch when it has so many bytes.
 BATCH_BYTES = 4 << 20
-
-# Even to free blocks on a full disk, LevelDB needs room: for the batch, and
-# for a new log and a table when it is opened again. This file keeps that room.
-_RESERVE = 'catalog-reserve'
-RESERVE_BYTES = 32 << 20
-_RESERVE_SHARE = 32     # the file has at most 1/32 of the file system's bytes
-# LevelDB's files need inodes, too. Empty files keep them.
-_RESERVE_INODES = [f'{_RESERVE}-{i}' for i in range(1, 9)]
-# XFS reuses the space of an unlinked file only some time later. Seconds.
-_ROOM_PAUSES = (0.01, 0.1, 1)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CATALOG = 'catalog'
@@ -125,6 +114,8 @@ class Maintainer:
         self.repository = repository
         self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)
+        self.reserve = reserve.Reserve(repository.path)
+        """The catalog's room on the disk. Tasks that free blocks keep it."""
         self.warnings: list[str] = []
         self.busy: dict[int, Busy] = {}
         """Groups that collections found in use; the next one tries again."""
@@ -202,13 +193,13 @@ class Maintainer:
             self._write_fence()
         except database.CatalogError as e:
             self.rebuild(progress, str(e))
-        self.keep_reserve()
+        self.reserve.keep()
 
     def _open_catalog(self) -> None:
         def opened() -> catalog_module.Catalog:
             return catalog_module.Catalog(self._path(_CATALOG),
                                           self.repository.repository_id)
-        self._catalog = self._with_room(opened)
+        self._catalog = self.reserve.with_room(opened)
 
     def _check_fence(self, fence: bytes | None) -> None:
         """Raise CatalogError if the catalog must not be used (N2.1)."""
@@ -380,8 +371,9 @@ class Maintainer:
                 f'{why}; it was set aside, and made anew' if
                 os.path.lexists(self._path(_CATALOG))
                 else f'{why}; it was made anew')
-        self._with_room(lambda: self._rebuild(progress, why is not None))
-        self.keep_reserve()
+        self.reserve.with_room(
+            lambda: self._rebuild(progress, why is not None))
+        self.reserve.keep()
 
     def _rebuild(self, progress: Progress | None, set_aside: bool) -> None:
         sequence, kept = self._clear_away(set_aside)
@@ -554,7 +546,7 @@ class Maintainer:
 
     def write(self, batch: database.Batch, **options: Any) -> None:
         """Write a batch to the catalog, at need in the reserved room."""
-        self._with_room(lambda: self.catalog.write(batch, **options))
+        self.reserve.with_room(lambda: self.catalog.write(batch, **options))
 
     def _next_sequence(self, above: int) -> int:
         """The catalog's next sequence.
@@ -566,65 +558,6 @@ class Maintainer:
         """
         sequence = max(self._fenced, above) + 1
         return sequence + (sequence - self._fenced + 1) % 2
-
-    # -- room for the catalog ---------------------------------------------
-
-    def keep_reserve(self) -> None:
-        """Reserve room for the catalog, for when the disk is full.
-
-        Tasks call this again when there may be room.
-        """
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(self.repository.path)
-            size = min(RESERVE_BYTES,
-                       disk.f_blocks * disk.f_frsize // _RESERVE_SHARE)
-            if (not disk.f_files
-                    or disk.f_favail > 2 * len(_RESERVE_INODES)):
-                for name in _RESERVE_INODES:
-                    self._reserve(name, 0)
-            if disk.f_bavail * disk.f_frsize >= 2 * size:
-                self._reserve(_RESERVE, size)
-
-    def _reserve(self, name: str, size: int) -> None:
-        """Make sure of an ordinary file with one name and at least `size`."""
-        path = self._path(name)
-        with contextlib.suppress(FileNotFoundError):
-            status = os.lstat(path)
-            if (stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-                    and status.st_size >= size):
-                return
-            # Removes a link, but not the file to which it leads.
-            os.unlink(path)
-        fd = access.make_file(path, access.file_mode(self.repository.path))
-        try:
-            if size:
-                os.posix_fallocate(fd, 0, size)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(fd)
-
-    def _with_room(self, work: Callable[[], _Result]) -> _Result:
-        """Do `work`. If it lacks room, free the reserve and do it again."""
-        try:
-            return work()
-        except exceptions.NoSpaceError:
-            if not self._make_room():
-                raise
-        for pause in _ROOM_PAUSES:
-            with contextlib.suppress(exceptions.NoSpaceError):
-                return work()
-            time.sleep(pause)
-        return work()
-
-    def _make_room(self) -> bool:
-        made = False
-        for name in (_RESERVE, *_RESERVE_INODES):
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(name))
-                made = True
-        return made
 
     # -- blocks stored again ----------------------------------------------
 

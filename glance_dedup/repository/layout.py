@@ -21,6 +21,8 @@ from glance_dedup.base import files
 from glance_dedup.repository import parameters as parameters_module
 
 PARAMETERS_FILE = 'repository.json'
+#: Files of this name, and of names that begin with it, keep room on the disk.
+CATALOG_RESERVE = 'catalog-reserve'
 _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 _LOCK_FILES = ('locks/groups', 'locks/images')

@@ -14,6 +14,7 @@ import os
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
 
 _HEADER = 32            # of a segment
@@ -23,7 +24,6 @@ CODECS = ('none', 'lz4', 'zstd')
 _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
                 'catalog': 'catalog', 'spares': 'spare copies',
                 'quarantine': 'quarantine'}
-_RESERVE = 'catalog-reserve'
 
 
 @dataclasses.dataclass
@@ -95,7 +95,7 @@ def _others(path: str) -> list[Part]:
     others.bytes += _disk_bytes(path)
     for entry in os.scandir(path):
         size = _disk_bytes(entry.path)
-        if entry.name.startswith(_RESERVE):
+        if entry.name.startswith(layout.CATALOG_RESERVE):
             named['reserve'].bytes += size
         elif entry.name in _DIRECTORIES:
             named[_DIRECTORIES[entry.name]].bytes += size + below(entry.path)

@@ -28,6 +28,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from glance_dedup.repository import upgrade
 from glance_dedup.transfer import assembler
@@ -162,7 +163,7 @@ def _overwrite(path, offset):
 def maintaining(repo):
     # Less room for the catalog than otherwise, so that states are written
     # fast; and other tests of this process have theirs.
-    with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 1 << 16), \
+    with mock.patch.object(reserve, 'RESERVE_BYTES', 1 << 16), \
             maintainer_module.Maintainer(repo) as maintainer:
         yield maintainer
 
@@ -196,7 +197,7 @@ class Held(index_module.Held):
 
 def evict(maintainer, held, freed, coming=0):
     """As much as it takes to give so many bytes back."""
-    with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
+    with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
         return evictor.run_once(
             maintainer, task.Pace(), held,
             space.taken(maintainer.repository.path) - freed, coming)

@@ -22,6 +22,7 @@ from glance_dedup.check import checker
 from glance_dedup.cli import main
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from glance_dedup.transfer import pull
 from tests.damage import damages
@@ -277,7 +278,7 @@ def evict(world):
                 Held(repo, world)) as held:
         for image_id in list(world.images)[:2]:
             held.used(image_id)
-        with mock.patch.object(maintainer_module, 'RESERVE_BYTES', 0):
+        with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
             evictor.run_once(maintainer, task.Pace(), held,
                              space.below(world.path) - 98304, 1000)
 

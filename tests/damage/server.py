@@ -68,11 +68,11 @@ def _build(job):
 def _run(job, scratch):
     """One case: damage, operation, look; undo, look; maintain, look."""
     from glance_dedup.base import exceptions
-    from glance_dedup.maintenance import maintainer as maintainer_module
+    from glance_dedup.maintenance import reserve
     from tests.damage import damages
     from tests.damage import operations
     from tests.damage import template
-    maintainer_module.RESERVE_BYTES = template.PAGE
+    reserve.RESERVE_BYTES = template.PAGE
     top = pathlib.Path(job['top'])
     codec = json.loads((top / 'facts.json').read_text())['codec']
     directory = pathlib.Path(tempfile.mkdtemp(dir=scratch))

@@ -27,6 +27,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import registry
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import mixture
@@ -120,7 +121,7 @@ def copy(source, target):
 def build(top, codec='none'):
     """Make all of them. Takes a process of its own, for LevelDB's sake."""
     # The room that is kept for the catalog would be most of what is copied.
-    maintainer_module.RESERVE_BYTES = PAGE
+    reserve.RESERVE_BYTES = PAGE
     top = pathlib.Path(top)
     path = _create(top / 'now', codec)
     with repositories.open_repository(path, **options(codec)) as repo:

@@ -231,13 +231,13 @@ def _evict(path, state):
     from dedupd.cache import index as index_module
     from dedupd.tasks import evictor
     from glance_dedup.base import task
-    from glance_dedup.maintenance import maintainer as maintainer_module
+    from glance_dedup.maintenance import reserve
 
     def evict(maintainer):
         repo = maintainer.repository
         with repo.open_image('twin'), contextlib.closing(
                 index_module.Held(repo)) as held:
-            group = maintainer_module.RESERVE_BYTES + (1 << 16)
+            group = reserve.RESERVE_BYTES + (1 << 16)
             return evictor.run_once(maintainer, task.Pace(), held, group)
     for image_id in ('a', 'b', 'sparse', 'new'):
         if state.get(image_id) != 'gone':

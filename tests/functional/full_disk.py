@@ -21,6 +21,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from tests.support import disks
 from tests.support import maintenance
@@ -108,7 +109,7 @@ def main(root, filter_directory, kind):
 def cache(root, filter_directory, kind):
     """Evicting makes room, and its list is written again when there is."""
     # What is held is less than this otherwise is.
-    maintainer_module.RESERVE_BYTES = MIB
+    reserve.RESERVE_BYTES = MIB
     root = pathlib.Path(root)
     path = repositories.create(root / 'repository', block_size=4096,
                                group_slots=256)

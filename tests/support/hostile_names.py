@@ -154,7 +154,7 @@ class Uses:
             self.attempt(scrubber.run_once, maintainer, task.Pace(), True)
             self.attempt(recompressor.run_once, maintainer, task.Pace(),
                          'zstd')
-            maintainer.keep_reserve()
+            maintainer.reserve.keep()
 
 
 def examine(directory, case):

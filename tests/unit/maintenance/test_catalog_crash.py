@@ -36,6 +36,7 @@ from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from tests.support import maintenance
 from tests.support.maintenance import content
 from tests.support.maintenance import maintaining
@@ -235,7 +236,7 @@ def strange(directory):
 
 def hurry(patch):
     """No time goes into making room, or into waiting for others' writes."""
-    patch.setattr(maintainer_module, 'RESERVE_BYTES', 4096)
+    patch.setattr(reserve, 'RESERVE_BYTES', 4096)
     patch.setattr(checker, 'PAUSE', 0)
 
 

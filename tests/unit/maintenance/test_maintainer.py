@@ -790,7 +790,7 @@ def test_reserve(path, repo):
         size = reserve.stat().st_size
         assert reserve.stat().st_blocks * 512 >= size > 0
         reserve.unlink()
-        maintainer.keep_reserve()
+        maintainer.reserve.keep()
         assert reserve.stat().st_size == size
 
 

@@ -17,7 +17,7 @@ import pytest
 from dedupd.cache import index as index_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import put
@@ -252,7 +252,7 @@ def test_by_many_threads(cache, monkeypatch):
 
 def test_the_limit(repo):
     group = maintenance.BLOCK * maintenance.SLOTS
-    least = group + maintainer_module.RESERVE_BYTES
+    least = group + reserve.RESERVE_BYTES
     limit = least
     held = index_module.Held(repo, lambda: limit)
     assert held.worth(least) and not held.worth(least + 1)

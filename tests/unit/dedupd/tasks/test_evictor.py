@@ -24,6 +24,7 @@ from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from tests.support import disks
 from tests.support import maintenance
@@ -38,7 +39,7 @@ LIMIT = 60      # seconds that anything may take
 
 @pytest.fixture(autouse=True)
 def small_reserve(monkeypatch):
-    monkeypatch.setattr(maintainer_module, 'RESERVE_BYTES', 1 << 16)
+    monkeypatch.setattr(reserve, 'RESERVE_BYTES', 1 << 16)
 
 
 def create(directory):
