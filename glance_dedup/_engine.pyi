@@ -4,8 +4,8 @@
 
 Every call raises the classes of :mod:`glance_dedup.base.exceptions`. All but the
 functions at the end release the GIL. Repository, Transaction and Image are
-documented in ``repository.py``, which alone uses them; the maintainer's types
-are used by ``maintainer.py`` and by the tasks in ``dedupd/``.
+documented in ``repository.py`` and ``openimages.py``, which alone use them; the
+maintainer's types are used by ``maintainer.py`` and by the tasks in ``dedupd/``.
 
 Arguments are positional; only those of the types, and of ``Group.rewrite``,
 have the names given here. OverflowError for a number that has not the 32 bits

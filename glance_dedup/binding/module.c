@@ -5,8 +5,8 @@
  *
  * The binding converts arguments to C.  It releases the GIL around everything
  * that computes, waits or does I/O, and turns a gd_error into the exception of
- * its class.  repository.py documents the API for images; maintainer.py and the
- * daemon's tasks use the rest.
+ * its class.  repository.py and openimages.py document the API for images;
+ * maintainer.py and the daemon's tasks use the rest.
  */
 #include "binding/binding.h"
 

@@ -154,7 +154,7 @@ repository_delete(PyObject *object, PyObject *args)
 }
 
 /* attach_filter(path, bytes): REQUIRES the same as gd_repo_attach_filter;
- * repository.py ensures it. */
+ * hostfilter.py ensures it. */
 static PyObject *
 repository_attach_filter(PyObject *object, PyObject *args)
 {

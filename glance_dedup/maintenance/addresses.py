@@ -70,14 +70,17 @@ def unpack(data: bytes | bytearray, code: str = 'I') -> array.array:
 
 
 def address(group: int, slot: int) -> int:
+    """The address of a group's slot; neither number is checked."""
     return group << _SLOT_BITS | slot
 
 
 def group_of(number: int) -> int:
+    """The group in an address."""
     return number >> _SLOT_BITS
 
 
 def slot_of(number: int) -> int:
+    """The slot in an address, from 0."""
     return number & GROUP_SLOTS - 1
 
 
@@ -139,10 +142,12 @@ def entries(listing: bytes) -> list[Entry]:
 
 
 def entry_at(listing: bytes, index: int) -> Entry:
+    """One entry of a listing from the engine; the first has index 0."""
     return Entry._make(_ENTRY.unpack_from(listing, ENTRY_BYTES * index))
 
 
 def columns(listing: bytes) -> Columns:
+    """All entries of a listing from the engine, as columns."""
     words = unpack(listing)
     return Columns(*(words[at::_ENTRY_WORDS] for at in (8, 9, 11)))
 

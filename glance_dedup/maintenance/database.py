@@ -189,8 +189,8 @@ class Database:
 
     def _open(self) -> None:
         if not os.path.isdir(self.path) or os.path.islink(self.path):
-            raise CatalogError(f'the catalog {self.path} is not there, or '
-                               'not a directory')
+            raise CatalogError(f'the catalog {self.path} does not exist, or '
+                               'is not a directory')
         self._check_files()
         known = self._meta.get('sequence', 0)
         self._load(create=False)
@@ -207,8 +207,7 @@ class Database:
     def _read_meta(self) -> dict[str, Any]:
         meta = self._read_json(records.META)
         if meta is None:
-            raise CatalogError(f'the catalog {self.path} says nothing of '
-                               'itself')
+            raise self._damaged('it does not say of which repository it is')
         # Check the format first: another one may have other keys.
         if (type(meta.get('format')) is int
                 and not _PLAIN <= meta['format'] <= FORMAT):
@@ -223,8 +222,8 @@ class Database:
             raise self._damaged(f'its format is {meta["format"]}, and it has '
                                 f'{meta.get("parts", 0)} parts of recipes')
         if meta['repository_id'] != self._repository_id:
-            raise CatalogError(f'the catalog {self.path} is of repository '
-                               f'{meta["repository_id"]}')
+            raise CatalogError(f'the catalog {self.path} belongs to '
+                               f'repository {meta["repository_id"]}')
         return meta
 
     def _drop(self) -> None:
@@ -250,7 +249,7 @@ class Database:
         self._closed = True
         self._drop()
 
-    # -- what it says about itself ----------------------------------------
+    # -- the catalog's own fields -----------------------------------------
 
     @property
     def id(self) -> bytes:

@@ -205,14 +205,13 @@ class Maintainer:
         """Raise CatalogError if the catalog must not be used (N2.1)."""
         if not self.catalog.valid:
             raise database.CatalogError(
-                f'the making of the catalog {self.catalog.path} did not end')
+                f'the rebuild of the catalog {self.catalog.path} did not end')
         if fence is None:
             raise database.CatalogError('the fence cannot be read')
         catalog_id, sequence = _FENCE.unpack(fence)
         self._fenced = sequence
         if catalog_id != self.catalog.id:
-            raise database.CatalogError(
-                'the fence is of another catalog')
+            raise database.CatalogError('the fence is of another catalog')
         if self.catalog.sequence < sequence:
             raise database.CatalogError(
                 f'the catalog {self.catalog.path} is older than the fence: it '
@@ -355,7 +354,7 @@ class Maintainer:
                 continue
             yield image_id, recipe
 
-    # -- making the catalog anew (N2.3) -----------------------------------
+    # -- rebuilding the catalog (N2.3) ------------------------------------
 
     def rebuild(self, progress: Progress | None = None,
                 why: str | None = None) -> None:
@@ -368,9 +367,9 @@ class Maintainer:
         """
         if why is not None:
             self.warnings.append(
-                f'{why}; it was set aside, and made anew' if
+                f'{why}; it was set aside, and the catalog was rebuilt' if
                 os.path.lexists(self._path(_CATALOG))
-                else f'{why}; it was made anew')
+                else f'{why}; the catalog was rebuilt')
         self.reserve.with_room(
             lambda: self._rebuild(progress, why is not None))
         self.reserve.keep()

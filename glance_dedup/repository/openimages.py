@@ -75,7 +75,8 @@ class Transaction:
     def __init__(self, image_id: str, engine: _engine.Transaction,
                  repository: object) -> None:
         self.image_id = image_id
-        # Keeps the repository alive: only then a fork closes its descriptors.
+        # Keeps the repository alive: a fork closes only the descriptors of
+        # repositories that still exist.
         self._repository = repository
         self._engine = engine
         self.upload_id: str = engine.upload_id.hex()
@@ -206,6 +207,7 @@ class Image:
 
     @property
     def size(self) -> int:
+        """Bytes of the whole image, zeros included."""
         return self.stat.size
 
     def readinto(self, buffer: Any, offset: int = 0) -> int:

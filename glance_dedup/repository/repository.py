@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Repositories: creating one, and storing, reading and deleting images.
+"""Repositories: storing, reading and deleting images.
 
 A :class:`Repository` is a directory. Any number of processes and hosts may
 have it open at once. They coordinate by kernel locks, links and renames in the
 directory itself, and need no daemon.
 
-All objects here are safe for use by several threads at once. After a fork the
-child's :class:`Repository` opens itself again at its next use. Transactions
-and images that were open before the fork stay the parent's; in the child they
-raise :class:`~glance_dedup.base.exceptions.ClosedError`.
+A :class:`Repository` is safe for use by several threads at once. After a fork
+the child's opens itself again at its next use. Transactions and images that
+were open before the fork stay the parent's; in the child they raise
+:class:`~glance_dedup.base.exceptions.ClosedError`.
 
 Sizes and offsets are in bytes everywhere.
 """

@@ -54,15 +54,17 @@ def _nothing(repo: repository_module.Repository, progress: Progress) -> None:
 
 #: All steps in order; each begins at the version where the one before ends.
 STEPS: Sequence[Step] = (
-    Step((1, 0), (1, 1), 'noting that groups may be compressed anew',
+    Step((1, 0), (1, 1), 'noting that groups may be recompressed',
          _nothing),)
 
 
 def words(version: Version) -> str:
+    """A version as people write it: ``1.1``."""
     return f'{version[0]}.{version[1]}'
 
 
 def version_of(repo: repository_module.Repository) -> Version:
+    """The version that ``repository.json`` had when it was last read."""
     return repo.parameters.major, repo.parameters.minor
 
 

@@ -386,7 +386,7 @@ def by_turns(path, seconds):
             daemon.wait_for(daemon.status)
             assert daemon.status()['errors'] == []
             assert daemon.stop() == 0, daemon.text()
-            assert 'made anew' not in daemon.text(), daemon.text()
+            assert 'was rebuilt' not in daemon.text(), daemon.text()
         soak.settle(repo)
     soak.need_exact(path, contents)
     soak.need_no_locks(path)

@@ -235,7 +235,7 @@ def test_ids_differ(catalog, tmp_path):
 
 
 def test_there_is_none(path):
-    with pytest.raises(database.CatalogError, match='not there'):
+    with pytest.raises(database.CatalogError, match='does not exist'):
         open_catalog(path)
 
 

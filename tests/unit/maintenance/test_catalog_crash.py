@@ -415,7 +415,7 @@ def judge(moment, words, changes, path):
             assert result.refused is None, result
             assert result.busy == 0 and not result.failed, result
             maintenance.need_collected(maintainer)
-            rebuilt = any('made anew' in warning
+            rebuilt = any('was rebuilt' in warning
                           for warning in maintainer.warnings)
             # What is wrong is found at the start, or by the first task that
             # meets it; and told.

@@ -158,7 +158,7 @@ def test_n2_1_catalog_is_lost(path, repo, other):
     model = some(path, other)
     other.delete('image-0')
     shutil.rmtree(path / 'catalog')
-    need_rebuilt(path, repo, 'not there')
+    need_rebuilt(path, repo, 'does not exist')
     del model['image-0']
     maintenance.need_contents(other, model)
 
@@ -269,7 +269,7 @@ def test_n2_1_catalog_of_another_repository(path, repo, other, tmp_path):
         maintainer_module.Maintainer(strange).close()
     shutil.rmtree(path / 'catalog')
     shutil.copytree(stranger / 'catalog', path / 'catalog')
-    need_rebuilt(path, repo, 'of repository')
+    need_rebuilt(path, repo, 'belongs to repository')
 
 
 @pytest.mark.parametrize('name', ['CURRENT', 'MANIFEST-*', '*.log'])
@@ -298,10 +298,11 @@ def test_task_meets_a_damaged_table(path, repo, other):
         result = collector.run_once(maintainer, task.Pace())
         assert result.refused is None and not result.failed
         maintenance.need_collected(maintainer)
-        warning, = [w for w in maintainer.warnings if 'made anew' in w]
+        warning, = [w for w in maintainer.warnings if 'was rebuilt' in w]
         assert warning == (
             f'the catalog {path}/catalog: cannot read it: Corruption: block '
-            'checksum mismatch; it was set aside, and made anew')
+            'checksum mismatch; it was set aside, and the catalog was '
+            'rebuilt')
     repositories.need_clean(path)
 
 
