@@ -10,7 +10,6 @@ import struct
 import plyvel
 import pytest
 
-from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
 from tests.unit.maintenance import catalogs
 from tests.unit.maintenance.catalogs import count
