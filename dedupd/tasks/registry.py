@@ -24,6 +24,9 @@ from glance_dedup.repository import repository as repository_module
 
 Maintainer = maintainer_module.Maintainer
 
+# The most that the option limit_mib takes.
+_MOST_LIMIT_MIB = 1 << 30
+
 
 def load_options(path: str | None = None) -> cfg.ConfigOpts:
     """Load the daemon's options, without those of logging.
@@ -130,11 +133,23 @@ def _rebuild(maintainer: Maintainer, pace: task.Pace,
     maintainer.rebuild(pace.step)
 
 
-def _check_codec(codec: str | None = None, level: int = 0,
+def _check_limit(limit_mib: int = 0, **others: Any) -> None:
+    """Refuse what the option ``limit_mib`` would refuse, too."""
+    if not 0 <= limit_mib <= _MOST_LIMIT_MIB:
+        raise exceptions.InvalidParameter(
+            f'limit_mib: {limit_mib} is not from 0 to {_MOST_LIMIT_MIB}')
+
+
+def _check_codec(codec: str | None = None, level: int | None = None,
                  **others: Any) -> None:
-    """Refuse a level that the codec lacks, by its name."""
+    """Refuse a level without a codec, and a level that the codec lacks."""
     if codec is None:
+        if level is not None:
+            raise exceptions.InvalidParameter(
+                f'level: {level} needs a codec; without one, the options '
+                'recompress_codec and recompress_level apply')
         return
+    level = level or 0
     repository_module.need_text('codec', codec)
     if not 0 <= level < 256:
         raise exceptions.InvalidParameter(f'no codec has a level {level}')
@@ -198,8 +213,8 @@ TASKS = {row.name: row for row in (
          rate='collect_rate_mib', counts_first=True, is_told=True),
     Task('merge', _merge, {'dry_run': bool}, interval='merge_interval',
          rate='merge_rate_mib', counts_first=True, is_told=True),
-    Task('evict', _evict, {'dry_run': bool, 'limit_mib': int}, interval=60,
-         is_routine=True, in_caches_only=True),
+    Task('evict', _evict, {'dry_run': bool, 'limit_mib': int}, _check_limit,
+         interval=60, is_routine=True, in_caches_only=True),
     Task('scrub', _scrub, {'full': bool}, not_again=('full',),
          interval='scrub_interval', rate='scrub_rate_mib', rank=1,
          is_told=True),

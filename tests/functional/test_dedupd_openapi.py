@@ -3,6 +3,7 @@
 """The daemon answers as ``openapi.yaml`` says, whatever it is asked."""
 
 import contextlib
+import itertools
 import json
 import socket
 import subprocess
@@ -10,11 +11,14 @@ import sys
 import threading
 
 import hypothesis
+import jsonschema
 import pytest
 import schemathesis
 from schemathesis import checks
 import yaml
 
+from dedupd.tasks import registry
+from glance_dedup.base import exceptions
 from glance_dedup.client import wire
 from tests.support import daemons
 from tests.support import repositories
@@ -189,3 +193,46 @@ def test_every_endpoint_is_described():
                              if v in (['read'], ['receive'])}
     assert served['status'] == {
         k for k, v in described.items() if v == ['show']}
+
+
+#: Values of every type, within and beyond the bounds of each argument.
+VALUES = (True, None, -1, 0, 1, 19, 20, 256, 1 << 30, (1 << 30) + 1, 0.5,
+          'none', 'lz4', 'zstd', 'gzip', '')
+
+
+@pytest.fixture(scope='module')
+def bodies():
+    """The validator of each task's request body, by the task's name."""
+    content = DOCUMENT['paths']['/v1/tasks/{name}']['post']['requestBody'][
+        'content']['application/json']['schema']
+    return {schema['title']: jsonschema.Draft202012Validator(
+        {'components': DOCUMENT['components'], **schema})
+        for schema in content.get('anyOf', [])}
+
+
+def test_every_task_is_described(bodies):
+    names = DOCUMENT['components']['schemas']['task_name']['enum']
+    assert names == list(registry.TASKS)
+    assert list(bodies) == names
+
+
+@pytest.mark.parametrize('name', registry.TASKS)
+def test_a_tasks_arguments_are_those_of_its_row(name, bodies):
+    """One or two arguments of any task, with values of any type."""
+    row = registry.TASKS[name]
+
+    def is_taken(arguments):
+        try:
+            row.check(arguments)
+        except exceptions.InvalidParameter:
+            return False
+        return True
+
+    singles = [(argument, value) for argument in sorted(
+        {key for task in registry.TASKS.values() for key in task.arguments})
+        for value in VALUES]
+    assert bodies[name].is_valid({}) and is_taken({})
+    for given in itertools.combinations_with_replacement(singles, 2):
+        arguments = dict(given)
+        assert bodies[name].is_valid(arguments) is is_taken(arguments), (
+            arguments)

@@ -582,6 +582,8 @@ def test_a_task_has_the_options_that_its_row_names(row):
     ('recompress', {'codec': 'gzip'}), ('recompress', {'codec': 'x' * 99}),
     ('recompress', {'codec': 'zstd', 'level': 256}),
     ('recompress', {'codec': 'zstd', 'level': -1}),
+    ('recompress', {'level': 3}), ('evict', {'limit_mib': -1}),
+    ('evict', {'limit_mib': (1 << 30) + 1}),
     ('account', {'dry_run': True}), ('replicate', {'dry_run': True})])
 def test_a_row_refuses_arguments(name, arguments):
     with pytest.raises(exceptions.InvalidParameter):
