@@ -432,7 +432,7 @@ def fingerprint(name: str, data: Any, scope: bytes = bytes(16)) -> bytes:
     """What the engine computes for a block of this scope."""
 def is_cryptographic(name: str) -> bool: ...
 def after_fork() -> None: ...
-def add_runs(counts: bytearray, group: int, chunk: int,
+def add_runs(counts: bytearray | memoryview, group: int, chunk: int,
              runs: bytes | bytearray, delta: int) -> None:
     """Add `delta` (1 or -1) to the counters (1,024 of 32 bits) of the slots
     of runs that lie in this group and chunk of 1,024 slots. A counter at its

@@ -434,7 +434,8 @@ class Accountant:
         if entry.recipe.kind == 'G':
             return
         if entry.recipe.complete:
-            if not self._maintainer.catalog.counted(entry.txid):
+            if not self._maintainer.catalog.counted(
+                    entry.recipe.header()['transaction_id']):
                 self._pin(entry)
         elif entry.writer_gone and entry.has_lost_header:
             self._note(entry.name, entry.recipe.error)

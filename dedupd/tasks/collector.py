@@ -82,29 +82,29 @@ class Plan:
     """Why nothing would be freed; None: freeing is allowed."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Result:
     """What a collection did."""
 
-    groups: int
+    groups: int = 0
     """Groups that the collection looked at."""
-    freed_blocks: int
-    freed_bytes: int
+    freed_blocks: int = 0
+    freed_bytes: int = 0
     """Size of the freed blocks, before compression."""
-    disk_bytes: int
+    disk_bytes: int = 0
     """Bytes given back to the file system."""
-    punched: int
+    punched: int = 0
     """Groups in which holes were punched."""
-    rewritten: int
-    evacuated: int
-    unlinked: int
-    busy: int
+    rewritten: int = 0
+    evacuated: int = 0
+    unlinked: int = 0
+    busy: int = 0
     """Groups in use, put off to the next run."""
-    refused: str | None
+    refused: str | None = None
     """Why nothing was freed; None: freeing was allowed."""
-    skipped_for_space: int
+    skipped_for_space: int = 0
     """Groups not rewritten or evacuated, because the disk lacks the room."""
-    failed: dict[int, str]
+    failed: dict[int, str] = dataclasses.field(default_factory=dict)
     """Groups that are damaged, or whose disk failed, each with its error."""
 
 
@@ -329,9 +329,7 @@ class _Run:
         self._live_share = live_share
         self._evacuate_share = evacuate_share
         self._accountant = accounting.Accountant(maintainer, pace)
-        self._sums = dict.fromkeys(
-            (field.name for field in dataclasses.fields(Result)), 0)
-        self._sums.update(refused=None, failed={})
+        self._result = Result()
         self._sparse: set[int] = set()  # groups to evacuate
         self._merge_refused = False     # an image is in use
         self._cost = 0          # bytes read and written since the last step
@@ -343,7 +341,7 @@ class _Run:
             self._maintainer.reconcile(self._pace.step)
             self._drain()
             self._forget_unlinked()
-            wanted, self._sums['failed'] = _candidates(
+            wanted, self._result.failed = _candidates(
                 self._maintainer, self._maintainer.catalog)
             self._forget_busy(wanted)
             self._collect_all(wanted)
@@ -351,13 +349,13 @@ class _Run:
                 self._evacuate()
         except _Refused as e:
             self._forget_busy()
-            self._sums['refused'] = str(e)
+            self._result.refused = str(e)
         except BaseException:
             self._forget_busy()
             raise
         # The freed space may make room for the reserve.
         self._maintainer.reserve.keep()
-        return Result(**self._sums)
+        return self._result
 
     def _drain(self) -> None:
         """Judge every spool entry (N6.2)."""
@@ -383,7 +381,7 @@ class _Run:
         # These may have become free while the others were collected.
         for number in put_off:
             if not self._collect(number):
-                self._sums['busy'] += 1
+                self._result.busy += 1
                 self._wait_for(number)
             self._step(len(wanted), len(wanted), 'collecting groups')
 
@@ -446,13 +444,13 @@ class _Run:
             except _GROUP_ERRORS as e:
                 self._fail(number, e)
         self._forget(number)
-        self._sums['groups'] += 1
+        self._result.groups += 1
         return True
 
     def _fail(self, number: int, error: Exception) -> None:
         """Note a group's error; the run goes on with the other groups."""
         self._forget(number)
-        self._sums['failed'][number] = str(error)
+        self._result.failed[number] = str(error)
 
     def _collect_in(self, group: _engine.Group) -> None:
         maintainer, number = self._maintainer, group.number
@@ -465,9 +463,9 @@ class _Run:
             # The lost entry may come back; the block's bytes are still there.
             raise exceptions.DamagedError(_LOST % (number, look.lost))
         if look.free:
-            self._sums['freed_blocks'] += group.free(
+            self._result.freed_blocks += group.free(
                 addresses_module.pack(look.free))                   # N6.4
-            self._sums['freed_bytes'] += look.bytes
+            self._result.freed_bytes += look.bytes
         batch = maintainer.catalog.batch()
         if not look.live and self._unlink(group):
             maintainer.catalog.forget_group(batch, number)
@@ -485,8 +483,8 @@ class _Run:
         # Punch even if nothing was freed now: the last collection may have
         # been killed before it punched.
         given_back = group.punch()
-        self._sums['disk_bytes'] += given_back
-        self._sums['punched'] += given_back > 0
+        self._result.disk_bytes += given_back
+        self._result.punched += given_back > 0
         facts: dict[str, Any] = {'judged': group.published,
                                  'dirty': look.pinned > 0}
         if _is_sparse(self._maintainer.engine.group_facts(group.number),
@@ -507,8 +505,8 @@ class _Run:
             group.number)['allocated']
         if not group.unlink():
             return False
-        self._sums['unlinked'] += 1
-        self._sums['disk_bytes'] += allocated
+        self._result.unlinked += 1
+        self._result.disk_bytes += allocated
         return True
 
     def _is_worn(self, group: _engine.Group, look: _Look) -> bool:
@@ -524,15 +522,15 @@ class _Run:
         try:
             given_back = group.rewrite()
         except exceptions.NoSpaceError:
-            self._sums['skipped_for_space'] += 1
+            self._result.skipped_for_space += 1
             return False
         except (exceptions.DamagedError, exceptions.BusyError):
             # The scrub will find the damaged block, and say which images need
             # it. The next upload will find the blocks that an earlier one did
             # not publish (N7.3).
             return True
-        self._sums['rewritten'] += 1
-        self._sums['disk_bytes'] += given_back
+        self._result.rewritten += 1
+        self._result.disk_bytes += given_back
         self._cost += 2 * self._maintainer.engine.group_facts(
             group.number)['allocated']
         return True
@@ -558,14 +556,14 @@ class _Run:
         try:
             self._move_blocks(groups)
         except exceptions.NoSpaceError:
-            self._sums['skipped_for_space'] += len(self._sparse)
+            self._result.skipped_for_space += len(self._sparse)
             return
         if not self._merge_refused:
             self._forget_sparse(groups)
         self._drain()
         for number in groups:
             if not any(self._maintainer.catalog.counts(number)):
-                self._sums['evacuated'] += 1
+                self._result.evacuated += 1
                 self._collect(number)
 
     def _choose_sparse(self) -> list[int]:

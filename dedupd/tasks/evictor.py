@@ -116,7 +116,7 @@ class _Run:
         self._evicted: list[str] = []
         self._failed: dict[str, str] = {}
         self._in_use: set[str] = set()
-        self._left: set[str] | None = None
+        self._left: set[str] = set()
 
     def plan(self) -> Plan:
         over = self._over()
@@ -126,6 +126,7 @@ class _Run:
             foreseen = self._foresee()
             dead, size = self._dead(foreseen)
             over -= dead * size
+            self._look()
             images, blocks = self._choose(over, size, foreseen)
         return Plan(images, blocks, max(0, over), len(self._in_use))
 
@@ -137,6 +138,7 @@ class _Run:
             refused = self._collect()   # which may be enough
             if refused and self._give_up_unreadable():
                 refused = self._collect()
+            self._look()
         while over > 0 and not refused:
             foreseen = self._foresee()
             dead, size = self._dead(foreseen)
@@ -207,18 +209,21 @@ class _Run:
 
     # -- evicting ----------------------------------------------------------
 
+    def _look(self) -> None:
+        """Take the images that are here now as those that may be evicted.
+
+        Images that come from now on are left to another run. Otherwise this
+        one would not end where images come as fast as they go.
+        """
+        self._left = set(self._held.candidates())
+
     def _choose(self, over: int, size: int, foreseen: accounting.Foreseen
                 ) -> tuple[list[str], int]:
         """The images to evict next, and how many blocks only they name."""
         batch = self._maintainer.catalog.batch()
         chosen: list[str] = []
         blocks = 0
-        candidates = self._held.candidates()
-        if self._left is None:
-            # Images that come from now on are left to another run. Otherwise
-            # this one would not end where images come as fast as they go.
-            self._left = set(candidates)
-        for image_id in candidates:
+        for image_id in self._held.candidates():
             if blocks * size >= over:
                 break
             if batch.size > maintainer_module.BATCH_BYTES:

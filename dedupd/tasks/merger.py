@@ -113,25 +113,25 @@ class Plan:
     """Images that would get other recipes."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Result:
     """What a run did."""
 
-    scanned: int
+    scanned: int = 0
     """Entries that were new to the index."""
-    duplicates: int
+    duplicates: int = 0
     """Blocks in use that equal ones were to replace."""
-    merged_blocks: int
+    merged_blocks: int = 0
     """Duplicates that no image needs any more."""
-    merged_bytes: int
+    merged_bytes: int = 0
     """Size of the merged blocks, before compression."""
-    images: int
+    images: int = 0
     """Images that have other recipes now."""
-    gave_up: int
+    gave_up: int = 0
     """Images that were deleted, or were being deleted, meanwhile."""
-    busy: int
+    busy: int = 0
     """Images put off to the next run because the collector is in a group."""
-    failed: dict[str, str]
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
     """Images that could not be merged, each with its error; mostly damage."""
 
 
@@ -232,7 +232,8 @@ class _Blocks(NamedTuple):
     entries: bytes
     """One entry for each address; an empty one if it cannot be read."""
 
-    def __getitem__(self, address: int) -> addresses_module.Entry:
+    def entry(self, address: int) -> addresses_module.Entry:
+        """The entry of one of the addresses."""
         at = bisect.bisect_left(
             addresses_module.unpack(self.addresses, 'Q'), address)
         return addresses_module.entry_at(self.entries, at)
@@ -495,7 +496,8 @@ class _Index:
             return page
         removed = []
         for kept, heir in heirs.items():
-            gone, fingerprint = blocks[kept], blocks[heir].fingerprint
+            gone = blocks.entry(kept)
+            fingerprint = blocks.entry(heir).fingerprint
             removed.append((fingerprint[:8], kept))
             if (gone.state == addresses_module.DAMAGED
                     and gone.fingerprint == fingerprint):
@@ -627,9 +629,7 @@ class _Run:
         self._pace = pace
         self._exclude = exclude or (lambda facts: False)
         self._index = _Index(maintainer, pace)
-        self._sums = dict.fromkeys(
-            (field.name for field in dataclasses.fields(Result)), 0)
-        self._failed: dict[str, str] = {}
+        self._result = Result()
 
     def plan(self) -> Plan:
         foreseen = accounting.Accountant(
@@ -650,8 +650,8 @@ class _Run:
         self._index.catch_up()
         for chosen in self._rounds():
             self._merge(_Replacements(self._without_damaged(chosen.words)))
-        self._sums['scanned'] = self._index.scanned
-        return Result(**{**self._sums, 'failed': self._failed})
+        self._result.scanned = self._index.scanned
+        return self._result
 
     def _rounds(self, foreseen: accounting.Foreseen | None = None
                 ) -> Iterator[_Replacements]:
@@ -747,11 +747,11 @@ class _Run:
                 for old, new, kept in zip(chosen.old, chosen.new, chosen.kept)
                 if old in collisions)
             self._index.forget(addresses_module.pack(collided, 'Q'))
-        self._sums['duplicates'] += len(chosen)
+        self._result.duplicates += len(chosen)
         counts = addresses_module.unpack(
             _Counts(self._maintainer.catalog).of(olds))
-        self._sums['merged_blocks'] += counts.count(0)
-        self._sums['merged_bytes'] += sum(itertools.compress(
+        self._result.merged_blocks += counts.count(0)
+        self._result.merged_bytes += sum(itertools.compress(
             chosen.lengths, map(operator.not_, counts)))
 
     def _merge_one(self, image_id: str, mapping: bytes,
@@ -763,14 +763,14 @@ class _Run:
         except exceptions.ImageNotFound:
             return False
         except exceptions.BusyError:
-            self._sums['busy'] += 1
+            self._result.busy += 1
             return False
         except database.CatalogError:
             raise
         except exceptions.UNREADABLE as e:
-            self._failed[image_id] = str(e)
+            self._result.failed[image_id] = str(e)
             return True
         collisions.update(addresses_module.unpack(merged.collisions, 'Q'))
-        self._sums['images'] += merged.exchanged
-        self._sums['gave_up'] += merged.replaced > 0 and not merged.exchanged
+        self._result.images += merged.exchanged
+        self._result.gave_up += merged.replaced > 0 and not merged.exchanged
         return merged.replaced > 0

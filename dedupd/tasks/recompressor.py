@@ -59,21 +59,21 @@ class Plan:
     """Bytes of disk that the groups to recompress take now."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Result:
     """What a run did."""
 
-    groups: int
+    groups: int = 0
     """Groups that are smaller now."""
-    disk_bytes: int
+    disk_bytes: int = 0
     """Bytes given back to the file system."""
-    kept: int
+    kept: int = 0
     """Groups left as they were, because they would hardly become smaller."""
-    busy: int
+    busy: int = 0
     """Groups in use, put off to the next run."""
-    skipped_for_space: int
+    skipped_for_space: int = 0
     """Groups for whose new file the disk had no room."""
-    failed: dict[int, str]
+    failed: dict[int, str] = dataclasses.field(default_factory=dict)
     """Groups that are damaged, or whose disk failed, each with its error."""
 
 
@@ -149,9 +149,7 @@ class _Run:
         self._maintainer = maintainer
         self._pace = pace
         self._codec, self._level, self._mark = codec, level, mark
-        self._sums: dict[str, Any] = dict.fromkeys(
-            (field.name for field in dataclasses.fields(Result)), 0)
-        self._sums['failed'] = {}
+        self._result = Result()
         self._done = 0          # groups
         self._total = 0
 
@@ -162,13 +160,13 @@ class _Run:
         self._total = len(wanted)
         self._resume(wanted)
         for number in wanted:
-            if self._sums['skipped_for_space']:
+            if self._result.skipped_for_space:
                 # The next group needs as much room.
-                self._sums['skipped_for_space'] += 1
+                self._result.skipped_for_space += 1
                 continue
             self._pace.wait_until_idle()
             self._recompress(number)
-        return Result(**self._sums)
+        return self._result
 
     def _resume(self, wanted: list[int]) -> None:
         """Go on with the group in which the last run made way."""
@@ -193,10 +191,10 @@ class _Run:
         except exceptions.ImageNotFound:
             self._done += 1
         except exceptions.BusyError:
-            self._sums['busy'] += 1
+            self._result.busy += 1
             self._done += 1
         except exceptions.NoSpaceError:
-            self._sums['skipped_for_space'] += 1
+            self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
             self._fail(number, e)
         else:
@@ -212,7 +210,7 @@ class _Run:
             self._write(rewriting)
             self._exchange(rewriting)
         except exceptions.NoSpaceError:
-            self._sums['skipped_for_space'] += 1
+            self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
             self._fail(number, e)
         give_up(self._maintainer)
@@ -232,7 +230,7 @@ class _Run:
         before, after = rewriting.sizes()
         if after > before - before // _WORTH:
             rewriting.keep_old()
-            self._sums['kept'] += 1
+            self._result.kept += 1
             return
         engine, number = self._maintainer.engine, rewriting.number
         announced = engine.announce(number)
@@ -240,15 +238,15 @@ class _Run:
             for _ in range(_TRIES):
                 with contextlib.suppress(exceptions.BusyError):
                     rewriting.exchange()
-                    self._sums['groups'] += 1
-                    self._sums['disk_bytes'] += before - after
+                    self._result.groups += 1
+                    self._result.disk_bytes += before - after
                     return
                 self._pace.pause(_PAUSE)
         finally:
             if announced:
                 engine.withdraw(number)
-        self._sums['busy'] += 1
+        self._result.busy += 1
 
     def _fail(self, number: int, error: Exception) -> None:
         """Note a group's error; the run goes on with the other groups."""
-        self._sums['failed'][number] = str(error)
+        self._result.failed[number] = str(error)
