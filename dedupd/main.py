@@ -5,9 +5,10 @@
 There is one process with three kinds of threads. The first runs an event
 loop, which has all sockets and never touches the repository; a bounded set of
 threads reads for it; and one thread is the maintainer's (``scheduler.py``).
-That needs no service framework: there are no workers to supervise, so a loop's
-signal handlers do, and systemd restarts what dies. Reading needs no more
-processes either, since the engine works without the GIL.
+The daemon needs no service framework, because it has no worker processes to
+supervise: the loop handles signals, and systemd restarts a daemon that died.
+Reading needs no more processes either, because the engine works without the
+GIL.
 
 SIGTERM and SIGINT end the process: it stops listening, lets running responses
 finish, and stops the task after its step. After eight seconds it cuts off the
@@ -55,24 +56,24 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger('dedupd.main')
 
-#: Of glibc's malloc.h.
+# From glibc's malloc.h.
 _M_ARENA_MAX = -8
-#: The options of Unix sockets, and those of their users.
+# The options that name Unix sockets, each with the option for its users.
 _SOCKETS = {'socket': 'socket_users', 'nbd_socket': 'nbd_users'}
-#: Seconds that responses and the task that runs have at the end.
+#: Seconds at the end for responses to finish, and for the task to stop.
 DRAIN_SECONDS = 8.0
-#: Seconds that what arrives has then to be kept.
+#: Seconds after these for keeping the blocks of arriving images.
 ARRIVALS_SECONDS = 1.0
-#: Seconds that the broker has then.
+#: Seconds after these for the last notifications and answers.
 MESSAGING_SECONDS = 1.0
-#: Seconds after which the process ends whatever hangs.
+#: Seconds after which the process ends, even if a disk or a thread hangs.
 END_SECONDS = 9.5
 
 
 def read_options(arguments: list[str]) -> cfg.ConfigOpts:
-    """The options, every one of which has been looked at.
+    """Read the options, and check the value of each.
 
-    :raises cfg.Error, ValueError: for one that is no good
+    :raises cfg.Error, ValueError: if an option is invalid
     """
     conf = cfg.ConfigOpts()
     log.register_options(conf)
@@ -98,10 +99,10 @@ def warn_of_unknown(conf: cfg.ConfigOpts) -> None:
 
 
 def check_replication(options: Any) -> None:
-    """What no single option's bounds say.
+    """Check what the bounds of single options cannot express.
 
     :param options: the group ``[replication]``
-    :raises ValueError: for one that is missing
+    :raises ValueError: if ``to`` is set, and an option that it needs is not
     """
     if options.to:
         for name in ('cert', 'from_cloud', 'to_cloud'):
@@ -123,7 +124,10 @@ def notify(state: str) -> None:
 
 
 def _watchdog_seconds() -> float | None:
-    """How often systemd wants to be told; half of what it demands."""
+    """Seconds between two signs of life; None: systemd expects none.
+
+    They are half of what systemd allows.
+    """
     if os.environ.get('WATCHDOG_PID', str(os.getpid())) != str(os.getpid()):
         return None
     try:
@@ -152,9 +156,9 @@ def user_ids(names: list[str],
 
 def _listening(where: str, listen: Callable[[str], socket.socket]
                ) -> socket.socket:
-    """What `listen` makes of an address.
+    """Call `listen` for an address.
 
-    :raises OSError: says in a sentence where, and why not
+    :raises OSError: if it fails; the message names the address and the cause
     """
     try:
         return listen(where)
@@ -163,7 +167,7 @@ def _listening(where: str, listen: Callable[[str], socket.socket]
 
 
 class Daemon:
-    """Everything, from the repository's opening to the process' end."""
+    """The parts of the daemon: makes, starts and ends them."""
 
     def __init__(self, conf: cfg.ConfigOpts, arguments: list[str]) -> None:
         self._conf = conf
@@ -191,7 +195,7 @@ class Daemon:
             self._repository, options.receive)
         self._replicator = None
         if conf.replication.to:
-            # Not even imported where it is not wanted.
+            # Imported only where images are replicated.
             from dedupd import replicator
             self._replicator = replicator.Replicator(
                 self._repository, conf, lambda: self._scheduler.is_maintainer,
@@ -210,7 +214,7 @@ class Daemon:
                 conf, self._control, self._scheduler)
 
     def _make_services(self) -> control_module.Sources:
-        """Make what listeners serve; returns what tells how that goes."""
+        """Make what listeners serve; return the sources of its status."""
         options, server = self._options, self._server
         tokens = None
         if options.glance_url:
@@ -273,7 +277,7 @@ class Daemon:
                 'nbd', self._listen_unix('nbd_socket'), None,
                 allowed=lambda uid: uid in self._users['nbd_socket'],
                 other=self._exports.connection))
-        if options.listen:
+        if self._certificates is not None:
             server.add(listeners.Listener(
                 'tls', _listening(options.listen, listeners.listen_tcp),
                 endpoints.tls, tls=self._certificates.current))
@@ -304,17 +308,17 @@ class Daemon:
         return sock
 
     def _find_users(self) -> dict[str, frozenset[int]]:
-        """Whom the Unix sockets are for, by their options."""
+        """The user ids that each Unix socket admits, by its option."""
         return {option: user_ids(self._options[users], users)
                 for option, users in _SOCKETS.items()}
 
     def _socket_mode(self, option: str) -> int:
-        # Others than the owner could not connect at all with 0600; who they
-        # are is checked of each.
+        # With 0600 only the owner could connect. The server checks the user
+        # id of each client.
         return 0o666 if self._options[_SOCKETS[option]] else 0o600
 
     async def _wait(self, ending: asyncio.Event) -> None:
-        """Until the end, with a sign of life for systemd now and then."""
+        """Wait for the end, and give systemd signs of life meanwhile."""
         seconds = _watchdog_seconds()
         while not ending.is_set():
             try:
@@ -323,11 +327,11 @@ class Daemon:
                 notify('WATCHDOG=1')
 
     def _reload(self) -> None:
-        """SIGHUP."""
-        LOG.info('Reading the options anew.')
+        """Read the changeable options, and the certificates, again."""
+        LOG.info('Reading the options again.')
         notify(f'RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}')
         try:
-            # What cannot be read must not take the place of what can.
+            # Invalid options must not replace valid ones.
             warn_of_unknown(read_options(self._arguments))
             self._conf.mutate_config_files()
             users = self._find_users()
@@ -350,7 +354,7 @@ class Daemon:
         LOG.info('Ending.')
         notify('STOPPING=1')
         self._control.ready = False
-        # Whatever hangs, a disk or a thread: the process ends in time.
+        # The process ends in time, even if a disk or a thread hangs.
         timer = threading.Timer(END_SECONDS, os._exit, (0,))
         timer.daemon = True
         timer.start()
@@ -362,10 +366,10 @@ class Daemon:
         await self._server.stop(DRAIN_SECONDS)
         await self._receiving.stop()
         if self._cache is not None:
-            await self._stop_cache(deadline)
+            await self._stop_cache(self._cache, deadline)
         while not self._scheduler.join(0):
             if time.monotonic() > deadline:
-                LOG.warning('The task that runs is cut off.')
+                LOG.warning('The running task is cut off.')
                 return
             await asyncio.sleep(0.02)
         if self._cache is not None:
@@ -375,15 +379,16 @@ class Daemon:
         self._scheduler.figures.close()
         self._repository.close()
 
-    async def _stop_cache(self, deadline: float) -> None:
+    async def _stop_cache(self, cache: service_module.Cache,
+                          deadline: float) -> None:
         """End the pulls of arriving images, and keep the blocks that came."""
         left = max(0.0, deadline - time.monotonic())
         try:
             async with asyncio.timeout(left + ARRIVALS_SECONDS):
                 await asyncio.wrap_future(
-                    self._readers.submit(self._cache.stop, left))
+                    self._readers.submit(cache.stop, left))
         except TimeoutError:
-            LOG.warning('What arrives is cut off.')
+            LOG.warning('Pulls of arriving images are cut off.')
 
     def _remove_sockets(self) -> None:
         for option, inode in self._sockets.items():
@@ -397,9 +402,10 @@ class Daemon:
 def _share_one_heap() -> None:
     """Have all threads allocate from one heap, where the C library can.
 
-    With a heap of its own, as glibc has it, each thread keeps what it has
-    freed: as much again as the cache may have.  What is allocated here is
-    few and large, so that nobody waits for the one heap's lock.
+    By default glibc gives each thread a heap of its own, which keeps the
+    memory that the thread has freed. Together the heaps keep as much again as
+    the segment cache may have. The daemon allocates few and large pieces, so
+    threads hardly wait for the lock of the one heap.
     """
     mallopt = getattr(ctypes.CDLL(None), 'mallopt', None)
     if mallopt is not None:
@@ -407,7 +413,10 @@ def _share_one_heap() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The console script."""
+    """Run the daemon; the console script ``dedupd``.
+
+    :returns: 1 if it cannot start; otherwise it ends the process itself
+    """
     _share_one_heap()
     if arguments is None:
         arguments = sys.argv[1:]
@@ -425,7 +434,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f'dedupd: {e}', file=sys.stderr)
         return 1
     logging.shutdown()
-    # Without waiting for a thread that hangs.
+    # This does not wait for a thread that hangs.
     os._exit(0)
 
 

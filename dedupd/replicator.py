@@ -35,12 +35,12 @@ from glance_dedup.transfer import site_replication
 
 LOG = log.getLogger(__name__)
 
-#: Until an image that failed is tried again, seconds: at first, and at most.
-#: It doubles each time.
+#: Seconds until an image that failed is tried again: at first, and at most.
+#: They double each time.
 FIRST_WAIT, LONGEST_WAIT = 60.0, 6 * 3600.0
-#: How often a daemon that is not the maintainer sees whether it is, seconds.
+#: Seconds between two looks whether this daemon has become the maintainer.
 TRIAL_INTERVAL = 5.0
-#: Of the images that failed, how many the status shows.
+#: The most failed images that the status shows.
 SHOWN = 20
 
 _MIB = 1 << 20
@@ -53,15 +53,18 @@ class Policy:
     """Which images are taken to the other site."""
 
     projects: frozenset[str]
+    """Their owners; empty: every project."""
     properties: tuple[tuple[str, str], ...]
+    """Names and values that each image must have."""
 
     @classmethod
     def of(cls, options: Any) -> 'Policy':
+        """The policy of the group ``[replication]``."""
         return cls(frozenset(options.projects), tuple(
             tuple(item.split('=', 1)) for item in options.properties))
 
     def wants(self, record: glance_api.Record) -> bool:
-        """Whether an image of Glance's is to be taken there."""
+        """Whether to take an image of Glance to the other site."""
         if record.get('status') != 'active':
             return False
         if self.projects and record.get('owner') not in self.projects:
@@ -76,12 +79,12 @@ class Result:
 
     replicated: int = 0
     present: int = 0
-    """That were there."""
+    """Images that were at the other site already."""
     deleted: int = 0
-    """There, since they were deleted at home on their way."""
+    """Images deleted there, because they were deleted at home meanwhile."""
     left_out: int = 0
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Images that are tried again later, and why."""
+    """Images that are tried again later, each with its error."""
     sent_bytes: int = 0
 
 
@@ -90,13 +93,13 @@ class _Failure:
     error: str
     times: int
     again: float
-    """by time.monotonic()"""
+    """The time of the next try, by the clock."""
 
 
 class Memory:
-    """What the next run need not find out.
+    """What the runs know about images: which are done, and which failed.
 
-    :ivar pending: images that are to be taken there, and are not yet
+    :ivar pending: wanted images that are not at the other site yet
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,10 +110,11 @@ class Memory:
 
     @property
     def is_new(self) -> bool:
+        """Whether no image is known to be done, as after the start."""
         return not self._settled
 
     def choose(self, wanted: list[str]) -> list[str]:
-        """Those of the images that have their turn now."""
+        """The images to try now; forgets images that are not wanted."""
         self._settled.intersection_update(wanted)
         for image_id in self._failures.keys() - {*wanted}:
             del self._failures[image_id]
@@ -123,12 +127,13 @@ class Memory:
                 or self._failures[image_id].again <= now]
 
     def settle(self, image_id: str) -> None:
+        """Note that an image is done, and needs no further try."""
         self._settled.add(image_id)
         self._failures.pop(image_id, None)
         self.pending = max(0, self.pending - 1)
 
     def fail(self, image_id: str, error: str) -> float:
-        """Returns after how many seconds it is tried again."""
+        """Note a failure; return the seconds until the next try."""
         before = self._failures.get(image_id)
         times = 1 if before is None else before.times + 1
         wait = min(FIRST_WAIT * 2 ** min(times - 1, 20), LONGEST_WAIT)
@@ -137,7 +142,7 @@ class Memory:
         return wait
 
     def failed(self) -> Fields:
-        """Of some of the images that failed, why, and when it goes on."""
+        """At most SHOWN failed images: the error, and when it tries again."""
         now = self._clock()
         return {image_id: {'error': failure.error, 'times': failure.times,
                            'seconds_left': round(max(
@@ -150,10 +155,13 @@ def run_once(repository: repository_module.Repository,
              home: glance_api.Glance, away: glance_api.Glance,
              policy: Policy, memory: Memory,
              pace: site_replication.Pace) -> Result:
-    """Take what is new to the other site.
+    """Take the new images to the other site.
 
-    :raises task.Stopped: the next run goes on
-    :raises Exception: for what is wrong with more than one image
+    If one image fails, the run notes that, and goes on with the next.
+
+    :raises task.Stopped: if it is to stop; the next run goes on
+    :raises Exception: if something is wrong that concerns every image, such
+        as a site that does not answer
     """
     replication.need()
     stored = {*repository.images()}
@@ -202,13 +210,13 @@ def _note(outcome: site_replication.Outcome, memory: Memory, result: Result
 
 
 class Replicator:
-    """The thread, and what it tells. Thread-safe.
+    """Replicates in a thread of its own. Thread-safe.
 
     :param conf: has the group ``[replication]``; read for each run
-    :param is_maintainer: whether this daemon is
-    :param errors: what went wrong, for the status
-    :param watchers: called when what `task` says has changed
-    :param past: how it did before this daemon was started
+    :param is_maintainer: tells whether this daemon is the maintainer
+    :param errors: the errors of the daemon's status; gets those of the runs
+    :param watchers: called when the status of the task has changed
+    :param past: the last run before this daemon was started
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -238,10 +246,11 @@ class Replicator:
     # -- for any thread ----------------------------------------------------
 
     def start(self) -> None:
+        """Start the thread; the first run comes as soon as it may."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the step that runs; what was sent is kept there."""
+        """End after the current step; the other site keeps what was sent."""
         with self._changed:
             self._stopping = True
             if self._pace is not None:
@@ -249,9 +258,9 @@ class Replicator:
             self._changed.notify_all()
 
     def request(self) -> int:
-        """Look for new images now; returns the number of the request.
+        """Look for new images now; return the number of the request.
 
-        :raises BusyError: this daemon is not the maintainer
+        :raises BusyError: if this daemon is not the maintainer
         """
         if not self._is_maintainer():
             raise exceptions.BusyError(
@@ -274,7 +283,10 @@ class Replicator:
             self._changed.notify_all()
 
     def wait(self, number: int, timeout: float) -> Fields:
-        """As `task`, when the request is over, or the time is."""
+        """Wait for the end of a request; return the status as `task` does.
+
+        :param timeout: seconds to wait at most
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._facts['finished'] >= number or self._stopping,
@@ -282,7 +294,7 @@ class Replicator:
         return self.task()
 
     def task(self) -> Fields:
-        """How it is, as the scheduler says it of its tasks."""
+        """The task's status, with the fields of the scheduler's tasks."""
         past = self._past.facts('replicate')
         with self._changed:
             pace = self._pace
@@ -305,7 +317,7 @@ class Replicator:
                 **({} if self._facts['runs'] else past)}
 
     def status(self) -> Fields:
-        """What there is besides."""
+        """The fields of the status that only this task has."""
         with self._changed:
             pace = self._pace
             sent = 0 if pace is None else pace.sent
@@ -347,7 +359,7 @@ class Replicator:
     def _perform(self, number: int,
                  pace: site_replication.Pace) -> None:
         started = time.monotonic()
-        result: Fields | None = None    # and why, in its place
+        result: Fields | None = None
         error: str | None = None
         ended = True
         try:
@@ -410,7 +422,7 @@ class Replicator:
 
 def _seconds_left(pace: site_replication.Pace | None, done: int,
                   whole: int) -> float | None:
-    """A guess, by the pace so far."""
+    """An estimate by the speed so far; None before any work is done."""
     if pace is None or not 0 < done <= whole:
         return None
     elapsed = time.monotonic() - pace.started

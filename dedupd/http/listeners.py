@@ -27,7 +27,8 @@ class Connection(Protocol):
     :ivar idle: whether the connection may be cut off now
     """
 
-    idle: bool
+    @property
+    def idle(self) -> bool: ...
 
     async def run(self) -> None:
         """Serve the connection to its end, and close its socket."""

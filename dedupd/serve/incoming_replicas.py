@@ -75,7 +75,7 @@ class Conflict(Exception):
 
 
 class Outdated(Exception):
-    """The sender goes on with something else, and must begin again."""
+    """The sender continues something else than it began: it begins again."""
 
 
 def _buffer(data: bytes, what: str) -> wire.Buffer:
@@ -84,7 +84,28 @@ def _buffer(data: bytes, what: str) -> wire.Buffer:
 
 # -- how an image comes to be -------------------------------------------------
 
-class _Plain(assembler_module.Assembly):
+class _Storing(assembler_module.Assembly):
+    """Stores a new image."""
+
+    exists = False
+
+    def keep(self) -> None:
+        """Make the stored blocks durable and findable."""
+        self._transaction.keep()
+
+    def commit(self, known: hashes.Hash | None) -> openimages.ImageStat:
+        if known is not None:
+            self._transaction.set_hash(known.name, bytes.fromhex(known.value))
+        return self._transaction.commit()
+
+    def close(self) -> None:
+        # A failed or ended transaction can keep nothing.
+        with contextlib.suppress(exceptions.RepositoryError):
+            self._transaction.keep()
+        self._transaction.abort()
+
+
+class _Plain(_Storing):
     """Stores all received bytes like any other data, and cuts them again.
 
     It leaves nothing out, and keeps blocks by their offsets: fingerprints
@@ -123,13 +144,37 @@ class _Plain(assembler_module.Assembly):
 
 
 class _Comparison:
-    """Compares an image that is here already with the sent one."""
+    """Compares an image that is here already with the sent one.
 
-    def __init__(self, image: openimages.Image, fingerprint: str,
-                 scope: bytes) -> None:
-        self._image = image
-        self._fingerprint = fingerprint
-        self._scope = scope
+    The image may be here since the sender's last try.
+
+    :raises Conflict: if they are not, or cannot be found to be, the same
+    """
+
+    exists = True
+
+    def __init__(self, repository: repository_module.Repository,
+                 image_id: str, header: wire.RecipeHeader) -> None:
+        self._repository = repository
+        self._fingerprint = header.fingerprint
+        self._scope = header.scope
+        self._image = repository.open_image(image_id)
+        try:
+            self._need_comparable(header)
+        except Conflict:
+            self._image.close()
+            raise
+
+    def _need_comparable(self, header: wire.RecipeHeader) -> None:
+        if self._image.size != header.size:
+            raise Conflict(
+                'there is another image of this id here, of '
+                f'{self._image.size} bytes, and not {header.size}')
+        if not _engine.is_cryptographic(header.fingerprint):
+            raise Conflict(
+                'there is an image of this id here, and by fingerprints of '
+                f'the kind {header.fingerprint} nobody can tell whether it is '
+                'the same')
 
     def look_up(self, lot: assembler_module.Lot) -> None:
         offset = lot.begin
@@ -156,8 +201,23 @@ class _Comparison:
         return Conflict('there is another image of this id here, which '
                         f'differs at offset {offset}')
 
+    def take(self, lot: assembler_module.Lot, offset: int, plain: Any) -> None:
+        raise Conflict('no block is missing: the image is here')
+
     def store(self, lot: assembler_module.Lot) -> int:
         return lot.end
+
+    def keep(self) -> None:
+        """Nothing was stored."""
+
+    def commit(self, known: hashes.Hash | None) -> openimages.ImageStat:
+        stat = self._repository.stat(self._image.stat.image_id)
+        if stat.upload_id != self._image.stat.upload_id:
+            raise Outdated('it was stored anew meanwhile')
+        return stat
+
+    def close(self) -> None:
+        self._image.close()
 
 
 def _steps(length: int) -> Iterator[int]:
@@ -167,7 +227,7 @@ def _steps(length: int) -> Iterator[int]:
 
 
 class Replica:
-    """An image that another site sends. Of one thread at a time.
+    """An image that another site sends. Used by one thread at a time.
 
     After any exception except `Bad`, only `close` may be called.
 
@@ -184,9 +244,6 @@ class Replica:
         self.image_id = image_id
         self.header = header
         self._hash = known
-        self._repository = repository
-        self._transaction: openimages.Transaction | None = None
-        self._image: openimages.Image | None = None
         self._lots: collections.OrderedDict[
             int, tuple[assembler_module.Lot, bytes]] = (
                 collections.OrderedDict())
@@ -194,44 +251,22 @@ class Replica:
         self._described = self._offered = 0     # blocks; lots
         self._unsynced = 0
         self.whole = assembler_module.why_whole(repository.parameters, header)
-        self.exists = False
+        self._image: _Storing | _Comparison
         try:
-            self._assembly: Any = self._begin(project)
+            transaction = repository.begin(image_id, project, header.scope)
         except exceptions.ImageExists:
-            self._assembly = self._compare()
-
-    def _begin(self, project: str) -> assembler_module.Assembly:
-        header = self.header
-        self._transaction = self._repository.begin(
-            self.image_id, project, header.scope)
-        if self.whole is not None:
-            return _Plain(self._transaction, header.fingerprint, header.scope)
-        return assembler_module.Assembly(
-            self._transaction, header.fingerprint, header.scope)
-
-    def _compare(self) -> _Comparison:
-        """Compare with the image here, maybe from the sender's last try."""
-        image = self._repository.open_image(self.image_id)
-        if image.size != self.header.size:
-            image.close()
-            raise Conflict(
-                f'there is another image of this id here, of {image.size} '
-                f'bytes, and not {self.header.size}')
-        if not _engine.is_cryptographic(self.header.fingerprint):
-            image.close()
-            raise Conflict(
-                'there is an image of this id here, and by fingerprints of '
-                f'the kind {self.header.fingerprint} nobody can tell whether '
-                'it is the same')
-        self._image = image
-        self.exists = True
-        return _Comparison(image, self.header.fingerprint, self.header.scope)
+            self._image = _Comparison(repository, image_id, header)
+        else:
+            storing = _Storing if self.whole is None else _Plain
+            self._image = storing(transaction, header.fingerprint,
+                                  header.scope)
+        self.exists = self._image.exists
 
     # -- lots -------------------------------------------------------------
 
     def offer(self, offset: int, extents: bytes
               ) -> tuple[list[tuple[int, int]], int]:
-        """Look a lot up.
+        """Look up the blocks of a lot.
 
         The same lot may be offered again until it is stored.
 
@@ -250,7 +285,7 @@ class Replica:
                 raise Conflict(f'{LOTS} lots are under way; blocks of that '
                                f'at offset {self.stored} are missing')
             lot = self._parse(offset, extents)
-            self._assembly.look_up(lot)
+            self._image.look_up(lot)
             self._lots[offset] = lot, digest
             self._end = lot.end
         found = assembler_module.ranges(lot.wanted), len(lot.wanted)
@@ -298,7 +333,7 @@ class Replica:
             for frame in wire.Frames(
                     body, assembler_module.ranges(lot.wanted), 0.0):
                 for at, block in frame.blocks():
-                    self._assembly.take(lot, at, block)
+                    self._image.take(lot, at, block)
                     self._unsynced += len(block)
         except assembler_module.BadBlock as e:
             raise Bad(str(e))
@@ -310,11 +345,11 @@ class Replica:
             offset, (lot, _) = next(iter(self._lots.items()))
             if lot.wanted:
                 break
-            self.stored = self._assembly.store(lot)
+            self.stored = self._image.store(lot)
             del self._lots[offset]
         if self._unsynced >= SYNC_BYTES:
             self._unsynced = 0
-            self._transaction.keep()
+            self._image.keep()
 
     # -- the end ----------------------------------------------------------
 
@@ -324,27 +359,13 @@ class Replica:
         :raises ImageExists: if another upload of this id was faster
         """
         if self.stored != self.header.size:
-            raise Conflict(f'the image ends at offset {self.header.size}, and '
-                           f'what came at {self.stored}')
-        if self._image is None:
-            if self._hash is not None:
-                self._transaction.set_hash(
-                    self._hash.name, bytes.fromhex(self._hash.value))
-            return self._transaction.commit()
-        stat = self._repository.stat(self.image_id)
-        if stat.upload_id != self._image.stat.upload_id:
-            raise Outdated('it was stored anew meanwhile')
-        return stat
+            raise Conflict(f'the image ends at offset {self.header.size}, but '
+                           f'the received lots end at {self.stored}')
+        return self._image.commit(self._hash)
 
     def close(self) -> None:
         """End the replica; its blocks stay for the next one. Idempotent."""
-        if self._image is not None:
-            self._image.close()
-        if self._transaction is not None:
-            # A failed or ended transaction can keep nothing.
-            with contextlib.suppress(exceptions.RepositoryError):
-                self._transaction.keep()
-            self._transaction.abort()
+        self._image.close()
 
 
 # -- the handlers -------------------------------------------------------------
@@ -385,7 +406,7 @@ class Receiving:
         self._sweeping: asyncio.TimerHandle | None = None
         self._dropping: set[asyncio.Task] = set()
         # Committed images, bytes of all received blocks, and replicas that
-        # ended otherwise than the sender wished.
+        # failed.
         self._images = self._bytes = self._failures = 0
 
     def status(self) -> dict[str, Any]:
@@ -400,23 +421,24 @@ class Receiving:
                     for entry in list(self._entries.values())
                     if entry.replica is not None]}
 
-    # -- who may ----------------------------------------------------------
+    # -- admission --------------------------------------------------------
 
     def _need_sender(self, request: messages.Request) -> None:
         if request.peer.uid is not None:
             return
         if not request.peer.operator:
             raise messages.HTTPError(
-                403, 'Images are received only from who has a certificate of '
-                     'tls_client_ca.')
+                403, 'Only clients with a certificate of tls_client_ca may '
+                     'send images.')
         if not self._remote:
             raise messages.HTTPError(
-                403, 'This daemon takes no images of other sites; its option '
-                     'receive says so.')
+                403, 'This daemon takes no images from other sites: its '
+                     'option receive is not set.')
 
     @contextlib.asynccontextmanager
     async def admit_begin(self, request: messages.Request, image_id: str
                           ) -> AsyncIterator[None]:
+        """Check the sender before the header of a replica is received."""
         self._need_sender(request)
         yield
 
@@ -425,22 +447,24 @@ class Receiving:
                     ) -> AsyncIterator[None]:
         """Check a request before its body is received, which takes memory."""
         self._need_sender(request)
-        entry = self._found(request, image_id)
+        entry, _ = self._found(request, image_id)
         if entry.requests >= REQUESTS:
             raise _wait('Requests before this one are not answered yet.')
         with self._using(entry):
             yield
 
-    def _found(self, request: messages.Request, image_id: str) -> _Entry:
-        """The entry that a request names, if nobody has taken it over."""
+    def _found(self, request: messages.Request, image_id: str
+               ) -> tuple[_Entry, Replica]:
+        """What a request names, if no other sender has taken it over."""
         entry = self._entries.get(image_id)
         token = request.query.get('replica', '')
-        if entry is None or not entry.token or not secrets.compare_digest(
-                token.encode(), entry.token.encode()):
+        if entry is None or entry.replica is None or not entry.token or (
+                not secrets.compare_digest(token.encode(),
+                                           entry.token.encode())):
             raise messages.HTTPError(
                 404, f'Image {image_id[:140]!r} is not being received, or not '
                      'from this sender any more. Begin again.')
-        return entry
+        return entry, entry.replica
 
     # -- handlers ---------------------------------------------------------
 
@@ -476,40 +500,41 @@ class Receiving:
     async def offer(self, request: messages.Request, image_id: str
                     ) -> messages.Response:
         """POST /v1/replicas/{image_id}/lots"""
-        entry, offset = self._found(request, image_id), _offset(request)
+        entry, replica = self._found(request, image_id)
         ranges, blocks = await self._run(
-            entry, entry.replica.offer, offset, request.body)
+            entry, replica.offer, _offset(request), request.body)
         return messages.json_response({'ranges': ranges, 'blocks': blocks})
 
     async def blocks(self, request: messages.Request, image_id: str
                      ) -> messages.Response:
         """POST /v1/replicas/{image_id}/blocks"""
-        entry, offset = self._found(request, image_id), _offset(request)
+        entry, replica = self._found(request, image_id)
+        offset = _offset(request)
         self._bytes += len(request.body)
-        await self._run(entry, entry.replica.take, offset, request.body)
-        return messages.json_response({'stored': entry.replica.stored})
+        await self._run(entry, replica.take, offset, request.body)
+        return messages.json_response({'stored': replica.stored})
 
     async def commit(self, request: messages.Request, image_id: str
                      ) -> messages.Response:
         """POST /v1/replicas/{image_id}/commit"""
-        entry = self._found(request, image_id)
-        stat = await self._run(entry, entry.replica.commit)
-        self._images += not entry.replica.exists
+        entry, replica = self._found(request, image_id)
+        stat = await self._run(entry, replica.commit)
+        self._images += not replica.exists
         await self._drop(entry)
         LOG.info('Image %s is received.', image_id)
         return messages.json_response({
             'image_id': image_id, 'upload_id': stat.upload_id,
             'size': stat.size, 'new_bytes': stat.new_bytes,
-            'exists': entry.replica.exists,
+            'exists': replica.exists,
             'location': locations.url(self._repository, image_id,
                                       stat.upload_id)})
 
     async def give_up(self, request: messages.Request, image_id: str
                       ) -> messages.Response:
         """DELETE /v1/replicas/{image_id}"""
-        entry = self._found(request, image_id)
+        entry, replica = self._found(request, image_id)
         await self._drop(entry)
-        return messages.json_response({'stored': entry.replica.stored})
+        return messages.json_response({'stored': replica.stored})
 
     async def stop(self) -> None:
         """End all replicas, and keep their blocks."""
@@ -555,8 +580,8 @@ class Receiving:
 
     def _give_up(self, entry: _Entry) -> None:
         self._failures += 1
-        LOG.warning('Receiving image %s: nothing came for %d seconds. What '
-                    'came before is kept.', entry.image_id,
+        LOG.warning('Receiving image %s: nothing came for %d seconds. The '
+                    'received blocks are kept.', entry.image_id,
                     time.monotonic() - entry.used)
         # The entry goes at once; its thread closes it when it has the time.
         del self._entries[entry.image_id]

@@ -56,10 +56,11 @@ _FLAGS = (protocol.Flag.HAS_FLAGS | protocol.Flag.READ_ONLY
           | protocol.Flag.SEND_CACHE)
 _WRITES = (protocol.Command.WRITE, protocol.Command.TRIM,
            protocol.Command.WRITE_ZEROES)
-#: Flags by commands.
-_ALLOWED = {protocol.Command.READ: protocol.RequestFlag.DF,
-            protocol.Command.CACHE: 0,
-            protocol.Command.BLOCK_STATUS: protocol.RequestFlag.REQ_ONE}
+#: The flags that each reading command may have.
+_ALLOWED: dict[int, int] = {
+    protocol.Command.READ: protocol.RequestFlag.DF,
+    protocol.Command.CACHE: 0,
+    protocol.Command.BLOCK_STATUS: protocol.RequestFlag.REQ_ONE}
 _META_CONTEXT = (protocol.Option.LIST_META_CONTEXT,
                  protocol.Option.SET_META_CONTEXT)
 _NO_DATA = (protocol.Option.LIST, protocol.Option.STRUCTURED_REPLY)
@@ -103,6 +104,7 @@ class Exports:
         return asyncio.wrap_future(self._workers.submit(function, *args))
 
     def status(self) -> dict[str, Any]:
+        """The figures since the start, for the daemon's status."""
         return {'socket': self._path, 'exports': self.served,
                 'requests': self.requests, 'bytes': self.sent,
                 'errors': self.errors}
@@ -226,7 +228,7 @@ class _Connection:
 
     async def run(self) -> None:
         try:
-            reading = await self._haggle()
+            reading = await self._negotiate()
             if reading is not None:
                 await self._serve(reading)
         except protocol.Violation as e:
@@ -244,9 +246,9 @@ class _Connection:
         """The time limit of a message, from its first byte on."""
         return asyncio.timeout(self._exports.limits.header_timeout)
 
-    # -- haggling ----------------------------------------------------------
+    # -- negotiation -------------------------------------------------------
 
-    async def _haggle(self) -> readings.Reading | None:
+    async def _negotiate(self) -> readings.Reading | None:
         """Negotiate until the client has an export; None: it gets none."""
         async with self._in_time():
             await self._send(protocol.GREETING)
@@ -367,7 +369,8 @@ class _Connection:
         try:
             reading = await self._reading(data)
         except Exception as e:
-            raise protocol.Violation(f'it cannot be told that {e}')
+            raise protocol.Violation(
+                f'EXPORT_NAME has no answer for an error: {e}')
         try:
             await self._send(
                 protocol.export_data(reading.size, self._flags())

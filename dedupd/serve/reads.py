@@ -97,17 +97,19 @@ def parse_range(value: str, size: int) -> tuple[int, int] | None:
     unit, equals, given = value.partition('=')
     if unit.strip().lower() != 'bytes' and equals:
         return None
-    ranges = [_RANGE.fullmatch(r.strip()) for r in given.split(',')]
     bad = messages.HTTPError(
         416, f'The range {value!r} is not one of this image, which has {size} '
         'bytes.', {'Content-Range': f'bytes */{size}'})
-    for match in ranges:
+    ranges = []
+    for text in given.split(','):
+        match = _RANGE.fullmatch(text.strip())
         if match is None or match[0] == '-' or (
                 match[1] and match[2] and int(match[1]) > int(match[2])):
             raise bad
+        ranges.append((match[1], match[2]))
     if len(ranges) > 1:
         return None
-    first, last = ranges[0].groups()
+    (first, last), = ranges
     if not first:
         begin, end = max(0, size - int(last)), size
     else:
@@ -360,7 +362,7 @@ class Reads:
             await self._finish(course.image, reading)
 
     async def _pages(self, image: openimages.Image
-                     ) -> AsyncGenerator[Any, None]:
+                     ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A recipe's description."""
         try:
             yield wire.RecipeHeader.of(
@@ -374,7 +376,7 @@ class Reads:
 
     async def _frames(self, image: openimages.Image,
                       ranges: list[tuple[int, int]]
-                      ) -> AsyncGenerator[Any, None]:
+                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """The frames of ranges, read one call ahead; then the end frame."""
         reading = None
         try:
@@ -464,7 +466,7 @@ class Course:
         self._end = end
         self._size, self._limit = SMALLEST, LARGEST
         self._sent = 0
-        self._spare: list[bytearray] = []
+        self._spare: list[memoryview] = []
 
     @property
     def left(self) -> int:
@@ -482,8 +484,9 @@ class Course:
         REQUIRES: some bytes are left.
         """
         offset = self._offset
-        buffer = self._spare.pop() if self._spare else bytearray(self._size)
-        view = memoryview(buffer)[:min(self._size, self.ready or self.left)]
+        buffer = (self._spare.pop() if self._spare
+                  else memoryview(bytearray(self._size)))
+        view = buffer[:min(self._size, self.ready or self.left)]
         self._offset += len(view)
         return _Step(view, offset)
 
@@ -536,7 +539,7 @@ class Course:
         while 2 * self._size <= min(self._limit, self._sent // 8):
             self._size *= 2
         self._size = min(self._size, self._limit)
-        self._spare.append(view.obj)
+        self._spare.append(memoryview(view.obj))    # the whole buffer
         self._spare = [b for b in self._spare if len(b) == self._size]
 
 
