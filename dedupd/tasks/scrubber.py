@@ -8,35 +8,24 @@ keeps its cursor and its figures.
 
 A block that does not verify on two readings becomes *waiting*, in the same
 record as the cursor, so that nothing can make the scrub forget it. When the
-pass leaves the block's group, and the group is free, the scrub copies the
-stored bytes to ``quarantine/`` and marks the entry, so that no look-up returns
-it. Then it reports which images need the block. If the group is in use, the
-block waits for a later run.
+pass leaves the block's group, and the group is free, the scrub marks the block
+as damaged, and reports which images need it (``damage.py``). If the group is
+in use, the block waits for a later run.
 
-A damaged block is *healed* if the same block is also stored elsewhere: in a
-spare copy, or because a later upload stored it again. The scrub then merges
-the images to that block. Where fingerprints are not cryptographic, nothing
-tells whether another block is the same. There the block stays damaged, unless
-it becomes readable after all. The mark in the catalog goes when no recipe
-names the block any more, and the slot goes with the next collection.
-
-At the end of a pass the scrub renews the spare copies of the most used blocks.
+At the begin and the end of a run the scrub heals damaged blocks of which there
+is a copy. At the end of a pass it renews the spare copies of the most used
+blocks (``spares.py``).
 """
 
-import collections
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Sequence
 import contextlib
 import dataclasses
-import heapq
-import itertools
 import logging
 import time
-from typing import Any
 
-from dedupd.tasks import accounting
-from dedupd.tasks import merger
+from dedupd.tasks import damage as damage_module
+from dedupd.tasks import spares as spares_module
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -48,13 +37,8 @@ LOG = logging.getLogger(__name__)
 
 #: Slots that one step verifies.
 STEP_SLOTS = 1024
-#: Blocks marked in one go.
-MARK_SLOTS = 1024
 #: The most bytes of blocks, before compression, that get a spare copy.
 SPARE_MAX = 1 << 30
-
-#: Slots and images that a line of the log names.
-LISTED = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,14 +164,6 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
     return None
 
 
-def _listed(items: Sequence[Any]) -> str:
-    """The first LISTED items, in words."""
-    words = ', '.join(map(str, items[:LISTED]))
-    if len(items) > LISTED:
-        words += f' and {len(items) - LISTED} more'
-    return words or 'none'
-
-
 class _Run:
     """One run. Whatever must outlive it is in `_state`."""
 
@@ -199,13 +175,8 @@ class _Run:
         self._budget = budget
         self._spare_threshold = spare_threshold
         self._spare_max = spare_max
-        self._tells_apart = (
-            maintainer.repository.parameters.is_cryptographic)  # I5
-        self._quarantined: list[str] = []
-        self._healed = 0
+        self._damage = damage_module.Damage(maintainer, pace)
         self._read = 0          # bytes, in this run
-        self._copies: dict[bytes, int] = {}     # of damaged blocks, as met
-        self._damaged: set[int] = set()     # known in this run
         state = maintainer.catalog.scrub_state()
         begun = {
             'started': time.time(), 'complete': False,
@@ -220,17 +191,16 @@ class _Run:
         self._state = state
 
     def run(self) -> Result:
-        self._wanted = self._fingerprints()
         try:
             self._mark(self._state['waiting'])
-            self._heal()
+            self._damage.heal()
             self._scrub_recipes()
             complete = self._scrub_groups()
         finally:
             # The findings are reported even if the run is stopped.
             self._mark(self._state['waiting'])
             self._save()
-        self._heal()
+        self._damage.heal()
         if complete:
             self._renew_spares()
             self._state['complete'] = True
@@ -242,9 +212,10 @@ class _Run:
         spares = state['spares']
         return Result(
             state['blocks'], state['bytes'],
-            len(self._damaged.union(state['waiting'])), state['damaged'],
-            self._healed, sorted(self._maintainer.catalog.damaged_images()),
-            self._quarantined, state['complete'],
+            len(self._damage.met.union(state['waiting'])), state['damaged'],
+            self._damage.healed,
+            sorted(self._maintainer.catalog.damaged_images()),
+            self._damage.quarantined, state['complete'],
             spares.get('blocks', 0), spares.get('bytes', 0),
             len(state['waiting']), state['worn'],
             {name: hit['error']
@@ -261,6 +232,23 @@ class _Run:
 
     def _spent(self) -> bool:
         return self._budget is not None and self._read >= self._budget
+
+    def _mark(self, waiting: list[int]) -> None:
+        """Mark waiting blocks; those that cannot be marked wait on."""
+        done = self._damage.mark(waiting)
+        if done:
+            self._state['waiting'] = sorted(
+                set(self._state['waiting']) - done)
+            self._save()
+
+    def _renew_spares(self) -> None:
+        maintainer = self._maintainer
+        wanted = spares_module.most_used(
+            maintainer, self._spare_threshold, self._spare_max
+            // maintainer.repository.parameters.average_block)
+        self._state['spares'] = dataclasses.asdict(spares_module.renew(
+            maintainer, self._pace, wanted, self._damage.known,
+            self._state['spares'].get('files', 0)))
 
     # -- recipes ----------------------------------------------------------
 
@@ -335,7 +323,7 @@ class _Run:
             return
         images = list(images)
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
-                  _listed(images))
+                  damage_module.listed(images))
         self._state['unreadable'][name] = {'error': error, 'images': images}
 
     # -- groups -----------------------------------------------------------
@@ -382,8 +370,9 @@ class _Run:
                            self._images_of_group(number))
 
     def _images_of_group(self, number: int) -> list[str]:
-        return sorted(self._images_with(addresses_module.of_slots(
-            number, range(addresses_module.GROUP_SLOTS))))
+        return sorted(damage_module.images_with(
+            self._maintainer, addresses_module.of_slots(
+                number, range(addresses_module.GROUP_SLOTS))))
 
     def _scrub_group(self, number: int, done: int, total: int) -> bool:
         """Verify the rest of a group; False if the budget is spent."""
@@ -394,312 +383,30 @@ class _Run:
             if self._spent():
                 return False
             count = min(STEP_SLOTS, facts['published'] - first)
-            self._scrub_slots(number, first, count)
+            cost = self._scrub_slots(number, first, count)
             state['slot'] = first + count
             self._step(
                 done * facts['slots'] + first, total * facts['slots'],
-                f'scrubbing group {number:08x}', self._cost)
+                f'scrubbing group {number:08x}', cost)
         return True
 
-    def _scrub_slots(self, number: int, first: int, count: int) -> None:
+    def _scrub_slots(self, number: int, first: int, count: int) -> int:
+        """Verify some slots of a group; return the bytes read."""
         state = self._state
-        self._cost = addresses_module.ENTRY_BYTES * count
         entries = addresses_module.entries(
             self._maintainer.engine.entries(number, first, count))
-        self._cost, damaged, invalid, worn = _engine.verify_slots(
+        cost, damaged, invalid, worn = _engine.verify_slots(
             self._maintainer.handle, number, first, count)
-        bad = addresses_module.of_slots(
+        # A known block is marked. An invalid entry has nothing to mark.
+        bad = set(addresses_module.of_slots(
             number, addresses_module.unpack(damaged + invalid))
-        # An invalid entry has nothing to mark.
-        bad = [address for address in bad if address not in self._known]
+        ).difference(self._damage.known)
         waiting = set(state['waiting'])
-        state['damaged'] += len(set(bad) - waiting)
+        state['damaged'] += len(bad - waiting)
         state['waiting'] = sorted(waiting.union(bad))
         state['worn'] += len(worn) // 4
-        state['bytes'] += self._cost
+        state['bytes'] += cost
         state['blocks'] += sum(
             entry.state == addresses_module.LIVE for entry in entries)
-        self._notice(number, first, entries, set(bad))
-
-    def _notice(self, number: int, first: int,
-                entries: list[addresses_module.Entry], bad: set[int]) -> None:
-        """Look for marked blocks that were not reported, and for copies."""
-        for slot, entry in enumerate(entries, first):
-            address = addresses_module.address(number, slot)
-            if entry.state == addresses_module.DAMAGED:
-                if address not in self._known and self._count(address):
-                    self._tell({address: ''})
-            elif (entry.state == addresses_module.LIVE
-                    and entry.fingerprint in self._wanted
-                    and address not in bad):
-                self._copies.setdefault(entry.fingerprint, address)
-
-    # -- damaged blocks ---------------------------------------------------
-
-    def _fingerprints(self) -> set[bytes]:
-        """Load the damaged blocks; return their fingerprints."""
-        self._known = self._maintainer.catalog.damaged()
-        self._damaged.update(self._known)
-        return {bytes.fromhex(facts['fingerprint'])
-                for facts in self._known.values()}
-
-    def _count(self, address: int) -> int:
-        counts = self._maintainer.catalog.counts(
-            addresses_module.group_of(address),
-            addresses_module.slot_of(address) + 1)
-        return addresses_module.unpack(counts[-4:])[0]
-
-    def _entry(self, address: int) -> addresses_module.Entry:
-        return addresses_module.entry_at(self._maintainer.engine.entries(
-            addresses_module.group_of(address),
-            addresses_module.slot_of(address), 1), 0)
-
-    def _mark(self, waiting: list[int]) -> None:
-        """Mark damaged blocks, and report which images need them."""
-        told: dict[int, str] = {}
-        left = set(self._state['waiting'])
-        for number, slots in addresses_module.by_group(waiting):
-            for at in range(0, len(slots), MARK_SLOTS):
-                some = slots[at:at + MARK_SLOTS]
-                try:
-                    told.update(self._mark_in(number, some))
-                except exceptions.BusyError:
-                    break
-                except (exceptions.NoSpaceError, exceptions.ImageNotFound,
-                        *exceptions.UNREADABLE) as e:
-                    LOG.error('Group %08x: damaged blocks cannot be set '
-                              'aside: %s', number, e)
-                    break
-                left.difference_update(
-                    addresses_module.of_slots(number, some))
-        if told:
-            self._tell(told)
-        if len(left) != len(self._state['waiting']):
-            self._state['waiting'] = sorted(left)
-            self._save()
-
-    def _mark_in(self, number: int, slots: list[int]) -> dict[int, str]:
-        """Mark blocks in their group; return addresses and files set aside."""
-        try:
-            entered = self._maintainer.engine.enter_group(number)
-        except exceptions.ImageNotFound:
-            return {}       # nothing in it was needed any more
-        with contextlib.closing(entered) as group:
-            bad = []
-            invalid = []
-            for slot in slots:
-                # The block may have been freed since it was found.
-                _, damaged, lost, _ = _engine.verify_slots(
-                    self._maintainer.handle, number, slot, 1)
-                bad += addresses_module.unpack(damaged)
-                invalid += addresses_module.unpack(lost)
-            names = (group.mark_damaged(addresses_module.pack(bad)) if bad
-                     else [])
-        self._quarantined += names
-        # A file has the bytes of one segment: group-offset-digits.
-        files = {int(name.rsplit('-', 2)[1]): name for name in names}
-        told = dict.fromkeys(addresses_module.of_slots(number, invalid), '')
-        for address in addresses_module.of_slots(number, bad):
-            told[address] = files.get(self._entry(address).segment, '')
-        return told
-
-    def _tell(self, told: dict[int, str]) -> None:
-        """Record damaged blocks, and log which images need them."""
-        images = self._images_with(told)
-        catalog = self._maintainer.catalog
-        batch = catalog.batch()
-        for address, name in sorted(told.items()):
-            hit = sorted(i for i, named in images.items() if address in named)
-            facts = {
-                'found': int(time.time()),
-                'fingerprint': self._entry(address).fingerprint.hex(),
-                'quarantine': name, 'images': hit}
-            catalog.set_damaged(batch, address, facts)
-        self._maintainer.write(batch)
-        for number, slots in addresses_module.by_group(told):
-            hit = sorted(
-                i for i, named in images.items() if not named.isdisjoint(
-                    addresses_module.of_slots(number, slots)))
-            LOG.error('%d blocks of group %08x are damaged, in the slots %s. '
-                      'Images hit: %s', len(slots), number, _listed(slots),
-                      _listed(hit))
-        self._wanted = self._fingerprints()
-
-    def _images_with(self, addresses: Iterable[int]) -> dict[str, set[int]]:
-        """The images that name some of the addresses, and which they name."""
-        return {image.image_id: image.found
-                for image in addresses_module.which_named(
-                    self._maintainer.engine,
-                    self._maintainer.repository.images(), addresses)
-                if image.found}
-
-    # -- healing ----------------------------------------------------------
-
-    def _heal(self) -> None:
-        """Merge the images to other copies of their damaged blocks."""
-        self._wanted = self._fingerprints()
-        if not self._known:
-            return
-        before = self._images_with(self._known)
-        if before:
-            with contextlib.closing(
-                    self._maintainer.relocation()) as relocation:
-                mapping = self._find_copies(before, relocation)
-                self._merge(before, mapping)
-            accounting.run_once(self._maintainer, self._pace)
-        self._forget(self._images_with(self._known))
-
-    def _find_copies(self, images: dict[str, set[int]],
-                     relocation: _engine.Relocation) -> dict[int, int]:
-        """Find copies of the blocks: a map of old to new addresses."""
-        mapping = {}
-        left = []
-        for address in sorted(set().union(*images.values())):
-            fingerprint = bytes.fromhex(self._known[address]['fingerprint'])
-            for copy in (self._copies.get(fingerprint),
-                         self._maintainer.catalog.indexed(fingerprint)):
-                if (self._tells_apart and copy is not None
-                        and self._is_good(copy, fingerprint)
-                        and self._same_scope(copy, address)):
-                    mapping[address] = copy
-                    break
-            else:
-                left.append(address)
-        if left:
-            # Read spare copies; or the cause of the read errors has passed.
-            with contextlib.suppress(exceptions.NoSpaceError):
-                relocation.add(addresses_module.pack(left, 'Q'))
-                pairs = addresses_module.unpack(relocation.finish(), 'Q')
-                mapping.update(zip(pairs[::2], pairs[1::2]))
-        lost = len(set(left) - mapping.keys())
-        if lost and not self._tells_apart:
-            LOG.warning(
-                '%d damaged blocks cannot be healed: only their fingerprints '
-                'say what they were, and another block can have the same: '
-                '%s is not cryptographic', lost,
-                self._maintainer.repository.parameters.fingerprint)
-        return mapping
-
-    def _is_good(self, address: int, fingerprint: bytes) -> bool:
-        try:
-            entry = self._entry(address)
-            if (entry.state != addresses_module.LIVE
-                    or entry.fingerprint != fingerprint):
-                return False
-            _, damaged, invalid, _ = _engine.verify_slots(
-                self._maintainer.handle, addresses_module.group_of(address),
-                addresses_module.slot_of(address), 1)
-        except (exceptions.ImageNotFound, exceptions.InvalidParameter,
-                *exceptions.UNREADABLE):
-            return False
-        return not damaged and not invalid
-
-    def _same_scope(self, *addresses: int) -> bool:
-        """Whether the addresses are of one scope, so that images may merge."""
-        try:
-            return len({self._maintainer.engine.group_facts(number)['scope']
-                        for number in map(addresses_module.group_of,
-                                          addresses)}) == 1
-        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
-            return False
-
-    def _merge(self, images: dict[str, set[int]],
-               mapping: dict[int, int]) -> None:
-        for done, (image_id, named) in enumerate(sorted(images.items())):
-            pairs = sorted((old, mapping[old]) for old in named
-                           if old in mapping)
-            if not pairs:
-                continue
-            try:
-                merger.merge_image(
-                    self._maintainer, image_id,
-                    addresses_module.pack(
-                        itertools.chain.from_iterable(pairs), 'Q'),
-                    self._pace)
-            except exceptions.ImageNotFound:
-                continue
-            except (exceptions.BusyError, exceptions.NoSpaceError,
-                    *exceptions.UNREADABLE) as e:
-                LOG.warning('Image %s cannot be healed now: %s', image_id, e)
-            self._pace.step(done + 1, len(images), 'healing images')
-
-    def _forget(self, images: dict[str, set[int]]) -> None:
-        """Note which images still need damaged blocks."""
-        catalog = self._maintainer.catalog
-        hit = collections.defaultdict(list)
-        for image_id, named in images.items():
-            for address in named:
-                hit[address].append(image_id)
-        batch = catalog.batch()
-        for address, facts in self._known.items():
-            needed = sorted(hit[address])
-            if facts['images'] and not needed:
-                self._healed += 1
-            if not needed and not self._count(address):
-                catalog.set_damaged(batch, address, None)
-            elif facts['images'] != needed:
-                catalog.set_damaged(batch, address,
-                                    {**facts, 'images': needed})
-        if len(batch):
-            self._maintainer.write(batch)
-        self._wanted = self._fingerprints()
-
-    # -- spare copies -----------------------------------------------------
-
-    def _renew_spares(self) -> None:
-        """Copy the most used blocks again.
-
-        This copies all of them, so that a copy that went bad does not stay
-        bad. The cost is small compared with what the pass has read.
-        """
-        repository = self._maintainer.repository
-        slots = repository.parameters.group_slots
-        wanted = self._most_used(
-            self._spare_max // repository.parameters.average_block)
-        before = self._state['spares'].get('files', 0)
-        files = [wanted[at:at + slots] for at in range(0, len(wanted), slots)]
-        written = copied = 0
-        for number in range(1, max(len(files), before) + 1):
-            some = files[number - 1] if number <= len(files) else []
-            blocks, size = self._write_spares(number, some)
-            copied += blocks
-            written += size
-            self._pace.step(number, max(len(files), before),
-                            'writing spare copies', cost=2 * size)
-        self._state['spares'] = {
-            'files': len(files), 'blocks': copied, 'bytes': written}
-
-    def _write_spares(self, number: int, addresses: list[int]
-                      ) -> tuple[int, int]:
-        """Write a file of spare copies; return its blocks and bytes."""
-        good = [a for a in addresses if a not in self._known]
-        for some in ((addresses, good) if len(good) < len(addresses)
-                     else (addresses,)):
-            try:
-                # A damaged block comes from its existing copy.
-                size = _engine.write_spares(self._maintainer.engine, number,
-                                            addresses_module.pack(some, 'Q'))
-                return len(some), size
-            except (exceptions.NoSpaceError,
-                    *exceptions.UNREADABLE) as e:
-                LOG.warning('Spare copies cannot be written: %s', e)
-        return 0, 0
-
-    def _most_used(self, most: int) -> list[int]:
-        """The addresses of the blocks that recipes name most often, sorted."""
-        if not self._spare_threshold:
-            return []
-        if not self._tells_apart:
-            LOG.warning(
-                'No spare copies are written: their fingerprints alone say '
-                'what they are, and %s is not cryptographic',
-                self._maintainer.repository.parameters.fingerprint)
-            return []
-        catalog = self._maintainer.catalog
-        found = heapq.nlargest(most, (
-            (count, -addresses_module.address(number, slot))
-            for number, facts in catalog.groups() if facts['used']
-            for slot, count in enumerate(
-                addresses_module.unpack(catalog.counts(number)))
-            if count >= self._spare_threshold))
-        return sorted(-address for _, address in found)
+        self._damage.notice(number, first, entries, bad)
+        return cost
