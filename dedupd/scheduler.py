@@ -3,17 +3,16 @@
 """The maintainer's thread: runs the tasks, one at a time.
 
 A daemon is the *maintainer* while it holds the maintainer's lock, and a
-*reader* otherwise; then it tries again every minute, so that another takes
-over when the maintainer ends. Opening the catalog may take long, if it has to
-be made anew; reads are served meanwhile.
+*reader* otherwise. A reader tries every minute to get the lock, so that it
+takes over when the maintainer ends. Opening the catalog takes long if it has
+to be made anew; the daemon serves reads meanwhile.
 
-Tasks run when somebody asks for them, in order, and else when their interval
-is over. Deleted and new images are counted (``account``) every minute, and
-before each collection and merging; a cache looks as often whether it has to
-evict something. A scrub takes long, and gives way to
-everything else between two steps; so does recompression, which is in no hurry
-at all, and gives way to a scrub, too. A task that fails is told in the log and
-in the status, and tried again when its time comes.
+Tasks run on request, in order, and when their interval is over
+(``agenda.py``). Every minute, and before each collection and merging, the
+accounting counts new and deleted images; a cache looks as often whether it has
+to evict something. A scrub takes long, so it makes way for all other tasks but
+recompression, which makes way for the scrub, too. If a task fails, the log and
+the status say why, and it runs again when its time comes.
 """
 
 import collections
@@ -29,6 +28,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
+from dedupd import agenda as agenda_module
 from dedupd.cache import index as index_module
 from dedupd import figures as figures_module
 from dedupd import history as history_module
@@ -49,19 +49,18 @@ RETRY_INTERVAL = 600.0
 #: Seconds between two samples of the history.
 SAMPLE_INTERVAL = 300.0
 
-# What is short, and has no status.
-_ERRAND = registry.Task('')
 _ERRORS = 20
 _MIB = 1 << 20
 
-Fields = dict[str, Any]
+Fields = agenda_module.Fields
+Job = agenda_module.Job
 #: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
 #: 'error', the payload the arguments, the result, or ``{'error': sentence}``.
 Listener = Callable[[str, str, Fields], None]
 
 
 def _troubles(result: Fields) -> Iterator[str]:
-    """Sentences about what a finished run could not do, or found wrong."""
+    """Say what a finished run could not do, or found damaged."""
     if result.get('refused'):
         yield f'nothing was freed: {result["refused"]}'
     if result.get('found'):
@@ -72,37 +71,75 @@ def _troubles(result: Fields) -> Iterator[str]:
             yield f'{len(result[key])} {words}; the first is {what}: {error}'
 
 
-def _rank(name: str) -> int:
-    return registry.TASKS.get(name, _ERRAND).rank
-
-
 class NotMaintainer(exceptions.BusyError):
-    """This daemon does not maintain the repository (now)."""
-
-
-@dataclasses.dataclass(eq=False)
-class _Job:
-    number: int
-    name: str
-    arguments: Fields
-    began: float | None = None
-    """By the time of day, which may be set back meanwhile."""
-    started: float = 0.0
-    """The same moment, by time.monotonic()."""
+    """This daemon does not maintain the repository now."""
 
 
 @dataclasses.dataclass
-class _State:
-    """Of one task."""
+class _Outcome:
+    """How a job ended."""
 
-    pace: task_module.Pace | None = None
-    job: _Job | None = None
+    result: Fields = dataclasses.field(default_factory=dict)
+    error: str | None = None
+    """None: it ended well."""
+    is_cut_off: bool = False
+    """Whether it ended because the daemon did."""
+
+
+@dataclasses.dataclass
+class _Record:
+    """What the status says of one task."""
+
+    job: Job | None = None
+    """The job that runs, or is suspended."""
     last: Fields | None = None
+    """The last run in this daemon."""
     finished: int = 0
     """The highest number of a request that is over."""
     last_success: float | None = None
     runs: int = 0
     failures: int = 0
+
+    def end(self, job: Job, outcome: _Outcome) -> None:
+        """Note that a job has ended."""
+        finished = time.time()
+        error = outcome.error
+        self.last = {
+            'number': job.number, 'started': job.began, 'finished': finished,
+            'seconds': round(time.monotonic() - job.started, 3),
+            'arguments': job.arguments,
+            'result': outcome.result if error is None else None,
+            'error': error}
+        self.finished = max(self.finished, job.number)
+        self.runs += 1
+        if error is not None:
+            self.failures += not outcome.is_cut_off
+        elif not job.only_plans:
+            self.last_success = finished
+        self.job = None
+
+    def status(self, past: Fields, waits: bool) -> Fields:
+        """The fields of the status that do not depend on the options.
+
+        :param past: the last run before this daemon was started
+        :param waits: whether a job of the task waits
+        """
+        pace = None if self.job is None else self.job.pace
+        left = None if pace is None else pace.seconds_left()
+        return {
+            'state': ('running' if pace is not None else
+                      'waiting' if waits else 'idle'),
+            'done': 0 if pace is None else pace.done,
+            'total': 0 if pace is None else pace.total,
+            'what': '' if pace is None else pace.what,
+            'started': None if self.job is None else self.job.began,
+            'seconds_left': None if left is None else round(left, 1),
+            'finished': self.finished,
+            'last_success': self.last_success or past['last_success'],
+            'runs': self.runs,
+            'failures': self.failures,
+            'last': self.last or past['last'],
+        }
 
 
 class Scheduler:
@@ -112,6 +149,11 @@ class Scheduler:
         may change
     :param held: what the cache holds; None: this daemon serves no cache
     :param coming: returns the bytes that the cache is about to store
+    :ivar past: the last runs of the tasks before this daemon was started
+    :ivar errors: the last errors of all tasks, each with its time
+    :ivar listeners: called in the maintainer's thread, around each task
+    :ivar watchers: called in any thread when a task's status changed
+    :ivar figures: what the repository holds; measured again after each task
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -123,18 +165,15 @@ class Scheduler:
         self._held = held
         self._coming = coming
         self._stopping = False
-        self._numbers = 0
-        self._requests: collections.deque[_Job] = collections.deque()
-        self._suspended: dict[str, _Job] = {}   # what has made way
-        self._due: dict[str, float] = {}    # by time.monotonic()
-        self._states = {name: _State()
-                        for name, task in registry.TASKS.items() if task.run}
-        self._current: task_module.Pace | None = None
+        self._records = {
+            name: _Record() for name, task in registry.TASKS.items()
+            if task.run and (held is not None or not task.in_caches_only)}
+        self._agenda = agenda_module.Agenda(conf, self._records)
+        self._running: Job | None = None
         self._sampled = 0.0
         self._maintainer: maintainer_module.Maintainer | None = None
         self._logged = 0
         self.past = history_module.Past(repository.path)
-        """How the tasks did before this daemon was started."""
         self._thread = threading.Thread(
             target=self._run, name='dedupd-maintainer', daemon=True)
         self.is_maintainer = False
@@ -142,28 +181,29 @@ class Scheduler:
         self.errors: collections.deque[Fields] = collections.deque(
             maxlen=_ERRORS)
         self.listeners: list[Listener] = []
-        """Called in the maintainer's thread, around each task."""
         self.watchers: list[Callable[[], None]] = []
-        """Called in any thread when a task's status changed."""
         self.figures = figures_module.Figures(repository, self.catalog)
-        """Forgotten when a task ends, so that the next figures show it."""
 
     # -- for any thread ----------------------------------------------------
 
     def start(self) -> None:
+        """Start the thread, which tries to become the maintainer."""
         self._thread.start()
 
     def stop(self) -> None:
         """Stop the running task after its step, and start no other."""
         with self._changed:
             self._stopping = True
-            if self._current is not None:
-                self._current.stop()
+            if self._running is not None:
+                self._pace.stop()
             self._changed.notify_all()
         self._tell()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the release of the maintainer's lock; False: timeout."""
+        """Wait until the thread has released the maintainer's lock.
+
+        :returns: False if it has not, after `timeout` seconds
+        """
         if self._thread.ident is None:
             return True
         self._thread.join(timeout)
@@ -175,7 +215,7 @@ class Scheduler:
         return self._maintainer
 
     def catalog(self) -> catalog_module.Catalog | None:
-        """The catalog, to be read; None if there is none."""
+        """The catalog, for reading; None: another process has it."""
         maintainer = self._maintainer
         if maintainer is not None:
             with contextlib.suppress(database.CatalogError):
@@ -185,7 +225,8 @@ class Scheduler:
     def request(self, name: str, /, **arguments: Any) -> int:
         """Have a task run; return the number of the request.
 
-        Two equal requests become one if the first has not begun.
+        Two equal requests become one if the first has not begun. A request
+        without arguments joins a scrub or recompression that has begun.
 
         :raises NotMaintainer: if another process maintains the repository
         """
@@ -196,22 +237,9 @@ class Scheduler:
         with self._changed:
             if self._stopping:
                 raise NotMaintainer('the daemon is ending')
-            for job in self._requests:
-                if job.name == name and job.arguments == arguments:
-                    return job.number
-            self._numbers += 1
-            number = self._numbers
-            underway = None if any(arguments.values()) else (
-                self._underway(name))
-            if underway is not None:
-                # It is what was asked for; whoever waits for it before waits
-                # for the same.
-                underway.number = number
-                if self._states[name].pace is not None:
-                    self._states[name].pace.patient = False
-            else:
-                self._requests.append(_Job(number, name, arguments))
-                self._make_way()
+            number = self._agenda.request(name, arguments,
+                                          self._running).number
+            self._make_way()
             self._changed.notify_all()
         self._tell()
         return number
@@ -219,90 +247,54 @@ class Scheduler:
     def withdraw(self, number: int) -> bool:
         """Forget a request; False if it has begun."""
         with self._changed:
-            for job in self._requests:
-                if job.number == number:
-                    self._requests.remove(job)
-                    return True
-        return False
+            return self._agenda.withdraw(number)
 
     def reload(self) -> None:
         """Follow changes of the options, also in the task that runs."""
         with self._changed:
-            for name, state in self._states.items():
-                if state.pace is not None:
-                    state.pace.rate = self._rate(name)
-            now = time.monotonic()
-            for name in list(self._due):
-                interval = self._interval(name)
-                if interval:
-                    self._due[name] = min(self._due[name], now + interval)
-                else:
-                    del self._due[name]
-            for name in self._states:
-                if self._interval(name):
-                    self._due.setdefault(name, now + self._interval(name))
+            if self._running is not None:
+                self._pace.rate = self._rate(self._running)
+            self._agenda.reload()
             self._changed.notify_all()
 
     def has(self, name: str) -> bool:
         """Whether this daemon has such a task."""
-        return name in self._states and (
-            self._held is not None or not registry.TASKS[name].in_caches_only)
+        return name in self._records
 
     def tasks(self) -> dict[str, Fields]:
         """The status of each task."""
         with self._changed:
-            return {name: self._status(name) for name in self._states
-                    if self.has(name)}
+            return {name: self._status(name) for name in self._records}
 
     def task(self, name: str) -> Fields:
+        """The status of one task, which this daemon must have."""
         with self._changed:
             return self._status(name)
 
     def wait(self, name: str, number: int, timeout: float) -> Fields:
-        """A task's status when the request is over, or the time is."""
+        """Wait for the end of a request; return the task's status.
+
+        :param timeout: seconds to wait at most
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: (self._states[name].finished >= number
+                lambda: (self._records[name].finished >= number
                          or self._stopping), timeout)
             return self._status(name)
 
     def _status(self, name: str) -> Fields:
-        state = self._states[name]
-        pace, job = state.pace, state.job
-        waiting = name in self._suspended or any(
-            j.name == name for j in self._requests)
-        left = None if pace is None else pace.seconds_left()
-        due = self._due.get(name)
-        past = self.past.facts(name)
+        status = self._records[name].status(
+            self.past.facts(name), self._agenda.is_waiting(name))
+        due = self._agenda.due(name)
         return {
-            'state': ('running' if pace is not None else
-                      'waiting' if waiting else 'idle'),
-            'done': 0 if pace is None else pace.done,
-            'total': 0 if pace is None else pace.total,
-            'what': '' if pace is None else pace.what,
-            'started': None if job is None else job.began,
-            'seconds_left': None if left is None else round(left, 1),
-            'interval': self._interval(name),
-            'next': None if due is None or pace is not None else (
+            **status,
+            'interval': self._agenda.interval(name),
+            'next': None if due is None or status['state'] == 'running' else (
                 round(time.time() + max(0.0, due - time.monotonic()))),
-            'finished': state.finished,
-            'last_success': state.last_success or past['last_success'],
-            'runs': state.runs,
-            'failures': state.failures,
-            'last': state.last or past['last'],
         }
 
-    # -- options -----------------------------------------------------------
-
-    def _interval(self, name: str) -> float:
-        if not self.has(name):
-            return 0
-        interval = registry.TASKS[name].interval
-        return self._conf.dedupd[interval] if isinstance(interval, str) else (
-            interval)
-
-    def _rate(self, name: str) -> float | None:
-        option = registry.TASKS[name].rate
+    def _rate(self, job: Job) -> float | None:
+        option = job.task.rate
         return (self._conf.dedupd[option] * _MIB or None) if option else None
 
     # -- the thread --------------------------------------------------------
@@ -336,35 +328,31 @@ class Scheduler:
                                        TRIAL_INTERVAL)
 
     def _opening(self, done: int, total: int, what: str) -> None:
-        """A catalog is being made anew: this is the maintainer already."""
-        state = self._states['rebuild-catalog']
-        if state.pace is None:
+        """Called while a catalog is made anew: this is the maintainer now."""
+        if self._running is None:
             LOG.warning('The catalog is being made anew.')
             with self._changed:
                 self.is_maintainer = True
                 self.catalog_state = 'rebuilding'
-                state.pace = self._current = task_module.Pace()
-                state.job = _Job(0, 'rebuild-catalog', {}, time.time())
+                self._running = Job('rebuild-catalog', began=time.time(),
+                                    pace=task_module.Pace())
+                self._records['rebuild-catalog'].job = self._running
                 if self._stopping:
-                    state.pace.stop()
+                    self._pace.stop()
             self._tell()
-        state.pace.step(done, total, what)
+        self._pace.step(done, total, what)
 
     def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
         errors = sorted([*self.past.load(registry.TASKS), *self.errors],
                         key=lambda error: error['time'])
         self.errors.clear()
         self.errors.extend(errors)
-        now = time.monotonic()
         with self._changed:
-            state = self._states['rebuild-catalog']
-            state.pace = state.job = self._current = None
+            self._records['rebuild-catalog'].job = self._running = None
             self._maintainer = maintainer
             self.is_maintainer = True
             self.catalog_state = 'ready'
-            self._due = {name: now + self._interval(name)
-                         for name in self._states if self._interval(name)}
-            self._due['account'] = now
+            self._agenda.begin()
         self._logged = 0
         self._log_warnings(maintainer)
         LOG.info('This daemon maintains %s.', self._repository.path)
@@ -373,182 +361,169 @@ class Scheduler:
     def _leave(self) -> None:
         with self._changed:
             self._maintainer = None
-            self._current = None
+            self._running = None
             if self.catalog_state != 'failed':
                 self.catalog_state = 'absent'
             self.is_maintainer = False
-            self._due.clear()
-            for state in self._states.values():
-                state.pace = state.job = None
+            self._agenda.clear()
+            for record in self._records.values():
+                record.job = None
         self._tell()
 
     def _maintain(self, maintainer: maintainer_module.Maintainer) -> None:
         self._schedule_scrub(maintainer)
         while (job := self._next(maintainer)) is not None:
-            task = registry.TASKS.get(job.name, _ERRAND)
-            if task.counts_first:
-                self._perform(maintainer, _Job(0, 'account', {}))
+            if job.task.counts_first:
+                self._perform(maintainer, Job('account'))
             if not self._stopping:
                 self._perform(maintainer, job)
                 self._end_intent(maintainer)
                 self._log_warnings(maintainer)
-                if not task.is_routine:
+                if not job.task.is_routine:
                     self._keep_sample(maintainer)
+
+    def _schedule_scrub(self, maintainer: maintainer_module.Maintainer
+                        ) -> None:
+        """Go on with a pass that was interrupted, or wait for the next."""
+        try:
+            state = maintainer.catalog.scrub_state()
+        except exceptions.RepositoryError:
+            return  # the first task meets it, too
+        left = 0.0
+        if state.get('complete', True):
+            left = (state.get('started', 0.0)
+                    + self._agenda.interval('scrub') - time.time())
+        with self._changed:
+            self._agenda.put('scrub', max(left, 0.0))
 
     def _end_intent(self, maintainer: maintainer_module.Maintainer) -> None:
         """Have a collection run when the collector's intent is to end."""
-        ends = maintainer.intent_ends
         with self._changed:
-            if self._interval('collect'):
-                if ends is not None:
-                    self._due['collect'] = min(ends, self._due['collect'])
-            elif ends is not None:
-                self._due['collect'] = ends
-            else:
-                self._due.pop('collect', None)
+            self._agenda.collect_by(maintainer.intent_ends)
 
-    def _next(self, maintainer: maintainer_module.Maintainer) -> _Job | None:
-        """The job that is to run now; None at the end."""
+    def _next(self, maintainer: maintainer_module.Maintainer) -> Job | None:
+        """Wait for the next job; None: the daemon ends."""
         while True:
             with self._changed:
                 if self._stopping:
                     return None
-                job = self._take()
+                job = self._agenda.take()
                 if job is not None:
                     return job
                 now = time.monotonic()
-                until = min([self._sampled + SAMPLE_INTERVAL,
-                             *self._due.values()])
+                until = self._agenda.until(self._sampled + SAMPLE_INTERVAL)
                 if until > now:
                     self._changed.wait(until - now)
             if self._sampled + SAMPLE_INTERVAL <= time.monotonic():
                 self._keep_sample(maintainer)
 
-    def _take(self) -> _Job | None:
-        if self._requests:
-            return self._requests.popleft()
-        suspended = min(self._suspended, key=_rank, default=None)
-        name = self._first_due(before=suspended)
-        if name is not None:
-            return _Job(0, name, {})
-        return None if suspended is None else self._suspended.pop(suspended)
-
-    def _underway(self, name: str) -> _Job | None:
-        """The job of a task that gives way, if it has begun."""
-        if _rank(name) and self._states[name].pace is not None:
-            return self._states[name].job
-        return self._suspended.get(name)
-
-    def _first_due(self, before: str | None = None) -> str | None:
-        """What is due; of that, only what `before` gives way to."""
-        now = time.monotonic()
-        return min((name for name, due in self._due.items() if due <= now
-                    and (before is None or _rank(name) < _rank(before))),
-                   key=self._due.get, default=None)
-
     # -- one run -----------------------------------------------------------
 
     def _perform(self, maintainer: maintainer_module.Maintainer,
-                 job: _Job) -> None:
-        if job.name not in self._states:
+                 job: Job) -> None:
+        """Run a job to its end, or until it makes way."""
+        if job.name not in self._records:
             job.arguments['run'](maintainer)
             return
-        state = self._states[job.name]
         first = job.began is None
-        with self._changed:
-            if first:
-                job.began, job.started = time.time(), time.monotonic()
-            state.job = job
-            pace = task_module.Pace(
-                lambda *args: self._progress(job.name), self._rate(job.name),
-                patient=not job.number)
-            state.pace = self._current = pace
-            interval = self._interval(job.name)
-            if interval and first:
-                self._due[job.name] = time.monotonic() + interval
-            if self._stopping:
-                pace.stop()
-        self._tell()
+        self._begin(job)
         if first:
             self._notify('start', job.name, job.arguments)
-        result = error = None
-        ended = True
+        outcome = self._run_task(maintainer, job)
+        if outcome is None:
+            with self._changed:
+                job.pace = self._running = None
+                self._agenda.suspend(job)
+            return
+        self._note_catalog(maintainer)
+        self.figures.forget()
+        self._end(job, outcome)
+
+    def _begin(self, job: Job) -> None:
+        """Note that a job begins, or goes on."""
+        with self._changed:
+            if job.began is None:
+                job.began, job.started = time.time(), time.monotonic()
+                self._agenda.put(job.name)
+            job.pace = task_module.Pace(
+                lambda *args: self._progress(), self._rate(job),
+                patient=not job.number)
+            self._records[job.name].job = self._running = job
+            if self._stopping:
+                job.pace.stop()
+        self._tell()
+
+    @property
+    def _pace(self) -> task_module.Pace:
+        """The pace of the running job. REQUIRES: there is one."""
+        assert self._running is not None and self._running.pace is not None
+        return self._running.pace
+
+    def _run_task(self, maintainer: maintainer_module.Maintainer, job: Job
+                  ) -> _Outcome | None:
+        """Run a job's task; return None if it stopped to make way."""
+        if job.name == 'rebuild-catalog':
+            self.catalog_state = 'rebuilding'
+        arguments = job.arguments
+        if job.task.in_caches_only:
+            arguments = {'held': self._held, 'coming': self._coming(),
+                         **arguments}
         try:
-            result = dataclasses.asdict(
-                self._run_task(maintainer, pace, job) or _Nothing())
+            result = registry.run(job.name, maintainer, self._pace,
+                                  self._conf.dedupd, **arguments)
         except task_module.Stopped:
             if not self._stopping:
-                with self._changed:
-                    state.pace = self._current = None
-                    # It goes on where it is, and does not begin anew.
-                    job.arguments = {
-                        key: value for key, value in job.arguments.items()
-                        if key not in registry.TASKS[job.name].not_again}
-                    self._suspended[job.name] = job
-                return
-            error = 'it was stopped, since the daemon ended'
-            ended = False
+                return None
+            return _Outcome(error='it was stopped, since the daemon ended',
+                            is_cut_off=True)
         except Exception as e:
             if isinstance(e, database.CatalogError):
                 self._rebuild_after(maintainer, e)
-            error = str(e) or repr(e)
             self._failed(job.name, e)
-        self._note_catalog(maintainer)
-        self.figures.forget()
+            return _Outcome(error=str(e) or repr(e))
+        return _Outcome({} if result is None else dataclasses.asdict(result))
+
+    def _end(self, job: Job, outcome: _Outcome) -> None:
+        """Note and report how a job ended."""
+        record = self._records[job.name]
         with self._changed:
-            finished = time.time()
-            state.last = {
-                'number': job.number, 'started': job.began,
-                'finished': finished,
-                'seconds': round(time.monotonic() - job.started, 3),
-                'arguments': job.arguments, 'result': result, 'error': error}
-            state.finished = max(state.finished, job.number)
-            state.runs += 1
-            if error is not None:
-                state.failures += ended
-            elif not job.arguments.get('dry_run'):
-                state.last_success = finished
-            state.pace = state.job = self._current = None
-            if not job.arguments.get('dry_run'):
-                # That was its pass, too.
-                self._suspended.pop(job.name, None)
-            if job.name in self._due and (result or {}).get(
-                    'complete') is False:
-                # A pass that something kept from ending.
-                self._due[job.name] = time.monotonic() + RETRY_INTERVAL
+            record.end(job, outcome)
+            job.pace = self._running = None
+            if not job.only_plans:
+                self._agenda.drop_suspended(job.name)
+            if outcome.result.get('complete') is False:
+                # Something kept the pass from ending.
+                self._agenda.put(job.name, RETRY_INTERVAL)
             self._changed.notify_all()
-        if error is None:
+        if outcome.error is None:
             # Most runs find nothing to do.
-            LOG.log(logging.INFO if any(result.values()) else logging.DEBUG,
-                    '%s: %s', job.name, result)
-            for text in _troubles(result):
+            LOG.log(logging.INFO if any(outcome.result.values())
+                    else logging.DEBUG, '%s: %s', job.name, outcome.result)
+            for text in _troubles(outcome.result):
                 self._add_error(job.name, text)
-            self._notify('end', job.name, result)
+            self._notify('end', job.name, outcome.result)
         else:
-            self._notify('error', job.name, {'error': error})
+            self._notify('error', job.name, {'error': outcome.error})
         self._tell()
-        if ended:
-            self.past.note(job.name, state.last, state.last_success)
-            if error is not None or not registry.TASKS[job.name].is_routine:
-                # For the others the next one will do.
+        if record.last is not None and not outcome.is_cut_off:
+            self.past.note(job.name, record.last, record.last_success)
+            if outcome.error is not None or not job.task.is_routine:
+                # After a good routine run, the next save will do.
                 self.past.save()
 
-    def _progress(self, name: str) -> None:
+    def _progress(self) -> None:
         """Called in each step of a task, which may have to make way."""
         with self._changed:
-            if _rank(name) and (self._requests
-                                or self._first_due(before=name)):
-                self._make_way()
+            self._make_way()
 
     def _make_way(self) -> None:
-        """Have what gives way stop after its step; it goes on later."""
-        for name, state in self._states.items():
-            if _rank(name) and state.pace is not None:
-                state.pace.stop()
+        """Stop the running job after its step if it is to make way."""
+        if self._running is not None and self._agenda.makes_way(self._running):
+            self._pace.stop()
 
     def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
                        error: Exception) -> None:
-        """The catalog let a task down, and again after its own rebuild."""
+        """Make the catalog anew after a task, which tried it, failed."""
         LOG.warning('The catalog is made anew: %s', error)
         try:
             maintainer.rebuild(why=str(error))
@@ -563,7 +538,7 @@ class Scheduler:
         self._add_error(name, str(error) or repr(error))
 
     def _add_error(self, name: str, text: str) -> None:
-        """For the status: what is told again and again is there once."""
+        """Add an error to the status; a repeated one is there only once."""
         for error in list(self.errors):
             if (error['task'], error['text']) == (name, text):
                 self.errors.remove(error)
@@ -590,51 +565,17 @@ class Scheduler:
             try:
                 listener(event, name, payload)
             except Exception:
-                LOG.exception('Telling of %s failed', name)
+                LOG.exception('A listener failed at the %s of the task %s',
+                              event, name)
 
     def _tell(self) -> None:
         for watcher in self.watchers:
             watcher()
 
-    # -- what the tasks are given ------------------------------------------
-
-    def _schedule_scrub(self, maintainer: maintainer_module.Maintainer
-                        ) -> None:
-        """Go on with a pass that was interrupted, or wait for the next."""
-        interval = self._interval('scrub')
-        if not interval:
-            return
-        try:
-            state = maintainer.catalog.scrub_state()
-        except exceptions.RepositoryError:
-            return  # the first task meets it, too
-        left = 0.0
-        if state.get('complete', True):
-            left = state.get('started', 0.0) + interval - time.time()
-        with self._changed:
-            self._due['scrub'] = time.monotonic() + min(max(left, 0.0),
-                                                        interval)
-
-    def _run_task(self, maintainer: maintainer_module.Maintainer,
-                  pace: task_module.Pace, job: _Job) -> Any:
-        if job.name == 'rebuild-catalog':
-            self.catalog_state = 'rebuilding'
-        arguments = job.arguments
-        if registry.TASKS[job.name].in_caches_only:
-            arguments = {'held': self._held, 'coming': self._coming(),
-                         **arguments}
-        return registry.run(job.name, maintainer, pace, self._conf.dedupd,
-                            **arguments)
-
     def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:
-        """Each task makes it anew if it is no good."""
+        """Note whether the catalog is good; if not, each task rebuilds it."""
         try:
             good = maintainer.catalog.valid
         except database.CatalogError:
             good = False
         self.catalog_state = 'ready' if good else 'failed'
-
-
-@dataclasses.dataclass(frozen=True)
-class _Nothing:
-    """The result of a task that has none."""

@@ -81,14 +81,16 @@ PACKAGES = {
         'the cache of a compute host',
         'base repository maintenance client transfer http serve'),
     'dedupd.tasks': (
-        "the maintainer's tasks, one a file",
+        "the maintainer's tasks, and parts of them",
         '_engine base repository maintenance opts cache.index'),
     'dedupd.figures': (
         'what the repository holds',
         '_engine base repository maintenance'),
+    'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.scheduler': (
-        'when a task runs',
-        'base repository maintenance tasks history cache.index figures'),
+        'the thread that runs tasks',
+        'base repository maintenance tasks history cache.index figures '
+        'agenda'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository tasks scheduler'),
@@ -167,7 +169,10 @@ TESTED_BY = {
     'dedupd.cache.proxy': 'functional/test_cache_proxy.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
     'dedupd.cache.source_client': 'unit/dedupd/cache/test_pulls.py',
+    'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
+    'dedupd.tasks.spares': 'unit/dedupd/tasks/test_scrubber.py',
+    'dedupd.agenda': 'unit/dedupd/test_scheduler.py',
     'dedupd.control': 'unit/dedupd/test_metrics.py',
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',

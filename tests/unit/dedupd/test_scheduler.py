@@ -258,10 +258,10 @@ def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):
         scheduler.request('scrub')
         wait_for(lambda: log == ['scrub'])
         with scheduler._changed:
-            scheduler._due['recompress'] = time.monotonic()
+            scheduler._agenda.put('recompress', 0)
         wait_for(lambda: log == ['scrub', 'recompress True'])
         with scheduler._changed:
-            scheduler._due['scrub'] = time.monotonic()
+            scheduler._agenda.put('scrub', 0)
         wait_for(lambda: log == ['scrub', 'recompress True', 'scrub',
                                  'recompress True'])
         wait_for(lambda: scheduler.task('recompress')['runs'] == 1)
@@ -280,7 +280,7 @@ def test_asking_for_what_is_under_way(repository, conf, done):
     done.work['recompress'] = recompress
     with running(repository, conf) as scheduler:
         with scheduler._changed:
-            scheduler._due['recompress'] = time.monotonic()
+            scheduler._agenda.put('recompress', 0)
             scheduler._changed.notify_all()
         wait_for(lambda: paces)
         number = scheduler.request('recompress')
@@ -521,7 +521,7 @@ def test_the_pace_follows_the_options(repository, conf, done):
     with running(repository, conf) as scheduler:
         scheduler.request('collect')
         wait_for(lambda: 'collect' in done.log)
-        pace = scheduler._states['collect'].pace
+        pace = scheduler._running.pace
         assert pace.rate is None
         conf.set_override('collect_rate_mib', 2.5, 'dedupd')
         scheduler.reload()
@@ -557,7 +557,7 @@ def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
         wait_for(lambda: 'collect' in done.log)
         with pytest.raises(exceptions.BusyError):
             control.mark_lost('image')
-        assert not scheduler._requests
+        assert not scheduler._agenda.is_waiting('mark-lost')
 
 
 # -- the registry -------------------------------------------------------------

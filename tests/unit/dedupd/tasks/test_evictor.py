@@ -574,7 +574,6 @@ def test_the_daemon_of_a_cache_looks_each_minute(repo, path, held, model,
     conf = options()
     scheduler = scheduler_module.Scheduler(repo, conf)
     assert not scheduler.has('evict') and 'evict' not in scheduler.tasks()
-    assert scheduler._interval('evict') == 0
     limit = 0
     held._limit = lambda: limit
     scheduler = scheduler_module.Scheduler(repo, conf, held, lambda: MIB)
