@@ -105,6 +105,7 @@ class Entry:
             self.live or self.recipe.error is not None)
 
     def close(self) -> None:
+        """Close the file, which releases the entry's locks."""
         self.recipe.close()
 
 
@@ -257,9 +258,11 @@ class Foreseen:
         self._preset: set[int] = set()
 
     def counted(self, txid: bytes) -> bool:
+        """Whether the ledger would count a recipe."""
         return self._states.get(txid, self._catalog.counted(txid))
 
     def begun(self, txid: bytes) -> int:
+        """How many pages of a begun recipe would be counted."""
         return 0 if txid in self._states else self._catalog.begun(txid)
 
     def change(self, entry: Entry) -> None:
@@ -434,8 +437,8 @@ class Accountant:
         if entry.recipe.kind == 'G':
             return
         if entry.recipe.complete:
-            if not self._maintainer.catalog.counted(
-                    entry.recipe.header()['transaction_id']):
+            txid = entry.recipe.header()['transaction_id']
+            if not self._maintainer.catalog.counted(txid):
                 self._pin(entry)
         elif entry.writer_gone and entry.has_lost_header:
             self._note(entry.name, entry.recipe.error)
@@ -485,6 +488,7 @@ class Accountant:
         return self._maintainer.catalog.counted(txid, self._batch)
 
     def begun(self, txid: bytes) -> int:
+        """How many pages of a begun recipe are counted, with this step."""
         return self._maintainer.catalog.begun(txid, self._batch)
 
     def change(self, entry: Entry) -> None:

@@ -343,12 +343,11 @@ MUTANTS = (
     Mutant(
         'counted-in-part-not-pinned', 'N6.3', (
             Edit(_ACCOUNTING,
-                 '            if not self._maintainer.catalog.counted('
-                 'entry.txid):\n',
-                 '            if not (self._maintainer.catalog.counted('
-                 'entry.txid)\n'
-                 '                    or self._maintainer.catalog.begun('
-                 'entry.txid)):\n'),
+                 '            if not self._maintainer.catalog.counted(txid)'
+                 ':\n',
+                 '            if not (self._maintainer.catalog.counted(txid)\n'
+                 '                    or self._maintainer.catalog.begun(txid))'
+                 ':\n'),
             Edit(_ACCOUNTING,
                  'if txid not in pinned}',
                  'if txid in pinned}')),
