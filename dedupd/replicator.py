@@ -13,7 +13,6 @@ It remembers failures, and the images at the other site, while the daemon runs;
 another daemon asks Glance.
 """
 
-import collections
 from collections.abc import Callable
 import contextlib
 import dataclasses
@@ -25,6 +24,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
+from dedupd import errors as errors_module
 from dedupd import history as history_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
@@ -221,7 +221,7 @@ class Replicator:
 
     def __init__(self, repository: repository_module.Repository,
                  conf: cfg.ConfigOpts, is_maintainer: Callable[[], bool],
-                 errors: 'collections.deque[Fields]',
+                 errors: errors_module.Errors,
                  watchers: list[Callable[[], None]],
                  past: history_module.Past) -> None:
         self._repository = repository
@@ -369,7 +369,9 @@ class Replicator:
             ended = False
         except Exception as e:
             error = str(e) or repr(e)
-            self._failed(e)
+            self._errors.failed(
+                'replicate', e, glance_api.GlanceError,
+                daemon_module.ClientError, OSError, ValueError)
         with self._changed:
             now = time.time()
             facts = self._facts
@@ -405,15 +407,6 @@ class Replicator:
                 site_replication.Replication(self._repository, client, home,
                                              away),
                 home, away, Policy.of(options), self._memory, pace)
-
-    def _failed(self, error: Exception) -> None:
-        known = isinstance(error, (
-            exceptions.RepositoryError, glance_api.GlanceError,
-            daemon_module.ClientError, OSError, ValueError))
-        LOG.error('replicate failed: %s', error, exc_info=(
-            None if known else error))
-        self._errors.append({'time': time.time(), 'task': 'replicate',
-                             'text': str(error) or repr(error)})
 
     def _tell(self) -> None:
         for watcher in self._watchers:

@@ -15,7 +15,6 @@ recompression, which makes way for the scrub, too. If a task fails, the log and
 the status say why, and it runs again when its time comes.
 """
 
-import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
@@ -30,6 +29,7 @@ from oslo_log import log
 
 from dedupd import agenda as agenda_module
 from dedupd.cache import index as index_module
+from dedupd import errors as errors_module
 from dedupd import figures as figures_module
 from dedupd import history as history_module
 from dedupd.tasks import registry
@@ -49,7 +49,6 @@ RETRY_INTERVAL = 600.0
 #: Seconds between two samples of the history.
 SAMPLE_INTERVAL = 300.0
 
-_ERRORS = 20
 _MIB = 1 << 20
 
 Fields = agenda_module.Fields
@@ -150,7 +149,7 @@ class Scheduler:
     :param held: what the cache holds; None: this daemon serves no cache
     :param coming: returns the bytes that the cache is about to store
     :ivar past: the last runs of the tasks before this daemon was started
-    :ivar errors: the last errors of all tasks, each with its time
+    :ivar errors: the last errors of all tasks
     :ivar listeners: called in the maintainer's thread, around each task
     :ivar watchers: called in any thread when a task's status changed
     :ivar figures: what the repository holds; measured again after each task
@@ -178,8 +177,7 @@ class Scheduler:
             target=self._run, name='dedupd-maintainer', daemon=True)
         self.is_maintainer = False
         self.catalog_state = 'absent'
-        self.errors: collections.deque[Fields] = collections.deque(
-            maxlen=_ERRORS)
+        self.errors = errors_module.Errors()
         self.listeners: list[Listener] = []
         self.watchers: list[Callable[[], None]] = []
         self.figures = figures_module.Figures(repository, self.catalog)
@@ -313,7 +311,7 @@ class Scheduler:
                                 '%d seconds.', e, TRIAL_INTERVAL)
                 told = True
             except Exception as e:
-                self._failed('rebuild-catalog', e)
+                self.errors.failed('rebuild-catalog', e)
                 self.catalog_state = 'failed'
             else:
                 told = False
@@ -343,10 +341,7 @@ class Scheduler:
         self._pace.step(done, total, what)
 
     def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
-        errors = sorted([*self.past.load(registry.TASKS), *self.errors],
-                        key=lambda error: error['time'])
-        self.errors.clear()
-        self.errors.extend(errors)
+        self.errors.merge(self.past.load(registry.TASKS))
         with self._changed:
             self._records['rebuild-catalog'].job = self._running = None
             self._maintainer = maintainer
@@ -479,7 +474,7 @@ class Scheduler:
         except Exception as e:
             if isinstance(e, database.CatalogError):
                 self._rebuild_after(maintainer, e)
-            self._failed(job.name, e)
+            self.errors.failed(job.name, e)
             return _Outcome(error=str(e) or repr(e))
         return _Outcome({} if result is None else dataclasses.asdict(result))
 
@@ -500,7 +495,7 @@ class Scheduler:
             LOG.log(logging.INFO if any(outcome.result.values())
                     else logging.DEBUG, '%s: %s', job.name, outcome.result)
             for text in _troubles(outcome.result):
-                self._add_error(job.name, text)
+                self.errors.add(job.name, text)
             self._notify('end', job.name, outcome.result)
         else:
             self._notify('error', job.name, {'error': outcome.error})
@@ -528,21 +523,7 @@ class Scheduler:
         try:
             maintainer.rebuild(why=str(error))
         except Exception as e:
-            self._failed('rebuild-catalog', e)
-
-    def _failed(self, name: str, error: Exception) -> None:
-        if isinstance(error, exceptions.RepositoryError):
-            LOG.error('%s failed: %s', name, error)
-        else:
-            LOG.error('%s failed', name, exc_info=error)
-        self._add_error(name, str(error) or repr(error))
-
-    def _add_error(self, name: str, text: str) -> None:
-        """Add an error to the status; a repeated one is there only once."""
-        for error in list(self.errors):
-            if (error['task'], error['text']) == (name, text):
-                self.errors.remove(error)
-        self.errors.append({'time': time.time(), 'task': name, 'text': text})
+            self.errors.failed('rebuild-catalog', e)
 
     def _log_warnings(self, maintainer: maintainer_module.Maintainer) -> None:
         warnings = list(maintainer.warnings)
@@ -557,7 +538,7 @@ class Scheduler:
         except Exception as e:
             if isinstance(e, database.CatalogError):
                 self._rebuild_after(maintainer, e)
-            self._failed('account', e)
+            self.errors.failed('account', e)
             self._note_catalog(maintainer)
 
     def _notify(self, event: str, name: str, payload: Fields) -> None:

@@ -86,17 +86,18 @@ PACKAGES = {
     'dedupd.figures': (
         'what the repository holds',
         '_engine base repository maintenance'),
+    'dedupd.errors': ('how tasks failed', 'base'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'agenda'),
+        'errors agenda'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository tasks scheduler'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
-        'base repository client transfer history'),
+        'base repository client transfer history errors'),
     'dedupd.rpc': (
         'RPC and notifications', 'base tasks control scheduler'),
     'dedupd.messaging': (
@@ -174,6 +175,7 @@ TESTED_BY = {
     'dedupd.tasks.spares': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.agenda': 'unit/dedupd/test_scheduler.py',
     'dedupd.control': 'unit/dedupd/test_metrics.py',
+    'dedupd.errors': 'unit/dedupd/test_scheduler.py',
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
     'dedupd.main': 'functional/test_dedupd_process.py',

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which images are taken to another site, when, and how fast."""
 
-import collections
 import threading
 
 from oslo_config import cfg
 import pytest
 
+from dedupd import errors
 from dedupd import history
 from dedupd import main
 from dedupd import opts
@@ -164,7 +164,7 @@ def thread(conf, tmp_path):
     with repositories.open_repository(path) as repo:
         found = replicator.Replicator(
             repo, conf, lambda: found.is_maintainer,
-            collections.deque(maxlen=20), [], history.Past(path))
+            errors.Errors(), [], history.Past(path))
         found.is_maintainer = True
         yield found
         found.stop()
@@ -204,6 +204,19 @@ def test_a_run_that_fails_is_told_and_repeated(thread, monkeypatch):
         'to': 'https://other:9393', 'pending': 0, 'replicated': 2,
         'sent_bytes': 21, 'failed': {}}
     assert [found['task'] for found in thread._errors] == ['replicate'] * 2
+
+
+def test_a_repeated_error_is_in_the_status_once(thread, monkeypatch):
+    """Otherwise it would push out the errors of the other tasks."""
+    def replicate(pace):
+        raise OSError(113, 'no route to the other site')
+
+    monkeypatch.setattr(thread, '_replicate', replicate)
+    thread.start()
+    for _ in range(3):
+        wait(thread, thread.request())
+    found, = thread._errors
+    assert found['task'] == 'replicate' and 'no route' in found['text']
 
 
 def test_only_the_maintainer(thread, monkeypatch):

@@ -380,7 +380,7 @@ def test_what_a_run_could_not_do_is_an_error(repository, conf, done):
             scheduler.wait('collect', scheduler.request('collect'), LIMIT)
         for name in ('scrub', 'merge'):
             scheduler.wait(name, scheduler.request(name), LIMIT)
-        wait_for(lambda: len(scheduler.errors) == 4)
+        wait_for(lambda: len([*scheduler.errors]) == 4)
         assert [(e['task'], e['text']) for e in scheduler.errors] == [
             ('collect', 'nothing was freed: a recipe is bad'),
             ('scrub', '3 damaged blocks were found'),
@@ -457,8 +457,8 @@ def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
         first = scheduler.maintainer.catalog
         monkeypatch.setattr(catalog.Catalog, 'sample', fail)
         scheduler.wait('collect', scheduler.request('collect'), LIMIT)
-        wait_for(lambda: scheduler.errors)
-        assert 'cannot be read' in scheduler.errors[0]['text']
+        wait_for(lambda: any(scheduler.errors))
+        assert 'cannot be read' in next(iter(scheduler.errors))['text']
         wait_for(lambda: scheduler.maintainer.catalog is not first)
         assert any('cannot be read; it was set aside' in warning
                    for warning in scheduler.maintainer.warnings)
