@@ -257,7 +257,7 @@ class Daemon:
             LOG.info('Serving %s on %s', self._repository.path,
                      self._options.socket)
             if self._cache is not None:
-                LOG.info('Standing in for %s on %s, with blocks of %s',
+                LOG.info('Answering for %s on %s, with blocks from %s',
                          self._options.glance_url, self._conf.cache.listen,
                          self._conf.cache.peer)
             await self._wait(ending)

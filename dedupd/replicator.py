@@ -365,7 +365,7 @@ class Replicator:
         try:
             result = dataclasses.asdict(self._replicate(pace))
         except task_module.Stopped:
-            error = 'it was stopped, since the daemon ended'
+            error = 'it was stopped because the daemon ended'
             ended = False
         except Exception as e:
             error = str(e) or repr(e)

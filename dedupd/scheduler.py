@@ -64,8 +64,8 @@ def _troubles(result: Fields) -> Iterator[str]:
         yield f'nothing was freed: {result["refused"]}'
     if result.get('found'):
         yield f'{result["found"]} damaged blocks were found'
-    for key, words in (('failed', 'left as it is'),
-                       ('unreadable', 'unreadable')):
+    for key, words in (('failed', 'failed'),
+                       ('unreadable', 'cannot be read')):
         for what, error in sorted((result.get(key) or {}).items())[:1]:
             yield f'{len(result[key])} {words}; the first is {what}: {error}'
 
@@ -469,7 +469,7 @@ class Scheduler:
         except task_module.Stopped:
             if not self._stopping:
                 return None
-            return _Outcome(error='it was stopped, since the daemon ended',
+            return _Outcome(error='it was stopped because the daemon ended',
                             is_cut_off=True)
         except Exception as e:
             if isinstance(e, database.CatalogError):

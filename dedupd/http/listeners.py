@@ -22,13 +22,11 @@ from dedupd.http import router as router_module
 
 
 class Connection(Protocol):
-    """Serves one connection.
-
-    :ivar idle: whether the connection may be cut off now
-    """
+    """Serves one connection."""
 
     @property
-    def idle(self) -> bool: ...
+    def idle(self) -> bool:
+        """Whether the connection may be cut off now."""
 
     async def run(self) -> None:
         """Serve the connection to its end, and close its socket."""

@@ -460,7 +460,7 @@ class _Connection:
         """:raises _Refused: if the request is invalid or not allowed"""
         command = request.command
         if command in _WRITES:
-            raise _Refused(protocol.Error.EPERM, 'images are not changed')
+            raise _Refused(protocol.Error.EPERM, 'images are read-only')
         if command == protocol.Command.FLUSH:
             return await self._reply(protocol.simple_reply(request.cookie))
         allowed = _ALLOWED.get(command)

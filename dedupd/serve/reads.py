@@ -438,7 +438,7 @@ class _Bell:
                 await self._rung.wait()
         except TimeoutError:
             raise readings.ArrivalFailed(
-                f'nothing of it came for {STALLED:g} seconds') from None
+                f'no bytes of the image came for {STALLED:g} seconds') from None
 
 
 class Course:

@@ -306,16 +306,16 @@ def _foresee_action(look: _Look, facts: dict[str, int], last: bool,
     if look.lost is not None:
         return 'skip', f'slot {look.lost} is needed, and has no block'
     if not look.live and not last:
-        return 'unlink', 'nothing in it lives'
+        return 'unlink', 'it has no live block'
     if _is_sparse(facts, look.live, evacuate_share):
         return 'evacuate', f'{look.live} of {facts["slots"]} blocks live'
     if worn:
-        return 'rewrite', 'little of its segments lives'
+        return 'rewrite', 'few bytes of its segments live'
     if look.free:
         return 'free', f'{len(look.free)} blocks are not used'
     if look.pinned:
-        return 'skip', 'what is not counted is still in use'
-    return 'skip', 'all of it is used'
+        return 'skip', 'uncounted blocks are still in use'
+    return 'skip', 'every block is in use'
 
 
 # -- executing ----------------------------------------------------------------

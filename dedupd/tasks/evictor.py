@@ -328,7 +328,7 @@ class _Run:
         if self._failed:
             why.append(f'{len(self._failed)} could not be deleted')
         return f'{what}; ' + (' and '.join(why) or (
-            'what else is there is not of images'))
+            'the rest does not come from images'))
 
 
 def _mib(size: int) -> str:

@@ -384,8 +384,8 @@ def test_what_a_run_could_not_do_is_an_error(repository, conf, done):
         assert [(e['task'], e['text']) for e in scheduler.errors] == [
             ('collect', 'nothing was freed: a recipe is bad'),
             ('scrub', '3 damaged blocks were found'),
-            ('scrub', '2 unreadable; the first is images/a: torn'),
-            ('merge', '1 left as it is; the first is a: no room')]
+            ('scrub', '2 cannot be read; the first is images/a: torn'),
+            ('merge', '1 failed; the first is a: no room')]
 
 
 def test_how_tasks_did_survives_a_restart(repository, conf, done):
