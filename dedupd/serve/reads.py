@@ -438,7 +438,8 @@ class _Bell:
                 await self._rung.wait()
         except TimeoutError:
             raise readings.ArrivalFailed(
-                f'no bytes of the image came for {STALLED:g} seconds') from None
+                f'no part of the image came for {STALLED:g} seconds'
+            ) from None
 
 
 class Course:
