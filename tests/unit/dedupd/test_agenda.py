@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which task runs next: no thread, no repository."""
+
+import time
+
+from oslo_config import cfg
+import pytest
+
+from dedupd import agenda as agenda_module
+from dedupd import opts
+from dedupd.tasks import registry
+from glance_dedup.base import task
+
+NAMES = ('account', 'collect', 'merge', 'scrub', 'recompress')
+
+
+@pytest.fixture
+def conf():
+    found = cfg.ConfigOpts()
+    found.register_opts(opts.dedupd_opts, group='dedupd')
+    found([], default_config_files=[])
+    for name in NAMES[1:]:
+        found.set_override(f'{name}_interval', 1000, 'dedupd')
+    return found
+
+
+@pytest.fixture
+def agenda(conf):
+    return agenda_module.Agenda(conf, NAMES)
+
+
+def started(job):
+    job.began, job.pace = time.time(), task.Pace()
+    return job
+
+
+def order(agenda):
+    """The names of all jobs, in the order in which they would run."""
+    found = []
+    while (job := agenda.take()) is not None:
+        found.append(job.name)
+        agenda.put(job.name)
+    return found
+
+
+def test_nothing_runs_by_itself_before_it_begins(agenda):
+    assert agenda.take() is None
+    agenda.begin()
+    assert order(agenda) == ['account']
+    agenda.clear()
+    assert all(agenda.due(name) is None for name in NAMES)
+
+
+def test_requests_then_what_is_due_for_longest(agenda):
+    for seconds, name in ((-1, 'merge'), (-2, 'scrub'), (-3, 'collect')):
+        agenda.put(name, seconds)
+    agenda.request('recompress', {}, None)
+    agenda.request('merge', {}, None)
+    assert order(agenda) == ['recompress', 'merge', 'collect', 'scrub']
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('running', NAMES)
+def test_a_due_task_of_a_lower_rank_goes_first(agenda, running, name):
+    job = agenda_module.Job(running)
+    assert not agenda.makes_way(job)
+    agenda.put(name, 0)
+    assert agenda.makes_way(job) == (
+        registry.TASKS[name].rank < registry.TASKS[running].rank)
+
+
+@pytest.mark.parametrize('running', NAMES)
+def test_a_request_goes_before_what_makes_way(agenda, running):
+    job = agenda_module.Job(running)
+    agenda.request('merge', {}, job if running != 'merge' else None)
+    assert agenda.makes_way(job) == (running in ('scrub', 'recompress'))
+
+
+def test_a_suspended_job_waits_for_what_it_made_way_for(agenda):
+    scrub = agenda_module.Job('scrub', 1, {'full': True})
+    recompress = agenda_module.Job('recompress', 2, {'dry_run': True})
+    for job in (recompress, scrub):
+        agenda.suspend(job)
+        assert agenda.is_waiting(job.name)
+    agenda.put('recompress', 0)
+    agenda.put('account', 0)
+    assert agenda.take().name == 'account'
+    agenda.put('account')
+    assert agenda.take() is scrub
+    assert agenda.take() is recompress
+    # A scrub goes on without beginning again; a dry run stays one.
+    assert (scrub.arguments, recompress.arguments) == ({}, {'dry_run': True})
+    assert agenda.take().name == 'recompress'
+
+
+def test_a_request_joins_what_has_begun(agenda):
+    running = started(agenda_module.Job('scrub'))
+    running.pace.patient = True
+    assert agenda.request('scrub', {'full': False}, running) is running
+    assert running.number == 1 and not running.pace.patient
+    assert agenda.request('scrub', {'full': True}, running) is not running
+    running.pace = None
+    agenda.suspend(running)
+    assert agenda.request('scrub', {}, None) is running
+    assert running.number == 3
+    agenda.drop_suspended('scrub')
+    assert agenda.take().arguments == {'full': True}
+    assert agenda.take() is None
+
+
+def test_a_task_that_never_makes_way_runs_again(agenda):
+    """Images that came meanwhile may concern the second run only."""
+    running = started(agenda_module.Job('collect'))
+    job = agenda.request('collect', {}, running)
+    assert job is not running
+    assert agenda.request('collect', {}, running) is job
+    assert agenda.withdraw(job.number) and not agenda.withdraw(job.number)
+    assert not agenda.is_waiting('collect')
+
+
+def test_no_task_waits_longer_than_its_interval(agenda, conf):
+    agenda.begin()
+    soon = agenda.due('merge')
+    conf.set_override('scrub_interval', 10, 'dedupd')
+    conf.set_override('collect_interval', 0, 'dedupd')
+    agenda.reload()
+    assert agenda.due('scrub') <= time.monotonic() + 10
+    assert agenda.due('collect') is None
+    assert agenda.due('merge') == soon
+    agenda.put('collect', 0)
+    assert agenda.due('collect') is None
+    agenda.put('scrub', 10 ** 9)
+    assert agenda.due('scrub') <= time.monotonic() + 10
+
+
+@pytest.mark.parametrize('interval', [0, 1000])
+def test_a_collection_by_a_moment(agenda, conf, interval):
+    """Whether or not collections are due at intervals."""
+    conf.set_override('collect_interval', interval, 'dedupd')
+    agenda.begin()
+    before = agenda.due('collect')
+    agenda.collect_by(None)
+    assert agenda.due('collect') == before
+    moment = time.monotonic() + 5
+    agenda.collect_by(moment)
+    assert agenda.due('collect') == moment
+    assert agenda.until(moment - 1000) == moment - 1000
+    agenda.collect_by(None)
+    assert agenda.due('collect') == (moment if interval else None)
