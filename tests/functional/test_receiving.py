@@ -453,7 +453,7 @@ def test_a_commit_before_all_came(peer):
         peer.begin()
         for lot in peer.sending.lots[:lots]:
             assert peer.offer(lot).status == 200
-        refused(peer.post('/commit'), 409, 'what came at')
+        refused(peer.post('/commit'), 409, 'the received lots end at')
 
 
 # -- who it is from -----------------------------------------------------------
