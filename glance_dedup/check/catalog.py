@@ -1,35 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog, read by ``repository check``.
+"""The catalog's ledger, counters and facts, compared with what was counted.
 
-Written from ``doc/source/contributor/format.rst`` alone; see ``check.py``.
+Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
 
-LevelDB cannot open a database without changing it, so the checker opens a
-private copy. A copy is only possible while no maintainer is at work;
-:meth:`Catalog.changed` tells whether one was.
+What is found is kept here, and reported by the caller: it must be thrown away
+if a maintainer changed the catalog meanwhile.
 
-The checker compares the catalog with its own counts. The caller reports what
-it found; this module keeps the findings. They must be thrown away if the
-catalog changed meanwhile.
-
-If LevelDB cannot read something, that is one finding, and nothing more of the
-catalog is judged. A damaged table is *damage*, since LevelDB syncs each table
-before anything names it. All else is a *note*: a crash may leave CURRENT, the
-manifest, the log and the list of tables as they were at different times, and
-with them accounting steps may be missing. The next maintainer notices that,
-and makes the catalog anew.
+If LevelDB cannot read something (see ``catalog_copy.py``), that is one
+finding, and nothing more of the catalog is judged.
 """
 
 import array
 import collections
-import contextlib
+from collections.abc import Iterable
 import functools
 import hashlib
 import itertools
 import json
 import operator
-import os
-import pathlib
 import re
 import struct
 import sys
@@ -38,25 +27,17 @@ import typing
 import plyvel
 
 from glance_dedup.base import leveldb
-from glance_dedup.base import scratch
+from glance_dedup.check import catalog_copy
 from glance_dedup.check import format as form
+from glance_dedup.check import group_reader
+from glance_dedup.check import index as index_module
+from glance_dedup.check import recipe_reader
+from glance_dedup.check import report
 from glance_dedup.check import store as store_module
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
-
-# The file's names of LevelDB's that make up a database. Others are its
-# messages, its lock, and what it forgot to remove.
-NEEDED_NAME = re.compile(r'(CURRENT|MANIFEST-[0-9]+|[0-9]+\.(ldb|sst|log))\Z')
-OTHER_NAME = re.compile(r'(LOCK|LOG|LOG\.old|[0-9]+\.dbtmp)\Z')
-CURRENT = re.compile(rb'MANIFEST-[0-9]+\n\Z')
-# In what LevelDB says: a file's name; that it is not there.
-NAMED = re.compile(r'/([0-9]+\.(?:ldb|sst|log)|MANIFEST-[0-9]+)\b')
-MISSING = re.compile('missing files|No such file')
-# In its journal: a log that it cannot read to its end.
-CUT_LOG = re.compile(r'/([0-9]+\.log): dropping')
-TABLE = ('.ldb', '.sst')
-ANEW = 'the next maintainer makes it anew'
+ANEW = catalog_copy.ANEW
 
 CHUNK = 1024                    # slots whose counters have one key
 COUNTS = struct.Struct('>cIB')
@@ -67,12 +48,8 @@ SEEN = struct.Struct('<QQ16s')  # inode, time of writing, transaction id
 PART = struct.Struct('>c16sI')  # of a recipe; the key
 PART_END = struct.Struct('<Q')  # the page behind it; the value
 IMAGE_KEY = re.compile(b'i[A-Za-z0-9_-]{1,128}')
-RECORD = 13                     # bytes, in the index
 COUNTER_MAX = (1 << 32) - 1
 MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
-PIECE = 1 << 20
-# Findings beyond these are only counted.
-MAX_FINDINGS = 10000
 
 META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
              'sequence': int, 'valid': bool, 'index_bits': int,
@@ -85,15 +62,7 @@ DAMAGED_KEYS = {'found': (int, float), 'fingerprint': str,
                 'quarantine': str, 'images': list}
 
 
-class InUse(Exception):
-    """A maintainer has the catalog."""
-
-
-class Unusable(Exception):
-    """The judging ends with a note: a crash may leave the catalog so."""
-
-
-def judging(method):
+def _judging(method):
     """A method that stops judging if LevelDB cannot read on."""
     @functools.wraps(method)
     def guarded(self, *arguments):
@@ -102,8 +71,8 @@ def judging(method):
         try:
             return method(self, *arguments)
         except plyvel.Error as e:
-            self.give_up(*self.blame(e))
-        except Unusable as e:
+            self.give_up(*self.copy.blame(e))
+        except catalog_copy.Unusable as e:
             self.give_up(NOTE, f'{e}: {ANEW}')
         except form.Damage as e:
             self.give_up(DAMAGE, e.sentence)
@@ -138,173 +107,78 @@ def _object(value: bytes, keys: dict, defaults: dict | None = None
     return found
 
 
-def snapshot(directory: int) -> dict[str, tuple]:
-    """What tells that somebody opened the database."""
-    found = {}
-    for name in os.listdir(directory):
-        try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        found[name] = form.identity(status)
-    return found
-
-
 class Catalog:
-    """A copy of the catalog as it is at the moment.
+    """The catalog as it is at the moment, read from a copy.
 
+    Its methods are called in this order: :meth:`meet` and :meth:`meet_file`
+    for each recipe, :meth:`check_ledger`, :meth:`judge_group` for each group,
+    then the others.
+
+    :param directory: the catalog's, open
+    :param fence: catalog id and sequence; None: there is none
     :ivar findings: severity, file, offset, sentence
     :ivar left_off: how many more there were, by severity
     :ivar valid: whether its ledger and counters are to be judged
     :ivar lost: whether nothing (more) can be said of it
+    :ivar exact: whether all that may have been counted was read
     :raises InUse: if it changes while it is copied
     :raises OSError: if there is no room for a copy
     """
 
     def __init__(self, directory: int, repository_id: bytes | None,
-                 fence: tuple[bytes, int] | None):
-        self.directory = directory
+                 fence: tuple[bytes, int] | None) -> None:
         self.findings: list[tuple] = []
         self.left_off: collections.Counter[str] = collections.Counter()
         self.valid = self.lost = False
-        self.bits = 0
-        self.records = self.matched = self.missing = 0
         self.seen: set[int] = set()     # groups that were judged
         # By transaction id, the files of the recipes that the ledger has.
         self.met = store_module.Store()
-        self.exact = True       # all that may have been counted was read
-        self.before = snapshot(directory)
-        self.copy = scratch.Directory()
-        self._db: plyvel.DB | None = None
+        self.exact = True
+        self.copy = catalog_copy.Copy(directory, self.find)
+        self.index = index_module.Index(self.copy, 0)
         try:
-            self.read(repository_id, fence)
+            self._read(repository_id, fence)
         except BaseException:
             self.close()
             raise
 
-    @judging
-    def read(self, repository_id, fence):
-        self.copy_files()
-        if self.changed():
-            raise InUse()
-        self.open()
-        self.read_meta(repository_id, fence)
+    @_judging
+    def _read(self, repository_id, fence):
+        self.copy.copy_files()
+        if self.copy.changed():
+            raise catalog_copy.InUse()
+        self.copy.open()
+        self._read_meta(repository_id, fence)
         if self.valid:
-            self.read_ledger()
+            self._read_ledger()
 
-    def close(self):
-        self.close_database()
+    def close(self) -> None:
+        """Close the copy and remove it."""
         self.met.close()
-        self.copy.cleanup()
+        self.copy.close()
 
-    @property
-    def db(self) -> plyvel.DB:
-        if self._db is None:
-            raise RuntimeError('the copy of the catalog is not open')
-        return self._db
-
-    def close_database(self):
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-    # What LevelDB cannot read
-
-    def give_up(self, severity, sentence, file='catalog'):
+    def give_up(self, severity: str, sentence: str, file: str = 'catalog'
+                ) -> None:
+        """Judge nothing more, for the reason that is told."""
         self.find(severity, sentence, file)
         self.lost, self.valid = True, False
-        self.records = self.matched = self.missing = 0
-        self.close_database()
+        self.index = index_module.Index(self.copy, 0)
+        self.copy.close_database()
 
-    def blame(self, error: plyvel.Error) -> tuple[str, str, str]:
-        """Severity, sentence and file."""
-        words = leveldb.words(error).replace(self.copy.name + '/', '')
-        words = form.printable(words)
-        if leveldb.refusal(error) is not None:
-            return NOTE, f'was not looked at to its end: {words}', 'catalog'
-        name = self.damaged_file(leveldb.words(error))
-        file = f'catalog/{name}' if name else 'catalog'
-        if MISSING.search(words) or not (name or '').endswith(TABLE):
-            return NOTE, f'cannot be read: {words}: {ANEW}', file
-        return (DAMAGE, f'cannot be read: {words}: glance-dedup repository '
-                'rebuild-catalog makes the catalog anew', file)
-
-    def damaged_file(self, words: str) -> str | None:
-        """The file that LevelDB spoke of; it does not always tell."""
-        named = NAMED.search(words)
-        if named is not None:
-            return named[1]
-        opened = self._db is not None
-        self.close_database()
-        copy = pathlib.Path(self.copy.name)
-        with contextlib.suppress(plyvel.Error, OSError):
-            log = CUT_LOG.search((copy / 'LOG').read_text(errors='replace'))
-            if log is not None:
-                return log[1]
-            manifest = (copy / 'CURRENT').read_text('ascii').strip()
-            # This reads all tables, and puts aside those that are damaged.
-            plyvel.repair_db(str(copy), paranoid_checks=True)
-            tables = [file.name for file in sorted(copy.glob('lost/*'))
-                      if file.suffix in TABLE]
-            if tables or not opened:
-                return (*tables, manifest)[0]
-        return None
-
-    def find(self, severity, sentence, file='catalog', offset=None):
-        if len(self.findings) < MAX_FINDINGS:
+    def find(self, severity: str, sentence: str, file: str = 'catalog',
+             offset: int | None = None) -> None:
+        """Keep a finding until it is known whether it may be reported."""
+        if len(self.findings) < report.MAX_FINDINGS:
             self.findings.append((severity, file, offset, sentence))
         else:
             self.left_off[severity] += 1
 
-    # The copy
-
-    def changed(self) -> bool:
-        """Whether a maintainer opened the catalog since."""
-        return snapshot(self.directory) != self.before
-
-    def copy_files(self):
-        for name in sorted(self.before):
-            if not NEEDED_NAME.match(name):
-                if not OTHER_NAME.match(name):
-                    self.find(NOTE, 'has an unknown name', f'catalog/{name}')
-                continue
-            try:
-                with form.File(self.directory, name, f'catalog/{name}') as f:
-                    self.copy_file(f, name)
-            except form.Gone:
-                raise InUse() from None
-            except form.Damage as e:
-                raise form.Damage(f'{name} {e.sentence}') from e
-
-    def copy_file(self, f, name):
-        if name == 'CURRENT' and not CURRENT.match(f.read(0, 256)):
-            raise form.Damage('names no manifest')
-        with open(os.path.join(self.copy.name, name), 'wb') as out:
-            offset, size = 0, f.size()
-            while offset < size:
-                data = f.read(offset, min(PIECE, size - offset))
-                if not data:
-                    raise InUse()
-                # Holes stay holes: a hostile file may be one large hole.
-                if data.count(0) == len(data):
-                    out.seek(len(data), os.SEEK_CUR)
-                else:
-                    out.write(data)
-                offset += len(data)
-            out.truncate(size)
-
-    def open(self):
-        if 'CURRENT' not in self.before:
-            raise Unusable('is not a database of LevelDB')
-        self._db = plyvel.DB(self.copy.name, create_if_missing=False,
-                             paranoid_checks=True, max_open_files=100)
-
     # What it says of itself
 
-    def read_meta(self, repository_id, fence):
-        found = self.get(b'meta')
+    def _read_meta(self, repository_id, fence):
+        found = self.copy.get(b'meta')
         if found is None:
-            raise Unusable('does not say what it is')
+            raise catalog_copy.Unusable('does not say what it is')
         meta = _object(found, META_KEYS, {'parts': 0})
         if meta is None:
             raise form.Damage('says nonsense of what it is')
@@ -322,7 +196,7 @@ class Catalog:
                 meta['index_bits'] > 31
                 or not form.HEX_ID.match(meta['ledger'])):
             raise form.Damage('has impossible parameters')
-        self.bits = meta['index_bits']
+        self.index = index_module.Index(self.copy, meta['index_bits'])
         self.ledger, self.parts = meta['ledger'], meta['parts']
         if not meta['valid']:
             self.find(NOTE, f'was not finished: {ANEW}')
@@ -337,45 +211,38 @@ class Catalog:
             return
         self.valid = True
 
-    def get(self, key: bytes) -> bytes | None:
-        return self.db.get(key, verify_checksums=True)
-
-    def items(self, prefix):
-        with self.db.iterator(prefix=prefix, verify_checksums=True) as found:
-            yield from found
-
-    @judging
-    def check_keys(self):
-        """Everything that is neither of a recipe nor of a group."""
+    @_judging
+    def check_keys(self) -> None:
+        """Judge everything that is neither of a recipe nor of a group."""
         lengths = {b'c': COUNTS.size, b'l': 17, b'b': 17, b'e': PART.size,
                    b'g': NUMBER.size,
                    b'f': NUMBER.size, b'd': LONG_NUMBER.size, b's': 1,
                    b'h': LONG_NUMBER.size, b'p': NUMBER.size}
         strange = 0
-        with self.db.iterator(include_value=False,
-                              verify_checksums=True) as keys:
+        with self.copy.db.iterator(include_value=False,
+                                   verify_checksums=True) as keys:
             for key in keys:
                 strange += (key != b'meta' and not IMAGE_KEY.fullmatch(key)
                             and len(key) != lengths.get(key[:1]))
         if strange:
             self.find(DAMAGE, f'has {strange} keys of no meaning')
         for prefix in (b's', b'h'):
-            for key, value in self.items(prefix):
+            for key, value in self.copy.items(prefix):
                 if not isinstance(_json(value), dict):
                     self.find(DAMAGE, f'the value of {leveldb.shown(key)} is '
                               'not an object')
-        for key, value in self.items(b'i'):
+        for key, value in self.copy.items(b'i'):
             if len(value) != SEEN.size:
                 self.find(DAMAGE, f'the value of {leveldb.shown(key)} has '
                           f'{len(value)} bytes')
-        for key, value in self.items(b'p'):
-            if len(key) == NUMBER.size and not self.good_duplicates(
+        for key, value in self.copy.items(b'p'):
+            if len(key) == NUMBER.size and not self._good_duplicates(
                     NUMBER.unpack(key)[1], value):
                 self.find(DAMAGE, f'the duplicates of group '
                           f'{NUMBER.unpack(key)[1]:08x} are not in order')
 
     @staticmethod
-    def good_duplicates(group, value) -> bool:
+    def _good_duplicates(group: int, value: bytes) -> bool:
         if not value or len(value) % PAIR.size:
             return False
         pairs = list(PAIR.iter_unpack(value))
@@ -385,11 +252,12 @@ class Catalog:
 
     # The ledger
 
-    def read_ledger(self):
+    def _read_ledger(self):
         together = functools.reduce(
-            operator.xor, map(int.from_bytes, self.transactions(b'l')), 0)
+            operator.xor, map(int.from_bytes, self.copy.transactions(b'l')),
+            0)
         parts = 0
-        for key, value in self.items(b'e'):
+        for key, value in self.copy.items(b'e'):
             together ^= int.from_bytes(
                 hashlib.sha256(key + value).digest()[:16])
             parts += 1
@@ -402,33 +270,26 @@ class Catalog:
                       f'accounting steps: {ANEW}')
             self.valid = False
 
-    def transactions(self, prefix: bytes) -> typing.Iterator[bytes]:
-        with self.db.iterator(prefix=prefix, include_value=False,
-                              verify_checksums=True) as keys:
-            for key in keys:
-                if len(key) == 17:
-                    yield key[1:]
-
-    @judging
+    @_judging
     def lacks(self, transaction: bytes) -> bool:
-        """Whether it is in the ledger, and was not met with."""
+        """Whether the ledger has a recipe that was not met yet."""
         return self.valid and transaction not in self.met and any(
-            self.get(prefix + transaction) is not None for prefix in (
+            self.copy.get(prefix + transaction) is not None for prefix in (
                 b'l', b'b'))
 
-    @judging
-    def meet(self, header: form.RecipeHeader, blocks: int | None,
+    @_judging
+    def meet(self, header: recipe_reader.RecipeHeader, blocks: int | None,
              file: str) -> int:
-        """How many of its extents are counted; and whether by its own figures.
+        """Compare a recipe with the ledger; how many of its extents count.
 
-        One without extents has one, when it is counted.
+        A recipe without extents has one, once it is counted.
 
         :param blocks: that it names; None if not all of it could be read
         """
         if not self.valid:
             return 0
-        value = self.get(b'l' + header.transaction)
-        begun = self.get(b'b' + header.transaction)
+        value = self.copy.get(b'l' + header.transaction)
+        begun = self.copy.get(b'b' + header.transaction)
         found = begun or value
         if not found:
             return 0
@@ -443,9 +304,9 @@ class Catalog:
             parts = (_object(begun, BEGUN_KEYS) or {}).get('parts', 0)
             good = not value and parts > 0
         else:
-            parts = self.judge_facts(_json(found), header, blocks, file)
+            parts = self._judge_facts(_json(found), header, blocks, file)
             good = True
-        ends = self.ends_of(header.transaction, parts)
+        ends = self._ends_of(header.transaction, parts)
         pages = -(-header.extents // form.EXTENTS_PER_PAGE)
         if not good or ends is None or ends[-1] + (not begun) > max(1, pages):
             self.find(DAMAGE, f'has impossible parts for {file}')
@@ -454,11 +315,11 @@ class Catalog:
             return min(ends[-1] * form.EXTENTS_PER_PAGE, header.extents)
         return max(1, header.extents)
 
-    def ends_of(self, transaction: bytes, parts: int) -> list[int] | None:
+    def _ends_of(self, transaction: bytes, parts: int) -> list[int] | None:
         """The ends of a recipe's parts, after a 0; None if they cannot be."""
         ends = [0]
         for part in range(parts):
-            value = self.get(PART.pack(b'e', transaction, part)) or b''
+            value = self.copy.get(PART.pack(b'e', transaction, part)) or b''
             if len(value) != PART_END.size:
                 return None
             ends += PART_END.unpack(value)
@@ -466,8 +327,9 @@ class Catalog:
                 return None
         return ends
 
-    def judge_facts(self, found: typing.Any, header: form.RecipeHeader,
-                    blocks: int | None, file: str) -> int:
+    def _judge_facts(self, found: typing.Any,
+                     header: recipe_reader.RecipeHeader, blocks: int | None,
+                     file: str) -> int:
         """Compare what the ledger keeps of a recipe.
 
         :returns: in how many parts it was counted, but the last
@@ -481,11 +343,11 @@ class Catalog:
             self.find(DAMAGE, f'has other figures for {file} than its header')
         return parts
 
-    @judging
+    @_judging
     def meet_file(self, image_id: str, inode: int, modified: int,
-                  header: form.RecipeHeader, file: str) -> None:
-        """Whether an image's file is taken for the recipe that it holds."""
-        value = self.valid and self.get(b'i' + image_id.encode())
+                  header: recipe_reader.RecipeHeader, file: str) -> None:
+        """Compare the transaction id that is kept for an image's file."""
+        value = self.valid and self.copy.get(b'i' + image_id.encode())
         if value and len(value) == SEEN.size:
             *seen, transaction = SEEN.unpack(value)
             if (seen == [inode, modified]
@@ -493,9 +355,9 @@ class Catalog:
                 self.find(DAMAGE, f'has another transaction id for {file} '
                           'than its header')
 
-    @judging
-    def check_ledger(self, unannounced):
-        """To be called when all recipes were met.
+    @_judging
+    def check_ledger(self, unannounced: Iterable[str]) -> None:
+        """Judge the ledger, once all recipes were met.
 
         :param unannounced: files of images that no spool entry announces,
             and that are not counted
@@ -510,11 +372,11 @@ class Catalog:
             return
         gone, first = 0, b'\xff' * 16
         for prefix in (b'l', b'b'):
-            for transaction in self.transactions(prefix):
+            for transaction in self.copy.transactions(prefix):
                 if transaction not in self.met:
                     # One that is whole and begun is one.
                     gone += prefix == b'l' or (
-                        self.get(b'l' + transaction) is None)
+                        self.copy.get(b'l' + transaction) is None)
                     first = min(first, transaction)
         if gone:
             self.find(NOTE, f'counts {gone} recipes that are gone, as that of '
@@ -522,10 +384,10 @@ class Catalog:
 
     # Counters, and what it says of the groups
 
-    def stored_counts(self, number) -> array.array:
+    def _stored_counts(self, number: int) -> array.array:
         parts = []
         for chunk in range(form.MAX_SLOTS // CHUNK):
-            value = self.get(COUNTS.pack(b'c', number, chunk))
+            value = self.copy.get(COUNTS.pack(b'c', number, chunk))
             if value is not None and len(value) != 4 * CHUNK:
                 self.find(DAMAGE, f'the counters of group {number:08x}, chunk '
                           f'{chunk}, have {len(value)} bytes')
@@ -533,13 +395,14 @@ class Catalog:
             parts.append(value or bytes(4 * CHUNK))
         return _words(b''.join(parts))
 
-    def judge_counts(self, number, changes: dict[int, int]) -> array.array:
+    def _judge_counts(self, number: int, changes: dict[int, int]
+                      ) -> array.array:
         """Compare a group's counters with what recipes name.
 
         :param changes: by slot, how many more extents of counted recipes
             begin there than end there
         """
-        stored = self.stored_counts(number)
+        stored = self._stored_counts(number)
         self.seen.add(number)
         # Behind these nothing is counted, nor named.
         counted = -(-len(stored.tobytes().rstrip(b'\0')) // 4)
@@ -569,23 +432,25 @@ class Catalog:
                       f'instead of {expected[slot]}')
         return stored
 
-    @judging
-    def judge_group(self, group: form.Group, changes: dict[int, int],
-                    named: bytes):
+    @_judging
+    def judge_group(self, group: group_reader.Group, changes: dict[int, int],
+                    named: bytes) -> None:
         """Judge all that it says of a group that could be read.
 
+        :param changes: by slot, how many more extents of counted recipes
+            begin there than end there
         :param named: by slot, whether any recipe names it, counted or not
         """
         if not self.valid:
             return
         number = group.number
-        stored = self.judge_counts(number, changes)
-        facts = _object(self.get(NUMBER.pack(b'g', number)) or b'{}',
+        stored = self._judge_counts(number, changes)
+        facts = _object(self.copy.get(NUMBER.pack(b'g', number)) or b'{}',
                         GROUP_KEYS, GROUP_FACTS)
         if facts is None or group.slots < max(
                 facts['judged'], facts['indexed'], facts['rewritten']):
             self.find(DAMAGE, f'the facts of group {number:08x} cannot be')
-            self.judge_indexed(group, 0)
+            self.index.look_up(group, 0)
             return
         used = len(stored) - stored.count(0)
         if facts['used'] != used:
@@ -598,94 +463,41 @@ class Catalog:
             self.find(NOTE, f'has {len(lost)} blocks of group {number:08x}, '
                       f'as slot {lost[0]}, that nothing names and no '
                       'collection will look for')
-        self.judge_indexed(group, facts['indexed'])
+        self.index.look_up(group, facts['indexed'])
         if form.DAMAGED in group.states:
-            self.judge_damaged(group)
+            self._judge_damaged(group)
 
-    def judge_damaged(self, group):
+    def _judge_damaged(self, group: group_reader.Group) -> None:
         unknown = [
             slot for slot in range(group.slots)
-            if group.states[slot] == form.DAMAGED and self.get(
+            if group.states[slot] == form.DAMAGED and self.copy.get(
                 LONG_NUMBER.pack(b'd', group.number << 15 | slot)) is None]
         if unknown:
             self.find(NOTE, f'does not know of {len(unknown)} damaged blocks '
                       f'of group {group.number:08x}, as slot {unknown[0]}: '
                       'the next scrub tells it')
 
-    @judging
-    def judge_others(self):
-        """What it says of groups that are not there."""
+    @_judging
+    def judge_others(self) -> None:
+        """Judge what it says of groups that were not judged."""
         if not self.valid:
             return
-        for key, value in self.items(b'c'):
+        for key, value in self.copy.items(b'c'):
             if len(key) == COUNTS.size and any(value):
                 number = COUNTS.unpack(key)[1]
                 if number not in self.seen:
-                    self.judge_counts(number, {})
-        for key, value in self.items(b'd'):
+                    self._judge_counts(number, {})
+        for key, value in self.copy.items(b'd'):
             if len(key) == LONG_NUMBER.size and (
                     _object(value, DAMAGED_KEYS) is None
                     or LONG_NUMBER.unpack(key)[1] >= MAX_ADDRESS):
                 self.find(DAMAGE, f'what it says of the damaged block '
                           f'{LONG_NUMBER.unpack(key)[1]:010x} cannot be')
 
-    # The index
-
-    def page_of(self, fingerprint: bytes) -> int:
-        return int.from_bytes(fingerprint[:4], 'big') >> 32 - self.bits
-
-    def judge_indexed(self, group, indexed):
-        """Look up all blocks of a group, page by page."""
-        wanted = sorted(
-            (group.fingerprint(slot)[:8], slot) for slot in range(group.slots)
-            if group.states[slot] == form.GOOD)
-        for page, blocks in itertools.groupby(
-                wanted, lambda block: self.page_of(block[0])):
-            value = self.get(NUMBER.pack(b'f', page)) or b''
-            records = {value[at:at + 8]: value[at + 8:at + RECORD]
-                       for at in range(0, len(value), RECORD)}
-            for fingerprint, slot in blocks:
-                found = records.get(fingerprint)
-                if found is None:
-                    self.missing += slot < indexed
-                else:
-                    address = group.number << 15 | slot
-                    self.matched += (
-                        int.from_bytes(found, 'little') == address)
-
-    @judging
-    def judge_index(self):
-        """To be called when all groups were judged."""
-        bad = 0
-        for key, value in self.items(b'f'):
-            if len(key) != NUMBER.size:
-                continue
-            page = NUMBER.unpack(key)[1]
-            bad += not value or not self.good_page(page, value)
-            self.records += len(value) // RECORD
-        if bad:
-            self.find(DAMAGE, f'has {bad} pages of the index that are not in '
-                      'order')
-        if self.missing:
-            self.find(NOTE, f'has no index record for {self.missing} blocks '
-                      'that should have one')
-        stale = self.records - self.matched
-        if stale and self.valid:
-            self.find(NOTE, f'has {stale} index records of blocks that are '
-                      'no more')
-
-    def good_page(self, page, value) -> bool:
-        if len(value) % RECORD:
-            return False
-        before = b''
-        for at in range(0, len(value), RECORD):
-            fingerprint = value[at:at + 8]
-            group = int.from_bytes(value[at + 8:at + RECORD], 'little') >> 15
-            if fingerprint <= before or not group or (
-                    self.page_of(fingerprint) != page):
-                return False
-            before = fingerprint
-        return True
+    @_judging
+    def judge_index(self) -> None:
+        """Judge the index, once all groups were judged."""
+        self.index.judge(self.find, self.valid)
 
 
 def _json(value: bytes) -> typing.Any:

@@ -2,8 +2,8 @@
 
 """What ``repository check`` has to remember, in bounded memory.
 
-It remembers images, extents and blocks, of which a repository may have any
-number.
+It remembers images, extents and spare copies, of which a repository may have
+any number.
 """
 
 import bisect
@@ -17,7 +17,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import leveldb
 from glance_dedup.base import scratch
 
-# Of all entries, with what Python adds to each, until they go to the disk.
+# Bytes of the entries in memory: all, before the first go to the disk; what
+# Python adds to each; and those of one batch, from then on.
 LIMIT = 8 << 20
 ENTRY = 200
 BATCH = 1 << 20
@@ -29,6 +30,10 @@ class Store:
     A small one is in memory.  A larger one is a database of LevelDB's in a
     scratch directory, with a few MiB of memory, whatever its size.  Nothing
     may be put while :meth:`items` runs.
+
+    :raises StorageError: by any method, if the scratch directory cannot be
+        used
+    :raises NoSpaceError: the same, if it is full
     """
 
     def __init__(self) -> None:
@@ -39,6 +44,7 @@ class Store:
         self._db: plyvel.DB | None = None
 
     def put(self, key: bytes, value: bytes = b'') -> None:
+        """Keep a value, instead of the one that the key had."""
         self._entries[key] = value
         self._keys = None
         self._size += len(key) + len(value) + ENTRY
@@ -46,6 +52,7 @@ class Store:
             self._to_disk()
 
     def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None if it has none."""
         value = self._entries.get(key)
         if value is None and self._db is not None:
             with self._guarded():
@@ -57,7 +64,7 @@ class Store:
 
     def items(self, prefix: bytes, start: bytes = b''
               ) -> Generator[tuple[bytes, bytes], None, None]:
-        """Those whose keys have the prefix, in order.
+        """The entries whose keys have the prefix, in order.
 
         :param start: the first key that is wanted; it has the prefix, too
         """
@@ -79,6 +86,7 @@ class Store:
                 yield key, value
 
     def close(self) -> None:
+        """Forget all entries; more may be put then."""
         self._entries, self._keys = {}, []
         if self._db is not None:
             self._db.close()

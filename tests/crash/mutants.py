@@ -85,7 +85,7 @@ _ACCOUNTING = 'dedupd/tasks/accounting.py'
 _MERGER = 'dedupd/tasks/merger.py'
 _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
-_CHECK = 'glance_dedup/check/format.py'
+_CHECK = 'glance_dedup/check/group_reader.py'
 
 
 # One checksum over the whole fingerprint store, beside those of the entries.
@@ -222,7 +222,8 @@ MUTANTS = (
                  '        s = verify_page(group, err);\n'
                  '    }\n'),
             Edit(_CHECK,
-                 'areas = [(3 * SECTOR, head[3 * SECTOR:], DAMAGE)]',
+                 'areas = [(3 * form.SECTOR, head[3 * form.SECTOR:], '
+                 'form.DAMAGE)]',
                  'areas = []')),
         workload='store'),
     Mutant(

@@ -12,6 +12,7 @@ import traceback
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import checker
+from glance_dedup.check import files
 from tests.crash.expectation import make
 from tests.crash import survivor
 from tests.crash import workloads
@@ -19,7 +20,7 @@ from tests.support import maintenance
 from tests.support import repositories
 
 # Nobody else is at work, so nothing need be waited for.
-checker.PAUSE = 0
+files.PAUSE = 0
 
 _ERRORS = (exceptions.DamagedError, exceptions.StorageError)
 

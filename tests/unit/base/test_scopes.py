@@ -27,6 +27,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
 from glance_dedup.base import task
 from glance_dedup.check import checker
+from glance_dedup.check import files
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import pull
 from tests.support import daemons
@@ -48,7 +49,7 @@ ALL = {'project': 'p', 'scope': 'global'}
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(checker, 'PAUSE', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
 
 
 def groups_of(repo, image_id):

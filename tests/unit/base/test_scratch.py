@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from glance_dedup.base import scratch
-from glance_dedup.check import catalog
+from glance_dedup.check import catalog_copy
 from glance_dedup.check import checker
 from tests.support import repositories
 from tests.unit.repository import format_writer as writer
@@ -111,7 +111,7 @@ def test_killed_check_leaves_its_copy_only_until_the_next(
     writer.Catalog(repository).save()
 
     def killed():
-        catalog.Catalog.open = lambda self: os._exit(9)
+        catalog_copy.Copy.open = lambda self: os._exit(9)
         checker.check(repository.path)
     with pytest.raises(repositories.ChildFailed):
         repositories.in_child(killed)

@@ -5,6 +5,7 @@
 import pytest
 
 from glance_dedup.check import checker
+from glance_dedup.check import files
 from tests.unit.repository import format_writer as writer
 
 DAMAGE, NOTE = checker.DAMAGE, checker.NOTE
@@ -22,7 +23,7 @@ def noise(number, size=512):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(checker, 'PAUSE', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
 
 
 @pytest.fixture

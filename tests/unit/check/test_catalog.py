@@ -19,7 +19,10 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
+from glance_dedup.check import catalog_copy
 from glance_dedup.check import checker
+from glance_dedup.check import files
+from glance_dedup.check import groups
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import put
@@ -35,7 +38,7 @@ def noise(number, size=512):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(checker, 'PAUSE', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
 
 
 @pytest.fixture
@@ -136,9 +139,9 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
     """What was read of the catalog may not be what it says by now."""
     catalog.groups[1]['used'] = 3
     catalog.save()
-    original = checker._Checker.check_groups
+    original = groups.Groups.check_all
 
-    def check_groups(self, numbers):
+    def check_all(self, numbers):
         original(self, numbers)
         change()
 
@@ -148,7 +151,7 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
     def fence():
         catalog.save_fence(catalog.sequence, catalog.sequence + 1)
 
-    monkeypatch.setattr(checker._Checker, 'check_groups', check_groups)
+    monkeypatch.setattr(groups.Groups, 'check_all', check_all)
     for change in (touch, fence):
         one(repository, NOTE, 'in use')
     change = int
@@ -159,14 +162,13 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
 def test_catalog_is_changed_while_it_is_copied(
         repository, catalog, monkeypatch):
     catalog.save()
-    original = checker.catalog_module.Catalog.copy_files
+    original = catalog_copy.Copy.copy_files
 
     def copy_files(self):
         original(self)
         (repository.path / 'catalog/LOG').write_text('opened')
 
-    monkeypatch.setattr(checker.catalog_module.Catalog, 'copy_files',
-                        copy_files)
+    monkeypatch.setattr(catalog_copy.Copy, 'copy_files', copy_files)
     one(repository, NOTE, 'in use')
 
 
@@ -653,7 +655,7 @@ def test_no_room_for_leveldb_is_no_damage(
         raise plyvel.IOError(b'IO error: %s/000009.log: No space left on '
                              b'device' % name.encode())
 
-    monkeypatch.setattr(checker.catalog_module.plyvel, 'DB', full)
+    monkeypatch.setattr(catalog_copy.plyvel, 'DB', full)
     found, = judge_with_damaged_catalog(repository)
     assert (found.severity, found.file) == (NOTE, 'catalog')
     assert 'No space left' in found.sentence

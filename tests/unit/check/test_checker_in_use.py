@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from glance_dedup.check import format
+from glance_dedup.check import files
+from glance_dedup.check import group_reader
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import block
 from tests.unit.check.fixtures import look
@@ -23,7 +24,7 @@ image = fixtures.image
 def hooked(monkeypatch, when, action):
     """Call `action` once, right before the `when`-th opening of a file."""
     opened = []
-    original = format.File.__init__
+    original = files.File.__init__
 
     def init(self, directory, name, file):
         opened.append(file)
@@ -33,7 +34,7 @@ def hooked(monkeypatch, when, action):
         original(self, directory, name, file)
 
     done: list[int] = []
-    monkeypatch.setattr(format.File, '__init__', init)
+    monkeypatch.setattr(files.File, '__init__', init)
     return done
 
 
@@ -111,7 +112,7 @@ def test_group_that_grows_while_it_is_read(
     group.save()
     repository.image('two', [(group, 12, 1)])
     looks = []
-    original = format.GroupReader.look
+    original = group_reader.GroupReader.look
 
     def act(self, *args):
         looks.append(args)
@@ -119,7 +120,7 @@ def test_group_that_grows_while_it_is_read(
             group.path.write_bytes(whole)
         return original(self, *args)
 
-    monkeypatch.setattr(format.GroupReader, 'look', act)
+    monkeypatch.setattr(group_reader.GroupReader, 'look', act)
     assert look(repository)[1].findings == []
     assert len(looks) == 3
 

@@ -14,6 +14,8 @@ import xxhash
 from dedupd.cache import index
 from dedupd import history
 from glance_dedup.check import checker
+from glance_dedup.check import report as report_module
+from glance_dedup.check import space
 from glance_dedup.transfer import journal
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import block
@@ -85,7 +87,7 @@ def test_huge_files_take_no_memory(repository, group, image):
 
 
 def test_findings_are_bounded(monkeypatch, repository):
-    monkeypatch.setattr(checker, 'MAX_FINDINGS', 5)
+    monkeypatch.setattr(report_module, 'MAX_FINDINGS', 5)
     for i in range(9):
         repository.write(repository.path / f'images/a b{i}', b'')
     repository.write(repository.path / 'images/bad', b'')
@@ -141,8 +143,8 @@ def test_many_extents_over_several_pages(repository, group):
 
 
 def test_duplicates_are_counted(repository, monkeypatch):
-    monkeypatch.setattr(checker._Duplicates, 'RUN', 4)
-    monkeypatch.setattr(checker._Duplicates, 'PIECE', 16)
+    monkeypatch.setattr(space.Duplicates, 'RUN', 4)
+    monkeypatch.setattr(space.Duplicates, 'PIECE', 16)
     for number in (1, 2, 3):
         group = writer.Group(repository, number)
         group.append([block(i) for i in range(number * 3)])

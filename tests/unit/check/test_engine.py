@@ -12,6 +12,7 @@ import time
 import pytest
 
 from glance_dedup.check import checker
+from glance_dedup.check import files
 from glance_dedup.repository import repository
 from tests.support import repositories
 from tests.unit.repository import format_writer as writer
@@ -139,15 +140,15 @@ def damage(path, offset):
 def test_the_engine_refuses_what_the_checker_calls_damage(
         make, tmp_path, monkeypatch):
     """And the other way round: neither is stricter about an image."""
-    monkeypatch.setattr(checker, 'PAUSE', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     path = tmp_path / 'repository'
     data = text(5, 20000) + bytes(5000) + text(6, 3000)
     with make(block_size=512, group_slots=64) as repo:
         repo.put('one', io.BytesIO(data))
     rnd = random.Random(7)
-    files = [path / 'images' / 'one', *sorted((path / 'groups').iterdir())]
+    paths = [path / 'images' / 'one', *sorted((path / 'groups').iterdir())]
     differing = []
-    for file in files:
+    for file in paths:
         content = file.read_bytes()
         for offset in rnd.sample(range(len(content)), 120):
             damage(file, offset)
@@ -233,7 +234,7 @@ def test_while_other_processes_store_and_delete(make, tmp_path):
 @pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
 def test_every_byte_of_a_segment_header(make, tmp_path, monkeypatch, codec):
     """As users run it: what the first look finds the last one finds, too."""
-    monkeypatch.setattr(checker, 'PAUSE', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     with make(codec, block_size=512, group_slots=64,
               segment_size=2048) as repo:
         repo.put('one', io.BytesIO(text(5, 20000)))

@@ -12,7 +12,9 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import checker as check
-from glance_dedup.check import format as check_format
+from glance_dedup.check import files
+from glance_dedup.check import recipes
+from glance_dedup.check import space
 from glance_dedup.check import store as store_module
 from tests.unit.repository import format_writer as writer
 
@@ -93,8 +95,8 @@ def test_no_room_ends_the_check(
 def test_the_verdict_is_the_same(repository, group, monkeypatch, limit):
     monkeypatch.setattr(store_module, 'LIMIT', limit)
     monkeypatch.setattr(store_module, 'BATCH', 0)
-    monkeypatch.setattr(check, 'PAGES_AT_ONCE', 1)
-    monkeypatch.setattr(check, 'PAUSE', 0)
+    monkeypatch.setattr(recipes, 'PAGES_AT_ONCE', 1)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     gone = writer.Group(repository, 7)
     gone.append([b'gone' * 128])
     catalog = writer.Catalog(repository)
@@ -167,13 +169,13 @@ def many_spares(repository, group, amount):
 def test_memory_is_bounded(tmp_path, monkeypatch, store, allowed):
     """It grows by the names alone, which 8 extents have in one case."""
     # Less of what does not grow, so that less is needed to see what grows.
-    monkeypatch.setattr(check_format.File, 'WINDOW', 1 << 16)
+    monkeypatch.setattr(files.File, 'WINDOW', 1 << 16)
     monkeypatch.setattr(store_module, 'LIMIT', 1 << 16)
     monkeypatch.setattr(store_module, 'BATCH', 1 << 16)
-    monkeypatch.setattr(check, 'PAGES_AT_ONCE', 4)
-    monkeypatch.setattr(check, 'OWNERS_AT_ONCE', 64)
-    monkeypatch.setattr(check._Duplicates, 'RUN', 1 << 8)
-    monkeypatch.setattr(check._Duplicates, 'PIECE', 1 << 8)
+    monkeypatch.setattr(recipes, 'PAGES_AT_ONCE', 4)
+    monkeypatch.setattr(recipes, 'OWNERS_AT_ONCE', 64)
+    monkeypatch.setattr(space.Duplicates, 'RUN', 1 << 8)
+    monkeypatch.setattr(space.Duplicates, 'PIECE', 1 << 8)
     peaks = []
     amounts = 4000, 16000
     for amount in amounts:

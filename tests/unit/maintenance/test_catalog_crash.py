@@ -33,7 +33,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
-from glance_dedup.check import checker
+from glance_dedup.check import files
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
@@ -237,7 +237,7 @@ def strange(directory):
 def hurry(patch):
     """No time goes into making room, or into waiting for others' writes."""
     patch.setattr(reserve, 'RESERVE_BYTES', 4096)
-    patch.setattr(checker, 'PAUSE', 0)
+    patch.setattr(files, 'PAUSE', 0)
 
 
 # -- states -------------------------------------------------------------------

@@ -8,12 +8,13 @@ from dedupd.tasks import collector
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.check import checker
+from glance_dedup.check import files
 from tests.support import repositories
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(checker, 'PAUSE', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
 
 
 def scrub(maintainer, full=True, **options):

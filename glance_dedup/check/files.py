@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Files of a repository that may be in use: opened, read, read again."""
+
+from collections.abc import Iterator
+import errno
+import os
+import stat
+import time
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.check import format as form
+
+# What looks wrong is read this often before it is reported, with pauses:
+# another process may be in the middle of writing it.
+LOOKS = 4
+PAUSE = 0.05                    # seconds
+
+
+class Gone(Exception):
+    """The file that was to be read has no such name any more."""
+
+
+def looks() -> Iterator[int]:
+    """The turns at reading something, with a pause before each further one.
+
+    Each yields how many turns are left after it. Leave the loop as soon as
+    what was read is right.
+    """
+    for left in reversed(range(LOOKS)):
+        yield left
+        if left:
+            time.sleep(PAUSE)
+
+
+def refused_by_system(error: OSError, file: str) -> None:
+    """Raise if the error is the environment's fault, not the repository's.
+
+    :param file: its name, for the message
+    :raises AccessDenied: the system refuses the access
+    :raises StorageError: the system is short of descriptors or memory
+    """
+    if error.errno in (errno.EACCES, errno.EPERM):
+        raise exceptions.AccessDenied(
+            f'{file} cannot be read: {error.strerror}') from error
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        raise exceptions.StorageError(
+            f'{file} cannot be read: {error.strerror}') from error
+
+
+def identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    """What tells one file from another that gets its name."""
+    return (status.st_dev, status.st_ino, status.st_size,
+            status.st_mtime_ns)
+
+
+class File:
+    """A regular file of the repository, open for reading.
+
+    :ivar file: its name in the repository, for messages
+    :ivar identity: of the file that was opened; see :func:`identity`
+    :raises Gone: if there is no such file
+    :raises Damage: if it is not a regular file, or cannot be opened
+    """
+
+    # Bytes read ahead at once; most requests come in rising order.
+    WINDOW = 4 << 20
+
+    def __init__(self, directory: int, name: str, file: str):
+        self.file = file
+        try:
+            self.fd = access.open_file(
+                name, os.O_RDONLY | os.O_NOFOLLOW, directory)
+        except FileNotFoundError:
+            raise Gone() from None
+        except OSError as e:
+            refused_by_system(e, file)
+            if e.errno == errno.ELOOP:
+                raise form.Damage('is a symbolic link') from e
+            raise form.Damage(f'cannot be opened: {e.strerror}') from e
+        self._start = 0
+        self._window = b''
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self.fd)
+            raise form.Damage('is not a regular file')
+        self.identity = identity(status)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        os.close(self.fd)
+
+    def size(self) -> int:
+        """The size in bytes at this moment; the file may be growing."""
+        return os.fstat(self.fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes at `offset`: fewer than `length` at the file's end."""
+        parts = []
+        while length > 0:
+            try:
+                part = os.pread(self.fd, length, offset)
+            except OSError as e:
+                refused_by_system(e, self.file)
+                raise form.Damage(
+                    f'cannot be read: {e.strerror}', offset) from e
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b''.join(parts)
+
+    def read_ahead(self, offset: int, length: int) -> memoryview:
+        """The same through a window, for many short pieces in order.
+
+        The memory stays valid after the next call.
+        """
+        at = offset - self._start
+        if at < 0 or at + length > len(self._window):
+            self._window = b''
+            try:
+                self._window = self.read(offset, max(length, self.WINDOW))
+            except form.Damage:
+                # A bad sector must not spoil what lies before it.
+                self._window = self.read(offset, length)
+            self._start = offset
+            at = 0
+        return memoryview(self._window)[at:at + length]

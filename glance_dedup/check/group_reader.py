@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""One file of ``groups/`` or ``spares/``, read and verified.
+
+Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+What recipes ask of a group is judged in ``groups.py``.
+"""
+
+import array
+import dataclasses
+import typing
+
+import lz4.block
+import xxhash
+import zstandard
+
+from glance_dedup.check import files
+from glance_dedup.check import format as form
+
+
+@dataclasses.dataclass
+class Problem:
+    """What is wrong with a run of slots, or (slots == 0) with their group."""
+
+    offset: int
+    sentence: str
+    slot: int = 0
+    slots: int = 0
+    severity: str | None = None  # None: it depends on who names the slots
+    kind: str = ''              # of entries: what they have in common
+
+
+@dataclasses.dataclass
+class Group:
+    """What one look at a group found."""
+
+    number: int
+    seed: int = 0
+    slots: int = 0
+    largest: int = 0
+    digest: typing.Callable[[bytes, bytes], bytes] | None = None
+    tells: bool = True          # a fingerprint says which block it is of
+    scope: bytes = form.GLOBAL_SCOPE
+    scopes: dict[int, bytes] = dataclasses.field(
+        default_factory=dict)   # of spare copies, by slot
+    exact: bool = True          # its minor version is the one known here
+    sequence: int = 0
+    published: int = 0
+    end: int = 0
+    size: int = 0
+    data: int = 0               # where the segments start
+    stored: int = 0             # bytes of segments with live blocks
+    covered: int = 0            # bytes that such segments take of the file
+    freed: int = 0              # slots
+    damaged: int = 0            # slots
+    doubtful: set[int] = dataclasses.field(
+        default_factory=set)    # live slots of segments with problems
+    told: int = 0               # bytes that progress was told of
+    states: bytearray = dataclasses.field(default_factory=bytearray)
+    lengths: array.array = dataclasses.field(
+        default_factory=lambda: array.array('I'))
+    fingerprints: bytearray = dataclasses.field(default_factory=bytearray)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+
+    def problem(self, *args, **kwargs) -> None:
+        """Add a :class:`Problem`, of which these are the fields."""
+        self.problems.append(Problem(*args, **kwargs))
+
+    def fingerprint(self, slot: int) -> bytes:
+        """The 32 bytes that the slot's entry has; zeros if it is not read."""
+        return bytes(self.fingerprints[32 * slot:32 * slot + 32])
+
+    def hits(self, extent) -> bool:
+        """Whether a block that the extent names is bad, or its entry."""
+        return form.BAD in self.states[extent.slot:extent.slot + extent.blocks]
+
+    def severity_of(self, problem: Problem, lost: bool = False) -> str:
+        """How bad a problem is.
+
+        :param lost: whether an image loses content by it
+        """
+        if problem.severity is not None:
+            return problem.severity
+        return form.DAMAGE if (
+            lost or problem.slot < self.published) else form.NOTE
+
+
+def _check_order(group, blocks, first, count, plain_length):
+    """Blocks lie in a segment in the order of their slots, without gaps."""
+    if first + count > group.slots or blocks[0][0] < first or (
+            blocks[-1][0] >= first + count):
+        raise form.Damage(f'says that it has {count} blocks from slot {first}')
+    before, end = first - 1, 0
+    for slot, at, length, _ in blocks:
+        # Blocks between, that are not live any more, had a byte or more.
+        between = slot - before - 1
+        if at < end + between or (at > end and not between):
+            raise form.Damage(f'the block of slot {slot} does not lie where '
+                              'the one before it ends')
+        before, end = slot, at + length
+    between = first + count - before - 1
+    if plain_length < end + between or (
+            plain_length > end and not between):
+        raise form.Damage(f'has {plain_length} plain bytes, but its blocks '
+                          f'have {end}')
+
+
+class GroupReader:
+    """Reads groups, one look at a time.
+
+    :param repository_id: that of all groups; None if it is not known
+    :param fingerprint: the digest's name; None if it is not known
+    :param block_size: the largest block's bytes; None if it is not known
+    :param advance: told the bytes read and the file's name
+    :ivar scopes: those that a spare copy may be of, the likeliest first;
+        nothing in its file says which
+    """
+
+    def __init__(self, repository_id, fingerprint, block_size, advance):
+        self.repository_id = repository_id
+        self.fingerprint = fingerprint
+        self.block_size = block_size or form.MAX_BLOCK
+        self.advance = advance
+        self.scopes = [form.GLOBAL_SCOPE]
+        self.decompressor = zstandard.ZstdDecompressor(
+            max_window_size=form.MAX_WINDOW)
+
+    def look(self, directory: int, number: int,
+             only: set[int] | None = None, spare: bool = False) -> Group:
+        """Read a group; of its segments only those with slots in `only`.
+
+        :param spare: it is a file of ``spares/``
+
+        :raises Gone: if there is no such group
+        :raises Damage: if nothing can be said of its slots
+        """
+        group = Group(number)
+        name = f'{number:08x}'
+        file = f'spares/{name}' if spare else f'groups/{name}'
+        with files.File(directory, name, file) as f:
+            head = f.read(0, form.PAGE)
+            self._read_header(group, head, spare)
+            self._read_records(group, head)
+            group.size = f.size()
+            if group.end > group.size:
+                group.problem(
+                    group.size, f'ends here, but at its last sync point '
+                    f'it had {group.end} bytes', severity=form.DAMAGE)
+            table = f.read(form.PAGE, group.data - form.PAGE)
+            sectors = -(-group.slots // form.ENTRIES_PER_SECTOR)
+            if len(table) < form.SECTOR * sectors:
+                group.problem(
+                    group.size, 'ends inside its fingerprint store',
+                    0, group.slots)
+            table = table.ljust(group.data - form.PAGE, b'\0')
+            self._check_zeros(group, head, table, sectors)
+            segments = self._read_entries(group, table)
+            self._read_segments(group, f, segments, only)
+        return group
+
+    def scope_of_group(self, directory: int, number: int) -> bytes:
+        """The scope of a group, by its header alone.
+
+        :raises Gone, Damage: as for look
+        """
+        group = Group(number)
+        with files.File(directory, f'{number:08x}',
+                        f'groups/{number:08x}') as f:
+            self._read_header(group, f.read(0, form.PAGE), False)
+        return group.scope
+
+    def _read_header(self, group, head, spare):
+        if len(head) < form.PAGE:
+            raise form.Damage('ends inside its header', len(head))
+        (magic, major, minor, number, repository_id, scope, slots, largest,
+         digest) = form.GROUP_HEADER.unpack_from(head)
+        if magic != b'GDGROUP\0':
+            raise form.Damage('does not start with the magic of a group', 0)
+        group.seed = form.stored_checksum(head, 504)
+        if form.xxh3(head[:504]) != group.seed:
+            raise form.Damage('the checksum of its header does not agree', 504)
+        if major != form.MAJOR:
+            raise form.Damage(f'has format {major}.{minor}; this program '
+                              f'reads {form.MAJOR}.x', 8)
+        if number != group.number:
+            raise form.Damage(f'is group {number:08x}', 12)
+        if self.repository_id not in (None, repository_id):
+            raise form.Damage('is of the repository '
+                              f'{repository_id.hex()}', 16)
+        if (scope == form.SPARE_SCOPE) != spare:
+            raise form.Damage('is not of spare copies' if spare
+                              else 'is of spare copies', 32)
+        group.scope = scope
+        if not form.MIN_SLOTS <= slots <= form.MAX_SLOTS:
+            raise form.Damage(f'has {slots} slots', 48)
+        if not 1 <= largest <= self.block_size:
+            raise form.Damage(f'has blocks of up to {largest} bytes', 52)
+        name = digest.rstrip(b'\0').decode('ascii', 'replace')
+        group.digest = form.digest_of(name)
+        if group.digest is None:
+            raise form.Damage('has fingerprints of an unknown digest: '
+                              + form.printable(name), 56)
+        group.tells = form.is_cryptographic(name)
+        if self.fingerprint not in (None, name):
+            group.problem(56, f'has fingerprints by {name}',
+                          severity=form.NOTE)
+        group.exact = minor <= form.MINOR
+        group.slots = slots
+        group.largest = largest
+        sectors = -(-slots // form.ENTRIES_PER_SECTOR)
+        group.data = -(-(form.PAGE + form.SECTOR * sectors)
+                       // form.PAGE) * form.PAGE
+
+    def _read_records(self, group, head):
+        valid, zeros = {}, set()
+        for i in (0, 1):
+            offset = form.SECTOR * (i + 1)
+            record = head[offset:offset + form.SECTOR]
+            if not any(record):
+                zeros.add(i)
+            elif form.xxh3(record[:504], group.seed) == form.stored_checksum(
+                    record, 504):
+                if record[7] >> 7:
+                    group.problem(
+                        offset, f'published record {i} has the impossible '
+                        f'sequence {form.RECORD.unpack_from(record)[0]}',
+                        severity=form.DAMAGE)
+                    continue
+                valid[i] = form.RECORD.unpack_from(record)
+                if valid[i][0] % 2 != i:
+                    group.problem(
+                        offset, f'published record {i} has the sequence '
+                        f'{valid[i][0]}', severity=form.DAMAGE)
+            else:
+                group.problem(
+                    offset, f'the checksum of published record {i} does '
+                    'not agree', severity=form.DAMAGE)
+        if not valid:
+            return
+        which = max(valid, key=lambda i: valid[i][0])
+        (sequence, _, published, flags, group.end, codec,
+         level) = valid[which]
+        offset = form.SECTOR * (which + 1)
+        if 1 - which in zeros and sequence > 1:
+            group.problem(
+                form.SECTOR * (2 - which), f'published record {1 - which} is '
+                'lost', severity=form.DAMAGE)
+        if published > group.slots:
+            group.problem(
+                offset + 16, f'{published} of {group.slots} slots are '
+                'published', severity=form.DAMAGE)
+        group.published = min(published, group.slots)
+        if flags & form.POISONED:
+            group.problem(
+                offset + 20, 'is poisoned: writing to it failed once, and '
+                'nothing is appended to it any more', severity=form.NOTE)
+        if flags & ~(form.POISONED | form.UNSETTLED) and group.exact:
+            group.problem(offset + 20, f'has unknown flags: {flags:#x}',
+                          severity=form.NOTE)
+        if level > form.MOST_LEVEL.get(codec, -1) and group.exact:
+            group.problem(
+                offset + 32, f'was compressed anew with an unknown codec or '
+                f'level: {codec}, {level}', severity=form.NOTE)
+
+    def _check_zeros(self, group, head, table, sectors):
+        if not group.exact:
+            return
+        areas = [(3 * form.SECTOR, head[3 * form.SECTOR:], form.DAMAGE)]
+        entries = form.ENTRY * form.ENTRIES_PER_SECTOR
+        for at in range(0, form.SECTOR * sectors, form.SECTOR):
+            areas.append((form.PAGE + at + entries,
+                          table[at + entries:at + form.SECTOR], form.DAMAGE))
+        # Of these two the format says nothing.
+        last = form.SECTOR * (sectors - 1)
+        at = last + form.ENTRY * (
+            group.slots - form.ENTRIES_PER_SECTOR * (sectors - 1))
+        areas.append((form.PAGE + at, table[at:last + entries], form.NOTE))
+        areas.append((form.PAGE + form.SECTOR * sectors,
+                      table[form.SECTOR * sectors:], form.NOTE))
+        for offset, data, severity in areas:
+            rest = data.lstrip(b'\0')
+            if rest:
+                group.problem(offset + len(data) - len(rest),
+                              'has a byte here that should be zero',
+                              severity=severity)
+
+    def _read_entries(self, group, table) -> dict[tuple, list[tuple]]:
+        """Decode the fingerprint store.
+
+        :returns: for each segment, by its offset, stored length and codec,
+            its live blocks by slot: slot, offset, length, checksum
+        """
+        group.states = bytearray(group.slots)
+        group.lengths = array.array('I', bytes(4 * group.slots))
+        group.fingerprints = bytearray(32 * group.slots)
+        segments: dict[tuple, list[tuple]] = {}
+        run = None
+        for slot in range(group.slots):
+            sector, place = divmod(slot, form.ENTRIES_PER_SECTOR)
+            at = form.SECTOR * sector + form.ENTRY * place
+            sentence = self._read_entry(
+                group, slot, table[at:at + form.ENTRY], segments)
+            if sentence is None:
+                run = None
+            elif (run is not None and run.kind == sentence
+                    and slot != group.published):
+                run.slots += 1
+                run.sentence = (f'the entries of slots {run.slot} to '
+                                f'{slot}: {sentence}')
+            else:
+                run = Problem(
+                    form.PAGE + at, f'the entry of slot {slot}: {sentence}',
+                    slot, 1, kind=sentence)
+                group.problems.append(run)
+        return segments
+
+    def _read_entry(self, group, slot, raw, segments) -> str | None:
+        if raw == form.ENTRY_ZEROS:
+            if slot < group.published:
+                group.states[slot] = form.BAD
+                return 'is empty, but was published'
+            return None
+        (fingerprint, checksum, offset, place,
+         own) = form.ENTRY_FIELDS.unpack(raw)
+        group.states[slot] = form.BAD
+        seed = (group.seed + slot) % (1 << 64)
+        if form.xxh3(raw[:52], seed) % (1 << 32) != own:
+            return 'its checksum does not agree'
+        state = place >> 61
+        if state in (form.VOID, form.FREED):
+            group.states[slot] = state
+            group.freed += state == form.FREED
+            if any(raw[:44]) or place != state << 61:
+                return f'is {form.STATE_NAMES[state]}, but has fields'
+            return None
+        if state not in (form.LIVE, form.DAMAGED):
+            return f'has the unknown state {state}'
+        at = place & 0xfffff
+        length = place >> 20 & 0x1ffff
+        stored = place >> 37 & 0x1fffff
+        codec = place >> 58 & 7
+        if not 1 <= length <= group.largest:
+            return f'has a block of {length} bytes'
+        if offset < group.data:
+            return f'its segment lies at {offset}, before all segments'
+        if at + length > form.MAX_SEGMENT or stored > form.MAX_SEGMENT:
+            return 'its segment is too large'
+        if codec > form.CODEC_ZSTD:
+            return f'has the unknown codec {codec}'
+        group.lengths[slot] = length
+        group.fingerprints[32 * slot:32 * slot + 32] = fingerprint
+        if state == form.DAMAGED:
+            group.states[slot] = form.DAMAGED
+            group.damaged += 1
+            return None
+        group.states[slot] = form.GOOD
+        segments.setdefault((offset, stored, codec), []).append(
+            (slot, at, length, checksum))
+        return None
+
+    def _read_segments(self, group, f, segments, only):
+        """Verify all segments with live blocks, or those with `only`."""
+        end, untold = group.data, group.data
+        for (offset, stored, codec), blocks in sorted(segments.items()):
+            size = form.SEGMENT_HEADER + stored
+            group.stored += size
+            group.covered += max(0, offset + size - max(end, offset))
+            end = max(end, offset + size)
+            if only is not None and not any(b[0] in only for b in blocks):
+                continue
+            problems = len(group.problems)
+            try:
+                self._read_segment(group, f, offset, stored, codec, blocks)
+            except form.Damage as e:
+                for slot, _, _, _ in blocks:
+                    group.states[slot] = form.BAD
+                first, last = blocks[0][0], blocks[-1][0]
+                group.problem(
+                    offset if e.offset is None else e.offset,
+                    f'the segment of slots {first} to {last}: {e.sentence}',
+                    first, last - first + 1)
+            if len(group.problems) > problems:
+                group.doubtful.update(block[0] for block in blocks)
+            untold += size
+            if untold >= form.MAX_SEGMENT and only is None:
+                self.advance(untold, f.file)
+                group.told += untold
+                untold = 0
+        if only is None:
+            self.advance(max(0, group.size - group.told), f.file)
+
+    def _read_segment(self, group, f, offset, stored, codec, blocks):
+        data = f.read_ahead(offset, form.SEGMENT_HEADER + stored)
+        if len(data) < form.SEGMENT_HEADER + stored:
+            raise form.Damage('the file ends inside it')
+        (magic, its_codec, _, count, first, plain_length, its_stored, _,
+         checksum) = form.SEGMENT_FIELDS.unpack_from(data)
+        if magic != b'GDSG':
+            raise form.Damage('has not the magic of one')
+        hasher = xxhash.xxh3_64(data[:24], seed=group.seed)
+        hasher.update(data[form.SEGMENT_HEADER:])
+        intact = hasher.intdigest() == checksum
+        if its_codec != codec or its_stored != stored:
+            raise form.Damage('its entries say otherwise of its codec or its '
+                              'length')
+        if plain_length > form.MAX_SEGMENT or stored > plain_length or (
+                codec == form.CODEC_NONE and stored != plain_length):
+            raise form.Damage(f'has {plain_length} bytes in {stored}')
+        _check_order(group, blocks, first, count, plain_length)
+        plain = self._decode(codec, data[form.SEGMENT_HEADER:], plain_length)
+        for slot, at, length, checksum in blocks:
+            block = plain[at:at + length]
+            severity = None
+            if form.xxh3(block) != checksum:
+                sentence = 'its bytes do not have its checksum'
+            elif self._has_fingerprint(group, slot, block):
+                continue
+            elif group.scope == form.SPARE_SCOPE:
+                # Of images, and groups, that are gone; or it is bad.
+                sentence = ('its bytes have its fingerprint in no scope that '
+                            'is known here')
+                severity = form.NOTE
+            else:
+                sentence = 'its bytes do not have its fingerprint'
+            group.states[slot] = form.BAD
+            group.problem(offset, f'the block of slot {slot}: {sentence}',
+                          slot, 1, severity)
+        if not intact and all(
+                group.states[block[0]] == form.GOOD for block in blocks):
+            # Each block has been judged by its own; so nothing is lost.
+            sentence = (f'the segment of slots {first} to '
+                        f'{first + count - 1}: its checksum does not agree')
+            severity = form.DAMAGE
+            if blocks[0][0] >= group.published:
+                severity = form.NOTE
+            elif sum(block[2] for block in blocks) < plain_length:
+                # A crash, or damage that was told, may have spoiled these.
+                sentence += '; some of its blocks are needed no more'
+                severity = form.NOTE
+            group.problem(offset, sentence, severity=severity)
+
+    def _has_fingerprint(self, group, slot, block) -> bool:
+        wanted = group.fingerprint(slot)
+        if group.scope != form.SPARE_SCOPE:
+            return group.digest(group.scope, block) == wanted
+        for number, scope in enumerate(self.scopes):
+            if group.digest(scope, block) == wanted:
+                group.scopes[slot] = scope
+                # The next copy is of the same, most likely.
+                self.scopes.insert(0, self.scopes.pop(number))
+                return True
+        return False
+
+    def _decode(self, codec, stored, plain_length) -> memoryview:
+        try:
+            if codec == form.CODEC_NONE:
+                return stored
+            if codec == form.CODEC_LZ4:
+                plain = lz4.block.decompress(
+                    stored, uncompressed_size=plain_length)
+            else:
+                told = zstandard.get_frame_parameters(stored).content_size
+                if told not in (zstandard.CONTENTSIZE_UNKNOWN,
+                                plain_length):
+                    raise form.Damage(f'decodes to {told} bytes instead of '
+                                      f'{plain_length}')
+                plain = self.decompressor.decompress(
+                    stored, max_output_size=plain_length,
+                    allow_extra_data=False)
+        except (lz4.block.LZ4BlockError, zstandard.ZstdError,
+                ValueError) as e:
+            raise form.Damage('its bytes do not decode') from e
+        if len(plain) != plain_length:
+            raise form.Damage(f'decodes to {len(plain)} bytes instead of '
+                              f'{plain_length}')
+        return memoryview(plain)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The lists of images and tasks that daemons keep in a repository.
+
+No image is worse for it if a list is no good, so a bad one is a *note*.
+"""
+
+from glance_dedup.check import directories as directories_module
+from glance_dedup.check import files
+from glance_dedup.check import format as form
+from glance_dedup.check import json_objects
+
+
+def check(directories: directories_module.Directories) -> None:
+    """Report the lists that cannot be read."""
+    for name, (kind, what, longest) in form.LISTS.items():
+        try:
+            _parse(directories.read(name, longest + 1), kind, what, longest)
+        except files.Gone:
+            pass
+        except form.Damage as e:
+            directories.findings.find(form.NOTE, name, e.offset, e.sentence)
+
+
+def _parse(text: bytes, kind: str, what: str, longest: int) -> None:
+    if not text:
+        return      # it was just made, or is to be begun
+    if len(text) > longest:
+        raise form.Damage(f'is longer than {longest} bytes')
+    found = json_objects.load(text, kind)
+    if found.get('version') != 1:
+        version = form.printable(str(found.get('version')))
+        raise form.Damage(f'has version {version}; this program reads 1')
+    json_objects.need_checksum(found)
+    entries = found.get(what)
+    if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) for entry in entries):
+        raise form.Damage(f'has no list of {what}')

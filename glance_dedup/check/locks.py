@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The files in ``locks/``, and who holds a lock now."""
+
+import fcntl
+import os
+import struct
+
+from glance_dedup.check import directories as directories_module
+from glance_dedup.check import files
+from glance_dedup.check import format as form
+
+
+def check(directories: directories_module.Directories) -> None:
+    """Report what should not be in the directory of locks."""
+    find = directories.findings.find
+    for name in directories.names('locks'):
+        file = 'locks/' + name
+        if name == 'trial':
+            continue    # hosts try the directory together just now
+        if name not in ('groups', 'images', 'maintainer'):
+            find(form.NOTE, file, None, 'has an unknown name')
+            continue
+        status = directories.status_of('locks', name)
+        if status is not None:
+            directories.check_mode(status, file, 0o600)
+            if status.st_size:
+                find(form.NOTE, file, None,
+                     'has content; it should only carry locks')
+
+
+def is_locked(fd: int, byte: int) -> bool:
+    """Whether somebody holds a lock of any kind on this byte of a file."""
+    flock = struct.Struct('@hhqqi4x')
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
+            fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except OSError:
+        return True
+    return flock.unpack(answer)[0] != fcntl.F_UNLCK
+
+
+def is_maintained(directories: directories_module.Directories) -> bool:
+    """Whether somebody is the maintainer now."""
+    try:
+        with files.File(directories['locks'], 'maintainer',
+                        'locks/maintainer') as f:
+            return is_locked(f.fd, 0)
+    except (KeyError, files.Gone, form.Damage):
+        return False

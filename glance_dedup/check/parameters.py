@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""``repository.json`` and ``key``: what a repository is, and its secret."""
+
+import re
+
+from glance_dedup.base import exceptions
+from glance_dedup.check import directories as directories_module
+from glance_dedup.check import files
+from glance_dedup.check import format as form
+from glance_dedup.check import json_objects
+
+
+def check(directories: directories_module.Directories) -> dict:
+    """The valid parameters; none, and a finding, if they are not valid.
+
+    :raises InvalidParameter: this program does not have the digest
+    :raises VersionError: the format has a newer major version
+    """
+    find = directories.findings.find
+    try:
+        found = _parse(directories.read('repository.json', form.MAX_JSON + 1))
+    except files.Gone:
+        find(form.DAMAGE, 'repository.json', None, 'is missing')
+    except form.Damage as e:
+        find(form.DAMAGE, 'repository.json', e.offset, e.sentence)
+    else:
+        if form.digest_of(found['fingerprint']) is None:
+            raise exceptions.InvalidParameter(
+                f"the repository's fingerprints are by "
+                f'{form.printable(found["fingerprint"])}, a digest unknown '
+                'here')
+        return found
+    return {}
+
+
+def check_key(directories: directories_module.Directories) -> None:
+    """Report a key that is missing or not whole."""
+    find = directories.findings.find
+    try:
+        text = directories.read('key', form.KEY_LENGTH + 1)
+    except files.Gone:
+        find(form.DAMAGE, 'key', None, 'is missing')
+    except form.Damage as e:
+        find(form.DAMAGE, 'key', e.offset, e.sentence)
+    else:
+        digits = text[:64]
+        if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
+                text != b'%b %016x\n' % (digits, form.xxh3(digits))):
+            find(form.DAMAGE, 'key', None, 'is not 64 hexadecimal digits, '
+                 'their checksum and a newline')
+
+
+def _parse(text: bytes) -> dict:
+    if len(text) > form.MAX_JSON:
+        raise form.Damage(f'is longer than {form.MAX_JSON} bytes')
+    found = json_objects.load(text, form.KIND)
+    # First: a newer version may have another checksum.
+    major = found.get('major')
+    if type(major) is int and major > form.MAJOR:
+        raise exceptions.VersionError(
+            f'repository.json has format {major}.{found.get("minor")}; this '
+            f'program reads {form.MAJOR}.x')
+    json_objects.need_checksum(found)
+    texts = ('kind', 'repository_id', 'cutting', 'fingerprint', 'compare',
+             'checksum')
+    numbers = ('major', 'minor', 'block_size', 'group_slots',
+               'segment_size')
+    if set(found) != set(texts + numbers):
+        raise form.Damage('has not the keys that it should have')
+    for key in found:
+        if type(found[key]) is not (str if key in texts else int):
+            raise form.Damage(f'{key} is not of the type that it should be')
+    block, segment = found['block_size'], found['segment_size']
+    for key, holds in (
+            ('major', major == form.MAJOR),
+            ('minor', found['minor'] >= 0),
+            ('repository_id', form.HEX_ID.match(found['repository_id'])),
+            ('block_size', form.MIN_BLOCK <= block <= form.MAX_BLOCK
+             and _is_power_of_two(block)),
+            ('group_slots',
+             form.MIN_SLOTS <= found['group_slots'] <= form.MAX_SLOTS),
+            ('segment_size', block <= segment <= form.MAX_SEGMENT
+             and _is_power_of_two(segment)),
+            ('cutting', _are_cuts(found['cutting'], block)),
+            ('compare', found['compare'] == 'value' or (
+                found['compare'] == 'hash'
+                and form.is_cryptographic(found['fingerprint'])))):
+        if not holds:
+            raise form.Damage(
+                f'{key} is {form.printable(str(found[key]))}, which cannot be')
+    return found
+
+
+def _are_cuts(text: str, block_size: int) -> bool:
+    """Whether blocks of up to `block_size` bytes can be cut like that."""
+    if text == 'fixed':
+        return True
+    match = re.fullmatch('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})', text)
+    if match is None:
+        return False
+    minimum, average = int(match[1]), int(match[2])
+    return (64 <= minimum < average < block_size
+            and _is_power_of_two(average))
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and not value & (value - 1)

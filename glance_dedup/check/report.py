@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What ``repository check`` found: findings, figures and progress."""
+
+from collections.abc import Callable
+from collections.abc import Collection
+import dataclasses
+
+from glance_dedup.check import format as form
+
+# Findings beyond these are only counted: a hostile directory may be large.
+MAX_FINDINGS = 10000
+FIGURES = ('images', 'groups', 'logical_bytes', 'zero_bytes',
+           'referenced_bytes', 'stored_bytes', 'garbage_bytes',
+           'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
+           'garbage_blocks', 'freed_blocks', 'damaged_blocks',
+           'spares', 'spare_bytes', 'index_records', 'index_stale',
+           'damage', 'notes', 'findings_left_off')
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    :ivar severity: ``'damage'`` or ``'note'``
+    :ivar file: the file's name inside the repository
+    :ivar offset: where in the file, in bytes; None if it is about the file
+    :ivar sentence: what is wrong
+    :ivar images: the ids of the images that are hit by it; they lose content
+        if the report says so, and no spare copy stands in for what is damaged
+    """
+
+    severity: str
+    file: str
+    offset: int | None
+    sentence: str
+    images: tuple[str, ...] = ()
+
+    def __str__(self):
+        where = self.file
+        if self.offset is not None:
+            where += f', offset {self.offset}'
+        return f'{self.severity}: {where}: {self.sentence}'
+
+
+@dataclasses.dataclass
+class Report:
+    """What :func:`glance_dedup.check.checker.check` found.
+
+    :ivar findings: all, in the order in which they were found
+    :ivar figures: whole numbers by name; sizes are in bytes
+    :ivar damaged_images: the sorted ids of the images that lost content
+    :ivar ok: whether there is no damage; notes do not count
+    """
+
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    figures: dict[str, int] = dataclasses.field(default_factory=dict)
+    damaged_images: list[str] = dataclasses.field(default_factory=list)
+    ok: bool = True
+
+
+class Findings:
+    """A report that is being made; every part of the check adds to it.
+
+    :param progress: called with the bytes read, the bytes that there are to
+        read, and the name of the file
+    :ivar figures: those of the report
+    :ivar total: bytes that there are to read, as far as it is known
+    """
+
+    def __init__(self, progress: Callable[[int, int, str], None] | None
+                 ) -> None:
+        self.figures = dict.fromkeys(FIGURES, 0)
+        self.total = 0
+        self._progress = progress
+        self._report = Report(figures=self.figures)
+        self._damaged_images: set[str] = set()
+        self._done = 0
+
+    def find(self, severity: str, file: str, offset: int | None,
+             sentence: str, images: Collection[str] = (),
+             lost: Collection[str] | None = None) -> None:
+        """Report something.
+
+        :param images: those that are hit by it
+        :param lost: those of the images that lose content; None: all
+        """
+        images = tuple(sorted(images))
+        self.count(severity)
+        if severity == form.DAMAGE:
+            self._damaged_images.update(images if lost is None else lost)
+        if len(self._report.findings) >= MAX_FINDINGS:
+            self.figures['findings_left_off'] += 1
+            return
+        self._report.findings.append(
+            Finding(severity, form.printable(file), offset, sentence, images))
+
+    def count(self, severity: str, count: int = 1) -> None:
+        """Count findings, which the report may name or leave off."""
+        self._report.ok &= severity != form.DAMAGE
+        self.figures['damage' if severity == form.DAMAGE
+                     else 'notes'] += count
+
+    def advance(self, size: int, what: str) -> None:
+        """Tell the progress that so many more bytes were read."""
+        self._done += size
+        if self._progress is not None:
+            self._progress(min(self._done, self.total), self.total, what)
+
+    def done(self) -> None:
+        """Tell the progress that nothing is left to read."""
+        self.total = self._done
+        self.advance(0, 'done')
+
+    def report(self) -> Report:
+        """The report of all that was found so far."""
+        self._report.damaged_images = sorted(self._damaged_images)
+        return self._report
