@@ -38,7 +38,8 @@ class TrySharing(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        from glance_dedup import trial
+        from glance_dedup.trial import findings as findings_module
+        from glance_dedup.trial import trial
 
         if parsed_args.hosts < 2:
             raise common.UsageError('--hosts: at least 2 take part')
@@ -48,7 +49,7 @@ class TrySharing(common.RepositoryCommand, lister.Lister):
                 progress.update(done, total)
             findings = trial.Trial(self.path, parsed_args.hosts,
                                    parsed_args.wait, progress=update).run()
-        if any(f.verdict == trial.UNFIT for f in findings):
+        if any(f.verdict == findings_module.UNFIT for f in findings):
             self.app.status = 1
         return (('property', 'verdict', 'seconds', 'detail', 'meaning'),
                 [(f.title, f.verdict, Seconds(f.seconds), f.detail, f.meaning)

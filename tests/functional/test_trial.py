@@ -16,17 +16,21 @@ import sys
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup import trial
+from glance_dedup.trial import findings as findings_module
+from glance_dedup.trial import meeting
+from glance_dedup.trial import properties
+from glance_dedup.trial import trial
 from tests.sharedfs import hosts as hosts_module
 from tests.support import daemons
 from tests.support import repositories
 
 LIMIT = 100     # seconds
+LIMITED, UNFIT = findings_module.LIMITED, findings_module.UNFIT
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(trial, '_POLL', 0.01)
+    monkeypatch.setattr(meeting, 'POLL', 0.01)
 
 
 def try_on(hosts, **options):
@@ -52,7 +56,7 @@ def verdicts(findings):
     return {key: f.verdict for key, f in findings.items()}
 
 
-FINE = dict.fromkeys(trial.PROPERTIES, trial.FINE)
+FINE = dict.fromkeys(findings_module.PROPERTIES, findings_module.FINE)
 
 
 @pytest.mark.parametrize('count', [
@@ -64,7 +68,7 @@ def test_file_system_that_is_fine(tmp_path, count):
         nothing_is_left(hosts)
     for findings in found:
         # That a name may come late is known, and reckoned with.
-        assert verdicts(findings) == {**FINE, 'new-names': trial.LIMITED}
+        assert verdicts(findings) == {**FINE, 'new-names': LIMITED}
         assert 1 < findings['new-names'].seconds < LIMIT / 2
         assert findings['names-asked'].seconds < 1
 
@@ -72,18 +76,18 @@ def test_file_system_that_is_fine(tmp_path, count):
 @pytest.mark.parametrize('options, wanted', [
     ({'locks': 'local', 'unlinked': 'stale', 'punch': 'unsupported',
       'rename': 'gap'},
-     {'locks': trial.UNFIT, 'locks-fall': trial.UNFIT,
-      'unlinked': trial.LIMITED, 'punch': trial.LIMITED,
-      'rename': trial.UNFIT}),
+     {'locks': UNFIT, 'locks-fall': UNFIT,
+      'unlinked': LIMITED, 'punch': LIMITED,
+      'rename': UNFIT}),
     ({'locks': 'refused', 'link': 'replaces', 'names': 2},
-     {'locks': trial.UNFIT, 'locks-fall': trial.UNFIT, 'link': trial.UNFIT,
-      'new-names': trial.LIMITED}),
+     {'locks': UNFIT, 'locks-fall': UNFIT, 'link': UNFIT,
+      'new-names': LIMITED}),
     ({'locks': 'ignored', 'fsync': 'nothing'},
-     {'locks': trial.UNFIT, 'locks-fall': trial.UNFIT,
-      'fsync': trial.UNFIT}),
+     {'locks': UNFIT, 'locks-fall': UNFIT,
+      'fsync': UNFIT}),
     ({'open': 'trusts', 'names': 2},
-     {'close-to-open': trial.UNFIT, 'names-asked': trial.UNFIT,
-      'fsync': trial.UNFIT, 'new-names': trial.LIMITED})], ids=str)
+     {'close-to-open': UNFIT, 'names-asked': UNFIT,
+      'fsync': UNFIT, 'new-names': LIMITED})], ids=str)
 def test_each_fault_is_found(tmp_path, options, wanted):
     with hosts_module.hosts(tmp_path, **{'names': 0, **options}) as hosts:
         prepare(hosts)
@@ -104,12 +108,12 @@ def test_few_links_to_one_file(tmp_path, monkeypatch):
         tried[source] += 1
         return link(source, *arguments, **options)
 
-    monkeypatch.setattr(trial.os, 'link', counted)
+    monkeypatch.setattr(os, 'link', counted)
     with hosts_module.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
         for findings in try_on(hosts):
             assert verdicts(findings) == FINE
-    assert tried.total() >= 2 * trial._LINKS and max(tried.values()) <= 20
+    assert tried.total() >= 2 * properties.LINKS and max(tried.values()) <= 20
 
 
 def command(host, *arguments):
@@ -129,8 +133,9 @@ def test_command(tmp_path):
             shown, words = process.communicate(timeout=LIMIT)
             assert process.returncode == 1, words
             rows = {row['property']: row for row in json.loads(shown)}
-            assert list(rows) == [t for t, _ in trial.PROPERTIES.values()]
-            bad = rows.pop('who opens sees what was synced')
+            assert list(rows) == [
+                title for title, _ in findings_module.PROPERTIES.values()]
+            bad = rows.pop('opening shows what was synced')
             assert bad['verdict'] == 'not fine'
             assert 'Recipes name blocks' in bad['meaning']
             assert {row['verdict'] for row in rows.values()} == {'fine'}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The properties that are tried, and what was found out about each."""
+
+import dataclasses
+
+# Verdicts, from good to bad.
+FINE = 'fine'
+LIMITED = 'limited'
+UNFIT = 'not fine'
+_ORDER = (FINE, LIMITED, UNFIT)
+
+#: By property: the title, and what it means if it is not fine.
+PROPERTIES = {
+    'owner': (
+        'a file belongs to the same user',
+        'Hosts would refuse one another\'s files. Give the user the same '
+        'number on all of them, and squash none.'),
+    'locks': (
+        'locks exclude other hosts',
+        'Hosts overwrite one another\'s blocks: images are lost. Mount with '
+        'locks that the server keeps, or use another file system.'),
+    'locks-fall': (
+        'locks fall with their holder',
+        'What a process had locked when it was killed stays locked: its '
+        'groups are never appended to or collected again.'),
+    'link': (
+        'link fails where the name exists',
+        'Of two uploads of an image both would be acknowledged. Use another '
+        'file system.'),
+    'rename': (
+        'rename replaces without a gap',
+        'Images and groups are missing for a moment while they are rewritten, '
+        'and for ever if the host dies just then. Have nothing rewritten '
+        '(see "Several hosts, one repository" in the guide), or use another '
+        'file system.'),
+    'new-names': (
+        'names that others made are seen',
+        'Only a directory that is opened shows them at once. The store opens '
+        'it before it says that an image is missing.'),
+    'names-asked': (
+        'opening a directory shows its names',
+        'An image that another host stored may not be found, and may be '
+        'taken for deleted, which loses it. Mount without a cache of names '
+        '(NFS: lookupcache=none), or use another file system.'),
+    'close-to-open': (
+        'opening shows what was closed',
+        'Hosts read one another\'s files as they were. Mount with '
+        'close-to-open consistency (NFS: without nocto).'),
+    'open-asked': (
+        'an open file can be asked for changes',
+        'Blocks that another host has freed may be used again: images are '
+        'damaged. Mount without a cache of attributes (NFS: noac), or use '
+        'another file system.'),
+    'fsync': (
+        'opening shows what was synced',
+        'Recipes name blocks that other hosts cannot read, and that are lost '
+        'if this host dies. Use another file system.'),
+    'unlinked': (
+        'an open file stays when it is unlinked',
+        'The download of an image that another host deletes meanwhile breaks '
+        'off. Files of groups are opened anew.'),
+    'punch': (
+        'holes can be punched',
+        'Freed blocks keep their space until their group is rewritten.'),
+    'clocks': (
+        'clocks agree within two seconds',
+        'Nothing of the store depends on them. Times that are shown, and '
+        'tokens, do.'),
+}
+
+_LIMITED_ONLY = {'new-names', 'unlinked', 'punch', 'clocks'}
+
+
+@dataclasses.dataclass
+class Finding:
+    """What was found out about one property, over all hosts.
+
+    :ivar key: of :data:`PROPERTIES`
+    :ivar seconds: how long a change took to be seen; None: nobody waited
+    :ivar detail: what was seen that is not fine
+    """
+
+    key: str
+    verdict: str
+    seconds: float | None = None
+    detail: str = ''
+
+    @property
+    def title(self) -> str:
+        """The property, as people call it."""
+        return PROPERTIES[self.key][0]
+
+    @property
+    def meaning(self) -> str:
+        """The consequence, and what to do; empty if the verdict is fine."""
+        return '' if self.verdict == FINE else PROPERTIES[self.key][1]
+
+
+class Findings:
+    """The findings of this host, then those of all.
+
+    :ivar by_key: a finding for each property, in the order of the table
+    """
+
+    def __init__(self) -> None:
+        self.by_key = {key: Finding(key, FINE) for key in PROPERTIES}
+
+    def find(self, key: str, good: bool, seconds: float | None = None,
+             detail: str = '') -> None:
+        """Take in what this host found out."""
+        self.add(key, FINE if good else LIMITED if key in _LIMITED_ONLY
+                 else UNFIT, seconds, detail)
+
+    def add(self, key: str, verdict: str, seconds: float | None,
+            detail: str) -> None:
+        """Take in a verdict; the worse one counts, and the longer time."""
+        finding = self.by_key[key]
+        if _ORDER.index(verdict) > _ORDER.index(finding.verdict):
+            finding.verdict, finding.detail = verdict, detail
+        if seconds is not None:
+            finding.seconds = max(finding.seconds or 0.0, seconds)

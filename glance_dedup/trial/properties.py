@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How each property is tried: one function for each.
+
+All hosts call the same functions in the same order. In each, one host acts
+while the others observe; their steps are kept together by what they say.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+from glance_dedup.base import filesystem
+from glance_dedup.trial import files
+from glance_dedup.trial import findings as findings_module
+from glance_dedup.trial import meeting as meeting_module
+
+Findings = findings_module.Findings
+Meeting = meeting_module.Meeting
+Member = meeting_module.Member
+
+LINKS = 50
+#: Of one file: some file systems keep each name in the file's attributes, and
+#: have room for some forty.
+LINKS_OF_ONE = 10
+RENAMES = 30
+
+_HOLDER = """
+import fcntl, os, struct, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(fd, fcntl.F_OFD_SETLK,
+            struct.pack('@hhqqi4x', fcntl.F_WRLCK, 0, 5, 1, 0))
+os.write(1, b'held\\n')
+time.sleep(3600)
+"""
+
+
+def owner(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Compare the owner of a file that the actor made, and the clocks."""
+    told = meeting.act(actor, 'clock', {
+        'time': time.time(), 'uid': os.geteuid()})
+    if actor is meeting.me:
+        return
+    # The time until it was heard makes the difference less, never more; and
+    # each host acts once, so the clock that is ahead is found.
+    ahead = told['time'] - time.time()
+    findings.find('clocks', ahead < 2, None,
+                  f'that of {actor.host} is {ahead:.0f} seconds ahead')
+    uid = os.stat(os.path.join(
+        meeting.place, f'{meeting.step}-clock.{actor.token}')).st_uid
+    findings.find('owner', uid == told['uid'] == os.geteuid(), None,
+                  f'{actor.host} writes as uid {told["uid"]}, its file is '
+                  f'of {uid}, and this process is {os.geteuid()}')
+
+
+def locks(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Hold a lock; no other host may get it until it is given back."""
+    path = meeting.name(actor, 'lock')
+    if actor is meeting.me:
+        with files.made(path, b'') as fd:
+            if not _granted(findings, fd, fcntl.F_WRLCK):
+                findings.find('locks', False, None, 'no lock was granted')
+            meeting.act(actor, 'locked')
+            meeting.answer(actor, 'refused')
+            _granted(findings, fd, fcntl.F_UNLCK)
+            meeting.act(actor, 'unlocked')
+            meeting.answer(actor, 'granted')
+        return
+    meeting.act(actor, 'locked')
+    with files.opened(path, os.O_RDWR) as fd:
+        findings.find('locks', not _granted(findings, fd, fcntl.F_RDLCK),
+                      None, f'a lock that {actor.host} held was granted')
+        _granted(findings, fd, fcntl.F_UNLCK)
+        meeting.answer(actor, 'refused')
+        meeting.act(actor, 'unlocked')
+        took = _until_granted(meeting, findings, fd)
+        findings.find('locks', took is not None, took,
+                      f'a lock that {actor.host} gave back stays')
+        meeting.answer(actor, 'granted')
+
+
+def _until_granted(meeting: Meeting, findings: Findings, fd: int
+                   ) -> float | None:
+    # Where locks are of no use there is nothing to wait for.
+    if findings.by_key['locks'].verdict != findings_module.FINE:
+        return None
+    return meeting.until(lambda: _granted(findings, fd, fcntl.F_RDLCK))
+
+
+def _granted(findings: Findings, fd: int, kind: int) -> bool:
+    try:
+        return filesystem.lock(fd, kind, 5)
+    except OSError as e:
+        findings.find('locks', False, None, f'F_OFD_SETLK: {e.strerror}')
+        return False
+
+
+def locks_fall(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Kill a process that holds a lock; another host then gets the lock."""
+    path = meeting.name(actor, 'held')
+    if actor is meeting.me:
+        with files.made(path, b''):
+            pass
+        child = subprocess.Popen(
+            [sys.executable, '-c', _HOLDER, path],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert child.stdout is not None     # it is a pipe
+        try:
+            held = child.stdout.readline() == b'held\n'
+            meeting.act(actor, 'held', held)
+            meeting.answer(actor, 'tried')
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+        meeting.act(actor, 'killed')
+        meeting.answer(actor, 'granted')
+        return
+    held = meeting.act(actor, 'held')
+    with files.opened(path, os.O_RDWR) as fd:
+        meeting.answer(actor, 'tried')
+        meeting.act(actor, 'killed')
+        took = _until_granted(meeting, findings, fd) if held else None
+        findings.find('locks-fall', took is not None, took,
+                      f'one of {actor.host} stays' if held else
+                      f'{actor.host} got none')
+        meeting.answer(actor, 'granted')
+
+
+def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Replace a file again and again while the others open it.
+
+    The file that is replaced is open on the host that replaces it.
+    """
+    path = meeting.name(actor, 'renamed')
+    if actor is meeting.me:
+        with files.made(path, files.page('0')):
+            pass
+        meeting.act(actor, 'there')
+        meeting.answer(actor, 'looking')
+        for number in range(1, RENAMES):
+            new = meeting.name(actor, f'new{number}')
+            with files.made(new, files.page(str(number))):
+                pass
+            with files.opened(path, os.O_RDONLY):
+                os.rename(new, path)
+            time.sleep(meeting_module.POLL / 2)
+        meeting.act(actor, 'renamed')
+        meeting.answer(actor, 'looked')
+        return
+    meeting.act(actor, 'there')
+    meeting.answer(actor, 'looking')
+    missing = mixed = 0
+    deadline = time.monotonic() + meeting.limit
+    while (not meeting.said(actor, 'renamed')
+            and time.monotonic() < deadline):
+        for _ in range(20):
+            try:
+                with files.opened(path, os.O_RDONLY) as fd:
+                    data = os.read(fd, files.PAGE)
+                mixed += data != files.page(data[:8].decode().strip())
+            except OSError as e:
+                missing += e.errno == errno.ENOENT
+    findings.find('rename', not missing and not mixed, None,
+                  f'a name that {actor.host} replaced was missing {missing} '
+                  f'times, and led to a mixture {mixed} times')
+    meeting.act(actor, 'renamed')
+    meeting.answer(actor, 'looked')
+
+
+def new_names(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Make a file that the others asked for in vain before.
+
+    They do not open the directory, in which nothing else is done.
+    """
+    directory = os.path.join(meeting.place, actor.token)
+    path = os.path.join(directory, 'new')
+    if actor is meeting.me:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        meeting.made.append(path)
+        meeting.act(actor, 'ready')
+        meeting.answer(actor, 'missed')
+        with files.made(path, b''):
+            pass
+        meeting.act(actor, 'made')
+        meeting.answer(actor, 'seen')
+        meeting.unlink(path)
+        return
+    meeting.act(actor, 'ready')
+    os.path.exists(path)
+    meeting.answer(actor, 'missed')
+    meeting.act(actor, 'made')
+    took = meeting.until(lambda: os.path.exists(path))
+    findings.find('new-names', took is not None and took < 1, took,
+                  f'one of {actor.host} came late' if took is not None else
+                  f'one of {actor.host} did not come')
+    meeting.answer(actor, 'seen')
+
+
+def names_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Change names; the others look once they have opened the directory."""
+    directory = os.path.join(meeting.place, actor.token)
+    made, gone, other = (os.path.join(directory, name)
+                         for name in ('made', 'gone', 'other'))
+    if actor is meeting.me:
+        meeting.made += [made, gone, other]
+        for path in (gone, other):
+            with files.made(path, b'old'):
+                pass
+        meeting.act(actor, 'ready')
+        meeting.answer(actor, 'looked')
+        with files.made(made, b''):
+            pass
+        os.unlink(gone)
+        new = os.path.join(directory, 'new')
+        with files.made(new, b'new'):
+            pass
+        os.rename(new, other)
+        meeting.act(actor, 'changed', os.stat(other).st_ino)
+        meeting.answer(actor, 'asked')
+        for path in (made, other):
+            meeting.unlink(path)
+        return
+    meeting.act(actor, 'ready')
+    os.listdir(directory)
+    for path in (made, gone, other):
+        os.path.exists(path)
+    meeting.answer(actor, 'looked')
+    inode = meeting.act(actor, 'changed')
+    start = time.monotonic()
+    with files.opened(directory, os.O_RDONLY | os.O_DIRECTORY):
+        wrong = [word for word, bad in (
+            ('a new name is missing', not os.path.exists(made)),
+            ('a name that was removed is there', os.path.exists(gone)),
+            ('a name that was replaced leads to the old file',
+             files.inode(other) != inode)) if bad]
+    took = time.monotonic() - start if not wrong else meeting.until(
+        lambda: os.path.exists(made) and not os.path.exists(gone)
+        and files.inode(other) == inode)
+    findings.find('names-asked', not wrong, took,
+                  f'of {actor.host}: {", ".join(wrong)}')
+    meeting.answer(actor, 'asked')
+
+
+def close_to_open(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Change a file that the others have read; they open it again."""
+    path = meeting.name(actor, 'closed')
+    if actor is meeting.me:
+        _write_twice(meeting, actor, path)
+        return
+    meeting.act(actor, 'before')
+    with files.opened(path, os.O_RDONLY) as fd:
+        good = os.pread(fd, files.PAGE, 0) == files.page('before')
+    meeting.answer(actor, 'read')
+    meeting.act(actor, 'after')
+    with files.opened(path, os.O_RDONLY) as fd:
+        good &= os.pread(fd, files.PAGE, 0) == files.page('after')
+    findings.find('close-to-open', good, None,
+                  f'a file that {actor.host} closed was read as it had been')
+    meeting.answer(actor, 'again')
+
+
+def open_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Change a file that the others have open; they ask the server first."""
+    path = meeting.name(actor, 'asked')
+    if actor is meeting.me:
+        _write_twice(meeting, actor, path)
+        return
+    meeting.act(actor, 'before')
+    with files.opened(path, os.O_RDONLY) as fd:
+        os.pread(fd, files.PAGE, 0)
+        meeting.answer(actor, 'read')
+        meeting.act(actor, 'after')
+        files.ask(fd)
+        good = os.pread(fd, files.PAGE, 0) == files.page('after')
+    findings.find('open-asked', good, None,
+                  f'one of {actor.host} was read as it had been')
+    meeting.answer(actor, 'again')
+
+
+def _write_twice(meeting: Meeting, actor: Member, path: str) -> None:
+    with files.made(path, files.page('before')):
+        pass
+    meeting.act(actor, 'before')
+    meeting.answer(actor, 'read')
+    with files.opened(path, os.O_RDWR) as fd:
+        os.pwrite(fd, files.page('after'), 0)
+    meeting.act(actor, 'after')
+    meeting.answer(actor, 'again')
+
+
+def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Append to a file and sync it; the others open it.
+
+    The file stays open on the host that writes it.
+    """
+    path = meeting.name(actor, 'synced')
+    if actor is meeting.me:
+        with files.made(path, files.page('one')):
+            pass
+        with files.opened(path, os.O_RDWR) as fd:
+            meeting.act(actor, 'one')
+            meeting.answer(actor, 'read')
+            os.pwrite(fd, files.page('two'), files.PAGE)
+            os.fsync(fd)
+            meeting.act(actor, 'two')
+            meeting.answer(actor, 'again')
+        return
+    meeting.act(actor, 'one')
+    with files.opened(path, os.O_RDONLY) as fd:
+        os.pread(fd, 2 * files.PAGE, 0)
+    meeting.answer(actor, 'read')
+    meeting.act(actor, 'two')
+    with files.opened(path, os.O_RDONLY) as fd:
+        data = os.pread(fd, 2 * files.PAGE, 0)
+    findings.find('fsync', data == files.page('one') + files.page('two'), None,
+                  f'what {actor.host} appended was not there')
+    meeting.answer(actor, 'again')
+
+
+def unlinked(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Remove a file that the others have open, and go on reading."""
+    path = meeting.name(actor, 'unlinked')
+    if actor is meeting.me:
+        with files.made(path, files.page('x') * 16):
+            pass
+        meeting.act(actor, 'made')
+        meeting.answer(actor, 'open')
+        os.unlink(path)
+        meeting.act(actor, 'unlinked')
+        meeting.answer(actor, 'read')
+        return
+    meeting.act(actor, 'made')
+    with files.opened(path, os.O_RDONLY) as fd:
+        os.pread(fd, 10, 0)
+        meeting.answer(actor, 'open')
+        meeting.act(actor, 'unlinked')
+        detail = 'other bytes were read'
+        data = b''
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            data = os.pread(fd, files.PAGE, 15 * files.PAGE)
+        except OSError as e:
+            detail = e.strerror or str(e)
+        findings.find('unlinked', data == files.page('x'), None,
+                      f'one that {actor.host} unlinked: {detail}')
+    meeting.answer(actor, 'read')
+
+
+def punch(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Punch a hole into a file, and compare what the hosts read."""
+    path = meeting.name(actor, 'punched')
+    if actor is meeting.me:
+        with files.made(path, files.page('x') * 2) as fd:
+            error = files.punch(fd, files.PAGE)
+            findings.find('punch', not error, None, os.strerror(error))
+        meeting.act(actor, 'punched', error)
+        meeting.answer(actor, 'read')
+        return
+    error = meeting.act(actor, 'punched')
+    with files.opened(path, os.O_RDONLY) as fd:
+        wanted = files.page('x') if error else bytes(files.PAGE)
+        findings.find('punch', os.pread(fd, files.PAGE, 0) == wanted, None,
+                      f'{actor.host} reads other bytes than this host')
+    meeting.answer(actor, 'read')
+
+
+def link(meeting: Meeting, findings: Findings, members: list[Member]) -> None:
+    """Link files to the same names on all hosts; each name has room for one.
+
+    :param members: all hosts, in the same order on all of them
+    """
+    own = [meeting.name(meeting.me, f'own-{number}')
+           for number in range(LINKS // LINKS_OF_ONE)]
+    # In a directory that nobody lists: a listing would have the server asked.
+    paths = [os.path.join(meeting.place, members[0].token, f'{number:03}')
+             for number in range(LINKS)]
+    meeting.made += paths
+    for path in own:
+        with files.made(path, b''):
+            pass
+    # A host that remembers that they are missing must still ask the server.
+    for path in paths:
+        os.path.exists(path)
+    meeting.say(f'{meeting.step}-ready', True)
+    meeting.hear(f'{meeting.step}-ready')
+    won = []
+    for number, path in enumerate(paths):
+        try:
+            os.link(own[number // LINKS_OF_ONE], path)
+            won.append(os.path.basename(path))
+        except FileExistsError:
+            pass
+        except OSError as e:
+            findings.find('link', False, None, e.strerror or str(e))
+            break
+    meeting.say(f'{meeting.step}-won', won)
+    claims = [set(won), *map(set, meeting.hear(
+        f'{meeting.step}-won').values())]
+    twice = sum(map(len, claims)) - len(set().union(*claims))
+    findings.find('link', not twice, None,
+                  f'{twice} of {LINKS} names were linked more than once')
+
+
+#: By property, in the order in which they are tried; then :func:`link`, in
+#: which all hosts act at once.
+TRIALS = {
+    'owner': owner, 'locks': locks, 'locks-fall': locks_fall,
+    'rename': rename, 'new-names': new_names, 'names-asked': names_asked,
+    'close-to-open': close_to_open, 'open-asked': open_asked, 'fsync': fsync,
+    'unlinked': unlinked, 'punch': punch}

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""One trial: hosts meet, try each property, and compare what they found.
+
+Each host runs :class:`Trial` on the same repository at the same time. They
+meet in ``locks/trial``. For each property every host acts once, while the
+others observe. Each host removes what it made, also when it is interrupted.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import os
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.trial import findings as findings_module
+from glance_dedup.trial import meeting as meeting_module
+from glance_dedup.trial import properties
+
+_PLACE = os.path.join('locks', 'trial')
+#: Names may be remembered for a minute, as NFS does by default.
+STEP_LIMIT = 120.0
+
+
+class Trial:
+    """This host's part in it.
+
+    :param path: the repository
+    :param hosts: how many take part
+    :param wait: seconds to wait for the others to come
+    :param limit: seconds that another host may take for a step
+    :param progress: called with the steps done, their total, and words
+    """
+
+    def __init__(self, path: str, hosts: int = 2, wait: float = 300.0,
+                 limit: float = STEP_LIMIT,
+                 progress: Callable[[int, int, str], None] | None = None):
+        self._path = os.path.abspath(path)
+        self._hosts = hosts
+        self._wait = wait
+        self._progress = progress or (lambda done, total, what: None)
+        self._meeting = meeting_module.Meeting(
+            self._path, os.path.join(self._path, _PLACE), limit)
+        self._findings = findings_module.Findings()
+
+    def run(self) -> list[findings_module.Finding]:
+        """Try everything; the findings of all hosts together.
+
+        :raises ImageNotFound: the directory is no repository
+        :raises BusyError: another host did not come, or fell silent
+        :raises RepositoryError: the directory is not one for this user
+        """
+        if not os.path.isdir(os.path.join(self._path, 'locks')):
+            raise exceptions.ImageNotFound(
+                f'{self._path} is not a repository: make it first, with '
+                "'glance-dedup repository create'")
+        access.check_user(self._path)
+        try:
+            with contextlib.suppress(FileExistsError):
+                access.make_directory(
+                    self._meeting.place, access.directory_mode(self._path))
+            self._meeting.meet(self._hosts, self._wait, self._progress)
+            self._try_all()
+            return self._compare()
+        finally:
+            self._meeting.clean()
+
+    def _try_all(self) -> None:
+        meeting = self._meeting
+        members = sorted([meeting.me, *meeting.others], key=lambda m: m.token)
+        total = len(properties.TRIALS) * len(members) + 1
+        for key, trial in properties.TRIALS.items():
+            for actor in members:
+                self._begin_step(total, key)
+                trial(meeting, self._findings, actor)
+        self._begin_step(total, 'link')
+        properties.link(meeting, self._findings, members)
+
+    def _begin_step(self, total: int, key: str) -> None:
+        self._progress(self._meeting.step, total,
+                       findings_module.PROPERTIES[key][0])
+        self._meeting.step += 1
+
+    def _compare(self) -> list[findings_module.Finding]:
+        """All hosts' findings in one."""
+        meeting, by_key = self._meeting, self._findings.by_key
+        meeting.say('found', {
+            key: dataclasses.astuple(finding)[1:]
+            for key, finding in by_key.items()})
+        for token, found in meeting.hear('found').items():
+            host = next(m.host for m in meeting.others if m.token == token)
+            for key, (verdict, seconds, detail) in found.items():
+                self._findings.add(key, verdict, seconds, f'{host}: {detail}')
+        if meeting.is_first():
+            meeting.hear('heard')
+        else:
+            meeting.say('heard', True)
+        meeting.over = True
+        return list(by_key.values())
