@@ -2,13 +2,16 @@
 
 """Images as files, to be read: a file system (FUSE).
 
-A directory in which each image is a file under its id. The bytes are verified
-by whoever reads them here: the engine, or the daemon, over NBD. What has been
-read stays in the page cache of the host, since images do not change: an inode
-is of one upload, and of an image that was deleted and stored anew there is
-another.
+A directory shows each image as a file that has the image's id as its name.
+The engine verifies the bytes, or the daemon does, which sends them over NBD.
+
+What was read stays in the page cache of the host, since images do not change:
+an inode is of one upload. An image that was deleted and stored anew has
+another inode.
 
 The kernel's requests come to an event loop; what may block runs in threads.
+:class:`Operations` has a handler for each, and the documentation of pyfuse3
+says what the handler of each name does.
 """
 
 from collections.abc import Callable
@@ -34,7 +37,7 @@ from glance_dedup.repository import repository as repository_module
 THREADS = 8
 #: Seconds for which the kernel need not ask whether a name is still there.
 NAME_SECONDS = 1.0
-#: The same for size and time, which do not change.
+#: Seconds for which it need not ask for size and time, which do not change.
 FACTS_SECONDS = 86400.0
 
 _NANOSECONDS = 10 ** 9
@@ -42,7 +45,7 @@ _NANOSECONDS = 10 ** 9
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What there is to know of an image before it is opened."""
+    """What is known of an image before it is opened."""
 
     image_id: str
     upload_id: str
@@ -55,7 +58,7 @@ class Opened(Protocol):
     """An image that is open, and stays while it is. Thread-safe."""
 
     def read(self, length: int, offset: int) -> bytes:
-        """So many bytes, fewer only at the end."""
+        """Read so many bytes; fewer only at the end."""
 
     def close(self) -> None:
         """Let go. Idempotent."""
@@ -64,26 +67,26 @@ class Opened(Protocol):
 class Source(Protocol):
     """Where images come from. Its methods may block; they are thread-safe.
 
-    Of an image that there is not, or not of this upload, they raise
-    LookupError; anything else that they raise is a sentence.
+    They raise LookupError if an image is not there, or not of this upload.
+    The text of any other exception is a sentence for the user.
 
-    :ivar name: to be told
+    :ivar name: of the source, for messages
     """
 
     name: str
 
     def names(self) -> list[str]:
-        """Those that a directory shows."""
+        """The ids of the images that the directory shows, sorted."""
 
     def facts(self, image_id: str) -> Facts:
-        """Of an image that is there now."""
+        """Look up an image that is there now."""
 
     def open(self, facts: Facts) -> Opened:
-        """Of this very upload."""
+        """Open the image, if it is still of this upload."""
 
 
-class FromRepository:
-    """Images of a repository that is read here."""
+class FromRepository(Source):
+    """Images of a repository that this process reads itself."""
 
     def __init__(self, repository: repository_module.Repository) -> None:
         self.name = repository.path
@@ -107,10 +110,10 @@ class FromRepository:
             raise LookupError(str(e)) from e
 
 
-class FromDaemon:
-    """Images as the daemon has them, or fetches them when they are named.
+class FromDaemon(Source):
+    """Images that the daemon has, or that it fetches once they are named.
 
-    :param socket: on which it serves NBD
+    :param socket: on which the daemon serves NBD
     """
 
     def __init__(self, client: daemon_module.Client, socket: str) -> None:
@@ -156,7 +159,7 @@ class FromDaemon:
 
 
 class _Inodes:
-    """Numbers of the uploads that the kernel knows, as long as it does."""
+    """The inode numbers of uploads, for as long as the kernel knows them."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(pyfuse3.ROOT_INODE + 1)
@@ -165,7 +168,7 @@ class _Inodes:
         self._looked_up: dict[int, int] = {}
 
     def number(self, facts: Facts) -> int:
-        """The one of an upload, old or new."""
+        """The number of an upload; one that has none gets the next."""
         key = facts.image_id, facts.upload_id
         number = self._by_upload.get(key)
         if number is None:
@@ -176,11 +179,14 @@ class _Inodes:
         return number
 
     def told(self, number: int) -> None:
-        """The kernel was told of it once more."""
+        """Count that the kernel was told the number once more."""
         self._looked_up[number] += 1
 
     def forget(self, number: int, times: int = 0) -> None:
-        """The kernel forgot it so often; or it was never told."""
+        """Count down; the number goes once the kernel does not know it.
+
+        :param times: how often the kernel was told, and forgot it
+        """
         if number in self._looked_up:
             self._looked_up[number] -= times
             if self._looked_up[number] <= 0:
@@ -189,7 +195,10 @@ class _Inodes:
                 del self._by_upload[facts.image_id, facts.upload_id]
 
     def facts(self, number: int) -> Facts:
-        """:raises FUSEError: there is none"""
+        """The upload that has the number.
+
+        :raises FUSEError: no upload has it
+        """
         try:
             return self._by_number[number]
         except KeyError:
@@ -197,9 +206,10 @@ class _Inodes:
 
 
 class Operations(pyfuse3.Operations):
-    """What the kernel asks.
+    """The handlers of the kernel's requests.
 
-    :param complain: is told, once, what went wrong
+    :param complain: told what went wrong, but not twice in a row the same
+    :param owner: user and group of the files
     """
 
     def __init__(self, source: Source, complain: Callable[[str], None],
@@ -292,7 +302,7 @@ class Operations(pyfuse3.Operations):
             try:
                 facts = await self._call(self._source.facts, name)
             except pyfuse3.FUSEError:
-                continue    # gone, or complained of
+                continue    # the image is gone, or reported to the user
             number = self._inodes.number(facts)
             if not pyfuse3.readdir_reply(
                     token, name.encode(), self._file(number, facts),
@@ -313,8 +323,8 @@ class Operations(pyfuse3.Operations):
     # -- files -------------------------------------------------------------
 
     async def open(self, inode, flags, ctx):
-        # ESTALE has the kernel look the name up again, and open what is there
-        # now, before whoever asks is told.
+        # On ESTALE the kernel looks the name up again and opens what is there
+        # now, before it answers the process that asked.
         opened = await self._call(
             self._source.open, self._inodes.facts(inode),
             missing=errno.ESTALE)
@@ -335,7 +345,8 @@ def serve(source: Source, directory: str, *, allow_other: bool,
     """Show images in a directory until it is unmounted, or a signal ends it.
 
     :param owner: user and group of the files
-    :param ready: called when they are there
+    :param ready: called once the directory shows them
+    :param complain: see :class:`Operations`
     :raises OSError: they cannot be shown there; the library has written why
     """
     options = {'ro', 'nosuid', 'nodev', 'noexec', 'default_permissions',
