@@ -131,7 +131,7 @@ class Catalog:
         self.left_off: collections.Counter[str] = collections.Counter()
         self.valid = self.lost = False
         self.seen: set[int] = set()     # groups that were judged
-        # By transaction id, the files of the recipes that the ledger has.
+        # The files of the recipes that the ledger has, by transaction id.
         self.met = store_module.Store()
         self.exact = True
         self.copy = catalog_copy.Copy(directory, self.find)
@@ -159,7 +159,7 @@ class Catalog:
 
     def give_up(self, severity: str, sentence: str, file: str = 'catalog'
                 ) -> None:
-        """Judge nothing more, for the reason that is told."""
+        """Judge nothing more; the sentence says why."""
         self.find(severity, sentence, file)
         self.lost, self.valid = True, False
         self.index = index_module.Index(self.copy, 0)
@@ -201,7 +201,7 @@ class Catalog:
         if not meta['valid']:
             self.find(NOTE, f'was not finished: {ANEW}')
             return
-        # Of the fence a new catalog writes last.
+        # A new catalog writes its fence last.
         if fence is None or fence[0].hex() != meta['catalog_id']:
             self.find(NOTE, f'has no fence of its own: {ANEW}')
             return
@@ -367,14 +367,14 @@ class Catalog:
         for file in unannounced:
             self.find(DAMAGE, 'is not counted, and nothing in the spool says '
                       'that it is to be', file)
-        # What cannot be read may be one of these.
+        # A recipe that cannot be read may be one that the ledger has.
         if not self.exact:
             return
         gone, first = 0, b'\xff' * 16
         for prefix in (b'l', b'b'):
             for transaction in self.copy.transactions(prefix):
                 if transaction not in self.met:
-                    # One that is whole and begun is one.
+                    # A recipe that is in the ledger twice counts once.
                     gone += prefix == b'l' or (
                         self.copy.get(b'l' + transaction) is None)
                     first = min(first, transaction)
@@ -404,7 +404,7 @@ class Catalog:
         """
         stored = self._stored_counts(number)
         self.seen.add(number)
-        # Behind these nothing is counted, nor named.
+        # Later slots are neither counted nor named.
         counted = -(-len(stored.tobytes().rstrip(b'\0')) // 4)
         slots = min(form.MAX_SLOTS, max([counted, *changes]))
         names = array.array('Q', bytes(8 * slots))

@@ -26,8 +26,8 @@ from glance_dedup.base import scratch
 from glance_dedup.check import files
 from glance_dedup.check import format as form
 
-# The names of the files that make up a database of LevelDB's. Others are its
-# messages, its lock, and what it forgot to remove.
+# The names of the files that make up a LevelDB database. Other files are its
+# messages, its lock, and what LevelDB forgot to remove.
 NEEDED_NAME = re.compile(r'(CURRENT|MANIFEST-[0-9]+|[0-9]+\.(ldb|sst|log))\Z')
 OTHER_NAME = re.compile(r'(LOCK|LOG|LOG\.old|[0-9]+\.dbtmp)\Z')
 CURRENT = re.compile(rb'MANIFEST-[0-9]+\n\Z')
@@ -53,7 +53,7 @@ class Copy:
     """A copy of the catalog as it is at the moment.
 
     :param directory: the catalog's, open
-    :param find: is told severity, sentence and file of what is found
+    :param find: called with severity, sentence and file of each finding
     """
 
     def __init__(self, directory: int,
@@ -160,7 +160,7 @@ class Copy:
     # What LevelDB cannot read
 
     def blame(self, error: plyvel.Error) -> tuple[str, str, str]:
-        """Say what an error of LevelDB's means: severity, sentence, file.
+        """Say what a LevelDB error means: severity, sentence, file.
 
         This may close the database.
         """
@@ -199,7 +199,7 @@ class Copy:
 
 
 def _snapshot(directory: int) -> dict[str, tuple]:
-    """What tells that somebody opened the database."""
+    """The identity of each file; it differs once somebody opened them."""
     found = {}
     for name in os.listdir(directory):
         try:

@@ -214,11 +214,11 @@ class _Checker:
     def known_scopes(self, recipes: recipes_module.Recipes,
                      reader: group_reader.GroupReader, groups: list[int]
                      ) -> list[bytes]:
-        """All that recipes and groups are of, the commonest first."""
+        """The scopes of all recipes and groups, the commonest first."""
         found = collections.Counter({form.GLOBAL_SCOPE: 1})
         found.update(owner.scope for owner in recipes.owners())
         for number in groups:
-            # What is wrong with the group is found when it is its turn.
+            # Damage of the group is reported when it is the group's turn.
             with contextlib.suppress(files.Gone, form.Damage):
                 found[reader.scope_of_group(
                     self.directories['groups'], number)] += 1

@@ -43,6 +43,7 @@ class Directories:
                  findings: report.Findings) -> None:
         self.path = os.fspath(path)
         self.findings = findings
+        self._find = findings.find
         self._opened: dict[str, int] = {}
         try:
             self._root = os.open(self.path, _OPENING)
@@ -87,7 +88,7 @@ class Directories:
                 f'{self.path} cannot be read: {e.strerror}') from e
 
     def is_unfinished(self, names: Iterable[str]) -> bool:
-        """Whether it is what a creation leaves that was killed.
+        """Whether this is what a killed creation of a repository leaves.
 
         :param names: what lies in the repository's own directory
         """
@@ -111,8 +112,7 @@ class Directories:
         """Report those in the repository's own directory that are unknown."""
         for name in names:
             if name not in DIRECTORIES + OPTIONAL + FILES:
-                self.findings.find(form.NOTE, name, None,
-                                   'has an unknown name')
+                self._find(form.NOTE, name, None, 'has an unknown name')
 
     def open_all(self) -> None:
         """Open the directories in it; report those that cannot be opened."""
@@ -122,14 +122,12 @@ class Directories:
             except FileNotFoundError:
                 if name not in OPTIONAL:
                     vital = name in ('groups', 'images', 'spool')
-                    self.findings.find(
-                        form.DAMAGE if vital else form.NOTE, name, None,
-                        'the directory is missing')
+                    self._find(form.DAMAGE if vital else form.NOTE, name,
+                               None, 'the directory is missing')
             except OSError as e:
                 files.refused_by_system(e, os.path.join(self.path, name))
-                self.findings.find(
-                    form.DAMAGE, name, None,
-                    f'cannot be opened as a directory: {e.strerror}')
+                self._find(form.DAMAGE, name, None, 'cannot be opened as a '
+                           f'directory: {e.strerror}')
             else:
                 self._opened[name] = fd
                 self.check_mode(os.fstat(fd), name, 0o700)
@@ -160,19 +158,18 @@ class Directories:
             return sorted(os.listdir(self[directory]))
         except OSError as e:
             files.refused_by_system(e, os.path.join(self.path, directory))
-            self.findings.find(form.DAMAGE, directory, None,
-                               f'cannot be listed: {e.strerror}')
+            self._find(form.DAMAGE, directory, None,
+                       f'cannot be listed: {e.strerror}')
             return []
 
     def known_names(self, directory: str, names: Iterable[str],
                     pattern: re.Pattern[str]) -> list[str]:
-        """Those that match; others, and wrong modes, are reported."""
+        """The names that match; others, and wrong modes, are reported."""
         known = []
         for name in names:
             file = f'{directory}/{name}'
             if not pattern.match(name):
-                self.findings.find(form.NOTE, file, None,
-                                   'has an unknown name')
+                self._find(form.NOTE, file, None, 'has an unknown name')
                 continue
             known.append(name)
             status = self.status_of(directory, name)
@@ -188,8 +185,8 @@ class Directories:
             if 1 <= int(name, 16) < form.MAX_GROUP:
                 numbers.append(int(name, 16))
             else:
-                self.findings.find(form.NOTE, f'{directory}/{name}', None,
-                                   'has an unknown name')
+                self._find(form.NOTE, f'{directory}/{name}', None,
+                           'has an unknown name')
         return numbers
 
     def sum_of_sizes(self, directory: str, names: Iterable[str]) -> int:
@@ -202,7 +199,7 @@ class Directories:
         return total
 
     def status_of(self, directory: str, name: str) -> os.stat_result | None:
-        """What the system says of a file; None if it cannot."""
+        """The status of a file; None if the system does not tell it."""
         try:
             return os.stat(name, dir_fd=self[directory],
                            follow_symlinks=False)
@@ -218,11 +215,11 @@ class Directories:
         if self._status.st_mode & stat.S_IWGRP:
             mode = 0o2770 if mode == 0o700 else 0o660
         elif status.st_uid != self._status.st_uid:
-            self.findings.find(
+            self._find(
                 form.NOTE, file, None, f'belongs to uid {status.st_uid} '
                 f'instead of uid {self._status.st_uid}')
         if stat.S_IMODE(status.st_mode) != mode:
-            self.findings.find(
+            self._find(
                 form.NOTE, file, None,
                 f'has mode {stat.S_IMODE(status.st_mode):04o} instead '
                 f'of {mode:04o}')

@@ -12,8 +12,8 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.check import format as form
 
-# What looks wrong is read this often before it is reported, with pauses:
-# another process may be in the middle of writing it.
+# A file that looks wrong is read this often before it is reported, with
+# pauses: another process may be in the middle of writing it.
 LOOKS = 4
 PAUSE = 0.05                    # seconds
 
@@ -50,7 +50,7 @@ def refused_by_system(error: OSError, file: str) -> None:
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    """What tells one file from another that gets its name."""
+    """What differs between a file and another that replaces it."""
     return (status.st_dev, status.st_ino, status.st_size,
             status.st_mtime_ns)
 

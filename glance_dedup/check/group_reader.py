@@ -270,7 +270,7 @@ class GroupReader:
         for at in range(0, form.SECTOR * sectors, form.SECTOR):
             areas.append((form.PAGE + at + entries,
                           table[at + entries:at + form.SECTOR], form.DAMAGE))
-        # Of these two the format says nothing.
+        # The format says nothing of these two.
         last = form.SECTOR * (sectors - 1)
         at = last + form.ENTRY * (
             group.slots - form.ENTRIES_PER_SECTOR * (sectors - 1))
@@ -416,7 +416,7 @@ class GroupReader:
             elif self._has_fingerprint(group, slot, block):
                 continue
             elif group.scope == form.SPARE_SCOPE:
-                # Of images, and groups, that are gone; or it is bad.
+                # Its images and groups may be gone; or the copy is bad.
                 sentence = ('its bytes have its fingerprint in no scope that '
                             'is known here')
                 severity = form.NOTE

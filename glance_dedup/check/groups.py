@@ -8,6 +8,7 @@ be written meanwhile; and recipes that are stale by then ask for nothing.
 
 import bisect
 from collections.abc import Iterable
+import functools
 import typing
 
 from glance_dedup.check import catalog as catalog_module
@@ -19,16 +20,16 @@ from glance_dedup.check import recipes as recipes_module
 from glance_dedup.check import space
 from glance_dedup.check import spares as spares_module
 
-# Of a group without a file: what is wrong, and where.
+# What is wrong with a group that has no file, and where.
 GONE = 'is missing', None
 
 
 class _Doubts(typing.NamedTuple):
-    """What a look at a group makes of what recipes name of it."""
+    """What a look at a group says about the extents that name it."""
 
-    misfits: bool               # some name something else than it has
+    misfits: bool               # some name something that it does not have
     slots: set[int]             # that those name
-    stale: set[int]             # numbers of owners that are no more
+    stale: set[int]             # numbers of owners that are stale
 
 
 class Groups:
@@ -63,10 +64,10 @@ class Groups:
         :param again: only what recipes name now; the group was judged before
         """
         file = f'groups/{number:08x}'
+        extents = functools.partial(self._recipes.extents, number)
         slots = None            # those to look at; None: all
         if again:
-            slots = {slot for e in self._recipes.extents(number)
-                     for slot in e.slots()}
+            slots = {slot for e in extents() for slot in e.slots()}
         first = None            # the first look that had a valid header
         stale: set[int] = set()
         for _ in files.looks():
@@ -88,28 +89,22 @@ class Groups:
                 slots = doubts.slots | group.doubtful
                 for p in group.problems:
                     slots.update(range(p.slot, p.slot + p.slots))
-            elif failure == GONE and not any(
-                    self._recipes.extents(number, stale)):
+            elif failure == GONE and not any(extents(stale)):
                 break           # no recipe asks for it any more
         if first is not None and self._recipes.catalog is not None:
-            _judge_catalog(self._recipes.catalog, first,
-                           self._recipes.extents(number))
+            _judge_catalog(self._recipes.catalog, first, extents())
         if group is None:
-            if failure == GONE and not any(
-                    self._recipes.extents(number, stale)):
+            if failure == GONE and not any(extents(stale)):
                 return
-            self._report_failure(
-                file, failure, self._recipes.extents(number, stale))
+            self._report_failure(file, failure, extents(stale))
         else:
             if group.problems:
-                self._report_problems(
-                    group, file, self._recipes.extents(number, stale), again)
+                self._report_problems(group, file, extents(stale), again)
             if doubts.misfits:
-                self._report_misfits(
-                    group, file, self._recipes.extents(number, stale))
+                self._report_misfits(group, file, extents(stale))
         if first is not None and not again:
             space.add_group(self._findings.figures, self._duplicates, first,
-                            self._recipes.extents(number, stale))
+                            extents(stale))
 
     def count_duplicates(self) -> None:
         """Add the figure of duplicates once all groups were judged."""
@@ -125,7 +120,7 @@ class Groups:
 
     def _doubts(self, number: int, group: group_reader.Group | None,
                 stale: set[int]) -> _Doubts:
-        """Ask whether what looks wrong is asked for any more.
+        """Find out whether current recipes still ask for what looks wrong.
 
         :param group: None if it could not be read
         :param stale: numbers of owners to leave out
@@ -159,7 +154,7 @@ class Groups:
 
     def _misfit(self, group: group_reader.Group,
                 e: recipes_module.KeptExtent) -> tuple[str | None, str]:
-        """What an extent names that its group has not; and how bad it is."""
+        """What an extent names that its group lacks; and how bad that is."""
         states = group.states[e.slot:e.slot + e.blocks]
         end = e.slot + e.blocks
         if end > group.slots:

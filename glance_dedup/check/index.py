@@ -62,7 +62,7 @@ class Index:
               ) -> None:
         """Report what is wrong, once all groups were looked up.
 
-        :param find: is told severity and sentence of what is found
+        :param find: called with severity and sentence of each finding
         :param complete: whether all groups that could be read were looked up
         """
         bad = 0

@@ -22,7 +22,7 @@ from glance_dedup.check import format as form
 from glance_dedup.check import recipe_reader
 from glance_dedup.check import store as store_module
 
-# Of a recipe in memory, and recipes that were asked for last.
+# Pages of one recipe in memory at once; and recipes, those used last.
 PAGES_AT_ONCE = 256
 OWNERS_AT_ONCE = 1 << 10
 
@@ -108,7 +108,8 @@ class Recipes:
         self._owner = functools.lru_cache(OWNERS_AT_ONCE)(self._kept_owner)
         self._stale: set[int] = set()
         self._replaced: list[str] = []
-        # By letter: k, files that are recipes; a, those that the spool names.
+        # Files by device and inode, after a letter: k for those that are
+        # recipes, a for those that the spool names.
         self._files = store_module.Store()
 
     def close(self) -> None:
@@ -157,7 +158,7 @@ class Recipes:
         :raises Damage: if it does not verify
         """
         for _ in files.looks():
-            # Of a look that failed the extents are nobody's.
+            # A look that failed leaves its extents to an unused number.
             owner.number, self._owners = self._owners, self._owners + 1
             header = None
             try:
@@ -292,7 +293,7 @@ class Recipes:
 
     def extents(self, group: int, stale: Container[int] = frozenset()
                 ) -> Iterator[KeptExtent]:
-        """All that recipes name of a group.
+        """All extents of recipes that name a group.
 
         :param stale: numbers of owners to leave out
         """
@@ -304,7 +305,7 @@ class Recipes:
                     yield KeptExtent(owner, *fields)
 
     def identity_of(self, owner: Owner) -> Identity | None:
-        """Of the file that has the owner's name now."""
+        """The identity of the file that has the owner's name now."""
         status = self._directories.status_of(owner.directory, owner.name)
         return None if status is None else files.identity(status)
 

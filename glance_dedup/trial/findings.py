@@ -26,7 +26,7 @@ PROPERTIES = {
         'groups are never appended to or collected again.'),
     'link': (
         'link fails where the name exists',
-        'Of two uploads of an image both would be acknowledged. Use another '
+        'Two uploads of one image would both be acknowledged. Use another '
         'file system.'),
     'rename': (
         'rename replaces without a gap',
