@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The kept hashes of images; a damaged one is only a *note*.
+"""The kept hashes of images.
 
-What reads them takes a damaged file for one that is absent.
+A damaged file counts as absent, so it is only a *note*.
 """
 
 from glance_dedup.base import hashes
