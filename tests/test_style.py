@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The style of the Python code, of the C code and of the shell scripts."""
 
+import ast
+import importlib
+import inspect
 import pathlib
 import re
 import shutil
@@ -12,6 +15,48 @@ import pytest
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 LICENSE = 'SPDX-License-Identifier: Apache-2.0'
+# Modules with public names that have no docstring. The list only gets shorter.
+WITHOUT_DOCSTRINGS = [
+    'dedupd.cache.pulls',
+    'dedupd.cache.source_client',
+    'dedupd.control',
+    'dedupd.figures',
+    'dedupd.http.connection',
+    'dedupd.http.connection_limits',
+    'dedupd.http.listeners',
+    'dedupd.http.messages',
+    'dedupd.http.router',
+    'dedupd.http.streams',
+    'dedupd.http.upstream',
+    'dedupd.logs',
+    'dedupd.metrics',
+    'dedupd.replicator',
+    'dedupd.rpc',
+    'dedupd.rpc.notifications',
+    'dedupd.scheduler',
+    'dedupd.serve.incoming_replicas',
+    'dedupd.serve.nbd',
+    'dedupd.serve.readings',
+    'dedupd.tasks.accounting',
+    'glance_dedup.adoption.estimate',
+    'glance_dedup.adoption.filestore',
+    'glance_dedup.base.task',
+    'glance_dedup.check.catalog',
+    'glance_dedup.check.format',
+    'glance_dedup.check.store',
+    'glance_dedup.client.daemon',
+    'glance_dedup.client.glance_api',
+    'glance_dedup.client.nbd_protocol',
+    'glance_dedup.client.wire',
+    'glance_dedup.driver.store',
+    'glance_dedup.maintenance.addresses',
+    'glance_dedup.maintenance.catalog',
+    'glance_dedup.mount',
+    'glance_dedup.repository.repository',
+    'glance_dedup.repository.upgrade',
+    'glance_dedup.transfer.assembler',
+    'glance_dedup.trial',
+]
 
 
 def test_python_style():
@@ -52,6 +97,50 @@ def test_types(tmp_path):
                     if module_of(line.partition(':')[0]) not in exempt)
     assert not new, f'\n{new}'
     assert exempt == sorted(found), 'the list in pyproject.toml is too long'
+
+
+def undocumented(module, names=None, owner=None, prefix=''):
+    """The public functions, classes and methods without a docstring.
+
+    A method that overrides another one has that one's. A property's setter
+    has the property's.
+    """
+    if names is None:
+        names = ast.parse(pathlib.Path(module.__file__).read_text()).body
+        owner = module
+    for node in names:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef,
+                                 ast.ClassDef)) or node.name[0] == '_':
+            continue
+        name = prefix + node.name
+        found = getattr(owner, node.name)
+        # A class is not its base, nor what a dataclass says of itself.
+        if ast.get_docstring(node) is None and (
+                isinstance(node, ast.ClassDef)
+                or inspect.getdoc(found) is None):
+            yield f'{module.__name__}: {name}'
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(module, node.body, found, name + '.')
+
+
+def test_docstrings():
+    """Public functions, classes and methods say what their names do not.
+
+    A command's class says it to users, too: its docstring is the command's
+    help, and its methods override cliff's.
+    """
+    exempt = set(WITHOUT_DOCSTRINGS)
+    missing = {}
+    for package in ('glance_dedup', 'dedupd'):
+        for path in sorted((TOP / package).rglob('*.py')):
+            name = module_of(str(path.relative_to(TOP)))
+            missing[name] = list(undocumented(importlib.import_module(name)))
+    new = [line for name, lines in missing.items() if name not in exempt
+           for line in lines]
+    assert not new, '\n' + '\n'.join(new)
+    assert WITHOUT_DOCSTRINGS == sorted(
+        name for name, lines in missing.items() if lines), (
+        'WITHOUT_DOCSTRINGS is too long, or not sorted')
 
 
 def sources():

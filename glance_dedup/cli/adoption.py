@@ -20,8 +20,8 @@ _UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 def _add_cloud(parser, **options):
     parser.add_argument(
         '--os-cloud', metavar='NAME', help='The cloud of clouds.yaml whose '
-        'Glance is asked. The default is what the usual variables OS_* of '
-        'the environment say.', **options)
+        'Glance is asked. Default: the one of the environment variables '
+        'OS_*.', **options)
 
 
 def _connect(cloud=None, url=None):
@@ -36,22 +36,12 @@ def _connect(cloud=None, url=None):
     return glance
 
 
-def _known(command, glance):
-    """All images of a Glance, by their ids."""
-    with command.progress('asking Glance', unit='images') as progress:
-        found = {}
-        for image in glance.images():
-            found[image.image_id] = image
-            progress.update(len(found))
-        return found
-
-
 class Estimate(common.RepositoryCommand, lister.Lister):
     """Tell what images would take here, without storing them.
 
-    Files are only read. The sums are what the repository would take of the
-    disk with these images alone, its metadata and its maintainer's part
-    included: as uploads leave it, and after recompression.
+    Files are only read. The sums are the disk space of a repository with these
+    images alone, including its metadata and its catalog: once as uploads
+    leave it, and once after recompression.
     """
 
     def get_parser(self, prog_name):
@@ -59,7 +49,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             'paths', metavar='PATH', nargs='+',
             help='An image, or a directory of images, such as a file '
-            "store's. Subdirectories and symbolic links in it are left out.")
+            "store's. Its subdirectories and symbolic links are left out.")
         parser.add_argument(
             '--block-size', type=int, metavar='BYTES',
             help='As for repository create.')
@@ -69,11 +59,11 @@ class Estimate(common.RepositoryCommand, lister.Lister):
         common.add_codec(parser)
         parser.add_argument(
             '--level', type=int, default=0, metavar='N',
-            help='Of zstd, 1 to 19. Default: its own.')
+            help='The level of zstd, 1 to 19. Default: its own.')
         parser.add_argument(
             '--exact', action='store_true',
-            help='Remember all blocks. Otherwise a sample is remembered, as '
-            'soon as there are too many for 128 MiB of memory.')
+            help='Remember all blocks. Otherwise only a sample is remembered '
+            'once the blocks need more than 128 MiB of memory.')
         return parser
 
     def take_action(self, parsed_args):
@@ -84,7 +74,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
             parsed_args.level, parsed_args.exact)
         files = estimate.files_of(
             parsed_args.paths, lambda path: self.app.tell(
-                f'{path}: left out; it is no ordinary file'))
+                f'{path}: left out; it is not an ordinary file'))
         if parsed_args.exact:
             memory = progress_module.format_size(
                 estimate.exact_memory(files, options))
@@ -92,11 +82,11 @@ class Estimate(common.RepositoryCommand, lister.Lister):
         with self.progress(
                 'reading', estimate.data_bytes(files)) as progress:
             result = estimate.estimate(files, options, progress.update)
-        self.tell(result)
+        self._tell(result)
         return (('image', 'size', 'nonzero_bytes', 'new_bytes',
-                 'stored_bytes', 'saved_percent'), self.rows(result))
+                 'stored_bytes', 'saved_percent'), self._rows(result))
 
-    def tell(self, result):
+    def _tell(self, result):
         for path, error in result.unreadable:
             self.app.tell(error)
             self.app.note(error)
@@ -110,7 +100,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
                 '20 cases (--exact counts all)')
 
     @staticmethod
-    def rows(result):
+    def _rows(result):
         images = result.images
         size, nonzero, new = (sum(getattr(image, name) for image in images)
                               for name in ('size', 'nonzero', 'new'))
@@ -131,9 +121,9 @@ class Import(common.RepositoryCommand, lister.Lister):
 
     The file store is only read. If Glance is asked, each image is compared
     with the hash that was recorded when it was uploaded, and belongs to the
-    project that owns it in Glance. What is in the repository already is
-    compared and left as it is: an import that was interrupted goes on when it
-    is begun again.
+    project that owns it in Glance. Images that are in the repository already
+    are compared and left as they are, so an interrupted import goes on when
+    you start it again.
     """
 
     def get_parser(self, prog_name):
@@ -153,14 +143,14 @@ class Import(common.RepositoryCommand, lister.Lister):
             help='Ask no Glance, whatever the environment says.')
         parser.add_argument(
             '--project', metavar='ID',
-            help='Where no Glance is asked: the project that all these '
-            'images belong to. Default: none, so that whoever may delete an '
+            help='If no Glance is asked: the project that all these images '
+            'belong to. Default: none; then everybody who may delete an '
             'image in Glance may delete its data.')
         common.add_scope(parser)
         common.add_codec(parser)
         parser.add_argument(
             '--update-locations', metavar='STORE',
-            help='Tell Glance that the images are in this store, too, which '
+            help='Tell Glance that the images are also in this store, which '
             'must be the repository. Glance needs show_multiple_locations.')
         parser.add_argument(
             '--dry-run', action='store_true',
@@ -168,14 +158,14 @@ class Import(common.RepositoryCommand, lister.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        entries = self.entries(parsed_args)
-        glance = self.glance(parsed_args)
+        entries = self._entries(parsed_args)
+        glance = self._glance(parsed_args)
         known = None
         if glance is not None:
-            known = _known(self, glance)
-            self.need_locations(parsed_args.update_locations, glance, known)
+            known = self.images_of(glance)
+            self._need_locations(parsed_args.update_locations, glance, known)
         with self.open(codec=parsed_args.codec) as repo:
-            outcomes = self.work(parsed_args, repo, glance, known, entries)
+            outcomes = self._work(parsed_args, repo, glance, known, entries)
         return (('image_id', 'size', 'result', 'stored_bytes', 'project',
                  'verified_by', 'located', 'error'),
                 [(o.image_id, common.Size(o.size), o.result,
@@ -185,7 +175,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                                else common.sentence_of(o.error)))
                  for o in outcomes])
 
-    def glance(self, parsed_args):
+    def _glance(self, parsed_args):
         from glance_dedup.client import glance_api
 
         wanted = parsed_args.os_cloud or glance_api.is_configured()
@@ -195,7 +185,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                     'an image belongs to the project that Glance says: leave '
                     '--project out, or use --no-glance')
             glance = _connect(parsed_args.os_cloud, parsed_args.glance_url)
-            self.app.tell(f'asking {glance.url} whose the images are')
+            self.app.tell(f'asking {glance.url} who owns the images')
             return glance
         if parsed_args.update_locations:
             raise common.UsageError(
@@ -203,23 +193,24 @@ class Import(common.RepositoryCommand, lister.Lister):
         whose = (f'project {parsed_args.project}' if parsed_args.project
                  else 'no project')
         self.app.tell(
-            'Glance is not asked: no hash is compared, what may be an upload '
-            f'under way is taken as it is, and the images belong to {whose}')
+            'Glance is not asked: no hash is compared, files that may be '
+            'uploads under way are taken as they are, and the images belong '
+            f'to {whose}')
         return None
 
     @staticmethod
-    def need_locations(store, glance, known):
+    def _need_locations(store, glance, known):
         if store is None:
             return
         glance.need_store(store)
         if any(image.locations is None for image in known.values()):
             raise common.UsageError(
                 f'{glance.url} does not show locations, and so takes none: '
-                'ask a glance-api of your own that has '
-                'show_multiple_locations, by --glance-url, as the guide on '
-                'migration says')
+                'run a glance-api of your own with '
+                'show_multiple_locations, and name it by --glance-url, as '
+                'the guide on migration says')
 
-    def entries(self, parsed_args):
+    def _entries(self, parsed_args):
         from glance_dedup.adoption import filestore
 
         wanted = set(parsed_args.images or ())
@@ -232,7 +223,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                 if entry.image_id in found:
                     raise common.UsageError(
                         f'{entry.path} and {found[entry.image_id].path}: '
-                        'which of them is the image?')
+                        'which of them is the image? Remove the other')
                 if not wanted or entry.image_id in wanted:
                     found[entry.image_id] = entry
         absent = sorted(wanted - set(found))
@@ -242,7 +233,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                 f'{" or ".join(parsed_args.from_file_store)}')
         return [found[image_id] for image_id in sorted(found)]
 
-    def work(self, parsed_args, repo, glance, known, entries):
+    def _work(self, parsed_args, repo, glance, known, entries):
         from glance_dedup.adoption import importing
 
         importer = importing.Importer(
@@ -264,7 +255,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                                  f'({number} of {len(entries)})')
                 outcome = importer.take(entry, update)
                 before += entry.size
-                done = before       # also of what was left out
+                done = before       # even if the file was left out
                 if isinstance(outcome.error, BaseException):
                     self.app.tell(outcome.error)
                     self.app.note(outcome.error)
@@ -276,9 +267,9 @@ class Export(common.RepositoryCommand, lister.Lister):
     """Write images as plain files, named by their ids.
 
     This is the layout of Glance's file store. Each file appears whole and
-    durable, with holes where there are zeros, after every byte was verified.
-    One that is there already is compared, and left as it is. No Glance is
-    asked, and none is told.
+    durable, with holes for zeros, after every byte was verified. A file that
+    exists already is compared and left as it is. The command neither asks nor
+    tells Glance.
     """
 
     def get_parser(self, prog_name):
@@ -300,18 +291,18 @@ class Export(common.RepositoryCommand, lister.Lister):
             stats = (list(common.stats(repo, self.app)) if parsed_args.all
                      else [repo.stat(image_id)
                            for image_id in parsed_args.ids])
-            self.need_room(directory, stats)
+            self._need_room(directory, stats)
             with self.progress('exporting', sum(
                     stat.size for stat in stats)) as progress:
                 done = 0
                 for stat in stats:
-                    rows.append(self.one(repo, directory, stat, done,
-                                         progress))
+                    rows.append(self._one(repo, directory, stat, done,
+                                          progress))
                     done += stat.size
         return ('image_id', 'size', 'result', 'error'), rows
 
     @staticmethod
-    def need_room(directory, stats):
+    def _need_room(directory, stats):
         needed = sum(stat.size - stat.zero_bytes for stat in stats
                      if not os.path.lexists(
                          os.path.join(directory, stat.image_id)))
@@ -319,10 +310,11 @@ class Export(common.RepositoryCommand, lister.Lister):
         free = disk.f_bavail * disk.f_frsize
         if needed > free:
             raise exceptions.NoSpaceError(
-                f'{directory}: {progress_module.format_size(needed)} are '
-                f'needed, but {progress_module.format_size(free)} are free')
+                f'{directory}: the images need '
+                f'{progress_module.format_size(needed)}, but '
+                f'{progress_module.format_size(free)} are free')
 
-    def one(self, repo, directory, stat, done, progress):
+    def _one(self, repo, directory, stat, done, progress):
         path = os.path.join(directory, stat.image_id)
         result, error = 'failed', None
         progress.what = f'exporting {stat.image_id}'
@@ -357,7 +349,7 @@ class _From:
 
 
 def _remove_leftovers(directory, image_id):
-    """What an export that was killed left of this image."""
+    """Remove the file that a killed export of this image left."""
     pattern = re.compile(rf'\.{re.escape(image_id)}\.[0-9a-f]{{16}}\.new')
     for name in filter(pattern.fullmatch, os.listdir(directory)):
         with contextlib.suppress(FileNotFoundError):
@@ -368,7 +360,7 @@ def _compare(path, image):
     from glance_dedup.adoption import filestore
 
     differs = exceptions.DamagedError(
-        f'{path} is there, but is not the image; it was left alone')
+        f'{path} exists, but is not the image; it was left alone')
     with filestore.Source(path) as source:
         if source.size != image.size:
             raise differs
@@ -378,7 +370,7 @@ def _compare(path, image):
 
 
 def _give_away(path, directory):
-    """What the superuser makes in somebody's directory is theirs."""
+    """Give a file that root made to the directory's owner."""
     if os.geteuid() == 0:
         owner = os.stat(directory)
         os.chown(path, owner.st_uid, owner.st_gid)
@@ -387,10 +379,10 @@ def _give_away(path, directory):
 class Orphans(common.RepositoryCommand, lister.Lister):
     """List images of the repository that Glance does not have here.
 
-    Glance must take us for an administrator. With --delete they are deleted,
-    but those that are young, and those whose id is none of Glance's. If
-    several Glances use the repository, name each by an --os-cloud: an orphan
-    is what none of them has.
+    The account must be an administrator of Glance. --delete deletes orphans,
+    except young ones and those whose id Glance cannot have given. If several
+    Glances use the repository, name each by an --os-cloud: an orphan is an
+    image that none of them has.
     """
 
     def get_parser(self, prog_name):
@@ -401,30 +393,30 @@ class Orphans(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--store', metavar='NAME',
             help="The repository's store in Glance. With it, images that "
-            'Glance has in other stores alone are orphans, too.')
+            'Glance has only in other stores are orphans, too.')
         parser.add_argument(
             '--delete', action='store_true', help='Delete them.')
         parser.add_argument(
             '--older-than', type=_seconds, default='7d', metavar='AGE',
-            help='Delete only what was stored longer ago: a number with s, m, '
-            'h or d behind it. Default: %(default)s.')
+            help='Delete only images that were stored longer ago: a number '
+            'followed by s, m, h or d. Default: %(default)s.')
         return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import orphans
 
         with self.open() as repo:
-            # In this order: what is stored from now on is not looked at.
+            # First: images that are stored from now on are not looked at.
             stats = list(common.stats(repo, self.app))
             glances = [_connect(cloud)
                        for cloud in parsed_args.os_cloud or [None]]
             for glance in glances if parsed_args.store else ():
                 glance.need_store(parsed_args.store)
             found = orphans.orphans(
-                stats, [_known(self, glance) for glance in glances],
+                stats, [self.images_of(glance) for glance in glances],
                 parsed_args.store)
             if parsed_args.delete and not parsed_args.ids:
-                self.need_likely(stats, found)
+                self._need_likely(stats, found)
             now = time.time()
             rows = []
             for orphan in found:
@@ -436,7 +428,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
                     kept = orphans.why_kept(
                         orphan, glances, parsed_args.store,
                         now - parsed_args.older_than)
-                    deleted = kept is None and self.delete(repo, stat)
+                    deleted = kept is None and self._delete(repo, stat)
                 rows.append((
                     stat.image_id, common.Size(stat.size),
                     common.Size(stat.stored_bytes), common.Time(stat.created),
@@ -446,8 +438,8 @@ class Orphans(common.RepositoryCommand, lister.Lister):
                  'reason', 'deleted', 'kept'), rows)
 
     @staticmethod
-    def need_likely(stats, found):
-        """Refuse what looks like the wrong Glance, or like one of several."""
+    def _need_likely(stats, found):
+        """Refuse a Glance that seems wrong, or to be one of several."""
         unknown = sum(orphan.unknown for orphan in found)
         if unknown * 2 > len(stats):
             raise common.UsageError(
@@ -456,9 +448,9 @@ class Orphans(common.RepositoryCommand, lister.Lister):
                 'Nothing was deleted. Name each Glance by --os-cloud, or the '
                 'images to delete')
 
-    def delete(self, repo, stat):
+    def _delete(self, repo, stat):
         try:
-            # This upload alone, not another one that came meanwhile.
+            # Only this upload, not one that came meanwhile.
             repo.delete(stat.image_id, stat.upload_id)
         except exceptions.RepositoryError as e:
             self.app.tell(e)
@@ -475,10 +467,10 @@ def _seconds(text):
 
 
 class Missing(common.RepositoryCommand, lister.Lister):
-    """List images that Glance has in this store, and the repository has not.
+    """List images that Glance has in this store, but the repository lacks.
 
-    Glance must take us for an administrator. The exit status is 1 if there are
-    any.
+    The account must be an administrator of Glance. The exit status is 1 if
+    there are any.
     """
 
     def get_parser(self, prog_name):
@@ -499,7 +491,7 @@ class Missing(common.RepositoryCommand, lister.Lister):
                      image.status, image.owner,
                      common.Words(sorted(image.stores)))
                     for image in orphans.missing(
-                        repo, glance, _known(self, glance),
+                        repo, glance, self.images_of(glance),
                         parsed_args.store)]
         if rows:
             self.app.status = 1
@@ -509,11 +501,11 @@ class Missing(common.RepositoryCommand, lister.Lister):
 class Verify(common.RepositoryCommand, lister.Lister):
     """Read images, and record the hashes of their bytes.
 
-    Users' tokens open an image only if Glance's hash of it is that recorded
-    here. Uploads record theirs; images of older versions, and those that were
-    put or pulled here by hand, have none until this has read them. What is
-    recorded is the hash of the bytes that are here: if Glance is asked, it is
-    compared with Glance's, and an image that differs is named.
+    A user's token opens an image only if Glance's hash of it is recorded here.
+    Uploads record the hash. Images that were stored by older versions, or by
+    image put or image pull, have none until this command has read them. It
+    records the hash of the bytes in the repository. If Glance is asked, it
+    compares the hash with Glance's, and names each image that differs.
     """
 
     def get_parser(self, prog_name):
@@ -521,12 +513,12 @@ class Verify(common.RepositoryCommand, lister.Lister):
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
             '--all', action='store_true',
-            help='All images, but for those whose hash is recorded.')
+            help='All images whose hash is not recorded yet.')
         parser.add_argument(
             '--algorithm', metavar='NAME',
             help="The hash, as Glance's option hashing_algorithm names it. "
-            'The default is the one that Glance recorded of the image, or '
-            'sha512 if Glance is not asked.')
+            'Default: the one that Glance recorded for the image, or sha512 '
+            'if Glance is not asked.')
         _add_cloud(parser)
         parser.add_argument(
             '--glance-url', metavar='URL',
@@ -547,47 +539,47 @@ class Verify(common.RepositoryCommand, lister.Lister):
             raise common.UsageError(f'--algorithm: {e}') from e
         rows: list[tuple] = []
         with self.open() as repo:
-            known = self.known(parsed_args)
+            known = self._images_of_glance(parsed_args)
             stats = (list(common.stats(repo, self.app)) if parsed_args.all
-                     else list(self.named(repo, parsed_args.ids, rows)))
+                     else list(self._named(repo, parsed_args.ids, rows)))
             with self.progress('verifying', sum(
                     stat.size for stat in stats)) as progress:
                 done = 0
                 for stat in stats:
-                    rows.append(self.one(repo, parsed_args, stat, known,
-                                         lambda n: progress.update(done + n)))
+                    rows.append(self._one(repo, parsed_args, stat, known,
+                                          lambda n: progress.update(done + n)))
                     done += stat.size
             if parsed_args.all:
                 hashes.sweep(repo)
         return ('image_id', 'size', 'result', 'hash_name', 'hash_value',
                 'error'), rows
 
-    def known(self, parsed_args):
-        """What Glance says of all images; None: it is not asked."""
+    def _images_of_glance(self, parsed_args):
+        """Glance's images by their ids; None: Glance is not asked."""
         from glance_dedup.client import glance_api
 
         if parsed_args.no_glance or not (
                 parsed_args.os_cloud or glance_api.is_configured()):
             self.app.tell('Glance is not asked: no hash is compared')
             return None
-        return _known(self, _connect(parsed_args.os_cloud,
-                                     parsed_args.glance_url))
+        return self.images_of(_connect(parsed_args.os_cloud,
+                                       parsed_args.glance_url))
 
-    def named(self, repo, ids, rows):
+    def _named(self, repo, ids, rows):
         for image_id in ids:
             try:
                 yield repo.stat(image_id)
             except exceptions.RepositoryError as e:
-                rows.append(self.failed(image_id, None, e))
+                rows.append(self._failed(image_id, None, e))
 
-    def failed(self, image_id, size, error):
+    def _failed(self, image_id, size, error):
         self.app.tell(error)
         self.app.note(error)
         return (image_id, common.Size(size), 'failed', '', '',
                 common.sentence_of(error))
 
-    def one(self, repo, parsed_args, stat, known, progress):
-        """A row."""
+    def _one(self, repo, parsed_args, stat, known, progress):
+        """Verify one image; returns its row."""
         from glance_dedup.base import hashes
 
         record = (known or {}).get(stat.image_id)
@@ -597,10 +589,10 @@ class Verify(common.RepositoryCommand, lister.Lister):
         try:
             ours = hashes.recorded(repo.path, stat)
             result = 'known'
-            # Who names an image has it read.
+            # An image that is named is always read.
             if parsed_args.ids or name not in ours:
                 with repo.open_image(stat.image_id) as image:
-                    # Which may have been deleted, and stored anew.
+                    # The image may have been deleted and stored again.
                     stat = image.stat
                     found = hashes.compute(image, name, progress)
                 hashes.record(repo.path, stat, found)
@@ -609,9 +601,9 @@ class Verify(common.RepositoryCommand, lister.Lister):
             if theirs and ours.get(theirs.name, theirs.value) != theirs.value:
                 raise exceptions.DamagedError(
                     f'image {stat.image_id} is not the one that Glance '
-                    f'means: it has the {theirs.name} {ours[theirs.name]} '
-                    f"here, and {theirs.value} by Glance's record")
+                    f'means: its {theirs.name} is {ours[theirs.name]} here, '
+                    f"and {theirs.value} in Glance's record")
         except exceptions.RepositoryError as e:
-            return self.failed(stat.image_id, stat.size, e)
+            return self._failed(stat.image_id, stat.size, e)
         return (stat.image_id, common.Size(stat.size), result, name,
                 ours[name], '')

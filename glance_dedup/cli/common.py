@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the commands share: columns, sizes, errors."""
+"""Columns, sizes and errors, which all commands share."""
 
 import datetime
 import typing
@@ -16,11 +16,11 @@ from glance_dedup.cli import progress as progress_module
 
 
 class UsageError(Exception):
-    """The command line asks for what cannot be done."""
+    """The command line asks for something that cannot be done."""
 
 
 class Plain(columns.FormattableColumn):
-    """A cell as a terminal may show it."""
+    """A cell without characters that a terminal would obey."""
 
     def __init__(self, cell):
         self._cell = cell
@@ -29,7 +29,7 @@ class Plain(columns.FormattableColumn):
     def human_readable(self):
         cell = self._cell
         if isinstance(cell, columns.FormattableColumn):
-            # One of several lines has them on purpose.
+            # A cell with several lines has them on purpose.
             return _plain(cell.human_readable(), '\n')
         return _plain(cell)
 
@@ -54,6 +54,8 @@ class Size(columns.FormattableColumn):
 
 
 class Percent(columns.FormattableColumn):
+    """A percentage; None: not known."""
+
     def human_readable(self):
         return '-' if self._value is None else f'{self._value} %'
 
@@ -71,7 +73,7 @@ class Time(columns.FormattableColumn):
 
 
 class YesNo(columns.FormattableColumn):
-    """A truth that may not be known."""
+    """True or False; None: not known."""
 
     def human_readable(self):
         return '-' if self._value is None else 'yes' if self._value else 'no'
@@ -92,7 +94,7 @@ class Words(columns.FormattableColumn):
 
 
 def saved(data: int, stored: int) -> Percent:
-    """How much of the bytes that are not zeros took no space."""
+    """The share of an image's bytes other than zeros that took no space."""
     if not data:
         return Percent(None)
     # Adding 0 makes a plain zero of a negative one.
@@ -100,18 +102,19 @@ def saved(data: int, stored: int) -> Percent:
 
 
 def share(part: int, whole: int) -> Percent:
-    """A part of something, in percent of it."""
+    """A part of a whole, in percent."""
     return Percent(round(100 * part / whole, 2) if whole else None)
 
 
 def add_codec(parser):
+    """Add the option ``--codec``, for new blocks."""
     parser.add_argument(
         '--codec', choices=('none', 'lz4', 'zstd'), default='lz4',
         help='How new blocks are compressed. Default: %(default)s.')
 
 
 def add_certificates(parser):
-    """The options that say who we are to another daemon, and who it is."""
+    """Add the options by which we and another daemon prove who we are."""
     parser.add_argument(
         '--cert', metavar='FILE',
         help="The operator's certificate, to show the other daemon.")
@@ -120,26 +123,25 @@ def add_certificates(parser):
         help='Its key, if that is not in the same file.')
     parser.add_argument(
         '--ca-file', metavar='FILE',
-        help="What the other daemon's certificate is verified by; else "
-        "by the system's authorities.")
+        help="The authorities that verify the other daemon's certificate. "
+        "Default: the system's.")
 
 
 def add_scope(parser):
-    """The option that says whose blocks a new image shares."""
+    """Add ``--scope``, which says whose blocks a new image shares."""
     parser.add_argument(
         '--scope', choices=scopes.CHOICES, default='global',
-        help='Share equal blocks with all images that were stored so '
-        '(global), or only with those of this project (project). Default: '
-        '%(default)s.')
+        help='Share equal blocks with all images of the scope global, or '
+        'only with those of this project. Default: %(default)s.')
 
 
 def shown(fields: dict) -> tuple[tuple, tuple]:
-    """What a ShowOne command returns."""
+    """The names and values that a ShowOne command returns."""
     return tuple(fields), tuple(fields.values())
 
 
 def add_stat(fields: dict, stat) -> dict:
-    """The columns that describe an image."""
+    """Add the columns that describe an image to `fields`."""
     fields.update({
         'image_id': stat.image_id,
         'size': Size(stat.size),
@@ -159,7 +161,7 @@ def add_stat(fields: dict, stat) -> dict:
 
 
 def stats(repo, app):
-    """What all recipes say; of those that cannot be read, `app` is told."""
+    """The stats of all images; tells `app` of recipes that cannot be read."""
     for image_id in repo.images():
         try:
             yield repo.stat(image_id)
@@ -172,11 +174,12 @@ def stats(repo, app):
 
 
 class Program(app.App):
-    """What a command is a part of, as it sees it.
+    """The program, as its commands see it.
 
-    :ivar error: that ended the command
-    :ivar status: of what a command survived; it may set or `note` it
-    :ivar log: that errors are written to besides
+    :ivar error: the error that ended the command
+    :ivar status: the exit status for errors that the command survived; the
+        command sets it, or calls `note`
+    :ivar log: a file to which errors are written, too
     """
 
     def __init__(self, **kwargs):
@@ -186,7 +189,7 @@ class Program(app.App):
         self.log: typing.TextIO | None = None
 
     def tell(self, error: BaseException | str):
-        """A sentence about something that went wrong."""
+        """Write an error, or a sentence, to standard error and the log."""
         if isinstance(error, BaseException):
             error = sentence_of(error)
         error = printable.printable(error)
@@ -195,31 +198,36 @@ class Program(app.App):
                 stream.write(f'glance-dedup: {error}\n')
 
     def note(self, error: BaseException):
-        """An error that does not end the command counts in its status.
+        """Have the exit status show an error that does not end the command.
 
-        Damage is the lesser number, but the greater news.
+        If there are several, damage (1) takes precedence over others (2).
         """
         status = status_of(error)
         self.status = min(self.status or status, status)
 
 
 class RepositoryCommand(command.Command):
-    """For commands that work on the repository of the global option."""
+    """A command on the repository of the global option ``--repository``."""
 
     app: Program
 
     @property
     def path(self) -> str:
+        """The repository's path.
+
+        :raises UsageError: none is given
+        """
         path = self.app.options.repository
         if not path:
             raise UsageError(
-                'there is no repository given: use --repository DIR or set '
+                'no repository is given: use --repository DIR, or set '
                 'GLANCE_DEDUP_REPOSITORY')
         if '\0' in path:
             raise UsageError("the repository's path holds a NUL")
         return path
 
     def open(self, **options):
+        """The repository, opened with the global options and these."""
         # Help and usage errors need no engine.
         from glance_dedup.repository import repository
 
@@ -228,18 +236,28 @@ class RepositoryCommand(command.Command):
             reserve_mib=self.app.options.reserve_mib, **options)
 
     def progress(self, what, total=None, **options):
+        """A `Progress`, which is silent with ``--quiet``."""
         return progress_module.Progress(
             what, total, quiet=self.app.options.verbose_level == 0,
             **options)
 
+    def images_of(self, glance):
+        """All images of a Glance, by their ids; this may take long."""
+        with self.progress(f'asking {glance.url}', unit='images') as progress:
+            found = {}
+            for image in glance.images():
+                found[image.image_id] = image
+                progress.update(len(found))
+            return found
+
 
 def status_of(error: BaseException) -> int:
-    """The exit status that an error is worth."""
+    """The exit status for an error: 1 for damage, else 2."""
     return 1 if isinstance(error, exceptions.DamagedError) else 2
 
 
 def sentence_of(error: BaseException) -> str:
-    """An error in words, on one line."""
+    """An error as one line of plain text."""
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if error.filename is not None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon, as the commands find it."""
+"""Finding the daemon and the catalog, for the commands that use them."""
 
 import contextlib
 import os
@@ -9,24 +9,26 @@ from glance_dedup.base import exceptions
 from glance_dedup.cli import common
 from glance_dedup.client import daemon as daemon_module
 
-# A daemon that does not answer at once is as good as none.
+# Commands do without a daemon that takes longer to answer.
 _CONNECT_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 
 
 class DaemonCommand(common.RepositoryCommand):
-    """For commands that ask the daemon, or do without it.
+    """A command that asks the daemon, if there is one.
 
-    :ivar status: of the daemon that was found, if any
+    :ivar status: the status of the daemon that was found, if any
     """
 
     status: dict | None = None
 
     def daemon(self) -> daemon_module.Client | None:
-        """The daemon behind --socket, if it is the right one.
+        """The daemon behind ``--socket``; None if it does not answer.
 
-        That is one that serves the repository of --repository, if that is
-        given.
+        It is also None if the daemon serves another repository than that of
+        ``--repository``.
+
+        :raises UsageError: ``--socket`` is not a valid path
         """
         path = self.app.options.socket
         if not path:
@@ -42,29 +44,35 @@ class DaemonCommand(common.RepositoryCommand):
             found = daemon_module.repository_of(status)
         except daemon_module.DaemonUnavailable:
             return None
-        if self.app.options.repository and found != self.repository_id():
+        if self.app.options.repository and found != self._repository_id():
             return None
         self.status = status
         return client
 
     def need_daemon_or_repository(self) -> daemon_module.Client | None:
-        """As `daemon`; None only if there is a repository given."""
+        """As `daemon`; None means that the command works without it.
+
+        :raises UsageError: there is neither a daemon nor ``--repository``
+        """
         client = self.daemon()
         if client is None and not self.app.options.repository:
             raise common.UsageError(
-                'there is no repository given, and no daemon answers on '
+                'no repository is given, and no daemon answers on '
                 f'{self.app.options.socket or "any socket"}: use '
                 '--repository DIR or --socket PATH')
         return client
 
-    def repository_id(self) -> str:
+    def _repository_id(self) -> str:
         with self.open() as repo:
             return repo.repository_id
 
 
 @contextlib.contextmanager
 def catalog_of(repo):
-    """The catalog, to be read, if no maintainer is at work; else None."""
+    """The catalog, for reading; None if it is invalid or a maintainer runs.
+
+    While it is open, no maintainer can start.
+    """
     from glance_dedup import _engine
     from glance_dedup.maintenance import catalog as catalog_module
 
@@ -72,14 +80,14 @@ def catalog_of(repo):
     with contextlib.ExitStack() as stack:
         catalog = None
         try:
-            # Without the lock it must not even be opened.
+            # Nobody may open it without the lock.
             maintenance = stack.enter_context(contextlib.closing(
                 _engine.Maintenance(repo.handle())))
             if os.path.isdir(path) and maintenance.lock():
                 catalog = stack.enter_context(contextlib.closing(
                     catalog_module.Catalog(path, repo.repository_id)))
         except exceptions.RepositoryError:
-            # It is for the maintainer to say what is wrong.
+            # The maintainer reports what is wrong.
             pass
         yield catalog if catalog is not None and catalog.valid else None
 

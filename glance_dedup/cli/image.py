@@ -17,7 +17,7 @@ from glance_dedup.cli import common
 from glance_dedup.cli import daemon
 
 PIECE = 4 << 20
-# Zeros of an image that are so long become a hole in the file.
+# Runs of zeros of at least this length become holes in the file.
 HOLE = 1 << 16
 
 
@@ -52,10 +52,13 @@ class Put(common.RepositoryCommand, show.ShowOne):
 
 
 def open_source(file: str, stack) -> tuple:
-    """An open file, and its size if it has one.
+    """Open a file to read; returns it, and its size if that is known.
 
-    It has no buffer: a buffered file, in the middle of a large read, does
-    not notice an interrupt before the next bytes come.
+    The file has no buffer: a large read of a buffered file notices an
+    interrupt only when the next bytes come.
+
+    :param file: a path, or ``-`` for standard input
+    :param stack: closes the file
     """
     try:
         source = stack.enter_context(
@@ -74,7 +77,7 @@ def open_source(file: str, stack) -> tuple:
 class Get(common.RepositoryCommand, show.ShowOne):
     """Write an image to a file, after verifying every byte.
 
-    A file appears whole or not at all. Long runs of zeros are holes in it.
+    The file appears whole or not at all. Long runs of zeros become holes.
     """
 
     def get_parser(self, prog_name):
@@ -92,7 +95,7 @@ class Get(common.RepositoryCommand, show.ShowOne):
             if parsed_args.file == '-':
                 if sys.stdout is None:
                     raise common.UsageError('there is no standard output')
-                write = write_to(sys.stdout.buffer)
+                write = _write_to(sys.stdout.buffer)
             else:
                 target = Target(parsed_args.file, parsed_args.force)
                 target.need_allowed()
@@ -107,13 +110,13 @@ class Get(common.RepositoryCommand, show.ShowOne):
                 'size': common.Size(image.size)})
 
     def produce_output(self, parsed_args, column_names, data):
-        # Standard output is the image's alone.
+        # Standard output has only the image.
         if parsed_args.file == '-':
             return 0
         return super().produce_output(parsed_args, column_names, data)
 
 
-def write_to(stream):
+def _write_to(stream):
     def write(image, progress):
         done = 0
         for piece in image.pieces(piece=PIECE):
@@ -125,7 +128,7 @@ def write_to(stream):
 
 
 class Target:
-    """A file that gets its name when it is whole and on the disk."""
+    """A file that gets its name once it is whole and on the disk."""
 
     def __init__(self, file: str, force: bool):
         if '\0' in file:
@@ -135,6 +138,10 @@ class Target:
         self.path = os.path.realpath(file)
 
     def need_allowed(self):
+        """Check that the file may be written.
+
+        :raises UsageError: it exists, and is not to be replaced
+        """
         if not os.path.lexists(self.path):
             return
         if not self.force:
@@ -144,6 +151,12 @@ class Target:
             raise common.UsageError(f'{self.file} is not a regular file')
 
     def write(self, image, progress):
+        """Write an image to the file.
+
+        :raises UsageError: the file has appeared meanwhile
+        :raises RepositoryError: the image cannot be read
+        :raises OSError: the file cannot be written
+        """
         directory, name = os.path.split(self.path)
         temporary = os.path.join(
             directory, f'.{name[:200]}.{secrets.token_hex(8)}.new')
@@ -153,7 +166,7 @@ class Target:
             with open(fd, 'wb', buffering=0) as f:
                 self.fill(f, image, progress)
                 os.fsync(f.fileno())
-            self.give_name(temporary)
+            self._give_name(temporary)
         except OSError as e:
             e.filename = e.filename or self.file
             raise
@@ -166,7 +179,7 @@ class Target:
         finally:
             os.close(fd)
 
-    def give_name(self, temporary):
+    def _give_name(self, temporary):
         if self.force:
             self.need_allowed()
             with contextlib.suppress(FileNotFoundError):
@@ -175,19 +188,20 @@ class Target:
             os.rename(temporary, self.path)
             return
         try:
-            # Unlike a rename it replaces nothing that came meanwhile.
+            # Unlike a rename, a link replaces no file that came meanwhile.
             os.link(temporary, self.path)
         except FileExistsError:
             self.need_allowed()
             raise
         except OSError as e:
-            # FAT and its kin have no hard links.
+            # FAT and similar file systems have no hard links.
             if e.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
             self.need_allowed()
             os.rename(temporary, self.path)
 
     def fill(self, f, image, progress):
+        """Write an image's bytes to an open file, with holes for zeros."""
         for start, end in filled_ranges(image):
             while start < end:
                 piece = memoryview(image.read(
@@ -220,7 +234,8 @@ def filled_ranges(image):
 class Delete(common.RepositoryCommand, lister.Lister):
     """Delete images.
 
-    Who is reading one reads on. The space comes back by collection.
+    Readers that have an image open go on reading it. The next collection frees
+    the space.
     """
 
     def get_parser(self, prog_name):
@@ -244,18 +259,18 @@ class Delete(common.RepositoryCommand, lister.Lister):
 
 
 class Known(daemon.DaemonCommand):
-    """For commands that tell which images are known to be damaged."""
+    """A command that shows which images are known to be damaged."""
 
-    def damaged_images(self, repo) -> set[str] | None:
+    def _damaged_images(self, repo) -> set[str] | None:
         from glance_dedup.client import daemon as client
 
-        # A daemon that is in a bad way keeps nobody from listing images.
+        # Images can be listed even if the daemon is in trouble.
         with contextlib.suppress(client.ClientError):
             self.daemon()
         return daemon.damaged_images(repo, self.status)
 
     @staticmethod
-    def described(stat, damaged) -> dict:
+    def _described(stat, damaged) -> dict:
         fields = common.add_stat({}, stat)
         fields['damaged'] = common.YesNo(
             None if damaged is None else stat.image_id in damaged)
@@ -263,18 +278,18 @@ class Known(daemon.DaemonCommand):
 
 
 class List(Known, lister.Lister):
-    """List the images with what their recipes say.
+    """List the images with the figures of their recipes.
 
-    Whether they are damaged is told by the last scrub, through the daemon or
-    from the catalog.
+    The last scrub tells whether they are damaged; the answer comes from the
+    daemon or from the catalog.
     """
 
     def take_action(self, parsed_args):
         rows = []
         with self.open() as repo:
-            damaged = self.damaged_images(repo)
+            damaged = self._damaged_images(repo)
             for found in common.stats(repo, self.app):
-                rows.append(self.described(found, damaged))
+                rows.append(self._described(found, damaged))
         names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
                  'stored_bytes', 'saved_percent', 'created', 'project',
                  'damaged')
@@ -282,7 +297,7 @@ class List(Known, lister.Lister):
 
 
 class Show(Known, show.ShowOne):
-    """Show what an image's recipe says of it."""
+    """Show the figures of an image's recipe."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -293,14 +308,14 @@ class Show(Known, show.ShowOne):
         with self.open() as repo:
             found = repo.stat(parsed_args.id)
             return common.shown(
-                self.described(found, self.damaged_images(repo)))
+                self._described(found, self._damaged_images(repo)))
 
 
 class Pull(common.RepositoryCommand, show.ShowOne):
     """Copy an image from another repository, through its daemon.
 
-    Only blocks that are missing here are asked for, and each is verified. A
-    pull that was interrupted goes on where it was when it is repeated.
+    Only missing blocks are fetched, and each is verified. An interrupted pull
+    goes on where it was when you start it again.
     """
 
     def get_parser(self, prog_name):
@@ -312,13 +327,12 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         common.add_certificates(parser)
         parser.add_argument(
             '--token-env', default='OS_TOKEN', metavar='NAME',
-            help='The environment variable that holds a token of Keystone, '
-            'which is used if there is no certificate. Default: '
-            '%(default)s.')
+            help='The environment variable with a Keystone token, which is '
+            'used if there is no --cert. Default: %(default)s.')
         common.add_codec(parser)
         parser.add_argument(
             '--project', default='', metavar='NAME',
-            help='The project that the image is to belong to.')
+            help='The project that will own the image.')
         common.add_scope(parser)
         return parser
 
@@ -326,7 +340,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         from glance_dedup.transfer import pull
 
         with contextlib.ExitStack() as stack:
-            client = stack.enter_context(self.client(parsed_args))
+            client = stack.enter_context(self._client(parsed_args))
             repo = stack.enter_context(self.open(codec=parsed_args.codec))
             progress = stack.enter_context(
                 self.progress(f'pulling {parsed_args.id}'))
@@ -335,7 +349,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
                                scope=parsed_args.scope,
                                progress=progress.update)
         if result.whole is not None:
-            self.app.tell(f'all of the image was sent, since {result.whole}')
+            self.app.tell(f'the whole image was sent, because {result.whole}')
         fields = common.add_stat({}, result.stat)
         fields['found_blocks'] = result.found_blocks
         fields['asked_blocks'] = result.asked_blocks
@@ -343,7 +357,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         fields['whole'] = result.whole
         return common.shown(fields)
 
-    def client(self, parsed_args):
+    def _client(self, parsed_args):
         from glance_dedup.client import daemon as client
 
         if parsed_args.key is not None and parsed_args.cert is None:

@@ -2,8 +2,8 @@
 
 """``glance-dedup``: the program.
 
-Exit status: 0 fine, 1 damage was found, 2 wrong usage or an environment that
-does not allow it; 130 interrupted, 141 nobody reads the output any more.
+Exit status: 0 fine; 1 damage was found; 2 wrong usage, or the environment does
+not allow it; 130 interrupted; 141 nobody reads the output any more.
 """
 
 import importlib.metadata
@@ -62,6 +62,8 @@ NO_READER = 141
 
 
 class CommandManager(commandmanager.CommandManager):
+    """Finds the commands, even in a source tree that is not installed."""
+
     def load_commands(self, namespace):
         super().load_commands(namespace)
         for name, value in COMMANDS.items():
@@ -70,6 +72,8 @@ class CommandManager(commandmanager.CommandManager):
 
 
 class App(common.Program):
+    """The program ``glance-dedup``; its one instance runs one command."""
+
     NAME = 'glance-dedup'
 
     def __init__(self, **kwargs):
@@ -94,14 +98,14 @@ class App(common.Program):
         parser.add_argument(
             '--filter-dir', metavar='DIR',
             default=os.environ.get('GLANCE_DEDUP_FILTER_DIR'),
-            help='Where the fingerprint filter lies: the value of '
+            help='Directory of the fingerprint filter: the value of '
             "Glance's dedup_store_filter_dir, if that is set. The default "
             'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
             'directory of the user in /dev/shm.')
         parser.add_argument(
             '--reserve-mib', type=int, metavar='MIB',
             default=os.environ.get('GLANCE_DEDUP_RESERVE_MIB', '64'),
-            help='Room that storing leaves free on the file system, in MiB: '
+            help='Space that storing leaves free on the file system, in MiB: '
             "the value of Glance's dedup_store_reserve_mib. The default is "
             'the environment variable GLANCE_DEDUP_RESERVE_MIB, or 64.')
         parser.add_argument(
@@ -109,12 +113,12 @@ class App(common.Program):
             default=os.environ.get('GLANCE_DEDUP_SOCKET',
                                    '/run/dedupd/dedupd.sock'),
             help='Unix socket of the daemon, which is used if it serves the '
-            'repository; empty: none is. The default is the environment '
-            'variable GLANCE_DEDUP_SOCKET, or %(default)s.')
+            'repository; empty: use no daemon. The default is the '
+            'environment variable GLANCE_DEDUP_SOCKET, or %(default)s.')
         return parser
 
     def configure_logging(self):
-        # An error is told once, by `run`; cliff's words only for --debug.
+        # `run` reports each error once; cliff's own reports are for --debug.
         logging.getLogger('').setLevel(
             logging.ERROR if self.options.debug else logging.CRITICAL)
         if self.options.log_file:
@@ -127,13 +131,13 @@ class App(common.Program):
     def initialize_app(self, argv):
         if not argv and not self.options.deferred_help:
             self.error = common.UsageError(
-                "there is no command given; see 'glance-dedup --help'")
+                "no command is given; see 'glance-dedup --help'")
             raise self.error
 
     def prepare_to_run_command(self, cmd):
-        """Have what it shows consist of plain text.
+        """Have the command's tables show only plain text.
 
-        Formats for programs have their own ways to write any text.
+        The formats json, yaml and csv can express any text themselves.
         """
         if not isinstance(cmd, display.DisplayCommandBase):
             return
@@ -147,13 +151,14 @@ class App(common.Program):
                     data = tuple(map(common.Plain, data))
             return produce(parsed_args, column_names, data)
 
-        # Of this one command, and not of its class.
+        # Only for this instance, not for its class.
         setattr(cmd, 'produce_output', produce_plain)
 
     def clean_up(self, cmd, result, err):
         self.error = err
 
     def run_subcommand(self, argv) -> int:
+        """As cliff's, but with a message of our own for unknown commands."""
         try:
             self.command_manager.find_command(argv)
         except ValueError:
@@ -168,15 +173,15 @@ class App(common.Program):
         try:
             return self.judge(super().run(argv))
         except (common.UsageError, OSError, ValueError):
-            # What went wrong before the command; cliff lets it pass for
-            # --debug.
+            # It went wrong before the command began; with --debug cliff
+            # lets the exception through.
             return self.judge(2)
         finally:
             if self.log is not None:
                 self.log.close()
 
     def judge(self, result: int) -> int:
-        """Tell what went wrong, if anything; returns the exit status."""
+        """Report the command's error, if any; returns the exit status."""
         if self.error is None or isinstance(
                 self.error, (KeyboardInterrupt, BrokenPipeError)):
             return result or self.status
@@ -190,12 +195,12 @@ def _show_warning(message, category, filename, lineno, file=None, line=None):
 
 
 def _terminated(signum, frame):
-    # What was begun is taken back, as after an interrupt.
+    # The command undoes its unfinished work, as after an interrupt.
     raise KeyboardInterrupt()
 
 
 def _run(argv) -> int:
-    # Which the programs that call us may have replaced.
+    # A program that calls `main` may have replaced it.
     if isinstance(sys.stdout, io.TextIOWrapper):
         # File names need not be valid text.
         sys.stdout.reconfigure(errors='backslashreplace')
@@ -220,7 +225,7 @@ def _run(argv) -> int:
 
 
 def _lose_output():
-    """Keep Python from flushing once more at its end, and complaining."""
+    """Keep Python from flushing the output again when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the maintainer does: ``glance-dedup status``, ``collect`` and others.
+"""The maintainer's commands: ``glance-dedup status``, ``collect`` and others.
 
-If a daemon serves the repository it is asked, and shows how far it is.
-Otherwise the same tasks run here.
+If a daemon serves the repository, the command has the daemon run the task, and
+shows its progress. Otherwise the same task runs in this process.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class TaskFailed(Exception):
 
 
 class Section(columns.FormattableColumn):
-    """A part of the status: its figures one a line in a table."""
+    """A part of the status; a table shows one figure per line."""
 
     def human_readable(self):
         if not isinstance(self._value, dict):
@@ -41,7 +41,7 @@ class Section(columns.FormattableColumn):
 
 
 def worded(name: str, value) -> str:
-    """A figure of the status as people read it."""
+    """A figure of the status in readable form; `name` tells its unit."""
     if value is None or value in ([], {}):
         return '-'
     if isinstance(value, bool):
@@ -62,7 +62,7 @@ def worded(name: str, value) -> str:
 
 
 def worded_task(task: dict) -> str:
-    """How a task is, on one line."""
+    """A task's state, last run and next run, on one line."""
     words = [str(task.get('state'))]
     if task.get('state') == 'running':
         words.append(f'{worded("", task.get("what"))} {task.get("done")} of '
@@ -79,12 +79,16 @@ def worded_task(task: dict) -> str:
 
 
 class Tasks(Section):
+    """The status of all tasks; a table shows one task per line."""
+
     def human_readable(self):
         return '\n'.join(f'{name}: {worded_task(task)}'
                          for name, task in self._value.items())
 
 
 class Errors(Section):
+    """The latest errors of tasks; a table shows one error per line."""
+
     def human_readable(self):
         return '\n'.join(
             f'{worded("time", error.get("time"))} {error.get("task")}: '
@@ -95,9 +99,9 @@ _SECTIONS = {'tasks': Tasks, 'errors': Errors}
 
 
 class Status(daemon_module.DaemonCommand, show.ShowOne):
-    """Show a repository's space, and what its daemon is at.
+    """Show a repository's space, and what its daemon is doing.
 
-    Without a daemon, what the repository and its catalog say is shown.
+    Without a daemon, the figures come from the repository and its catalog.
     """
 
     def take_action(self, parsed_args):
@@ -106,12 +110,12 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
         if status is None:
             self.app.tell('no daemon answers for this repository on '
                           f'{self.app.options.socket or "any socket"}')
-            status = self.without_daemon()
+            status = self._without_daemon()
         return common.shown({
             name: _SECTIONS.get(name, Section)(value)
             for name, value in status.items()})
 
-    def without_daemon(self) -> dict:
+    def _without_daemon(self) -> dict:
         from dedupd import figures as figures_module
 
         with self.open() as repo, daemon_module.catalog_of(repo) as catalog:
@@ -121,7 +125,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                 space = figures.space()
                 blocks, images = figures.damage()
             if catalog is None:
-                space |= self.sums(repo, space['disk_bytes'])
+                space |= self._sums(repo)
             return {
                 'repository': {
                     'path': repo.path, 'id': parameters.repository_id,
@@ -141,8 +145,8 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                     'filter_error': repo.filter.error},
             }
 
-    def sums(self, repo, disk_bytes: int) -> dict:
-        """What the recipes say."""
+    def _sums(self, repo) -> dict:
+        """The images' sums, from their recipes."""
         images = logical = zeros = 0
         for found in common.stats(repo, self.app):
             images += 1
@@ -155,10 +159,10 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
 # -- tasks --------------------------------------------------------------------
 
 class Interrupt:
-    """Has an interrupt stop a task between two of its steps.
+    """Has SIGINT or SIGTERM stop a task between two of its steps.
 
-    A second one ends it at once, which does no harm either: every step
-    survives a crash.
+    A second signal ends the task at once. That does no harm either, because
+    every step survives a crash.
     """
 
     def __init__(self, pace):
@@ -168,37 +172,43 @@ class Interrupt:
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self.stop)
+                self.before[number] = signal.signal(
+                    number, self._stop)
         return self
 
     def __exit__(self, *exc_info):
-        self.restore()
+        self._restore()
 
-    def stop(self, number, frame):
+    def _stop(self, number, frame):
         self.pace.stop()
-        self.restore()
+        self._restore()
 
-    def restore(self):
+    def _restore(self):
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before.clear()
 
 
 class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
-    """A task of the maintainer's, by the daemon or in this process."""
+    """A command that has the daemon run a task, or runs it here.
+
+    :cvar task: the task's name in the registry
+    :cvar what: what the progress calls it
+    :cvar unit: the kind of things that the result's failures name
+    """
 
     task = ''
     what = ''
-    unit = ''                   # which a result's failures are of
+    unit = ''
     config_file: str | None = None
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--config-file', metavar='FILE',
-            help="The daemon's options, for where no daemon runs. Default: "
-            f'{CONFIG_FILE}, if it is for this repository. Rates in it do '
-            'not count here.')
+            help="The daemon's options, if no daemon runs. Default: "
+            f'{CONFIG_FILE}, if it is for this repository. Its rates are '
+            'ignored.')
         if 'dry_run' in registry.TASKS[self.task].arguments:
             parser.add_argument(
                 '--dry-run', action='store_true',
@@ -206,7 +216,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         return parser
 
     def take_action(self, parsed_args):
-        return self.run_task(**{
+        return self._run_task(**{
             name: getattr(parsed_args, name)
             for name in registry.TASKS[self.task].arguments})
 
@@ -214,7 +224,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         self.config_file = parsed_args.config_file
         return super().run(parsed_args)
 
-    def run_task(self, **arguments):
+    def _run_task(self, **arguments):
         client = self.need_daemon_or_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
@@ -222,12 +232,12 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
                 progress.update(done, total)
 
             if client is not None:
-                result = self.ask(client, update, arguments)
+                result = self._ask(client, update, arguments)
             else:
-                result = self.run_here(update, arguments)
-        return self.judged(result)
+                result = self._run_here(update, arguments)
+        return self._judged(result)
 
-    def ask(self, client, update, arguments) -> dict:
+    def _ask(self, client, update, arguments) -> dict:
         number = client.start(self.task, **arguments)
         last = client.wait(self.task, number, update)
         if last.get('error') is not None:
@@ -235,10 +245,10 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         result = last.get('result')
         return result if isinstance(result, dict) else {}
 
-    def run_here(self, update, arguments) -> dict:
+    def _run_here(self, update, arguments) -> dict:
         pace = task_module.Pace(update)
         with self.open() as repo, Interrupt(pace):
-            options = self.options_of(repo.path)
+            options = self._options_of(repo.path)
             try:
                 with maintainer_module.Maintainer(
                         repo, pace.step) as maintainer:
@@ -252,14 +262,14 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
                 raise KeyboardInterrupt() from e
         return {} if result is None else dataclasses.asdict(result)
 
-    def options_of(self, path):
-        """The daemon's options, as far as the task asks for any."""
+    def _options_of(self, path):
+        """The daemon's options, from the file given or the default one."""
         given = self.config_file
         if given is None and os.path.exists(CONFIG_FILE):
             given = CONFIG_FILE
         try:
             options = registry.load_options(given).dedupd
-            # Each is parsed when it is read.
+            # An option is parsed only when it is read.
             ours = os.path.realpath(options.datadir) == os.path.realpath(path)
             for name in options:
                 options[name]
@@ -273,20 +283,20 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
                 f'{given} is for the repository {options.datadir}')
         return registry.load_options().dedupd
 
-    def judged(self, result: dict):
-        """The result's columns; damage makes the status 1."""
+    def _judged(self, result: dict):
+        """The result's columns; failures make the exit status 1."""
         if result.get('refused'):
             self.app.tell(f'nothing was freed: {result["refused"]}')
             self.app.status = 1
         for which, error in (result.get('failed') or {}).items():
             self.app.tell(
-                f'{self.unit} {which} was left as it is: {error}')
+                f'{self.unit} {which} was left unchanged: {error}')
             self.app.status = 1
-        return common.shown({name: column(name, value)
+        return common.shown({name: _column(name, value)
                              for name, value in result.items()})
 
 
-def column(name: str, value):
+def _column(name: str, value):
     if isinstance(value, (list, dict)):
         return common.Lines(value)
     if isinstance(value, int) and (
@@ -298,7 +308,7 @@ def column(name: str, value):
 class Collect(TaskCommand):
     """Free the blocks that no image uses any more.
 
-    The space comes back in the file system. Uploads and downloads go on
+    The file system gets the space back. Uploads and downloads go on
     meanwhile.
     """
 
@@ -310,7 +320,7 @@ class Collect(TaskCommand):
 class Merge(TaskCommand):
     """Find blocks that are stored twice, and have images share them.
 
-    What images no longer use is freed by the next collection.
+    The next collection frees the blocks that no image uses then.
     """
 
     task = 'merge'
@@ -319,10 +329,10 @@ class Merge(TaskCommand):
 
 
 class Scrub(TaskCommand):
-    """Read and verify every block; heal those of which there is a copy.
+    """Read and verify every block; heal damaged ones that have a copy.
 
-    It begins where the last one was interrupted. The exit status is 1 if it
-    finds damage, or if damage that was known before is not healed.
+    A scrub that was interrupted goes on where it was. The exit status is 1 if
+    the scrub finds damage, or cannot heal damage that was known before.
     """
 
     task = 'scrub'
@@ -332,38 +342,38 @@ class Scrub(TaskCommand):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--full', action='store_true',
-            help='Begin anew, wherever the last one was.')
+            help='Start from the beginning, even if a scrub was interrupted.')
         return parser
 
-    def judged(self, result):
+    def _judged(self, result):
         if result.get('damaged', 0) > result.get('healed', 0) or any(
                 result.get(name) for name in ('found', 'images',
                                               'unreadable')):
             self.app.status = 1
-        return super().judged(result)
+        return super()._judged(result)
 
 
 class Recompress(TaskCommand):
-    """Compress full block groups anew, smaller than uploads did.
+    """Compress full block groups again, smaller than uploads did.
 
-    Each group once for each codec and level. Uploads and downloads go on
-    meanwhile. A running daemon does the same when its host is idle.
+    Each group is compressed once for each codec and level. Uploads and
+    downloads go on meanwhile. A running daemon does the same when its host is
+    idle.
     """
 
     task = 'recompress'
-    what = 'compressing groups anew'
+    what = 'compressing groups again'
     unit = 'group'
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--codec', choices=('lz4', 'zstd'),
-            help="Instead of the daemon's options recompress_codec and "
-            'recompress_level.')
+            help="Use this codec instead of the daemon's options "
+            'recompress_codec and recompress_level.')
         parser.add_argument(
             '--level', type=int, default=0,
-            help='For zstd 1 to 19; only with --codec. Default: 0, the '
-            "codec's own.")
+            help='1 to 19, for --codec zstd. Default: 0, the codec\'s own.')
         return parser
 
     def take_action(self, parsed_args):
@@ -373,15 +383,15 @@ class Recompress(TaskCommand):
                           'level': parsed_args.level}
         elif parsed_args.level:
             raise common.UsageError('--level is only for --codec')
-        return self.run_task(**arguments)
+        return self._run_task(**arguments)
 
 
 class Evict(TaskCommand):
-    """Delete images of a cache, those not used for longest, to make room.
+    """Delete the least recently used images of a cache, to make space.
 
     Images that are being read stay. The daemon of a cache does the same by
-    itself; this is for room that is wanted now. A repository that is no cache
-    is refused.
+    itself; use this command if you need the space now. It refuses a repository
+    that is not a cache.
     """
 
     task = 'evict'
@@ -392,8 +402,8 @@ class Evict(TaskCommand):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--limit-mib', type=int, metavar='MIB',
-            help="What the cache may take of the disk. Default: the daemon's "
-            'option limit_mib; where no daemon runs it has to be given.')
+            help="Disk space that the cache may take. Default: the daemon's "
+            'option limit_mib. It is required if no daemon runs.')
         return parser
 
     def take_action(self, parsed_args):
@@ -402,28 +412,29 @@ class Evict(TaskCommand):
             raise common.UsageError(f'--limit-mib {limit} is not a number '
                                     'from 1 to 1073741823')
         if limit is None and self.need_daemon_or_repository() is None:
-            raise common.UsageError('no daemon answers for this cache: say '
+            raise common.UsageError('no daemon answers for this cache: use '
                                     '--limit-mib')
-        return self.run_task(
+        return self._run_task(
             dry_run=parsed_args.dry_run,
             **({} if limit is None else {'limit_mib': limit}))
 
 
 class RebuildCatalog(TaskCommand):
-    """Make the catalog anew, from the images and the groups."""
+    """Rebuild the catalog from the images and the groups."""
 
     task = 'rebuild-catalog'
     what = 'counting'
 
-    def judged(self, result):
+    def _judged(self, result):
         return common.shown({'rebuilt': True, **result})
 
 
 class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
-    """Give an image up whose recipe cannot be read.
+    """Give up an image whose recipe cannot be read.
 
-    As long as there is such a recipe nothing is freed, for nobody knows what
-    it names. It is moved to quarantine/, and the image is gone.
+    Nothing is freed while such a recipe exists, because nobody knows which
+    blocks it names. This command moves the recipe to quarantine/. The image is
+    then gone.
     """
 
     def get_parser(self, prog_name):
@@ -431,22 +442,22 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
         parser.add_argument('id', metavar='ID')
         parser.add_argument(
             '--yes', action='store_true',
-            help='Really do so; nothing is done without it.')
+            help='Confirm it. Without this, the command does nothing.')
         return parser
 
     def take_action(self, parsed_args):
         if not parsed_args.yes:
             raise common.UsageError(
-                f'image {parsed_args.id} would be lost for ever; --yes says '
-                'that you mean it')
+                f'image {parsed_args.id} would be lost for ever; confirm it '
+                'with --yes')
         client = self.need_daemon_or_repository()
         if client is not None:
             client.mark_lost(parsed_args.id)
         else:
-            self.mark_here(parsed_args.id)
+            self._mark_here(parsed_args.id)
         return common.shown({'image_id': parsed_args.id, 'lost': True})
 
-    def mark_here(self, image_id):
+    def _mark_here(self, image_id):
         from dedupd.tasks import scrubber
 
         with self.open() as repo, maintainer_module.Maintainer(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command that shows images as files: mount."""
+"""The command ``mount``, which shows images as files."""
 
 import os
 import sys
@@ -11,17 +11,17 @@ from glance_dedup.cli import common
 from glance_dedup.cli import daemon
 
 
-#: For segments that are read piece by piece.
+#: Memory for decompressed segments, if the command reads by itself.
 CACHE_MIB = 64
 
 
 class Mount(daemon.DaemonCommand, command.Command):
-    """Show images as files that can be read, in a directory.
+    """Show images as read-only files in a directory.
 
-    Each image is a file with its id as the name; nothing is copied, and every
-    byte is verified when it is read. It goes on until the directory is
-    unmounted (fusermount3 -u DIR) or the command is interrupted. It reads
-    through the daemon if that serves NBD, and else in the repository itself.
+    Each image is a file, named by its id. Nothing is copied. Every byte is
+    verified when it is read. The command runs until the directory is unmounted
+    (fusermount3 -u DIR) or it is interrupted. It reads through the daemon if
+    that serves NBD, otherwise from the repository itself.
     """
 
     def get_parser(self, prog_name):
@@ -30,8 +30,8 @@ class Mount(daemon.DaemonCommand, command.Command):
             'directory', metavar='DIR', help='An empty directory.')
         parser.add_argument(
             '--allow-other', action='store_true',
-            help='Other users may read the images, too. Unless you are root, '
-            '/etc/fuse.conf has to say user_allow_other.')
+            help='Let other users read the images, too. Unless you are root, '
+            '/etc/fuse.conf must have the line user_allow_other.')
         return parser
 
     def take_action(self, parsed_args):
@@ -39,34 +39,35 @@ class Mount(daemon.DaemonCommand, command.Command):
             from glance_dedup import mount
         except ImportError as e:
             raise common.UsageError(
-                f'{e}: install the packages of glance-dedup[mount], and fuse3 '
-                'of the distribution') from e
+                f'{e}: install the packages of glance-dedup[mount], and the '
+                'package fuse3 of the distribution') from e
         directory = os.path.abspath(parsed_args.directory)
         if os.listdir(directory):
             raise common.UsageError(
-                f'{directory} is not empty: it would be hidden')
+                f'{directory} is not empty, and mounting would hide what is '
+                'there: use an empty directory')
         client = self.need_daemon_or_repository()
-        socket = self.nbd_socket()
+        socket = self._nbd_socket()
         if client is not None and socket is not None:
             with client:
-                self.serve(mount, mount.FromDaemon(client, socket),
-                           directory, parsed_args)
+                self._serve(mount, mount.FromDaemon(client, socket),
+                            directory, parsed_args)
         elif self.app.options.repository:
             with self.open(segment_cache_mib=CACHE_MIB) as repo:
-                self.serve(mount, mount.FromRepository(repo), directory,
-                           parsed_args)
+                self._serve(mount, mount.FromRepository(repo), directory,
+                            parsed_args)
         else:
             raise common.UsageError(
                 'the daemon serves no NBD: set nbd_socket in its options, or '
                 'use --repository DIR')
 
-    def nbd_socket(self) -> str | None:
-        """Of the daemon that was found."""
+    def _nbd_socket(self) -> str | None:
+        """The NBD socket of the daemon that was found."""
         nbd = (self.status or {}).get('nbd')
         found = nbd.get('socket') if isinstance(nbd, dict) else None
         return found if isinstance(found, str) else None
 
-    def serve(self, mount, source, directory, parsed_args):
+    def _serve(self, mount, source, directory, parsed_args):
         def ready():
             sys.stdout.write(
                 f'The images of {source.name} are in {directory} until it is '

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The progress of long work: a bar on a terminal, plain lines otherwise."""
+"""Shows the progress of long work: a bar on a terminal, otherwise lines."""
 
 import os
 import sys
@@ -24,19 +24,20 @@ def format_size(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
+    """A duration as H:MM:SS."""
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02}'
 
 
 class Progress:
-    """Tells on `stream` how far some work is.
+    """Shows on `stream` how far some work is.
 
-    Nothing is told of work that is over quickly, where there is no terminal.
+    Work that ends within `INTERVAL` shows nothing.
 
     :param what: a few words for the work
-    :param total: of what is to be done; None if it is not known
-    :param unit: None: the work is counted in bytes
+    :param total: the amount of work; None if it is not known
+    :param unit: the unit of the amounts; None: bytes
     """
 
     INTERVAL = {True: 0.1, False: 5.0}      # seconds, by being a terminal
@@ -63,7 +64,7 @@ class Progress:
         self.finish()
 
     def update(self, done: int, total: int | None = None, what=None):
-        """So much is done; the signature suits all of our callbacks."""
+        """Note how much is done; the signature fits all progress callbacks."""
         self.done = done
         if total is not None:
             self.total = total
@@ -73,14 +74,14 @@ class Progress:
             self._tell(now)
 
     def finish(self):
-        """The last word, if there was a first."""
+        """Show the final state, if anything was shown before."""
         if self.lines:
             self._tell(self.clock())
             if self.terminal:
                 self._write('\n')
             self.lines = 0
 
-    def line(self, now: float) -> str:
+    def _line(self, now: float) -> str:
         elapsed = max(now - self.started, 1e-6)
         rate = self.done / elapsed
         words = [self.what + ':']
@@ -110,7 +111,7 @@ class Progress:
     def _tell(self, now):
         if self.quiet:
             return
-        line = self.line(now)
+        line = self._line(now)
         if self.terminal:
             try:
                 columns = os.get_terminal_size(self.stream.fileno()).columns
@@ -128,5 +129,5 @@ class Progress:
             self.stream.write(text)
             self.stream.flush()
         except (OSError, ValueError):
-            # Work goes on though nobody can see it.
+            # The work goes on even if nobody can see it.
             self.quiet = True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Taking images to another site: replicate."""
+"""The command ``replicate``, which sends images to another site."""
 
 import contextlib
 
@@ -16,12 +16,12 @@ _MIB = 1 << 20
 
 
 class Replicate(common.RepositoryCommand, lister.Lister):
-    """Take images to another site, through the daemon there.
+    """Send images to another site, through the daemon there.
 
-    Only blocks that are missing there are sent. With two clouds, the other
-    site's Glance gets each image's record, under the same id, and its
-    location; it verifies the data. What was interrupted goes on when it is
-    begun again.
+    Only blocks that are missing there are sent. With --from-cloud and
+    --to-cloud, the other site's Glance gets each image's record, under the
+    same id, and its location, and verifies the data. An interrupted
+    replication goes on where it was when you start it again.
     """
 
     def get_parser(self, prog_name):
@@ -38,11 +38,12 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             help='The cloud of clouds.yaml whose Glance has the images.')
         parser.add_argument(
             '--to-cloud', metavar='NAME',
-            help='The one whose Glance is to have them. Without these two no '
-            'Glance is asked or told: only the data is copied.')
+            help='The cloud whose Glance is to have them. Without these two '
+            'options only the data is copied, and no Glance is asked or '
+            'told.')
         parser.add_argument(
             '--rate', type=float, metavar='MIB',
-            help='MiB to be sent in a second at most. Default: no limit.')
+            help='The most MiB to send in a second. Default: no limit.')
         parser.add_argument(
             '--dry-run', action='store_true',
             help='Only tell what would be done.')
@@ -54,17 +55,17 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         if bool(parsed_args.ids) == parsed_args.all:
             raise common.UsageError('name images to replicate, or give --all')
         if parsed_args.rate is not None and not parsed_args.rate > 0:
-            raise common.UsageError('--rate: it must be more than 0')
-        glances = self.glances(parsed_args)
-        with self.client(parsed_args) as client, self.open() as repo:
+            raise common.UsageError('--rate must be more than 0')
+        glances = self._glances(parsed_args)
+        with self._client(parsed_args) as client, self.open() as repo:
             if glances is None:
                 replication = site_replication.DataReplication(
                     repo, client, parsed_args.dry_run)
             else:
-                replication = self.with_records(
+                replication = self._with_records(
                     repo, client, parsed_args, *glances)
-            outcomes = self.work(parsed_args, replication,
-                                 self.sizes(parsed_args, repo))
+            outcomes = self._work(parsed_args, replication,
+                                  self._sizes(parsed_args, repo))
         return (('image_id', 'size', 'result', 'sent_bytes', 'verified_by',
                  'notes', 'error'),
                 [(o.image_id, common.Size(o.size), o.result,
@@ -74,17 +75,17 @@ class Replicate(common.RepositoryCommand, lister.Lister):
                                else common.sentence_of(o.error)))
                  for o in outcomes])
 
-    def with_records(self, repo, client, parsed_args, home, away):
+    def _with_records(self, repo, client, parsed_args, home, away):
         from glance_dedup.transfer import site_replication
 
         replication = site_replication.Replication(
             repo, client, home, away, parsed_args.dry_run)
         replication.need()
         if parsed_args.all:
-            replication.listed(*map(self.known, (home, away)))
+            replication.listed(*map(self.images_of, (home, away)))
         return replication
 
-    def client(self, parsed_args):
+    def _client(self, parsed_args):
         from glance_dedup.client import daemon as client
 
         if parsed_args.key is not None and parsed_args.cert is None:
@@ -92,7 +93,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         if parsed_args.cert is None and parsed_args.address.startswith(
                 'https:'):
             raise common.UsageError(
-                '--to: another site takes images from operators alone: use '
+                '--to: another site takes images only from operators: use '
                 '--cert')
         try:
             return client.Client(
@@ -101,8 +102,8 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         except ValueError as e:
             raise common.UsageError(str(e)) from e
 
-    def glances(self, parsed_args):
-        """That at home and that of the other site; None: there are none."""
+    def _glances(self, parsed_args):
+        """The Glances of this site and of the other; None: none are asked."""
         from glance_dedup.client import glance_api
 
         names = parsed_args.from_cloud, parsed_args.to_cloud
@@ -111,45 +112,45 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             return home, away
         if names != (None, None):
             raise common.UsageError(
-                '--from-cloud and --to-cloud belong together: an image is '
-                'told of at the other site as it is at home')
+                '--from-cloud and --to-cloud belong together: the other '
+                "site's Glance gets the records of this site's Glance")
         self.app.tell(
-            'no Glance is asked or told: only the data of the images is '
-            'copied, and nobody sees them at the other site, until its Glance '
-            'is told (--from-cloud, --to-cloud)')
+            'no Glance is asked or told: only the data is copied, and the '
+            'other site does not show the images until its Glance is told '
+            '(--from-cloud, --to-cloud)')
         return None
 
     @staticmethod
-    def sizes(parsed_args, repo):
-        """The images that are chosen, each with how many bytes it has."""
+    def _sizes(parsed_args, repo):
+        """The size of each image to send; 0 if its recipe cannot be read."""
         sizes = {}
         for image_id in repo.images() if parsed_args.all else parsed_args.ids:
             sizes[image_id] = 0
-            # What is wrong with one is told when it has its turn.
+            # Its error is reported when it is sent.
             with contextlib.suppress(exceptions.RepositoryError):
                 sizes[image_id] = repo.stat(image_id).size
         return sizes
 
-    def work(self, parsed_args, replication, sizes):
+    def _work(self, parsed_args, replication, sizes):
         from glance_dedup.transfer import site_replication
 
         todo = {**dict.fromkeys(replication.left(sizes), 0), **sizes}
         outcomes: list[site_replication.Outcome] = []
         with self.progress('replicating', sum(sizes.values())) as progress:
-            pace = self.pace(parsed_args, progress, len(todo))
+            pace = self._pace(parsed_args, progress, len(todo))
             with maintenance.Interrupt(pace):
                 try:
-                    self.take_all(replication, pace, todo, outcomes)
+                    self._take_all(replication, pace, todo, outcomes)
                 except task_module.Stopped as e:
                     self.app.tell(
-                        f'{len(outcomes)} of {len(todo)} images were looked '
-                        'at; what was sent of the next is kept at the other '
-                        'site until it collects: begin again to go on')
+                        f'{len(outcomes)} of {len(todo)} images were handled; '
+                        'the other site keeps what was sent of the next one '
+                        'until it collects: start the command again to go on')
                     raise KeyboardInterrupt() from e
         return outcomes
 
     @staticmethod
-    def pace(parsed_args, progress, number):
+    def _pace(parsed_args, progress, number):
         from glance_dedup.transfer import site_replication
 
         def show(done, total, what):
@@ -162,29 +163,20 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             show, parsed_args.rate and parsed_args.rate * _MIB)
         return pace
 
-    def take_all(self, replication, pace, todo, outcomes):
+    def _take_all(self, replication, pace, todo, outcomes):
         for image_id, size in todo.items():
             pace.image_id = image_id
             outcome = replication.take(image_id, pace)
             pace.before += size
             outcomes.append(outcome)
-            self.judge(outcome)
+            self._judge(outcome)
             left = len(todo) - len(outcomes)
             if outcome.absence is not None and left:
-                self.app.tell(f'{left} more images were not tried; begin '
-                              'again when it answers')
+                self.app.tell(f'{left} more images were not tried; start '
+                              'again when the other site answers')
                 break
 
-    def known(self, glance):
-        """All images of a Glance, by their ids."""
-        with self.progress(f'asking {glance.url}', unit='images') as progress:
-            found = {}
-            for image in glance.images():
-                found[image.image_id] = image
-                progress.update(len(found))
-            return found
-
-    def judge(self, outcome):
+    def _judge(self, outcome):
         from glance_dedup.transfer import site_replication
 
         for note in outcome.notes:

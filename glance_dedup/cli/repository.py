@@ -21,14 +21,14 @@ class Create(common.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--block-size', type=int, metavar='BYTES',
             help='The unit of deduplication: a power of two from 512 to '
-            '65536. With --cutting gear, the size of the largest ones. '
+            '65536. With --cutting gear, the size of the largest blocks. '
             'Default: 4096, with gear 16384.')
         parser.add_argument(
             '--cutting', default='fixed', metavar='fixed|gear',
-            help="Where images are cut into blocks: every so many bytes, or, "
-            'with gear, where the content says so. Also with the sizes of the '
-            "smallest and of an average block: 'gear 2048 4096', which is the "
-            'default of gear. Default: %(default)s.')
+            help="Where images are cut into blocks: at multiples of the block "
+            'size (fixed), or where the content says so (gear). The sizes of '
+            'the smallest and of an average block may follow; gear alone '
+            "means 'gear 2048 4096'. Default: %(default)s.")
         parser.add_argument(
             '--group-slots', type=int, default=32768, metavar='N',
             help='Blocks in a block group, 64 to 32768. Default: '
@@ -39,17 +39,17 @@ class Create(common.RepositoryCommand, show.ShowOne):
             'least the block size, at most 1048576. Default: %(default)s.')
         parser.add_argument(
             '--fingerprint', default='sha256', metavar='DIGEST',
-            help="A digest of OpenSSL's of 160 bits or more, or xxh3-128. "
+            help='A digest of OpenSSL of 160 bits or more, or xxh3-128. '
             'Default: %(default)s.')
         parser.add_argument(
             '--compare', choices=('hash', 'value'), default='hash',
-            help='What makes blocks equal: their fingerprints, or their '
-            'bytes. xxh3-128 needs value, and damaged blocks are not healed '
-            'with it. Default: %(default)s.')
+            help='Whether blocks are equal if their fingerprints are (hash), '
+            'or only if their bytes are (value). xxh3-128 needs value, and '
+            'its damaged blocks are not healed. Default: %(default)s.')
         parser.add_argument(
             '--group-access', action='store_true',
-            help="All members of the directory's group may use the "
-            'repository; else it is yours alone.')
+            help="Let all members of the directory's group use the "
+            'repository. Default: only you may use it.')
         return parser
 
     def take_action(self, parsed_args):
@@ -67,10 +67,10 @@ class Create(common.RepositoryCommand, show.ShowOne):
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
             found = parameters.Parameters.from_json(f.read(), file)
-        return common.shown(described(self.path, found))
+        return common.shown(_described(self.path, found))
 
 
-def described(path, parameters) -> dict:
+def _described(path, parameters) -> dict:
     return {
         'path': os.path.abspath(path),
         'repository_id': parameters.repository_id,
@@ -87,14 +87,14 @@ def described(path, parameters) -> dict:
 class Show(common.RepositoryCommand, show.ShowOne):
     """Show a repository's parameters, its images' sums, and its filter.
 
-    The sums are of what the recipes say; no block is read.
+    The sums come from the recipes; no block is read.
     """
 
     def take_action(self, parsed_args):
         with self.open() as repo:
-            fields = described(self.path, repo.parameters)
-            groups, group_bytes = self.groups()
-            fields.update(self.sums(repo, group_bytes))
+            fields = _described(self.path, repo.parameters)
+            groups, group_bytes = self._groups()
+            fields.update(self._sums(repo, group_bytes))
             fields['groups'] = groups
             fields['group_bytes'] = common.Size(group_bytes)
             for name, value in repo.statistics().items():
@@ -104,7 +104,7 @@ class Show(common.RepositoryCommand, show.ShowOne):
                         else value)
         return common.shown(fields)
 
-    def sums(self, repo, group_bytes) -> dict:
+    def _sums(self, repo, group_bytes) -> dict:
         images = logical = zeros = new = stored = 0
         for found in common.stats(repo, self.app):
             images += 1
@@ -121,8 +121,8 @@ class Show(common.RepositoryCommand, show.ShowOne):
             'saved_percent': common.saved(logical - zeros, group_bytes),
         }
 
-    def groups(self) -> tuple[int, int]:
-        """The groups, and the bytes that they take on the disk."""
+    def _groups(self) -> tuple[int, int]:
+        """The number of groups, and the bytes that they take on the disk."""
         count = size = 0
         with os.scandir(os.path.join(self.path, 'groups')) as entries:
             for entry in entries:
@@ -135,12 +135,11 @@ class Show(common.RepositoryCommand, show.ShowOne):
 
 
 class Space(common.RepositoryCommand, lister.Lister):
-    """Show where the bytes of a repository are.
+    """Show what a repository's disk space is used for.
 
-    Every byte that it takes of the disk: blocks by the codec that they are
-    stored with, and all that goes with them. Percentages are of the blocks
-    that live, before compression, and of the images' bytes that are not
-    zeros.
+    The parts are the blocks, by the codec that compressed them, and every kind
+    of metadata. One percentage is of the live blocks before compression, the
+    other of the images' bytes that are not zeros.
     """
 
     def take_action(self, parsed_args):
@@ -167,7 +166,7 @@ class Space(common.RepositoryCommand, lister.Lister):
 
 
 class Check(common.RepositoryCommand, show.ShowOne):
-    """Read everything in a repository and judge it.
+    """Read everything in a repository, and report all damage.
 
     This is a second implementation of the format, which shares no code with
     the engine. The repository may be in use meanwhile. The exit status is 1
@@ -193,17 +192,18 @@ class Check(common.RepositoryCommand, show.ShowOne):
                 self.app.tell(str(finding))
             if figures['findings_left_off']:
                 self.app.tell(
-                    f'{figures["findings_left_off"]} more findings')
+                    f'{figures["findings_left_off"]} more findings are not '
+                    'shown')
         if not report.ok:
             self.app.status = 1
         return common.shown(fields)
 
 
 class RebuildFilter(common.RepositoryCommand, show.ShowOne):
-    """Make this host's fingerprint filter anew from the groups.
+    """Rebuild this host's fingerprint filter from the groups.
 
-    The filter only finds duplicates; nothing depends on it. Others may go on
-    storing meanwhile.
+    The filter only finds duplicates; nothing depends on it. Uploads go on
+    meanwhile.
     """
 
     def take_action(self, parsed_args):
@@ -219,9 +219,9 @@ class RebuildFilter(common.RepositoryCommand, show.ShowOne):
 class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
     """Bring a repository to this program's version of the format.
 
-    A repository of a newer major version is refused. If there is something to
-    do, nobody may maintain the repository meanwhile: stop its daemon. An
-    upgrade that was interrupted goes on when it is begun again.
+    A repository of a newer major version is refused. If an upgrade is
+    necessary, stop the repository's daemon first. An interrupted upgrade goes
+    on when you start it again.
     """
 
     def get_parser(self, prog_name):
@@ -239,7 +239,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
             steps = upgrade.plan(repo)
             done = bool(steps) and not parsed_args.dry_run
             if done:
-                steps = self.upgrade(repo)
+                steps = self._upgrade(repo)
             return common.shown({
                 'path': os.path.abspath(self.path),
                 'format': upgrade.words(upgrade.version_of(repo)),
@@ -249,7 +249,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
                 'result': 'done' if done else 'to be done' if steps
                 else 'nothing to do'})
 
-    def upgrade(self, repo):
+    def _upgrade(self, repo):
         from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:

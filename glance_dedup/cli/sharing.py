@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Trying a directory that hosts share: repository try-sharing."""
+"""The command ``repository try-sharing``."""
 
 from cliff import columns
 from cliff import lister
@@ -9,32 +9,33 @@ from glance_dedup.cli import common
 
 
 class Seconds(columns.FormattableColumn):
+    """Seconds, or None: with one decimal in a table."""
+
     def human_readable(self):
         return '-' if self._value is None else f'{self._value:.1f}'
 
 
 class TrySharing(common.RepositoryCommand, lister.Lister):
-    """Try whether hosts can share the repository's directory.
+    """Test whether hosts can share the repository's directory.
 
     Run it on all hosts at the same time, as the user that will run Glance
-    there. They meet in the directory and try each thing that the store needs
-    of a file system that several hosts share; each of them then shows what
-    all have found. It takes a minute or a few, the most where names are
-    remembered for long. The repository may be in use. Nothing is left behind.
+    there. The hosts meet in the directory and test each property of the file
+    system that the store needs; each host then shows the findings of all. It
+    takes a few minutes, longer if the file system caches names for long. The
+    repository may be in use. No files remain.
 
-    The exit status is 1 if something is not fine. What is limited works, with
-    the consequence that is told.
+    The exit status is 1 if a property is not fine. A limited property works,
+    with the consequence that is shown.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--hosts', type=int, default=2, metavar='N',
-            help='How many hosts take part. Default: %(default)s.')
+            help='The number of hosts that take part. Default: %(default)s.')
         parser.add_argument(
             '--wait', type=float, default=300, metavar='SECONDS',
-            help='How long to wait for the others to come. Default: '
-            '%(default)s.')
+            help='How long to wait for the other hosts. Default: %(default)s.')
         return parser
 
     def take_action(self, parsed_args):
@@ -42,7 +43,7 @@ class TrySharing(common.RepositoryCommand, lister.Lister):
         from glance_dedup.trial import trial
 
         if parsed_args.hosts < 2:
-            raise common.UsageError('--hosts: at least 2 take part')
+            raise common.UsageError('--hosts must be at least 2')
         with self.progress('trying', unit='steps') as progress:
             def update(done, total, what):
                 progress.what = what

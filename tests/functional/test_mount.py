@@ -413,7 +413,7 @@ def test_what_does_not_begin(tmp_path, place):
     ours = ['--socket', '', '--repository', place.path, 'mount']
     assert 'No such file or directory' in refused(
         tmp_path, *ours, tmp_path / 'nowhere')
-    assert 'is not empty: it would be hidden' in refused(
+    assert 'is not empty, and mounting would hide' in refused(
         tmp_path, *ours, tmp_path)
     assert 'no daemon answers' in refused(
         tmp_path, '--socket', tmp_path / 'none', 'mount', here)

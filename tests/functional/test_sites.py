@@ -250,7 +250,7 @@ def test_glance_there_verifies_the_data(sites, run):
     ({'to-cloud': 'nobody'}, 'cannot reach Glance'),
     ({'to-cloud': 'nowhere'}, 'nowhere'),
     ({'to-cloud': None}, '--from-cloud and --to-cloud belong together'),
-    ({'cert': None, 'key': None}, 'from operators alone: use --cert'),
+    ({'cert': None, 'key': None}, 'only from operators: use --cert'),
     ({'rate': '0'}, 'more than 0')])
 def test_refused_before_anything_is_begun(sites, run, options, words):
     image_id = sites.home.upload(b'x')

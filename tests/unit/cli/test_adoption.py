@@ -14,6 +14,7 @@ import pytest
 from glance_dedup.adoption import filestore
 from glance_dedup.base import hashes
 from glance_dedup.cli import adoption
+from glance_dedup.cli import common
 from glance_dedup.client import glance_api
 from tests.support import disks
 from tests.support import repositories
@@ -332,7 +333,7 @@ def test_export_without_room(created, files, tmp_path):
     (files / name_of(0)).write_bytes(noise(50 * MIB, 1))
     created('import', '--from-file-store', files)
     with disks.mounted(tmp_path, 'tmpfs') as root:
-        created('export', root, '--all').refused('are needed')
+        created('export', root, '--all').refused('the images need')
         assert os.listdir(root) == []
 
 
@@ -418,8 +419,9 @@ def test_verify_asks_glance(created, files, monkeypatch):
 
     monkeypatch.setenv('OS_CLOUD', 'a')
     monkeypatch.setattr(adoption, '_connect', lambda cloud, url: None)
-    monkeypatch.setattr(adoption, '_known', lambda command, glance: {
-        name_of(0): image(0, right), name_of(1): image(1, 'ab' * 32)})
+    monkeypatch.setattr(
+        common.RepositoryCommand, 'images_of', lambda self, glance: {
+            name_of(0): image(0, right), name_of(1): image(1, 'ab' * 32)})
     for result in ('recorded', 'known'):
         rows, done = run(created, 'image', 'verify', '--all')
         assert done.status == 1

@@ -257,7 +257,7 @@ def test_what_fails_is_told(filled, monkeypatch):
     result = filled('merge', '-f', 'json')
     assert result.status == 1
     assert result.json()['images'] == 3
-    assert 'image a was left as it is: its recipe is damaged' in result.err
+    assert 'image a was left unchanged: its recipe is damaged' in result.err
 
 
 def test_rebuild_catalog(either):
