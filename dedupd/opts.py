@@ -2,7 +2,7 @@
 
 """Every option of the daemon, by its group.
 
-Those marked mutable are read anew on SIGHUP.
+Those marked mutable are read again on SIGHUP.
 """
 
 from collections.abc import Iterable
@@ -31,9 +31,10 @@ dedupd_opts = [
 Directory of the repository that the daemon serves and maintains.
 
 It is the same as ``dedup_store_datadir`` of the store in
-``glance-api.conf``. The repository must exist: the daemon creates
-none. If a repository has several daemons, on one host or several, one
-is the maintainer, and the others serve reads until it ends.
+``glance-api.conf``. The repository must exist: the daemon does not
+create one. If a repository has several daemons, on one host or
+several, one is the maintainer. The others only serve reads until it
+ends.
 
 Possible values:
     * An absolute path
@@ -42,8 +43,8 @@ Possible values:
     cfg.StrOpt('socket',
                default='/run/dedupd/dedupd.sock',
                help="""
-Path of the Unix socket on which the daemon serves everything: reads
-to the store, and control to the ``glance-dedup`` command.
+Path of the Unix socket on which the daemon serves reads to the store,
+and control to the ``glance-dedup`` command.
 
 Possible values:
     * An absolute path of at most 100 bytes, in a directory that
@@ -60,10 +61,11 @@ Related options:
 Users that may use the Unix socket, besides root and the user that
 runs the daemon.
 
-The kernel says who a caller is. Any other caller is disconnected
-before a byte is read. Whoever may use the socket reads every image
-and controls the daemon. While the list is empty the socket has the
-mode 0600. Otherwise it has 0666, and only this check protects it.
+The kernel tells the daemon who a caller is. The daemon disconnects
+other users before it reads a byte from them. Users of the socket can
+read every image and control the daemon. If the list is empty, the
+socket has the mode 0600. Otherwise it has 0666, and only this check
+protects it.
 
 Possible values:
     * A list of names and ids of users
@@ -78,8 +80,8 @@ Related options:
 Path of a Unix socket on which images are served over NBD as read-only
 block devices, each under its id.
 
-QEMU can boot a server from there before its image was copied. Whoever
-may use the socket reads every image.
+QEMU can boot a server from this socket before its image has been
+copied. Users of the socket can read every image.
 
 Possible values:
     * An absolute path of at most 100 bytes, in a directory that
@@ -95,10 +97,10 @@ Related options:
                 mutable=True,
                 help="""
 Users that may use ``nbd_socket``, besides root and the user that runs
-the daemon: for example the one as whom libvirt runs QEMU.
+the daemon: for example the user as which libvirt runs QEMU.
 
-The kernel says who they are, and the socket has its mode, as with
-``socket_users``. They do not control the daemon.
+The daemon checks them, and sets the socket's mode, as for
+``socket_users``. They cannot control the daemon.
 
 Possible values:
     * A list of names and ids of users
@@ -113,9 +115,9 @@ Related options:
             help="""
 Address on which other hosts read images, over TLS.
 
-It serves reads of images to operators, who have a certificate of
-``tls_client_ca``, and to users, who have a token that Glance accepts
-for the image. With ``receive`` it also takes images from operators.
+Operators have a certificate that ``tls_client_ca`` has signed. Users
+have a token with which Glance lets them read the image. With
+``receive``, operators can also store images.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -131,7 +133,7 @@ Related options:
     cfg.StrOpt('tls_cert',
                help="""
 File with the certificate that the daemon shows to other hosts, and
-those between it and its authority, in PEM. The daemon reads it again
+with the intermediate certificates, in PEM. The daemon reads it again
 when it changes.
 
 Possible values:
@@ -149,13 +151,13 @@ Possible values:
 """),
     cfg.StrOpt('tls_client_ca',
                help="""
-File with the authorities, in PEM, whose certificates make a caller an
-operator. Operators may read every image without a token, and, with
+File with the authorities, in PEM, that sign the certificates of
+operators. Operators may read every image without a token, and, with
 ``receive``, send images from another site. The daemon reads the file
 again when it changes.
 
-Use an authority that signs nothing else: each client certificate that
-it signs opens the whole repository.
+Use an authority only for this: each client certificate that it signs
+opens the whole repository.
 
 Possible values:
     * A path
@@ -190,12 +192,13 @@ Related options:
                 help="""
 Whether to take images that another site sends.
 
-Whoever has a certificate of ``tls_client_ca``, including compute
-hosts, may then store images, under ids that are not taken yet.
+Every operator, and so every compute host with a certificate of
+``tls_client_ca``, may then store images, under ids that are not taken
+yet.
 
 Possible values:
     * True, at a site to which images are replicated
-    * False: certificates only allow reading
+    * False: operators can only read
 
 Related options:
     * ``listen``
@@ -208,9 +211,9 @@ Related options:
                help="""
 URL of the Image service, which checks the tokens of users.
 
-For an image that a caller asks for, the daemon asks Glance for its
-first byte with the caller's token, and serves what Glance would
-serve. It remembers a yes for a minute.
+When a caller requests an image, the daemon requests its first byte
+from Glance with the caller's token. If Glance serves it, the daemon
+serves the image. It remembers this permission for a minute.
 
 Possible values:
     * A URL without the version
@@ -222,8 +225,8 @@ Related options:
 """),
     cfg.StrOpt('glance_ca',
                help="""
-File with the authorities, in PEM, that the certificate at
-``glance_url`` is verified by.
+File with the authorities, in PEM, that verify the certificate of
+``glance_url``.
 
 Possible values:
     * A path
@@ -239,8 +242,8 @@ are served to everyone, without TLS.
 
 It shows names of images and projects, and figures. It gives neither
 content nor control. But if projects share blocks (``dedup_store_scope
-= global``), whoever uploads an image sees there how much of it was
-stored before: let only operators reach it.
+= global``), a user who has uploaded an image sees there how much of
+it was stored before: let only operators reach it.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -267,10 +270,10 @@ Possible values:
                min=1,
                max=256,
                help="""
-Threads that read from the repository. NBD has threads of its own, 16
-at most.
+Number of threads that read from the repository. NBD has at most 16
+threads of its own.
 
-A client that takes its data slowly occupies none.
+A client that takes its data slowly does not occupy a thread.
 
 """),
     cfg.IntOpt('max_connections',
@@ -279,11 +282,11 @@ A client that takes its data slowly occupies none.
                max=1000000,
                mutable=True,
                help="""
-Connections that each of the listeners has at once, at most.
+The most connections that each listener has at once.
 
-At the limit, a new connection takes the place of one whose client has
-not asked anything for the longest time. If there is none, the new one
-is answered 503 and closed.
+At the limit, a new connection takes the place of the one that has
+waited longest for its client's next request. If no connection waits,
+the new one is answered 503 and closed.
 
 Related options:
     * ``max_peer_connections``
@@ -295,10 +298,10 @@ Related options:
                max=1000000,
                mutable=True,
                help="""
-Connections that each of the listeners has at once with one peer, at
-most. A peer is a user at a Unix socket, otherwise an address, or,
-with IPv6, a network of 64 bits. At the limit, a new connection takes
-the place of another of the same peer, as with ``max_connections``.
+The most connections that each listener has at once with one peer. A
+peer is a user of a Unix socket, otherwise an address, or, with IPv6,
+a network of 64 bits. At the limit, a new connection takes the place
+of another of the same peer, as with ``max_connections``.
 
 Raise it for a listener that all clients reach through one proxy.
 
@@ -312,8 +315,7 @@ Related options:
                max=1048576,
                mutable=True,
                help="""
-Memory for the bodies of requests, in MiB, of all connections
-together.
+Memory for the bodies of all requests together, in MiB.
 
 If there is no space for a request's body, the request waits for
 ``header_timeout``, and is then answered 503. Bodies of up to 16 KiB
@@ -331,8 +333,8 @@ Related options:
                max=3600,
                mutable=True,
                help="""
-Seconds within which a request's header has to arrive, and a TLS
-handshake has to end. Each 256 KiB of a request's body has as long
+Seconds within which a request's header must arrive, and a TLS
+handshake must end. Each 256 KiB of a request's body may take as long
 again.
 """),
     cfg.IntOpt('idle_timeout',
@@ -349,7 +351,7 @@ Seconds for which a connection without a request stays open.
                max=86400,
                mutable=True,
                help="""
-Seconds after which a client that takes nothing of its response is
+Seconds after which a client that does not take its response is
 disconnected.
 """),
     cfg.IntOpt('collect_interval',
@@ -404,8 +406,8 @@ Related options:
                         ('zstd', 'Smaller; slower to read')],
                mutable=True,
                help="""
-Codec with which full block groups are compressed again when nothing
-else is to be done.
+Codec with which full block groups are compressed again when no other
+task is due.
 
 Uploads compress with a quick codec (``dedup_store_codec`` in
 ``glance-api.conf``), but stored data is read for years. Each group is
@@ -463,8 +465,7 @@ rewrites the group, to free the unused bytes between them.
 
 Possible values:
     * 0: no group is rewritten
-    * A number up to 100; the larger, the more is written to free
-      little
+    * A number up to 100; larger ones write more to free less
 
 """),
     cfg.IntOpt('collect_evacuate_share',
@@ -474,8 +475,7 @@ Possible values:
                mutable=True,
                help="""
 Percentage of a full block group's blocks in use below which
-collection stores these again in other groups, so that the group can
-go.
+collection stores these again in other groups, and removes the group.
 
 Possible values:
     * 0: no group is evacuated
@@ -487,7 +487,8 @@ Possible values:
                  min=0,
                  mutable=True,
                  help="""
-MiB of the disk that collection reads and writes in a second at most.
+The most MiB that collection reads from and writes to the disk in a
+second.
 
 Possible values:
     * 0: as fast as it goes
@@ -499,7 +500,8 @@ Possible values:
                  min=0,
                  mutable=True,
                  help="""
-MiB of the disk that merging reads and writes in a second at most.
+The most MiB that merging reads from and writes to the disk in a
+second.
 
 Possible values:
     * 0: as fast as it goes
@@ -511,7 +513,7 @@ Possible values:
                  min=0,
                  mutable=True,
                  help="""
-MiB of the disk that a scrub reads in a second at most.
+The most MiB that a scrub reads from the disk in a second.
 
 At 32 MiB a second a terabyte takes nine hours.
 
@@ -528,8 +530,8 @@ Related options:
                  min=0,
                  mutable=True,
                  help="""
-MiB of the disk that recompression reads and writes in a second at
-most.
+The most MiB that recompression reads from and writes to the disk in a
+second.
 
 Possible values:
     * 0: as fast as it goes
@@ -556,12 +558,11 @@ Possible values:
                min=0,
                mutable=True,
                help="""
-If images use a block at least this many times, a second copy of it is
-kept.
+Number of uses by images from which a block gets a second copy.
 
-Scrubs write the copies. Reading and healing use them when a disk has
-lost the first. A repository whose fingerprints are not cryptographic
-(``xxh3-128``, ``sha1``) has none, whatever the value.
+Scrubs write the copies. Reading and healing use them when the disk
+has lost the first copy. A repository whose fingerprints are not
+cryptographic (``xxh3-128``, ``sha1``) never has second copies.
 
 Possible values:
     * 0: there are no spare copies
@@ -571,13 +572,13 @@ Possible values:
     cfg.BoolOpt('glance_notifications',
                 default=False,
                 help="""
-Whether to listen to the notifications of Glance. When an image is
-deleted, the daemon then collects at once, and when one is uploaded,
-it counts at once, instead of when the interval is over.
+Whether to listen to the notifications of Glance. The daemon then
+collects as soon as an image is deleted, and counts as soon as one is
+uploaded, instead of when the interval is over.
 
 The daemon has a queue of its own, ``dedupd_glance.HOST``, so that
-others miss nothing. If you switch this off, delete that queue, since
-it would grow.
+other listeners miss nothing. If you switch this off, delete that
+queue, because it would grow.
 
 Possible values:
     * True, if Glance publishes notifications to the same broker
@@ -599,8 +600,8 @@ repository's file system, in MiB, as uploads do. See
     cfg.StrOpt('filter_dir',
                sample_default='/dev/shm/glance-dedup-<uid>',
                help="""
-Directory for the fingerprint filter, the same that glance-api has;
-see ``dedup_store_filter_dir``.
+Directory for the fingerprint filter, the same as glance-api's; see
+``dedup_store_filter_dir``.
 
 Possible values:
     * A directory, created if missing
@@ -614,8 +615,8 @@ Possible values:
                min=1,
                max=1048576,
                help="""
-Memory for the fingerprint filter, in MiB, if the daemon is the first
-to make it; see ``dedup_store_filter_mib``.
+Memory for the fingerprint filter, in MiB, if the daemon creates it;
+see ``dedup_store_filter_mib``.
 """),
 ]
 
@@ -646,9 +647,9 @@ Address on which the daemon stands in for the Image service, if
 ``mode`` is ``cache``. ``endpoint_override`` in the group ``[glance]``
 of ``nova.conf`` names it.
 
-Requests are passed on to ``[dedupd] glance_url``. Only the bytes of
-images come from the cache, once Glance has allowed it. Tokens pass
-this address unencrypted.
+The daemon passes requests on to ``[dedupd] glance_url``. Only the
+bytes of images come from the cache, once Glance has allowed it.
+Tokens pass this address unencrypted.
 
 Possible values:
     * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT
@@ -675,8 +676,8 @@ Related options:
 """),
     cfg.StrOpt('peer_ca',
                help="""
-File with the authorities, in PEM, that the certificate of ``peer``
-is verified by.
+File with the authorities, in PEM, that verify the certificate of
+``peer``.
 
 Possible values:
     * A path
@@ -685,13 +686,13 @@ Possible values:
 """),
     cfg.StrOpt('peer_cert',
                help="""
-File with a certificate, in PEM, with which ``peer`` takes this host
-for an operator, who may read every image.
+File with a certificate, in PEM, that makes this host an operator of
+``peer``, who may read every image.
 
 Possible values:
     * A path
-    * Unset: blocks are fetched with the token of the caller who asked
-      for the image, which is as much as a compute host needs
+    * Unset: blocks are fetched with the token of the caller who
+      requested the image, which is enough for a compute host
 
 Related options:
     * ``peer_key``
@@ -715,10 +716,11 @@ Possible values:
                help="""
 Disk space that the cache may take, in MiB.
 
-When it takes more, or a new image needs space, the least recently
-used images are evicted, except those that are being read. An image
-that is larger than the limit is not kept. The limit applies to the
-whole directory: make it some ten percent less than the disk has.
+When the cache takes more, or a new image needs space, it evicts the
+least recently used images, except those that are being read. It does
+not keep an image that is larger than the limit. The limit applies to
+the whole directory: make it some ten percent less than the disk's
+size.
 
 Possible values:
     * 0: the whole disk, except ``reserve_mib``; images are evicted
@@ -741,9 +743,9 @@ replication_opts = [
 URL of the daemon of another site, its ``[dedupd] listen``, to which
 new images are sent.
 
-Glance there gets each image's record, and its location. See the guide
+The Glance there gets each image's record and location. See the guide
 on replication. If a repository has several daemons, the maintainer
-sends them.
+sends the images.
 
 Possible values:
     * https://HOST:PORT
@@ -757,8 +759,8 @@ Related options:
 """),
     cfg.StrOpt('cert',
                help="""
-File with the certificate, in PEM, by which the other site's daemon
-takes this one for an operator.
+File with the certificate, in PEM, that makes this daemon an operator
+of the other site's daemon.
 
 Possible values:
     * A path; needed if ``to`` is set
@@ -778,8 +780,8 @@ Possible values:
 """),
     cfg.StrOpt('ca_file',
                help="""
-File with the authorities, in PEM, that the other daemon's
-certificate is verified by.
+File with the authorities, in PEM, that verify the other daemon's
+certificate.
 
 Possible values:
     * A path
@@ -841,7 +843,7 @@ Related options:
                  min=0,
                  mutable=True,
                  help="""
-MiB sent in a second at most.
+The most MiB to send in a second.
 
 Possible values:
     * 0: as fast as it goes
@@ -862,15 +864,16 @@ Possible values:
 """),
 ]
 
-# By this alone it is decided whether oslo.messaging, which has an option of
-# the same name, is imported at all.
+# Only this option decides whether oslo.messaging, which has an option of the
+# same name, is imported.
 messaging_opts = [
     cfg.StrOpt('transport_url',
                secret=True,
                sample_default='rabbit://dedupd:PASSWORD@controller:5672/',
                help="""
-Message broker over which the daemon can be controlled and sends
-notifications; see ``transport_url`` of the other services.
+Message broker over which operators can control the daemon, and the
+daemon sends notifications; see ``transport_url`` of the other
+services.
 
 The options of oslo.messaging, such as those of
 ``[oslo_messaging_notifications]`` and ``[oslo_messaging_rabbit]``,
@@ -887,7 +890,7 @@ Related options:
 ]
 
 
-#: Those with a group of their own, by its name.
+#: The options that have a group of their own, by its name.
 GROUPS = {GROUP: dedupd_opts, CACHE_GROUP: cache_opts,
           REPLICATION_GROUP: replication_opts}
 
@@ -900,16 +903,16 @@ def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
 
 # Former names of options of oslo.log, which it still reads.
 _FORMER = {'log_config', 'logdir', 'logfile'}
-# How like a known name one of [DEFAULT] has to be to count as mistyped, where
-# oslo.messaging may know it.
+# If oslo.messaging may know an option of [DEFAULT], it counts as mistyped only
+# if it is this similar to a known name.
 _ALIKE = 0.8
 
 
 def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
     """A sentence for each option of the files that nobody reads.
 
-    What may be an option of oslo.messaging passes: to ask it imports all of
-    its drivers.
+    An option that may be oslo.messaging's passes: asking oslo.messaging would
+    import all of its drivers.
     """
     known = {group: set(conf[group]) for group in GROUPS}
     known['DEFAULT'] = {name for name in conf if name not in known} | _FORMER

@@ -5,9 +5,9 @@
 The options stand in the group of a store that ``enabled_backends`` gives the
 type ``dedup``, or in ``[backend_defaults]`` for all such stores at once.
 
-Those that only matter when a repository is created have no default value of
-their own: unset, they take what an existing repository has, and what
-``sample_default`` says for a new one.
+Options that only matter when a repository is created have no default value of
+their own. If one is unset, an existing repository keeps its value, and a new
+one gets the value of ``sample_default``.
 """
 
 from oslo_config import cfg
@@ -126,12 +126,12 @@ Related options:
                help="""
 Where images are cut into blocks.
 
-With ``fixed``, every ``dedup_store_block_size`` bytes. That suits
-disk images, in which files begin at multiples of 4096 bytes. With
-``gear``, a block ends where its last 64 bytes say so. So data is
-found even if it lies elsewhere in another image, whatever was put in
-before it: in archives, and in file systems with smaller blocks.
-Blocks then have 2048 to 16384 bytes, and about 4096.
+With ``fixed``, an image is cut every ``dedup_store_block_size``
+bytes. That suits disk images, in which files begin at multiples of
+4096 bytes. With ``gear``, a block ends where its last 64 bytes say
+so. So equal data is found at any offset: in archives, and in file
+systems with smaller blocks. Blocks then have 2048 to 16384 bytes, and
+about 4096 on average.
 ``dedup_store_block_size``, if it is set, is the size of the largest
 ones.
 """ + _CREATION_NOTE + """
@@ -212,11 +212,12 @@ Which images a new image may share blocks with.
 
 With ``global``, every distinct block is stored once. This reveals
 something: an upload of data that is stored already is quicker and
-takes less space than one that is not. So whoever uploads a file, and
-watches the time, can find out whether some project has an image with
-these very blocks. By trying variants of a file of which only a few
-bytes are unknown, they can find out which of them is there. They do
-not learn whose it is, and get no byte that they did not have.
+takes less space than one that is not. So a user who uploads a file,
+and measures the time, can find out whether some project has an image
+with these very blocks. By trying variants of a file of which only a
+few bytes are unknown, the user can find out which variant is there.
+The user does not learn who owns it, and gets no byte that the user
+did not have.
 
 With ``project``, images share blocks with images of the project that
 stored them, and with no others. An upload takes the same steps
@@ -292,7 +293,7 @@ from the disk. Choose it if the disk is fast, or if images are mostly
 read long after they were stored. Do not choose it if the disk is slow
 and servers boot from images just after their upload.
 
-If a file system cannot do it, blocks are written as usual.
+If the file system does not support this, blocks are written as usual.
 
 """),
     cfg.BoolOpt('dedup_store_group_access',
