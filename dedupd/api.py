@@ -28,7 +28,7 @@ from glance_dedup.client import wire
 _BODY_LIMIT = 64 * 1024
 _READY_SECONDS = 5.0
 _THREADS = 8
-# Threads that wait until no task runs, for up to two minutes.
+# Threads for calls that wait until no task runs, for up to two minutes.
 _WAITING = 2
 
 
@@ -49,7 +49,7 @@ class API:
         self._control = control
         self._path = path
         self._stopping = stopping
-        # Its own threads: the state is shown also if reads hang.
+        # Its own threads: the state is shown even if reads hang.
         self._workers = workers_module.Workers('dedupd-control', _THREADS)
         self._waiting = workers_module.Workers('dedupd-wait', _WAITING)
         self._loop = asyncio.get_running_loop()
@@ -167,7 +167,7 @@ class API:
 
     async def _task(self, request: messages.Request, name: str
                     ) -> messages.Response:
-        """A long poll; it occupies no thread."""
+        """A long poll, which occupies no thread."""
         after = _number(request, 'after', 0)
         deadline = self._loop.time() + min(
             _number(request, 'wait', 0), control_module.LONGEST_WAIT)
@@ -198,11 +198,11 @@ class API:
         try:
             self._loop.call_soon_threadsafe(self._changed.set)
         except RuntimeError:
-            pass    # the loop has ended
+            pass    # the event loop has ended
 
 
 def _translated(handler: router_module.Handler) -> router_module.Handler:
-    """The handler, its errors of the repository made those of HTTP."""
+    """The handler, with the repository's errors turned into those of HTTP."""
 
     async def translated(request: messages.Request, **kwargs: str
                          ) -> messages.Response:

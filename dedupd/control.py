@@ -37,10 +37,10 @@ _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Functions that return parts of the status, from other objects.
+    """Functions that return parts of the status.
 
     :ivar reads: connections, requests and bytes
-    :ivar receiving: images that came, and come, from other sites
+    :ivar receiving: images that came or are coming from other sites
     :ivar nbd: the socket, exports, requests, bytes and errors
     :ivar cache: the figures of a compute host's cache; None: there is none
     """
@@ -131,13 +131,15 @@ class Control:
         return {'samples': [] if catalog is None else catalog.history(since)}
 
     def images(self) -> Fields:
+        """``images``: see `Figures.images`."""
         return {'images': self._figures.images()}
 
     def groups(self) -> Fields:
+        """``groups``: see `Figures.groups`."""
         return {'groups': self._figures.groups()}
 
     def sharing(self) -> Fields:
-        """Blocks that each two of the largest images have in common."""
+        """The blocks that each two of the largest images have in common."""
         return self._figures.sharing()
 
     def start_task(self, name: str, /, **arguments: Any) -> Fields:
@@ -204,9 +206,10 @@ class Control:
         number = self._scheduler.request('mark-lost', run=run)
         if not over.wait(LONGEST_WAIT) and self._scheduler.withdraw(number):
             raise exceptions.BusyError(
-                'the maintainer is at work; try again later')
+                'another task is running; try again later')
         if not over.wait(LONGEST_WAIT):
-            raise exceptions.BusyError('it goes on for long')
+            raise exceptions.BusyError(
+                f'giving up image {image_id} takes long; it goes on')
         if isinstance(outcome[0], Exception):
             raise outcome[0]
         LOG.warning('Image %s was declared lost.', image_id)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Figures of what the repository holds.
+"""Figures of the repository's content.
 
-The catalog has the counted part. Directories and recipes give the rest, and
-all of it where another process is the maintainer. Nothing here waits for a
-running task.
+The catalog has the counted part. The rest comes from directories and recipes,
+and so does everything if another process is the maintainer. Nothing here waits
+for a running task.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.repository import repository as repository_module
 
-#: Images between which sharing is computed, at most.
+#: The most images between which sharing is computed.
 SHARING_IMAGES = 24
-#: Pages of extents that these have together, at most; more would take more
-#: memory, some 600 bytes each.
+#: The most pages of extents of all these images. Each takes some 600 bytes of
+#: memory.
 SHARING_PAGES = 65536
 
-# Seconds for which figures of the directories are good enough.
+# Seconds for which the directories' figures are used again.
 _FRESH = 5.0
 
 Fields = dict[str, Any]
@@ -44,7 +44,7 @@ class Figures:
         self._catalog = catalog
         self._mutex = threading.Lock()
         self._listing = threading.Lock()
-        # Only for listings, which need no lock; of one thread at a time.
+        # Only for listings, which need no lock; one thread at a time uses it.
         self._engine = _engine.Maintenance(repository.handle())
         self._space: Fields = {}
         self._measured = 0.0
@@ -55,19 +55,19 @@ class Figures:
     def space(self) -> Fields:
         """The repository's sums, at most a few seconds old.
 
-        Unknown ones are None.
+        Sums that are not known are None.
         """
         with self._mutex:
             if (not self._good or time.monotonic() - self._measured > _FRESH
                     or self._space.get('images') is None and self._counted()):
-                # Before: what is forgotten meanwhile is measured again.
+                # First: a `forget` during the measuring must not get lost.
                 self._good, self._measured = True, 0.0
                 self._space = self._measure()
                 self._measured = time.monotonic()
             return dict(self._space)
 
     def sample(self) -> Fields:
-        """What the history keeps of now."""
+        """The current sample for the history."""
         self.forget()
         space = self.space()
         return {name: space[name] for name in (
@@ -75,12 +75,12 @@ class Figures:
             'disk_bytes')}
 
     def _counted(self) -> bool:
-        """Whether there is a catalog to ask, now."""
+        """Whether there is a valid catalog now."""
         catalog = self._catalog()
         return catalog is not None and catalog.valid
 
     def forget(self) -> None:
-        """Have the sums be made anew when next asked for."""
+        """Have the next call of `space` measure again."""
         self._good = False
 
     def _measure(self) -> Fields:
@@ -93,7 +93,7 @@ class Figures:
             'unique_blocks', 'unique_bytes'))
         catalog = self._catalog()
         if catalog is not None and catalog.valid:
-            # Closed or found bad at this very moment: known again later.
+            # It was closed or found invalid just now: known again later.
             with contextlib.suppress(exceptions.RepositoryError):
                 sums = catalog.statistics()
                 fields = {name: sums[name] for name in fields
@@ -115,7 +115,7 @@ class Figures:
         return fields
 
     def _store_bytes(self) -> int:
-        """Of all groups' headers and fingerprint stores."""
+        """The disk space of all groups' headers and fingerprint stores."""
         slots = self._repository.parameters.group_slots
         store = -(-(4096 + 512 * -(-slots // 9)) // 4096) * 4096
         with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ class Figures:
     def images(self) -> list[Fields]:
         """All images that exist, counted or not.
 
-        ``damaged`` is None where it is not known.
+        ``damaged`` is None if it is not known.
         """
         catalog = self._catalog()
         ledger: dict[str, Fields] = {}
@@ -152,7 +152,7 @@ class Figures:
         return found
 
     def _read_facts(self, image_id: str) -> Fields | None:
-        """From the recipe; None if the image is gone."""
+        """The facts in the recipe; None if the image is gone."""
         try:
             stat = self._repository.stat(image_id)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter):
@@ -180,7 +180,7 @@ class Figures:
         return self._damage
 
     def groups(self) -> list[Fields]:
-        """All block groups; ``live`` is None where it is not known."""
+        """All block groups; ``live`` is None if it is not known."""
         catalog = self._catalog()
         used: dict[int, int] | None = None
         if catalog is not None and catalog.valid:
@@ -203,7 +203,7 @@ class Figures:
         return found
 
     def sharing(self) -> Fields:
-        """How many blocks each two of the largest images both name.
+        """The number of blocks that each two of the largest images both name.
 
         Images whose extents would take too much memory are left out.
         """
@@ -235,16 +235,17 @@ class Figures:
         return {'images': list(runs), 'shared': shared}
 
     def close(self) -> None:
+        """Close the engine's handle for listings."""
         self._engine.close()
 
 
 def _saved(data: int | None, stored: int) -> float | None:
-    """How much of the data took no space, in percent."""
+    """The share of the data that took no space, in percent."""
     return round(100 * (1 - stored / data), 2) + 0.0 if data else None
 
 
 def _disk_bytes(path: str) -> int:
-    """What the files of a directory take of the disk."""
+    """The disk space of the files of a directory."""
     total = 0
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
         for entry in entries:

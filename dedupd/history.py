@@ -29,7 +29,7 @@ LOG = log.getLogger(__name__)
 NAME = 'tasks.json'
 #: The most bytes of the file.
 LARGEST = 1 << 20
-#: Characters of an error, and bytes of a result, that are kept.
+#: The most characters of an error, and bytes of a result, that are kept.
 LONGEST_ERROR = 1000
 LARGEST_RESULT = 8192
 
@@ -42,7 +42,7 @@ Fields = dict[str, Any]
 
 
 def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether it consists of what every reader of JSON takes."""
+    """Whether every reader of JSON takes this value."""
     if value is None or isinstance(value, (bool, str)):
         return True
     if isinstance(value, int):
@@ -139,9 +139,9 @@ class Past:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, exceptions.DamagedError) as e:
-            LOG.warning('%s is no good: %s. How the tasks did before is not '
-                        'known; it will be written anew.', self._path,
-                        str(e)[:200])
+            LOG.warning('%s is invalid: %s. The last runs of the tasks are '
+                        'not known; the next run writes the file again.',
+                        self._path, str(e)[:200])
             return []
         with self._mutex:
             names = [name for name in names
@@ -191,9 +191,9 @@ class Past:
         except OSError as e:
             self._dirty = True
             if not self._told:
-                LOG.warning('%s cannot be written: %s. It is tried again; how '
-                            'the tasks did is forgotten if the daemon ends '
-                            'before.', self._path, e.strerror)
+                LOG.warning('%s cannot be written: %s. The daemon tries '
+                            'again; if it ends before, the last runs of the '
+                            'tasks are forgotten.', self._path, e.strerror)
             self._told = True
         else:
             self._told = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The daemon's log: one line a message, which says what it says."""
+"""The format of the daemon's log: one line of plain text per message."""
 
 import copy
 import logging
@@ -12,10 +12,10 @@ from glance_dedup.base import printable
 
 
 class Formatter(logging.Formatter):
-    """Another one's lines, of plain text and without what oslo.log adds.
+    """Formats as another formatter does, with two changes.
 
-    To each warning that is logged while an exception is being handled, it
-    appends the exception. Whatever of that matters our messages say.
+    Unsafe characters of the message are escaped. And oslo.log does not append
+    the exception that is being handled: our messages say what matters of it.
     """
 
     def __init__(self, inner: logging.Formatter) -> None:
@@ -29,12 +29,16 @@ class Formatter(logging.Formatter):
         if record.exc_info:
             return self._inner.format(record)
         try:
-            raise KeyError      # one that oslo.log takes for no error
+            raise KeyError      # oslo.log does not append this one
         except KeyError:
             return self._inner.format(record)
 
 
 def setup(conf: cfg.ConfigOpts) -> None:
+    """Set up oslo.log by its options, with this module's format.
+
+    It is global to the process. Warnings of Python go to the log, too.
+    """
     log.setup(conf, 'dedupd')
     logging.captureWarnings(True)
     for handler in logging.getLogger().handlers:

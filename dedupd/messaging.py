@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Everything that needs a message broker, beside the daemon proper.
+"""Runs RPC and notifications, which need a message broker.
 
-Without a ``transport_url`` none of it is imported. With one, oslo.messaging is
-imported, and waits for the broker, in threads of its own: a broker that is
-away delays nothing, and when it is back oslo.messaging connects anew.
+Without a ``transport_url``, oslo.messaging is not imported. With one, it is
+imported and waits for the broker in threads of its own: a broker that is away
+delays nothing else, and oslo.messaging connects again when the broker is back.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,15 @@ from dedupd.tasks import registry
 
 LOG = log.getLogger(__name__)
 
-#: Notifications kept while the broker is away; those beyond are lost.
+#: The most notifications that are kept while the broker is away. Further ones
+#: are lost.
 MOST_EVENTS = 1000
 
 _Event = tuple[str, str, scheduler_module.Fields]
 
 
 class Messaging:
-    """RPC, notifications, and what Glance tells.
+    """RPC, the daemon's notifications, and those of Glance.
 
     :param conf: the daemon's options; those of oslo.messaging are read from
         the same files
@@ -43,7 +44,7 @@ class Messaging:
         self._events: queue.Queue[_Event | None] = queue.Queue(MOST_EVENTS)
         self._threads: list[threading.Thread] = []
         self._closers: list[Callable[[], Any]] = []
-        # Now, so that the first task's begin is told of.
+        # Now, so that no task begins without a notification.
         scheduler.listeners.append(self._put)
 
     def start(self) -> None:
@@ -51,10 +52,9 @@ class Messaging:
         self._in_thread('dedupd-messaging', self._run)
 
     def stop(self, timeout: float) -> None:
-        """Send what is to be sent, answer the calls that are under way.
+        """Send the remaining notifications, and finish the calls under way.
 
-        With the broker away that would take until it is back, so it has only
-        `timeout` seconds.
+        If the broker is away, this gives up after `timeout` seconds.
         """
         self._put_or_lose(None)
         closing = threading.Thread(target=self._close, daemon=True)
@@ -81,7 +81,7 @@ class Messaging:
 
     def _run(self) -> None:
         try:
-            # Else, as long as it has it, oslo.service would load eventlet.
+            # Otherwise oslo.service would load eventlet.
             with contextlib.suppress(ImportError):
                 from oslo_service import backend
                 backend.init_backend(backend.BackendType.THREADING)
@@ -100,7 +100,7 @@ class Messaging:
                 self._closers.append(listener.stop)
                 listener.start()
         except Exception as e:
-            # What comes before an @ is the broker's password.
+            # The text before an @ may be the broker's password.
             LOG.error('Messaging cannot be used; everything else works. %s: '
                       '%s', type(e).__name__,
                       'see transport_url' if '@' in str(e) else e)

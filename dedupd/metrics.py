@@ -2,10 +2,10 @@
 
 """The daemon's figures for Prometheus, at ``GET /metrics``.
 
-They are the ones of :meth:`dedupd.control.Control.status`, under names that
-follow Prometheus' rules: base units, the unit in the name, ``_total`` for what
-only grows. A figure that is not known, say because the catalog is being
-rebuilt, is left out: an absent series can be told from one that is zero.
+They are the figures of :meth:`dedupd.control.Control.status`, under names that
+follow Prometheus' rules: base units, the unit in the name, ``_total`` for a
+counter. A figure that is not known, for example because the catalog is being
+rebuilt, is left out, so that nobody takes it for zero.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ import prometheus_client
 from prometheus_client import exposition
 from prometheus_client import metrics_core
 
-#: What the format that :func:`render` writes is called in HTTP.
+#: The Content-Type of :func:`render`'s format.
 CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
 Status = dict[str, Any]
 
-# Name, help, and the keys that lead to the value in the status.
+# A name, a help text, and the keys that lead to the value in the status.
 _GAUGES = (
     ('dedupd_start_time_seconds',
      'When the daemon was started, in seconds since the epoch.',
@@ -154,7 +154,7 @@ _COUNTERS = (
      ('reads', 'cache_misses')),
 )
 
-# The same by task; the keys lead on from the task's own status.
+# The same for each task; the keys lead to the value in the task's status.
 _TASK_GAUGES = (
     ('dedupd_task_last_success_timestamp_seconds',
      'When the task last ended well, in seconds since the epoch.',
@@ -183,15 +183,16 @@ _TASK_COUNTERS = (
 
 
 class Collector:
-    """Makes metrics of one status after the other.
+    """Turns the status into metrics, for the library's registry.
 
-    :param status: gives the status; called once for each collection
+    :param status: returns the status; called once for each collection
     """
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[metrics_core.Metric]:
+        """The metrics of the current status; those not known are left out."""
         status = self._status()
         yield from _descriptions(status)
         for families, kind in ((_GAUGES, metrics_core.GaugeMetricFamily),
@@ -204,10 +205,10 @@ class Collector:
 
 
 def render(status: Callable[[], Status]) -> bytes:
-    """One answer to ``GET /metrics``.
+    """The answer to ``GET /metrics``.
 
-    It has a registry of its own: what other code of the process may register
-    with the library's global one is not the daemon's to publish.
+    It uses a registry of its own: other code of the process may register
+    metrics with the library's global one.
     """
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
     registry.register(Collector(status))
@@ -223,7 +224,7 @@ def _find(status: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
-    """What is told by labels, or is counted here."""
+    """The metrics with labels, and those that are counted here."""
     daemon = status['daemon']
     yield metrics_core.InfoMetricFamily(
         'dedupd_build', 'The version that runs.',

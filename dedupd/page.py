@@ -20,7 +20,7 @@ _INLINE = re.compile(rb'<(script|style)>(.*?)</\1>', re.DOTALL)
 
 @functools.cache
 def content() -> bytes:
-    """The page, with its style and script put where it refers to them."""
+    """The page, with its style and script inserted."""
     files = resources.files('dedupd').joinpath('page')
     page = files.joinpath('index.html').read_bytes()
     for reference, name, kind in (
@@ -37,8 +37,8 @@ def content() -> bytes:
 def headers() -> dict[str, str]:
     """The headers of its response, besides Content-Type and -Length.
 
-    What is inline is allowed by its hash, so an injected script, style or
-    attribute does nothing.
+    They allow the inline script and style by their hashes, so an injected
+    script, style or attribute does nothing.
     """
     sources: dict[str, list[str]] = {'script': [], 'style': []}
     for kind, text in _INLINE.findall(content()):

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The HTTP server, and what it asks of Keystone and Glance."""
+"""The HTTP server, and its requests to Glance."""

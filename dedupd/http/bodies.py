@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Limits the memory of request bodies, of all connections together."""
+"""Limits the memory for the request bodies of all connections together."""
 
 import asyncio
 import collections
@@ -9,7 +9,7 @@ import contextlib
 
 from dedupd.http import messages
 
-# Seconds after which a request that found no room may try again.
+# Seconds after which a client whose request found no space may try again.
 _RETRY_SECONDS = 5
 
 
@@ -30,9 +30,9 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
-        """Hold so many bytes; requests get them in the order of asking.
+        """Hold `length` bytes of memory; requests get it in turn.
 
-        :raises HTTPError: 503, if there was no room in time
+        :raises HTTPError: 503, if there was no space in time
         """
         if size <= messages.HEADER_LIMIT:
             yield

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The TLS listener's certificate, and whose certificate makes an operator.
+"""The TLS listener's certificate, and the check of operators' certificates.
 
 The files are read again when one of them has changed, because the programs
 that renew revocation lists tell nobody. A certificate is judged when its
@@ -80,7 +80,7 @@ def _read(options: Any) -> tuple[ssl.SSLContext, bytes]:
         found = _load(context, options.tls_client_ca, trust)
         context.verify_mode = ssl.CERT_OPTIONAL
         if options.tls_client_crl:
-            # A certificate there would become an authority.
+            # A certificate in that file would become an authority.
             if _load(context, options.tls_client_crl, trust) != {_CRL}:
                 raise ValueError(f'{options.tls_client_crl} has something '
                                  'else than revocation lists')

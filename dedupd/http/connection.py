@@ -25,17 +25,16 @@ from dedupd.http import streams
 
 LOG = log.getLogger(__name__)
 
-# So many bytes of a body must arrive within the time for a header.
+# The bytes of a body that must arrive within the time for a header.
 _PACE = 262144
-# After a response that did not wait for its request's body, so much of the
-# body is read and thrown away: closing with unread bytes would destroy the
-# response.
+# The most bytes of a body that are read and thrown away after a response that
+# did not wait for them: closing with unread bytes would destroy the response.
 _LINGER_BYTES = 4 << 20
 _LINGER_SECONDS = 2.0
 
 
 class Shared:
-    """What all connections of a server have in common.
+    """The limits and counters that all connections of a server share.
 
     :ivar requests: the number of answered requests
     :ivar sent: sent bytes of generated bodies, that is, of images
@@ -69,6 +68,7 @@ class HTTPConnection:
 
     @property
     def idle(self) -> bool:
+        """Whether the connection only waits for its client's next request."""
         return self._place.spare
 
     @idle.setter
@@ -76,6 +76,7 @@ class HTTPConnection:
         self._place.spare = value
 
     async def run(self) -> None:
+        """Serve requests until the connection ends, and close its socket."""
         try:
             if self._listener.tls is not None:
                 await self._start_tls(*self._listener.tls())
@@ -118,8 +119,8 @@ class HTTPConnection:
             method = event.method.decode('ascii')
             if self.outdated():
                 raise messages.HTTPError(
-                    401, 'What certificates are judged by has changed. '
-                         'Connect anew.')
+                    401, 'The authorities or revocation lists have changed. '
+                         'Connect again.')
             response = await self._answer(event)
         except h11.RemoteProtocolError as e:
             response = messages.error_response(messages.HTTPError(
@@ -186,7 +187,7 @@ class HTTPConnection:
                 400, 'The request gives its length in two ways.')
         if not self._listener.is_meant(', '.join(hosts)):
             raise messages.HTTPError(
-                421, 'The request is for another host. Ask by an address, or '
+                421, 'The request is for another host. Use an address, or '
                 'as localhost.')
         router = self._listener.handlers
         if not isinstance(router, router_module.Router):
@@ -202,7 +203,7 @@ class HTTPConnection:
     def _target(self, event: h11.Request) -> str:
         if event.http_version not in (b'1.0', b'1.1'):
             raise messages.HTTPError(
-                505, 'Only HTTP/1.0 and HTTP/1.1 are spoken.')
+                505, 'Only HTTP/1.0 and HTTP/1.1 are supported.')
         target = event.target.decode('ascii', 'replace')
         if not target.startswith('/'):
             # The absolute form, which a server must accept.
@@ -313,7 +314,7 @@ class HTTPConnection:
             # It is too late for another status; the missing end shows it.
             LOG.error('A response was cut off: %s', e)
             if self._h11.their_http_version != b'1.1':
-                # To an older client, the connection's end may be the body's.
+                # For an older client, the connection's end may end the body.
                 self._stream.abort()
             raise streams.Disconnected('the response failed')
         finally:
@@ -363,7 +364,7 @@ class HTTPConnection:
 
 
 def _body_size(event: h11.Request, limit: int) -> int:
-    """Bytes that a request's body may have.
+    """The most bytes that the body of this request may have.
 
     :raises HTTPError: 413, if it announces more than the limit
     """
@@ -378,7 +379,7 @@ def _body_size(event: h11.Request, limit: int) -> int:
 
 def _headers(response: messages.Response, length: int | None, close: bool
              ) -> list[tuple[Any, Any]]:
-    """All headers to send."""
+    """The headers of a response, as h11 takes them."""
     headers: list[tuple[Any, Any]] = []
     if response.relayed is not None:
         headers += response.relayed

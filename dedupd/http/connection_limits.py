@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Limits the connections of a listener, in all and of each peer.
+"""Limits the connections of a listener, and those of each of its peers.
 
 A connection that only waits for its client's next request is *spare*. It ends
 when another connection needs its place. If the same peer has all connections
@@ -38,6 +38,7 @@ class Place:
 
     @property
     def spare(self) -> bool:
+        """Whether the connection may be ended if another needs its place."""
         return self in self._peer.spare
 
     @spare.setter

@@ -100,7 +100,7 @@ def listen_unix(path: str, mode: int) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(place).st_mode):
                 raise OSError(errno.EEXIST,
-                              f'{place} is there, and not a socket')
+                              f'{place} exists and is not a socket')
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -150,6 +150,7 @@ def listen_tcp(address: str) -> socket.socket:
 
 
 def peer_uid(sock: socket.socket) -> int:
+    """The user id of a Unix socket's peer when it connected."""
     _, uid, _ = struct.unpack('iII', sock.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid

@@ -53,10 +53,12 @@ class Peer:
 
 @dataclasses.dataclass
 class Request:
+    """A request whose body has been received."""
+
     method: str
     query: dict[str, str]
     headers: dict[str, str]
-    """Values by name, the name in lower case."""
+    """Values by their names in lower case."""
     peer: Peer
     body: bytes = b''
 
@@ -90,6 +92,8 @@ class Message:
 
 @dataclasses.dataclass
 class Response:
+    """An answer of a handler, which the server sends."""
+
     status: int = 200
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     body: bytes | AsyncGenerator[Any, 'streams.Pour | None'] = b''
@@ -112,10 +116,12 @@ def _json_body(value: Any) -> bytes:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
+    """A response with a value in JSON."""
     return Response(status, {'Content-Type': JSON}, _json_body(value))
 
 
 def error_body(error: HTTPError) -> bytes:
+    """The JSON that describes an error, as all OpenStack services send it."""
     return _json_body({'error': {
         'code': error.status,
         'title': http.HTTPStatus(error.status).phrase,
@@ -123,5 +129,6 @@ def error_body(error: HTTPError) -> bytes:
 
 
 def error_response(error: HTTPError) -> Response:
+    """The response for an error, with the error's headers."""
     return Response(error.status, {'Content-Type': JSON, **error.headers},
                     error_body(error))

@@ -19,6 +19,8 @@ Admit = Callable[..., contextlib.AbstractAsyncContextManager[None]]
 
 @dataclasses.dataclass(frozen=True)
 class Route:
+    """How requests of one method and path are served; see `Router.add`."""
+
     handler: Handler
     body_limit: int
     admit: Admit

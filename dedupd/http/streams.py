@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bytes to and from a client: over a socket, and over TLS."""
+"""Sends and receives bytes: over a socket, and over TLS."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class Parser(h11.Connection):
 
     async def event(self) -> Any:
         """The next event; other tasks go on first."""
-        # As they did before the first one, when its bytes were received.
+        # `receive` has let them go on before the first event of new bytes.
         if not self._fresh:
             await asyncio.sleep(0)
         self._fresh = False
@@ -74,7 +74,7 @@ class Pour:
         self._sent = 0
 
     def __call__(self, view: memoryview) -> int:
-        """Send bytes; return how many went. 0: the next piece must wait.
+        """Send bytes; return how many were sent. 0: the next piece must wait.
 
         :raises Disconnected: if the peer is gone
         """
@@ -140,13 +140,13 @@ class SocketStream:
         self._loop.add_writer(self._sock, finish, True)
         try:
             if not await future:
-                raise Disconnected('it takes nothing')
+                raise Disconnected('the peer takes nothing')
         finally:
             timer.cancel()
             self._loop.remove_writer(self._sock)
 
     def pour(self) -> Pour | None:
-        """What threads may send with; None: they cannot send."""
+        """An object by which threads send."""
         return Pour(self._sock)
 
     def abort(self) -> None:
@@ -161,6 +161,7 @@ class SocketStream:
             self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        """Close the socket. Idempotent."""
         self._sock.close()
 
 
@@ -181,7 +182,11 @@ class TLSStream:
             server_hostname=server)
 
     async def handshake(self, timeout: float) -> None:
-        """:raises Disconnected: with the reason, even if this side refuses"""
+        """Make the connection a TLS one.
+
+        :raises CertificateRefused: this side refuses the peer's certificate
+        :raises Disconnected: the handshake failed for another reason
+        """
         while True:
             try:
                 self._tls.do_handshake()
@@ -190,7 +195,7 @@ class TLSStream:
                 await self._flush(timeout)
                 await self._fill()
             except ssl.SSLError as e:
-                # The alert says why.
+                # Send the alert, which says why.
                 with contextlib.suppress(Disconnected):
                     await self._flush(timeout)
                 if isinstance(e, ssl.SSLCertVerificationError):
@@ -217,6 +222,7 @@ class TLSStream:
                 raise Disconnected(f'TLS: {e.reason or e}')
 
     async def send(self, data: Any, timeout: float) -> None:
+        """As `SocketStream.send`."""
         view = memoryview(data).cast('B')
         while view:
             try:
@@ -226,12 +232,15 @@ class TLSStream:
             await self._flush(timeout)
 
     def pour(self) -> None:
+        """As `SocketStream.pour`; None: threads cannot send."""
         return None
 
     def abort(self) -> None:
+        """As `SocketStream.abort`."""
         self._stream.abort()
 
     async def finish(self, timeout: float) -> None:
+        """End TLS, then as `SocketStream.finish`."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         with contextlib.suppress(Disconnected):
@@ -250,4 +259,5 @@ class TLSStream:
             await self._stream.send(self._out.read(), timeout)
 
     def close(self) -> None:
+        """Close the socket. Idempotent."""
         self._stream.close()

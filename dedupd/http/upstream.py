@@ -2,12 +2,12 @@
 
 """Passes requests on to another server, from the event loop.
 
-h11 frames here, too. A request's body is sent as it comes, and its answer is
-read as the client takes it, so that neither has more than a few pieces in
-memory. The daemon waits for the answer while it sends the body: a server that
-refuses an upload says so at its beginning, and closes. That answer is read
-although nothing can be sent any more; so this uses sockets, as the server
-does.
+h11 parses and frames, as in the server. The daemon sends a request's body as
+it comes, and reads the answer as the client takes it, so that neither has more
+than a few pieces in memory. It waits for the answer while it sends the body: a
+server that refuses an upload may answer at its beginning, and close. The
+daemon reads that answer even if it can send nothing any more; for this it uses
+sockets, as the server does.
 
 A connection is kept only for requests that change nothing. If the server has
 closed it meanwhile, that looks like a failure, and only such requests may be
@@ -26,12 +26,12 @@ import h11
 
 from dedupd.http import streams
 
-#: Name and value, as they are sent.
+#: A name and a value, as they are sent.
 Header = tuple[bytes, bytes]
 
 #: Seconds for a connection.
 CONNECT_SECONDS = 10.0
-#: Seconds without a byte that are tolerated, as by a client of Glance.
+#: The most seconds without a byte from the server, as for Glance's clients.
 PATIENCE = 600.0
 #: Seconds that the server has to say whether it wants the body.
 CONTINUE_SECONDS = 1.0
@@ -41,7 +41,7 @@ KEPT_SECONDS = 20.0
 
 _HEADER_LIMIT = 65536
 _SAFE = frozenset({'GET', 'HEAD', 'OPTIONS'})
-# RFC 9110, 7.6.1; and what the framing is told by, which h11 has a say in.
+# RFC 9110, 7.6.1; and the headers of the framing, which h11 makes.
 _HOP_BY_HOP = frozenset({
     b'connection', b'keep-alive', b'proxy-connection', b'te', b'trailer',
     b'transfer-encoding', b'upgrade'})
@@ -72,7 +72,7 @@ def end_to_end(headers: list[Header]) -> list[Header]:
 
 
 def find(headers: list[Header], name: bytes) -> bytes | None:
-    """The value of a header; None if it is missing or there twice."""
+    """The value of a header; None if it is missing or occurs twice."""
     values = [value for known, value in headers if known.lower() == name]
     return values[0] if len(values) == 1 else None
 
@@ -83,6 +83,7 @@ def text(headers: list[Header], name: bytes) -> str:
 
 
 def without(headers: list[Header], *names: bytes) -> list[Header]:
+    """The other headers; `names` are in lower case."""
     return [(name, value) for name, value in headers
             if name.lower() not in names]
 
@@ -101,7 +102,7 @@ class Answer:
         self.reason = bytes(response.reason)
         self.headers = end_to_end(response.headers.raw_items())
         if any(name == b'transfer-encoding' for name, _ in response.headers):
-            # Which says more, where there are both: RFC 9112, 6.3.
+            # With both, Transfer-Encoding counts: RFC 9112, 6.3.
             unambiguous = without(self.headers, b'content-length')
             self._ambiguous = unambiguous != self.headers
             self.headers = unambiguous
@@ -369,7 +370,7 @@ class _Connection:
         except h11.RemoteProtocolError as e:
             if not data:
                 raise self._ended('too early') from None
-            raise UpstreamError(f'{self.url} sent what is no answer: {e}.',
+            raise UpstreamError(f'{self.url} sent an invalid answer: {e}.',
                                 malformed=True)
         except streams.Disconnected as e:
             raise self._ended(str(e)) from None

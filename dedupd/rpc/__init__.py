@@ -2,10 +2,11 @@
 
 """Control over oslo.messaging: the server's side, and a client.
 
-The target is the topic ``dedupd``, version 1.0, the server's name its host's.
-Each method is one of :class:`dedupd.control.Control`. Its arguments are
-checked here, since whoever reaches the broker can send anything, and what goes
-wrong becomes one of the classes below, which the client raises again.
+The target has the topic ``dedupd`` and the version 1.0; the server's name is
+that of its host. Each method is one of :class:`dedupd.control.Control`. The
+server checks the arguments, since every program that reaches the broker can
+send anything. An error becomes one of the exceptions below, and the client
+raises it again.
 """
 
 import socket
@@ -26,10 +27,10 @@ LOG = log.getLogger(__name__)
 TOPIC = 'dedupd'
 VERSION = '1.0'
 
-#: Seconds that a call of ``task`` waits at most.
+#: The most seconds that a call of ``task`` waits.
 LONGEST_WAIT = 30.0
 
-# Calls that are worked on at once; and how many of them may wait for a task.
+# The most calls that run at once, and the most of them that wait for a task.
 _THREADS = 16
 _WAITING = 8
 
@@ -37,10 +38,10 @@ Reply = dict[str, Any]
 
 
 class RPCError(Exception):
-    """What the daemon answers instead of a result.
+    """The daemon's answer if there is no result.
 
-    :ivar message: a sentence. (``str`` of an error that a client caught has
-        the daemon's traceback, too.)
+    :ivar message: a sentence. In the client, ``str`` of the error has the
+        daemon's traceback, too.
     """
 
     def __init__(self, message: str) -> None:
@@ -57,7 +58,7 @@ class NotFound(RPCError):
 
 
 class Busy(RPCError):
-    """Something else goes on; the same may work later."""
+    """Another task or call is under way; the same call may work later."""
 
 
 class NotMaintainer(Busy):
@@ -69,15 +70,15 @@ class WrongRepository(RPCError):
 
 
 class Failed(RPCError):
-    """The repository could not do it; the message tells why."""
+    """The repository could not do it; the message says why."""
 
 
 def read_options(files: list[str] | None,
                  directories: list[str] | None) -> cfg.ConfigOpts:
     """The options of oslo.messaging, from the daemon's own files.
 
-    It needs to be the process' global object, in which oslo.messaging looks
-    some of them up, whatever it is given.
+    They are in the process's global object, because oslo.messaging looks some
+    of them up there, whatever object it is given.
     """
     cfg.CONF([], project='dedupd', default_config_files=files or [],
              default_config_dirs=directories or [])
@@ -130,7 +131,7 @@ class _Endpoint:
         return self._call(self._mark_lost, arguments, ('image_id',),
                           image_id=_text)
 
-    # -- those that may wait, and so leave threads to others
+    # -- calls that may wait: they must not occupy all threads
 
     def _task(self, name, after=0, wait=0):
         if wait and self._waiting.acquire(blocking=False):
@@ -208,7 +209,7 @@ def _truth(name: str, value: Any) -> None:
 
 
 _CHECKS = {bool: _truth, str: _text, int: _number}
-# Of all tasks together; which task has which, the control checks.
+# The arguments of all tasks; Control checks which task has which.
 _TASK_ARGUMENTS = {
     name: _CHECKS[kind] for task in registry.TASKS.values()
     for name, kind in task.arguments.items()}
@@ -230,12 +231,12 @@ class Server:
             access_policy=oslo_messaging.ExplicitRPCAccessPolicy)
 
     def start(self) -> None:
-        """Returns when the broker was reached, however long that takes."""
+        """Start to serve; returns when the broker was reached, at any time."""
         self._server.start(override_pool_size=_THREADS)
         LOG.info('RPC is served.')
 
     def stop(self) -> None:
-        """Take no more calls, and finish those that are under way."""
+        """Accept no more calls, and finish those that are under way."""
         self._server.stop()
         self._server.wait()
 
@@ -286,23 +287,30 @@ class Client:
             conf, allowed_remote_exmods=list(EXCEPTIONS)), **options)
 
     def status(self) -> Reply:
+        """The daemon's whole status."""
         return self._call('status')
 
     def history(self, since: float = 0) -> Reply:
-        """:param since: seconds since 1970"""
+        """Samples for plots.
+
+        :param since: seconds since 1970
+        """
         return self._call('history', since=since)
 
     def images(self) -> Reply:
+        """``images``: all images, each with its sums."""
         return self._call('images')
 
     def groups(self) -> Reply:
+        """``groups``: all block groups."""
         return self._call('groups')
 
     def sharing(self) -> Reply:
+        """The blocks that each two of the largest images have in common."""
         return self._call('sharing')
 
     def start_task(self, name: str, **arguments: bool | str | int) -> Reply:
-        """Have a task run as soon as can be.
+        """Have a task run as soon as possible.
 
         :param name: ``account``, ``collect``, ``merge``, ``scrub``,
             ``recompress``, ``evict``, ``rebuild-catalog`` or ``replicate``
@@ -324,7 +332,7 @@ class Client:
     def mark_lost(self, image_id: str) -> Reply:
         """Give up an image whose recipe cannot be read.
 
-        It waits for a task that runs, for up to a minute.
+        It waits for a running task, for at most a minute.
         """
         return self._call('mark_lost', image_id=image_id)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Notifications over oslo.messaging: those sent, and those of Glance.
+"""Notifications over oslo.messaging: the daemon's own, and Glance's.
 
-Sent are ``dedup.<task>.start``, ``.end`` and ``.error`` of the tasks of which
-the registry says so, by the publisher ``dedupd.<host>``. As with every service
-of OpenStack, the options of ``[oslo_messaging_notifications]`` say how, and
-whether at all: without a ``driver`` nothing is sent.
+The publisher ``dedupd.<host>`` sends ``dedup.<task>.start``, ``.end`` and
+``.error`` for the tasks that the registry marks. As in every service of
+OpenStack, the options of ``[oslo_messaging_notifications]`` say how; without a
+``driver`` nothing is sent.
 """
 
 import socket
@@ -20,10 +20,10 @@ from glance_dedup.base import exceptions
 
 LOG = log.getLogger(__name__)
 
-# What the payload's part besides the repository is called.
+# The payload's second part, besides the repository.
 _PARTS = {'start': 'arguments', 'end': 'result', 'error': None}
 
-# What Glance publishes under, unless its option control_exchange was changed.
+# The exchange of Glance, unless its option control_exchange was changed.
 _GLANCE_EXCHANGE = 'glance'
 
 # The task that each of Glance's notifications asks for.
@@ -31,7 +31,7 @@ _ANSWERS = {'image.delete': 'collect', 'image.upload': 'account'}
 
 
 class Sender:
-    """Publishes what the maintainer's tasks do. Of one thread.
+    """Publishes the starts and ends of tasks. Used in one thread only.
 
     :param conf: the options of oslo.messaging
     :param repository_id: for each payload
@@ -63,8 +63,8 @@ class Sender:
 class _Endpoint:
     """Has tasks run when Glance tells of images.
 
-    Only the type of a notification counts, nothing of its content: whoever
-    can publish can have tasks run, which they do anyway, and nothing else.
+    Only the type of a notification counts, not its content. So a program that
+    can publish can start these tasks, which run anyway, and nothing else.
     """
 
     filter_rule = oslo_messaging.NotificationFilter(
@@ -75,15 +75,15 @@ class _Endpoint:
 
     def info(self, context, publisher_id, event_type, payload, metadata):
         try:
-            # Requests that are alike become one, however many images go.
+            # Equal requests become one, however many images are deleted.
             self._control.start_task(_ANSWERS[event_type])
         except exceptions.BusyError:
-            # Another daemon is the maintainer, and heard it, too.
+            # Another daemon is the maintainer, and gets it, too.
             LOG.debug('%s: left to the maintainer', event_type)
 
 
 class Listener:
-    """Has deleted images collected, and new ones counted, at once.
+    """Listens to Glance: has deleted images collected, and new ones counted.
 
     :param conf: the options of oslo.messaging
     """
@@ -94,18 +94,19 @@ class Listener:
         targets = [
             oslo_messaging.Target(topic=topic, exchange=_GLANCE_EXCHANGE)
             for topic in conf.oslo_messaging_notifications.topics]
-        # A pool, which is a queue, of its own: else each notification would
-        # be taken from those for whom Glance publishes it. Not 'dedupd.HOST':
-        # that is the queue of the RPC server.
+        # A pool is a queue. Without its own, the daemon would take
+        # notifications away from their other readers. The name is not
+        # 'dedupd.HOST', which is the queue of the RPC server.
         self._listener = oslo_messaging.get_notification_listener(
             transport, targets, [_Endpoint(control)],
             pool=f'dedupd_glance.{socket.gethostname()}')
 
     def start(self) -> None:
-        """Returns when the broker was reached."""
+        """Start to listen; returns when the broker was reached."""
         self._listener.start(override_pool_size=1)
         LOG.info('Listening to notifications of Glance.')
 
     def stop(self) -> None:
+        """Stop to listen; returns when no notification is being handled."""
         self._listener.stop()
         self._listener.wait()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What images would take if they were stored: :func:`estimate`.
+"""How much space images would take if they were stored: :func:`estimate`.
 
 The estimate cuts files as storing would cut them, keeps the fingerprints of a
 sample of blocks that is as large as memory allows, and compresses new blocks.
@@ -30,23 +30,23 @@ from glance_dedup.repository import parameters as parameters_module
 PIECE = 4 << 20
 #: Bytes of memory for the sample's table, unless all blocks are to be known.
 TABLE = 128 << 20
-#: Of the table, for each block, where it is least full: as long as it grows
-#: there are two.
+#: Bytes of the table for each block, when the table is least full: while it
+#: grows there are two tables.
 _RECORD = 16 * (8 / 3 + 4 / 3)
 
-# Of a repository; see format.rst.
+# Sizes in a repository; see format.rst.
 _PAGE = 4096
 _LARGEST_BLOCK = 65536
 _EXTENTS_IN_PAGE = 102
-# The catalog's, for each block: its record in the exact index, its count, and
-# what LevelDB adds.
+# Bytes of the catalog for each block: its record in the exact index, its
+# count, and what LevelDB adds.
 _CATALOG = 20
 _CATALOG_RESERVE = 32 << 20
 
 
 @dataclasses.dataclass
 class Image:
-    """One file."""
+    """The figures of one file, in bytes."""
 
     path: str
     size: int
@@ -59,30 +59,32 @@ class Image:
 
 @dataclasses.dataclass
 class Result:
-    """All files; bytes."""
+    """The figures of all files together, in bytes."""
 
     images: list[Image]
     one_of: int
-    """One block in so many was counted."""
+    """one block in so many was counted"""
     blocks: int
-    """Distinct ones."""
+    """the number of distinct blocks"""
     stored: int
-    """Blocks, as uploads leave them."""
+    """the blocks, as uploads leave them"""
     recompressed: int
-    """Blocks, as recompression leaves them."""
+    """the blocks, as recompression leaves them"""
     error_percent: float
-    """In 19 of 20 cases `stored` is off by less than this; 0: sampling adds no
-    error."""
+    """in 19 of 20 cases `stored` is off by less than this; 0: sampling adds no
+    error"""
     metadata: int
-    """All other bytes of a repository, with its maintainer's files."""
+    """all other bytes of a repository, including its catalog"""
     unreadable: list[tuple[str, OSError]]
 
     @property
     def on_disk(self) -> int:
+        """What a repository takes after the uploads."""
         return self.stored + self.metadata
 
     @property
     def on_disk_recompressed(self) -> int:
+        """What a repository takes after recompression."""
         return self.recompressed + self.metadata
 
 
@@ -97,9 +99,9 @@ class Options:
     exact: bool = False
 
     def parameters(self) -> parameters_module.Parameters:
-        """Of such a repository.
+        """The parameters of a repository with these options.
 
-        :raises InvalidParameter: there cannot be one
+        :raises InvalidParameter: no repository can have these options
         """
         return parameters_module.Parameters.choose(
             block_size=self.block_size, cutting=self.cutting)
@@ -108,10 +110,10 @@ class Options:
 def files_of(paths: list[str],
              skipped: Callable[[str], None] = lambda path: None
              ) -> list[str]:
-    """The files that are meant by paths: themselves, and those in a directory.
+    """The files that paths name: a path itself, or the files in a directory.
 
-    :param skipped: called with what lies in a directory and is no ordinary
-        file
+    :param skipped: called with each path in a directory that is not an
+        ordinary file
     """
     files: list[str] = []
     for path in paths:
@@ -128,7 +130,7 @@ def files_of(paths: list[str],
 
 
 def data_bytes(files: list[str]) -> int:
-    """How many bytes there are to read, without holes."""
+    """The number of bytes to read, without holes."""
     total = 0
     for path in files:
         with contextlib.suppress(OSError):
@@ -145,7 +147,7 @@ def exact_memory(files: list[str], options: Options) -> int:
 
 def estimate(files: list[str], options: Options,
              progress: Callable[[int], None] = lambda done: None) -> Result:
-    """Read all files, and return what they would need in a repository.
+    """Read all files, and return the space that they need in a repository.
 
     :param progress: called with the bytes read so far
     :raises InvalidParameter: for options that no repository can have
@@ -172,8 +174,7 @@ def estimate(files: list[str], options: Options,
             except OSError as e:
                 e.filename = e.filename or path
                 unreadable.append((path, e))
-            # What was read of it counts, or the engine's numbers would not be
-            # those of our list.
+            # The part that was read counts, since the engine has counted it.
             zeros, image.extents = engine.end()
             image.nonzero = max(0, image.size - zeros)
             images.append(image)
@@ -225,10 +226,10 @@ def _sum(engine: _engine.Estimate, images: list[Image],
 
 def metadata(images: list[Image], blocks: int,
              parameters: parameters_module.Parameters) -> int:
-    """What a repository takes besides blocks, in bytes."""
+    """The bytes of a repository besides its blocks."""
     slots = parameters.group_slots
-    # In front of each group; a group is never quite full, but all the room
-    # is taken at once.
+    # Each group reserves the space for its metadata at once, and is never
+    # quite full.
     store = _PAGE + -(-512 * -(-slots // 9) // _PAGE) * _PAGE
     recipes = sum(_PAGE * (1 + -(-image.extents // _EXTENTS_IN_PAGE))
                   for image in images)
@@ -246,14 +247,14 @@ class _File:
         found = os.fstat(self.fd)
         self.size = found.st_size
         self.advice = formats.advice(self.fd)
-        # From now on memory and offsets must be at a page's beginning.
+        # From now on memory and offsets must be multiples of a page.
         self._direct = self._make_direct(True)
         self._buffers = [mmap.mmap(-1, PIECE + _PAGE) for _ in range(2)]
 
     @staticmethod
     def _open(path: str) -> int:
         try:
-            # So that reading leaves no trace; for the file's owner alone.
+            # Reading leaves no trace. Only the file's owner may ask for this.
             fd = access.open_file(path, os.O_RDONLY | os.O_NOATIME)
         except PermissionError:
             fd = access.open_file(path, os.O_RDONLY)
@@ -283,17 +284,17 @@ class _File:
         os.close(self.fd)
 
     def data_from(self, offset: int) -> int:
-        """Where the next bytes are that may be others than zeros."""
+        """The offset of the next bytes that may be other than zeros."""
         try:
             return os.lseek(self.fd, offset, os.SEEK_DATA)
         except OSError as e:
-            # Nothing follows but a hole; or there is no telling.
+            # Only a hole follows; or the file system does not tell.
             return self.size if e.errno == errno.ENXIO else offset
 
     def read(self, offset: int) -> memoryview:
-        """The bytes from here on: PIECE of them, if there are so many.
+        """The next PIECE bytes, or all that are left.
 
-        What was returned last but one is not valid any more.
+        They stay valid until the next call but one.
         """
         coming = self._coming
         if coming is None or not (
@@ -307,7 +308,7 @@ class _File:
         self._buffers.reverse()
         end = begin + len(data)
         if end < self.size:
-            # Of its last block the end may be still to come.
+            # The end of its last block may still be to come.
             self._coming = self._read_ahead(max(0, end - _LARGEST_BLOCK))
         return data[offset - begin:]
 

@@ -17,13 +17,13 @@ from typing import BinaryIO
 
 from glance_dedup.base import access
 
-#: An image of Glance's has no other ids.
+#: The id of an image in Glance.
 IMAGE_ID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A file of the store."""
+    """An image's file in the file store."""
 
     image_id: str
     path: str
@@ -56,7 +56,7 @@ class Changed(OSError):
 
 
 class Source:
-    """A file of the store, open only for reading."""
+    """An image's file in the file store, open for reading."""
 
     def __init__(self, path: str):
         fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -69,6 +69,7 @@ class Source:
 
     @property
     def size(self) -> int:
+        """The file's size in bytes when it was opened."""
         return self._found.st_size
 
     def read(self, length: int) -> bytes:
@@ -82,7 +83,7 @@ class Source:
     def need_unchanged(self) -> None:
         """Check that the file's size and time of writing are unchanged.
 
-        :raises Changed: they changed, so the bytes that were read are no image
+        :raises Changed: one changed, so what was read may not be an image
         """
         now = os.fstat(self.file.fileno())
         if (now.st_size, now.st_mtime_ns) != (
@@ -101,6 +102,6 @@ class Source:
 def hash_of(name: str):
     """A hash object, by any name that hashlib knows.
 
-    :raises ValueError: it knows none of this name
+    :raises ValueError: it knows no such hash
     """
     return hashlib.new(name, usedforsecurity=False)

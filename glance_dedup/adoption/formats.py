@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images whose blocks share nothing, told by their first bytes.
+"""Recognises images that share no blocks, by their first bytes.
 
-What is compressed or encrypted as a whole has no block in common with its
-like. Of a file nothing is believed: every number is checked before it is used,
-and a table that is not where it should be only means that nothing is known.
+Two files that are compressed or encrypted as a whole have no block in common,
+even if their contents are similar. A file's header is not trusted: every
+number is checked before it is used, and a table that is missing only means
+that nothing is known.
 """
 
 import array
@@ -12,17 +13,17 @@ import os
 import struct
 import sys
 
-#: Bytes at a file's beginning by which it is known.
+#: The bytes at the beginning of a file that tell its format.
 HEAD = 512
 
 _COMPRESSED = ((b'\x1f\x8b', 'gzip'), (b'\xfd7zXZ\0', 'xz'),
                (b'\x28\xb5\x2f\xfd', 'Zstandard'), (b'BZh', 'bzip2'),
                (b'\x04\x22\x4d\x18', 'lz4'), (b'7z\xbc\xaf\x27\x1c', '7-Zip'),
                (b'PK\x03\x04', 'zip'))
-_UNPACK = 'unpack it, and store what is in it'
+_UNPACK = 'unpack it, and store the image in it'
 _CONVERT = ("'qemu-img convert -O raw' makes an image of it that shares "
             'blocks')
-_ENCRYPTED = 'what is encrypted shares nothing, and cannot be helped'
+_ENCRYPTED = 'encrypted data shares no blocks, and nothing changes that'
 
 _QCOW2 = struct.Struct('>4sIQIIQIIQ')
 _L1_MOST = 32 << 20         # bytes, as qemu has it
@@ -33,9 +34,9 @@ _EXTENDED = 1 << 4
 
 
 def advice(fd: int) -> str | None:
-    """Why this image will share little, and what to do; None: nothing known.
+    """Why this image will share few blocks, and what to do; None: not known.
 
-    :param fd: of the file, open for reading
+    :param fd: the file, open for reading
     """
     head = os.pread(fd, HEAD, 0)
     for magic, name in _COMPRESSED:
@@ -72,7 +73,7 @@ def _qcow2(fd: int, head: bytes) -> str | None:
 
 def _count_clusters(fd: int, cluster: int, l1_bytes: int, l1_offset: int,
                     step: int) -> tuple[int, int]:
-    """How many clusters are compressed, of how many; by a sample."""
+    """The number of compressed clusters, and of all, in a sample."""
     places = [entry & _OFFSET for entry in _table(fd, l1_bytes, l1_offset)
               if entry & _OFFSET]
     compressed = clusters = 0

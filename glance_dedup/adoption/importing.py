@@ -31,12 +31,12 @@ class Differs(exceptions.DamagedError):
 
 
 class _LeftOut(Exception):
-    """A file is no image to be taken in."""
+    """The file is not to be imported; says why."""
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one file."""
+    """The result of importing one file."""
 
     image_id: str
     size: int
@@ -54,10 +54,10 @@ class Outcome:
 class Importer:
     """Takes images of a file store into a repository, one by one.
 
-    :param known: what Glance says of all images; None: it is not asked
-    :param glance: to be told of new locations, as those of `store`
-    :param store: its name; None: Glance is told nothing
-    :param project: whose images they are, where Glance is not asked
+    :param known: Glance's images by their ids; None: Glance is not asked
+    :param glance: the Glance that gets the new locations
+    :param store: the repository's store in Glance; None: Glance gets none
+    :param project: the owner of the images, if Glance is not asked
     """
 
     def __init__(self, repository: repository_module.Repository, *,
@@ -144,7 +144,7 @@ class Importer:
             return transaction.commit()
 
     def _compare(self, entry, source, record, outcome, progress) -> None:
-        """What is there is believed no more than what comes."""
+        """Compare a stored image with the file; both are verified."""
         outcome.result = PRESENT
         digest = _digest(record, outcome)
         with self._repository.open_image(entry.image_id) as image:
@@ -186,9 +186,9 @@ class Importer:
 
 
 def _with_data(record: glance_api.Image | None) -> glance_api.Image:
-    """What Glance says of an image that has data there.
+    """Glance's record of an image, which must have data there.
 
-    :raises _LeftOut: it has none, or does not know it
+    :raises _LeftOut: Glance has no such image, or no data of it
     """
     if record is None:
         raise _LeftOut('Glance does not know it')
@@ -198,7 +198,7 @@ def _with_data(record: glance_api.Image | None) -> glance_api.Image:
 
 
 def _digest(record, outcome) -> Any:
-    """What computes the hash that Glance recorded; None if it did not."""
+    """A hash object of the kind that Glance recorded; None: there is none."""
     if record is None or record.hash_name is None:
         return None
     outcome.verified = record.hash_name

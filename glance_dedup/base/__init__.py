@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What every part of the project stands on; it uses nothing else of ours."""
+"""The modules that every part of the project uses; they use no other part."""

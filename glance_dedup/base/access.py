@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whose a repository is, and what that means for its files.
+"""Who may use a repository, and the modes and groups of its files.
 
 A repository belongs to one user alone, or, if its directory lets its group
 write, to that group. New files and directories get their mode from the
@@ -69,7 +69,7 @@ def _sudo(uid: int) -> str:
 def check_user(path: str) -> None:
     """Refuse a process whose files the repository's users could not open.
 
-    :raises AccessDenied: says whose the repository is, and what to do
+    :raises AccessDenied: says who owns the repository, and what to do
     :raises OSError: there is no such directory
     """
     status = os.stat(path)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hashes of whole images: by them Glance's image is compared with ours.
+"""Hashes of whole images, by which Glance's image is compared with ours.
 
 Glance records a hash of each uploaded image (``os_hash_algo``,
 ``os_hash_value``). An id alone proves nothing: Glance may have an image with
@@ -80,7 +80,7 @@ def new(name: str) -> Any:
     """
     found = hashlib.new(name, usedforsecurity=False)
     if not found.digest_size:
-        raise ValueError(f'{name} has no length of its own')
+        raise ValueError(f'{name} has no fixed length')
     return found
 
 
@@ -177,7 +177,7 @@ def encode(upload_id: str, hashes: dict[str, str]) -> bytes:
 
 
 def decode(content: bytes) -> tuple[str, dict[str, str]]:
-    """The upload's id and its hashes, by their names, in a file's content.
+    """The upload's id, and its hashes by their names, in a file's content.
 
     :raises ValueError: says what is wrong with the file
     """
@@ -191,7 +191,7 @@ def decode(content: bytes) -> tuple[str, dict[str, str]]:
             raise ValueError('its checksum is wrong')
         found = [Hash(*item) for item in fields['hashes'].items()]
         if not isinstance(fields['upload_id'], str) or len(found) > MOST:
-            raise TypeError('its upload, or its hashes, are none')
+            raise TypeError('it has no upload or no hashes')
         return fields['upload_id'], {one.name: one.value for one in found}
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f'it holds no hashes: {e!r}') from e

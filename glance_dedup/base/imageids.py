@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What an image's id may be: the engine takes these, and no others."""
+"""The valid ids of images; the engine refuses all others."""
 
 import re
 
-#: A valid id's pattern, for larger patterns with an id in them.
+#: The pattern of a valid id, as a part of larger patterns.
 PATTERN = '[A-Za-z0-9_-]{1,128}'
 
 is_valid = re.compile(PATTERN).fullmatch

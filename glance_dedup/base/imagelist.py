@@ -20,7 +20,7 @@ def encode(kind: str, entries: Iterable[dict[str, Any]],
     """The content of a list's file.
 
     :param kind: which list it is
-    :param of: what the entries are, in the plural
+    :param of: the name of the entries, in the plural
     """
     fields = {'kind': kind, 'version': _VERSION, of: [*entries]}
     fields['checksum'] = files.json_checksum(fields)
@@ -48,7 +48,7 @@ def decode(content: bytes, kind: str, largest: int,
         if fields.pop('checksum') != files.json_checksum(fields):
             raise ValueError('its checksum is wrong')
         if not isinstance(fields[of], list):
-            raise TypeError(f'the {of} are no list')
+            raise TypeError(f'the {of} are not a list')
         return [entry(**found) for found in fields[of]]
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f'it is not a list of {of}: {e!r}') from e

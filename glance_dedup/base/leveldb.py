@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What LevelDB's errors mean, for all who use it."""
+"""The meaning of LevelDB's errors, for all modules that use it."""
 
 import os
 

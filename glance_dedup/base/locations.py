@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The locations of images: what Glance keeps, and shows the driver.
+"""The locations of images, which Glance keeps and gives to the driver.
 
 ``store.py`` says what locations are, and who must not see them. The functions
 are in a module of their own, since the daemon makes locations, too, and has no

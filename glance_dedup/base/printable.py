@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Text of others, as a terminal or a log may show it.
+"""Makes text of others safe for a terminal or a log.
 
 Names of projects and images, or errors of other hosts, may hold an escape
 sequence, which a terminal obeys. They may also change the direction of the

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scopes: whose blocks a block may be a duplicate of.
+"""Scopes: a block is a duplicate only of blocks in the same scope.
 
 A block's fingerprint covers the scope's id and the block. So equal blocks of
 two scopes have nothing in common (``design.rst``, "Scopes").
@@ -26,8 +26,8 @@ def of_project(project: str) -> bytes:
 def choose(scope: str | bytes, project: str) -> bytes:
     """The id of the scope that an image of this project is stored in.
 
-    :param scope: one of CHOICES; or an id, if only that is known, as of an
-        image elsewhere
+    :param scope: one of CHOICES; or an id, if only that is known, for
+        example of another site's image
     :raises InvalidParameter: for any other value
     """
     if isinstance(scope, bytes) and len(scope) == len(GLOBAL):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Temporary directories, of which a killed process leaves none for good.
+"""Temporary directories that do not stay after a killed process.
 
 A killed process cannot remove its directory. So the next process that makes
 such a directory removes those that nobody uses any more. Each process locks
@@ -77,7 +77,8 @@ class Directory:
                 return
             # Another process removed it before it was locked.
             self.cleanup()
-        raise FileNotFoundError(2, 'others remove what is made', self.name)
+        raise FileNotFoundError(
+            2, 'another process removed the new directory', self.name)
 
     def _is_there(self, fd: int) -> bool:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all tasks of the maintainer share: stopping, progress and pace.
+"""Stopping, progress and pace, which all tasks of the maintainer share.
 
 A task is a module with a ``run_once(maintainer, pace, ...)``, which returns a
 dataclass of what it did. A task that decides something first also has a
@@ -63,10 +63,12 @@ class Pace:
         self._due = self.started    # when the rate allows the next step
 
     def stop(self) -> None:
+        """Have the task stop at its next step or during its wait."""
         self._stop.set()
 
     @property
     def stopping(self) -> bool:
+        """Whether the task was told to stop."""
         return self._stop.is_set()
 
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:

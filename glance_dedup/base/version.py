@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The version of the installed package, for everything that tells one."""
+"""The version of the installed package."""
 
 import functools
 import importlib.metadata

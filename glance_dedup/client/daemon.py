@@ -95,6 +95,7 @@ class Channel(io.RawIOBase):
         _channels.add(self)
 
     def makefile(self, mode: str) -> io.BufferedReader:
+        """A buffered reader for http.client, which also keeps the deadline."""
         return io.BufferedReader(self, 1 << 16)
 
     def readable(self) -> bool:
@@ -107,14 +108,22 @@ class Channel(io.RawIOBase):
         self._socket.settimeout(left)
 
     def readinto(self, buffer: Any) -> int:
+        """Read into a buffer; 0 at the end.
+
+        :raises OSError: TimeoutError, if nothing came by the deadline
+        """
         self._wait()
         number = self._socket.recv_into(buffer)
         self.received += number
         return number
 
     def send(self, data: bytes) -> None:
+        """Send all of the data by the deadline.
+
+        :raises OSError: TimeoutError, if the peer did not take them in time
+        """
         self._wait()
-        # The limit is for all of it together.
+        # The limit is for all data together.
         self._socket.sendall(data)
 
     def close(self) -> None:
@@ -133,7 +142,7 @@ class Channel(io.RawIOBase):
     def break_off(self) -> None:
         """End any reading or sending, also in another thread."""
         with contextlib.suppress(OSError):
-            # Of TLS it is the plain one's that wakes a thread.
+            # Over TLS, only the shutdown of the plain socket wakes a thread.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
@@ -165,7 +174,7 @@ class Answer:
         self._before = channel.received
         self._waited = 0.0              # for its body
         self._good = True
-        # Of a socket it takes the file alone, which a channel makes, too.
+        # It uses only `makefile` of a socket, which a channel has, too.
         self._response = http.client.HTTPResponse(
             channel, method=method)     # type: ignore[arg-type]
         self._response.begin()
@@ -175,6 +184,7 @@ class Answer:
         self.headers = self._response.headers
 
     def header(self, name: str) -> str:
+        """A header's value; '' if there is none."""
         return self.headers.get(name, '')
 
     def bad(self, why: str) -> BadAnswer:
@@ -215,6 +225,10 @@ class Answer:
             raise self._client._unavailable(e) from e
 
     def read_exactly(self, length: int, timeout: float) -> bytes:
+        """As `read`, but the body must have so many bytes.
+
+        :raises DaemonUnavailable: they did not come
+        """
         data = self.read(length, timeout)
         if len(data) != length:
             raise self._client._unavailable('the answer was cut off')
@@ -271,6 +285,7 @@ class ImageStream:
         return data
 
     def close(self) -> None:
+        """Close the stream. The connection is kept if all bytes were read."""
         self._answer.close()
 
     def __enter__(self) -> 'ImageStream':
@@ -281,9 +296,9 @@ class ImageStream:
 
 
 def need_room(where: str, header: wire.RecipeHeader) -> None:
-    """Check that there is room to keep a peer's description of an image.
+    """Check that there is space to keep a peer's description of an image.
 
-    :raises BadAnswer: it would take more than half of the free room
+    :raises BadAnswer: it would take more than half of the free space
     """
     directory = tempfile.gettempdir()
     disk = os.statvfs(directory)
@@ -332,6 +347,7 @@ class Recipe:
             raise self._bad('the recipe goes on behind its end')
 
     def close(self) -> None:
+        """Close the answer. The connection is kept if all of it was read."""
         self._answer.close()
 
     def __enter__(self) -> 'Recipe':
@@ -573,9 +589,11 @@ class Client:
         return self._list(f'/v1/history?since={int(since)}', 'samples')
 
     def images(self) -> list[dict]:
+        """All images, each with the sums of its recipe."""
         return self._list('/v1/images', 'images')
 
     def groups(self) -> list[dict]:
+        """All block groups, each with its size and its live blocks."""
         return self._list('/v1/groups', 'groups')
 
     def sharing(self) -> dict:

@@ -16,14 +16,14 @@ import urllib.parse
 PAGE = 500
 #: States in which Glance may be about to give an image its data.
 UNDER_WAY = ('saving', 'uploading', 'importing')
-#: States in which it has data.
+#: States in which an image has data.
 WITH_DATA = ('active', 'deactivated')
 
 
-#: Fields of an image's record that whoever makes the record may set.
+#: Fields that the creator of an image's record may set.
 SETTABLE = ('name', 'disk_format', 'container_format', 'min_disk', 'min_ram',
             'owner', 'visibility', 'os_hidden', 'tags')
-# Further fields of a record, which are no properties set by operators.
+# Further fields of a record: they are not properties.
 _OWN = frozenset((
     *SETTABLE, 'id', 'protected', 'status', 'size', 'virtual_size',
     'checksum', 'os_hash_algo', 'os_hash_value', 'created_at', 'updated_at',
@@ -71,13 +71,13 @@ def _words(text: Any) -> frozenset[str]:
 
 
 def properties(record: Record) -> dict[str, str]:
-    """The properties that an image's users, or operators, gave it."""
+    """The properties that users or operators gave an image."""
     return {name: value for name, value in record.items()
             if name not in _OWN and not name.startswith(_OF_TASKS)}
 
 
 def image_of(record: Record) -> Image:
-    """What Glance says, in its parts."""
+    """An image, from Glance's record of it."""
     name, value = record.get('os_hash_algo'), record.get('os_hash_value')
     if not value:
         name, value = 'md5', record.get('checksum')
@@ -203,7 +203,7 @@ class Glance:
                 endpoint_filter={'interface': plugin.AUTH_INTERFACE,
                                  'version': (3,)})
         except exceptions.ClientException:
-            # There is no Keystone; nothing depends on it.
+            # There is no Keystone. Nothing depends on the answer.
             return None
         return {200: True, 404: False}.get(response.status_code)
 
@@ -212,7 +212,7 @@ class Glance:
         return map(image_of, self.records())
 
     def records(self) -> Iterator[Record]:
-        """The same, as Glance says it."""
+        """The records of `images`, as Glance sends them."""
         for hidden in ('false', 'true'):
             path = (f'/images?visibility=all&os_hidden={hidden}'
                     f'&limit={PAGE}&sort=id:asc&member_status=all')
@@ -227,18 +227,22 @@ class Glance:
         return None if record is None else image_of(record)
 
     def record(self, image_id: str) -> Record | None:
-        """The same, as Glance says it."""
+        """The record of one image, as Glance sends it; None: there is none."""
         response = self._request('GET', _path(image_id), (200, 404))
         return (None if response.status_code == 404
                 else self._checked(response.json()))
 
     def _checked(self, record: Any) -> Record:
-        """What is said of an image, if it can be right."""
+        """Glance's record of an image, if its main fields are valid.
+
+        :raises GlanceError: they are not
+        """
         if not (isinstance(record, dict) and isinstance(record.get('id'), str)
                 and isinstance(record.get('status'), str)
                 and isinstance(record.get('size'), int | None)):
-            raise GlanceError(f'{self.url}: what it says is of no image: '
-                              f'{str(record)[:80]}', 200)
+            raise GlanceError(
+                f'{self.url}: the answer is not the record of an image: '
+                f'{str(record)[:80]}', 200)
         return record
 
     def need_store(self, store: str) -> None:
@@ -254,25 +258,25 @@ class Glance:
                 f'{", ".join(sorted(found))}')
 
     def add_location(self, image_id: str, url: str, store: str) -> None:
-        """Give an image one more location, behind those that it has."""
+        """Append a location to those of an image."""
         self._request(
             'PATCH', f'/images/{image_id}', (200,), json=[
                 {'op': 'add', 'path': '/locations/-',
                  'value': {'url': url, 'metadata': {'store': store}}}],
             headers=_PATCH)
 
-    # -- making an image of another Glance's ---------------------------------
+    # -- making another Glance's image --------------------------------------
 
     def create(self, record: Record) -> Record:
-        """Make a record; returns it as Glance has it.
+        """Create an image's record; returns it as Glance stored it.
 
-        :raises GlanceError: with the code 409 if the id is taken, or was
+        :raises GlanceError: with the code 409 if the id is in use, or was
         """
         return self._checked(self._request(
             'POST', '/images', (201,), json=record).json())
 
     def set(self, image_id: str, name: str, value: Any) -> None:
-        """Give an image a property, or another value of it."""
+        """Set a property of an image."""
         self._request(
             'PATCH', _path(image_id), (200,), headers=_PATCH,
             json=[{'op': 'add', 'path': f'/{_pointer(name)}',
@@ -284,6 +288,10 @@ class Glance:
             'GET', _path(image_id, 'members'), (200,)).json()['members']}
 
     def add_member(self, image_id: str, project: str, status: str) -> None:
+        """Share an image with a project; set whether the project accepts it.
+
+        :param status: ``pending``, ``accepted`` or ``rejected``
+        """
         self._request('POST', _path(image_id, 'members'), (200, 409),
                       json={'member': project})
         self._request('PUT', _path(image_id, 'members', project), (200,),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The NBD protocol: what its messages look like.
+"""The messages of the NBD protocol: packing and unpacking them.
 
 Numbers are big-endian. A session has two phases::
 
@@ -14,12 +14,13 @@ Numbers are big-endian. A session has two phases::
                        or chunks   magic(32) flags(16) type(16) cookie(64)
                                    length(32) data
 
-Replies come in any order; the client knows them by its cookie. Reads are
-answered in chunks if the client asked for structured replies: then an error
-can still be told when some of the data are out.
+Replies come in any order; the client recognises each by its cookie. If the
+client asked for structured replies, reads are answered in chunks: then the
+server can still report an error after it has sent some of the data.
 
-Nothing here waits or keeps anything: bytes in, values out, and the other way
-round.
+The functions here keep no state and do not wait: they turn bytes into values,
+and values into bytes. The names of options, commands, flags and errors are the
+specification's: https://github.com/NetworkBlockDevice/nbd, ``doc/proto.md``.
 """
 
 from collections.abc import Iterable
@@ -27,8 +28,8 @@ import enum
 import struct
 from typing import NamedTuple
 
-#: What the server says first: it speaks fixed newstyle, and can leave out
-#: zeros that mean nothing.
+#: The server's first bytes. The flags 3: it speaks fixed newstyle, and can
+#: leave out the zeros that follow the data of an export.
 GREETING = struct.pack('>8s8sH', b'NBDMAGIC', b'IHAVEOPT', 3)
 CLIENT_FLAGS = struct.Struct('>I')
 FIXED_NEWSTYLE = 1
@@ -49,17 +50,19 @@ _DONE = 1
 
 #: The longest string of the protocol.
 LONGEST_STRING = 4096
-#: The longest data of an option: more is an attack.
+#: The longest data of an option. The server ends a session that sends more.
 LONGEST_OPTION = 65536
 #: The longest data of a request, or of one chunk.
 LONGEST_PAYLOAD = 32 << 20
 
-#: The one metadata context that is known here, and its number.
+#: The only metadata context that is supported, and its number.
 CONTEXT = b'base:allocation'
 _CONTEXT_ID = 1
 
 
 class Option(enum.IntEnum):
+    """What a client asks for while haggling."""
+
     EXPORT_NAME = 1
     ABORT = 2
     LIST = 3
@@ -71,7 +74,7 @@ class Option(enum.IntEnum):
 
 
 class Reply(enum.IntEnum):
-    """To an option."""
+    """The kind of a reply to an option."""
 
     ACK = 1
     SERVER = 2
@@ -83,6 +86,8 @@ class Reply(enum.IntEnum):
 
 
 class Info(enum.IntEnum):
+    """A fact about an export, in the replies to INFO and GO."""
+
     EXPORT = 0
     NAME = 1
     DESCRIPTION = 2
@@ -90,6 +95,8 @@ class Info(enum.IntEnum):
 
 
 class Command(enum.IntEnum):
+    """The kind of a request."""
+
     READ = 0
     WRITE = 1
     DISC = 2
@@ -101,7 +108,7 @@ class Command(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """Of an export."""
+    """A property of an export."""
 
     HAS_FLAGS = 1 << 0
     READ_ONLY = 1 << 1
@@ -112,13 +119,17 @@ class Flag(enum.IntFlag):
 
 
 class RequestFlag(enum.IntFlag):
+    """How a request is to be answered."""
+
     DF = 1 << 2
-    """Data in one chunk."""
+    """all data of a read in one chunk"""
     REQ_ONE = 1 << 3
-    """One extent."""
+    """only one extent"""
 
 
 class Error(enum.IntEnum):
+    """Why a request failed; the numbers are those of Linux."""
+
     EPERM = 1
     EIO = 5
     ENOMEM = 12
@@ -132,41 +143,50 @@ class _Chunk(enum.IntEnum):
     ERROR = 1 << 15 | 1
 
 
-#: Of an extent of base:allocation: a hole, which reads as zeros.
+# Flags of an extent of base:allocation: it is a hole, and reads as zeros.
 _HOLE = 1
 _ZERO = 2
 
 
 class Violation(Exception):
-    """The client does not speak the protocol: the session ends."""
+    """The peer breaks the protocol, so the session ends."""
 
 
 class Invalid(Exception):
-    """The data of an option are not what they should be."""
+    """The data of an option are malformed; the session goes on."""
 
 
 # -- haggling -----------------------------------------------------------------
 
 class Parser:
-    """Takes the data of an option to pieces."""
+    """Reads the fields of an option's data, one after the other."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def number(self, size: int) -> int:
-        """:raises Invalid: there is none"""
+        """The next number, of `size` bytes.
+
+        :raises Invalid: the data end before
+        """
         return int.from_bytes(self._take(size), 'big')
 
     def string(self) -> bytes:
-        """:raises Invalid: there is none, or it is too long"""
+        """The next string.
+
+        :raises Invalid: the data end before, or the string is too long
+        """
         length = self.number(4)
         if length > LONGEST_STRING:
             raise Invalid(f'a string of {length} bytes is too long')
         return self._take(length)
 
     def end(self) -> None:
-        """:raises Invalid: there is more"""
+        """Check that no data are left.
+
+        :raises Invalid: some are left
+        """
         if self._at != len(self._data):
             raise Invalid(f'{len(self._data) - self._at} bytes too many')
 
@@ -179,9 +199,9 @@ class Parser:
 
 
 def parse_go(data: bytes) -> tuple[bytes, list[int]]:
-    """Of GO and INFO: the name, and what is to be told.
+    """The export's name and the wanted facts, from the data of GO or INFO.
 
-    :raises Invalid: as its name says
+    :raises Invalid: the data are malformed
     """
     parser = Parser(data)
     name = parser.string()
@@ -191,55 +211,61 @@ def parse_go(data: bytes) -> tuple[bytes, list[int]]:
 
 
 def parse_contexts(data: bytes) -> tuple[bytes, list[bytes]]:
-    """Of LIST_ and SET_META_CONTEXT: the name, and the queries.
+    """The export's name and the queries, of LIST_ or SET_META_CONTEXT.
 
-    :raises Invalid: as its name says
+    :raises Invalid: the data are malformed
     """
     parser = Parser(data)
     name = parser.string()
-    # However many are announced: each takes four bytes at least.
+    # A false number does no harm: each query takes at least four bytes.
     queries = [parser.string() for _ in range(parser.number(4))]
     parser.end()
     return name, queries
 
 
 def option_reply(option: int, kind: Reply, data: bytes = b'') -> bytes:
+    """A reply to an option."""
     return OPTION_REPLY.pack(
         _OPTION_REPLY_MAGIC, option, kind, len(data)) + data
 
 
 def option_error(option: int, kind: Reply, message: str) -> bytes:
+    """The refusal of an option; a long message is cut."""
     return option_reply(option, kind, _text(message))
 
 
 def server_reply(name: str) -> bytes:
-    """That there is an export."""
+    """A reply to LIST that names one export."""
     data = name.encode()
     return option_reply(Option.LIST, Reply.SERVER,
                         struct.pack('>I', len(data)) + data)
 
 
 def context_reply(option: int) -> bytes:
-    """That there is, or that there will be, the metadata context."""
+    """A reply to LIST_ or SET_META_CONTEXT that names the one context."""
     number = _CONTEXT_ID if option == Option.SET_META_CONTEXT else 0
     return option_reply(option, Reply.META_CONTEXT,
                         struct.pack('>I', number) + CONTEXT)
 
 
 def export_data(size: int, flags: Flag) -> bytes:
-    """Of EXPORT_NAME, but for the zeros."""
+    """The answer to EXPORT_NAME, without its zeros."""
     return struct.pack('>QH', size, flags)
 
 
 def describe(upload_id: str) -> str:
-    """What is told of an export to people, and to our own client."""
+    """An export's description, for people, and for our own client."""
     return f'upload {upload_id}'
 
 
 def info_replies(option: int, name: bytes, size: int, flags: Flag,
                  upload_id: str, block_size: int,
                  wanted: Iterable[int]) -> bytes:
-    """What is told of an export, and that this is all."""
+    """All replies to INFO or GO: an export's facts, and the end.
+
+    :param block_size: the preferred one
+    :param wanted: the facts that the client asked for
+    """
     told = [struct.pack('>H', Info.EXPORT) + export_data(size, flags)]
     if Info.NAME in wanted:
         told.append(struct.pack('>H', Info.NAME) + name)
@@ -256,6 +282,8 @@ def info_replies(option: int, name: bytes, size: int, flags: Flag,
 # -- transmission -------------------------------------------------------------
 
 class Request(NamedTuple):
+    """A request of the client's. None of its fields is checked."""
+
     flags: int
     command: int
     cookie: int
@@ -264,41 +292,52 @@ class Request(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The offset behind the range."""
         return self.offset + self.length
 
 
 def parse_request(data: bytes) -> Request:
-    """:raises Violation: it is none"""
+    """The request in a header of REQUEST.size bytes.
+
+    :raises Violation: the bytes are not a request
+    """
     magic, *fields = REQUEST.unpack(data)
     if magic != _REQUEST_MAGIC:
         raise Violation(f'a request begins with {magic:#010x}')
     return Request(*fields)
 
 
-#: Bytes in front of the data of a read.
+#: The bytes in front of the data of a read, in a simple reply and in a chunk.
 SIMPLE_HEAD = SIMPLE.size
 DATA_HEAD = _CHUNK.size + 8
 
 
 def simple_reply(cookie: int, error: int = 0) -> bytes:
+    """A simple reply; the data of a read follow it."""
     return SIMPLE.pack(SIMPLE_MAGIC, error, cookie)
 
 
 def data_head(cookie: int, offset: int, length: int, last: bool) -> bytes:
-    """What stands before data that are a chunk."""
+    """The head of a chunk of data; `length` bytes of data follow it.
+
+    :param last: whether the chunk is the last one of its reply
+    """
     return _chunk(cookie, _Chunk.OFFSET_DATA, 8 + length, last) + (
         offset.to_bytes(8, 'big'))
 
 
 def error_chunk(cookie: int, error: Error, message: str) -> bytes:
-    """That a request failed; the last chunk of its reply."""
+    """A chunk that reports an error; it is the last one of its reply."""
     text = _text(message)
     return _chunk(cookie, _Chunk.ERROR, 6 + len(text), True) + struct.pack(
         '>IH', error, len(text)) + text
 
 
 def status_chunk(cookie: int, extents: Iterable[tuple[int, bool]]) -> bytes:
-    """(length, whether it is zeros) of each; the whole reply."""
+    """The whole reply to BLOCK_STATUS.
+
+    :param extents: the length of each, and whether it is zeros
+    """
     data = b''.join([_CONTEXT_ID.to_bytes(4, 'big'), *(
         struct.pack('>II', length, _HOLE | _ZERO if zeros else 0)
         for length, zeros in extents)])
@@ -310,17 +349,18 @@ def _chunk(cookie: int, kind: _Chunk, length: int, last: bool) -> bytes:
                        length)
 
 
-# -- what our own client says -------------------------------------------------
+# -- for our own client -------------------------------------------------------
 
 def go_request(name: bytes, wanted: Info) -> bytes:
+    """The option GO for an export, which asks for one fact."""
     data = struct.pack('>I', len(name)) + name + struct.pack('>HH', 1, wanted)
     return OPTION.pack(OPTION_MAGIC, Option.GO, len(data)) + data
 
 
 def parse_option_reply(data: bytes) -> tuple[int, int]:
-    """Its kind, and the length of its data.
+    """The kind of a reply to an option, and the length of its data.
 
-    :raises Violation: it is none
+    :raises Violation: the bytes are not the head of such a reply
     """
     magic, _, kind, length = OPTION_REPLY.unpack(data)
     if magic != _OPTION_REPLY_MAGIC:
@@ -329,10 +369,11 @@ def parse_option_reply(data: bytes) -> tuple[int, int]:
 
 
 def read_request(length: int, offset: int) -> bytes:
+    """A request for a range, with the cookie 0."""
     return REQUEST.pack(_REQUEST_MAGIC, 0, Command.READ, 0, offset, length)
 
 
 def _text(message: str) -> bytes:
-    """A message as it fits into a string."""
+    """A message, cut to the longest string."""
     return message.encode(errors='replace')[:LONGEST_STRING].decode(
         errors='ignore').encode()

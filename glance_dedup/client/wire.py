@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Recipes and frames as they go over the wire, taken apart.
+"""Recipes and frames as they go over the wire: packing and parsing them.
 
-``doc/source/reference/http.rst`` has the tables. They come from a daemon as an
-answer, or to it as the body of a request; either way nothing is trusted: every
-length is bounded, and a frame is checked before a byte of it is handed out.
+``doc/source/reference/http.rst`` has the formats. The bytes are a daemon's
+answer, or the body of a request to a daemon. Neither is trusted: every length
+is bounded, and a frame is checked before a byte of it is handed out.
 """
 
 import bisect
@@ -19,7 +19,7 @@ from typing import Protocol
 
 import xxhash
 
-#: The longest plain, or stored, bytes of a frame.
+#: The most bytes of a frame, plain or as they are sent.
 LONGEST_FRAME = 1 << 20
 
 _FRAME = struct.Struct('<4sBBHIIQ')
@@ -32,34 +32,34 @@ RECIPE_HEADER_BYTES = _RECIPE.size
 _FRAME_MAGIC = b'GDFR'
 _RECIPE_MAGIC = b'GDWIRE\0'
 _RECIPE_VERSION = 2
-#: Blocks of an extent, which lies in one group.
+# The most blocks of an extent: an extent lies in one group.
 _MOST_BLOCKS = 32768
 _BLOCK = 36                     # fingerprint, length
-# That an image may have beyond those that its size explains.
+# Blocks that an image may have beyond those that its size explains.
 _SPARE_BLOCKS = 1024
 _NONE, _LZ4, _ZSTD = range(3)
 _LAST = _FRAME.pack(_FRAME_MAGIC, _NONE, 0, 0, 0, 0, 0)[:16]
-#: The frame that says that all came.
+#: The frame that ends a stream.
 END_FRAME = _LAST + struct.pack('<Q', xxhash.xxh3_64_intdigest(_LAST))
 
 
 class Source(Protocol):
-    """What they are read from: an answer, or the body of a request."""
+    """The stream that a recipe or frames come from."""
 
     def read(self, length: int, timeout: float) -> bytes:
-        """So many bytes, in so many seconds; fewer only at the end."""
+        """Read `length` bytes within `timeout` seconds; fewer at the end."""
 
     def read_exactly(self, length: int, timeout: float) -> bytes:
-        """So many bytes, or an exception."""
+        """As `read`, but raises an exception if the stream ends before."""
 
     def bad(self, why: str) -> Exception:
-        """An exception, to be raised, for what is not as it has to be."""
+        """An exception for the caller to raise: the bytes are invalid."""
 
 
 class Buffer:
-    """A source of bytes that are here.
+    """A source of bytes in memory.
 
-    :param bad: makes an exception of what is wrong with them
+    :param bad: makes an exception of a sentence about what is wrong
     """
 
     def __init__(self, data: bytes, bad: Callable[[str], Exception]) -> None:
@@ -70,10 +70,12 @@ class Buffer:
         return bool(self._data)
 
     def read(self, length: int, timeout: float = 0.0) -> bytes:
+        """As `Source.read`; does not wait."""
         data, self._data = self._data[:length], self._data[length:]
         return bytes(data)
 
     def read_exactly(self, length: int, timeout: float = 0.0) -> bytes:
+        """As `Source.read_exactly`; does not wait."""
         if length > len(self._data):
             raise self.bad('it was cut off')
         return self.read(length)
@@ -83,29 +85,32 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeHeader:
+    """What a recipe says of the whole image."""
+
     block_size: int
     size: int
     zero_bytes: int
     extents: int
     fingerprint: str
     scope: bytes
-    """the id of that of the fingerprints"""
+    """the id of the fingerprints' scope"""
     cutting: str
     """as in the repository's parameters"""
 
     @classmethod
     def of(cls, stat: Any, parameters: Any) -> 'RecipeHeader':
-        """That of an image of a repository with these parameters."""
+        """The header of an image in a repository with these parameters."""
         return cls(parameters.block_size, stat.size, stat.zero_bytes,
                    stat.extents, parameters.fingerprint,
                    bytes.fromhex(stat.scope), parameters.cutting)
 
     @property
     def most_blocks(self) -> int:
-        """More blocks are in no image of such a repository.
+        """An upper bound for the number of the image's blocks.
 
-        Shorter than cutting makes them are the last before zeros, and some
-        where blocks are found at another phase.
+        Most blocks are at least as long as the shortest that cutting makes.
+        Shorter are the last block before zeros, and some next to blocks that
+        were found at another phase.
         """
         shortest = ([int(n) for n in self.cutting.split()[1:]]
                     or [self.block_size])[0]
@@ -114,10 +119,11 @@ class RecipeHeader:
 
     @property
     def most_bytes(self) -> int:
-        """So long may the extents be that follow it."""
+        """An upper bound for the bytes of the extents behind the header."""
         return self.extents * _EXTENT.size + self.most_blocks * _BLOCK
 
     def pack(self) -> bytes:
+        """The header as it goes over the wire."""
         cuts = [int(n) for n in self.cutting.split()[1:]] or [0, 0]
         return _RECIPE.pack(
             _RECIPE_MAGIC + bytes([_RECIPE_VERSION]), self.block_size,
@@ -127,23 +133,26 @@ class RecipeHeader:
     @classmethod
     def unpack(cls, data: bytes, bad: Callable[[str], Exception]
                ) -> 'RecipeHeader':
-        """:param bad: makes an exception of what is wrong with it"""
+        """The header in RECIPE_HEADER_BYTES bytes, checked.
+
+        :param bad: makes the exception for an invalid header
+        """
         (magic, block_size, size, zero_bytes, extents, name, scope, minimum,
          average) = _RECIPE.unpack(data)
         if magic[:-1] != _RECIPE_MAGIC:
             raise bad('the answer is not a recipe')
         if magic[-1] != _RECIPE_VERSION:
-            raise bad(f'the recipe is of version {magic[-1]}; this '
+            raise bad(f'the recipe has version {magic[-1]}; this '
                       f'program knows {_RECIPE_VERSION}')
         if not 512 <= block_size <= 65536 or block_size & (block_size - 1):
             raise bad(f'the recipe has blocks of {block_size} bytes')
         if (minimum or average) and not 64 <= minimum < average < block_size:
             raise bad(f'the recipe has blocks of {minimum} to '
                       f'{block_size} bytes, on an average {average}')
-        # No run of zeros follows another.
+        # Two runs of zeros in a row would be one.
         if size >= 1 << 62 or zero_bytes > size or (
                 extents > min(size, 2 * (size - zero_bytes) + 1)):
-            raise bad(f'the recipe is of {size} bytes, {zero_bytes} '
+            raise bad(f'the recipe has {size} bytes, {zero_bytes} '
                       f'zeros and {extents} extents')
         return cls(block_size, size, zero_bytes, extents,
                    name.rstrip(b'\0').decode('ascii', 'replace'), scope,
@@ -152,7 +161,7 @@ class RecipeHeader:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeExtent:
-    """A run of zeros, if it has no blocks."""
+    """A run of blocks, or, if it has no blocks, a run of zeros."""
 
     offset: int
     length: int
@@ -162,21 +171,27 @@ class RecipeExtent:
 
     @property
     def end(self) -> int:
+        """The offset in the image behind the extent."""
         return self.offset + self.length
 
     def pack(self) -> bytes:
+        """The extent as it goes over the wire."""
         return _EXTENT.pack(self.offset, self.length, self.blocks) + self.table
 
     @classmethod
     def unpacked(cls, file: IO[bytes]) -> Iterator['RecipeExtent']:
-        """Those that were checked, and packed into a file."""
+        """The extents that `pack` wrote into a file. They are not checked."""
         while head := file.read(_EXTENT.size):
             offset, length, blocks = _EXTENT.unpack(head)
             yield cls(offset, length, blocks, file.read(blocks * _BLOCK))
 
     def cut(self, blocks: int, zeros: int
             ) -> tuple['RecipeExtent', 'RecipeExtent | None']:
-        """In two, the first of so many blocks, or bytes of zeros, at most."""
+        """Cut the extent in two; None: nothing is left for the second.
+
+        :param blocks: the most blocks of the first part
+        :param zeros: the most bytes of the first part, if it is zeros
+        """
         table = self.table[:blocks * _BLOCK]
         length = (sum(n for n, in _LENGTH.iter_unpack(table)) if self.blocks
                   else min(self.length, zeros))
@@ -188,7 +203,10 @@ class RecipeExtent:
             self.blocks - first.blocks, self.table[len(table):])
 
     def behind(self, offset: int) -> 'RecipeExtent | None':
-        """What of it is not before an offset, at which a block begins."""
+        """The part from `offset` on; None: there is none.
+
+        :param offset: where a block begins, if it lies in the extent
+        """
         if offset <= self.offset:
             return self
         blocks, end = 0, self.offset
@@ -203,11 +221,11 @@ def read_extent(source: Source, header: RecipeHeader, end: int,
                 timeout: float) -> RecipeExtent:
     """The next extent of a recipe, checked.
 
-    :param end: the offset behind those before it
+    :param end: the end of the extent before
     """
     offset, length, blocks = _EXTENT.unpack(
         source.read_exactly(_EXTENT.size, timeout))
-    # Which also bounds what is read and kept of it.
+    # This also bounds the memory for the extent.
     if (offset != end or not 0 < length <= header.size - offset
             or blocks > min(length, _MOST_BLOCKS)):
         raise source.bad(f'the recipe has an extent of {length} bytes and '
@@ -225,7 +243,7 @@ def read_extent(source: Source, header: RecipeHeader, end: int,
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """Plain bytes, and where they belong."""
+    """Bytes of an image, and the places where they belong."""
 
     plain: bytes
     places: list[tuple[int, int, int]]
@@ -239,9 +257,9 @@ class Frame:
 
 
 def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
-    """The plain bytes of a frame.
+    """Decompress a frame.
 
-    :raises ValueError: it does not have so many
+    :raises ValueError: it is damaged, or does not have `length` bytes
     """
     if codec == _NONE:
         plain = stored
@@ -256,7 +274,7 @@ def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
         import zstandard
 
         try:
-            # A frame may claim any size, and it would be allocated.
+            # A frame can claim any size, and zstd would allocate it.
             if zstandard.frame_content_size(stored) not in (-1, length):
                 raise ValueError('it claims another length')
             plain = zstandard.ZstdDecompressor().decompress(
@@ -272,7 +290,7 @@ def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
 
 def rest_of(ranges: list[tuple[int, int]],
             end: int) -> list[tuple[int, int]]:
-    """What of ranges in order lies behind an offset."""
+    """The parts of sorted ranges that lie behind an offset."""
     first = bisect.bisect_right(ranges, end, key=sum)
     rest = ranges[first:]
     if rest and rest[0][0] < end:
@@ -281,9 +299,10 @@ def rest_of(ranges: list[tuple[int, int]],
 
 
 class Frames:
-    """Takes a stream of frames apart.
+    """Parses a stream of frames. Iterating gives each frame, checked.
 
-    :param ranges: what was asked for: sorted, and apart from each other
+    :param ranges: the ranges that were requested: sorted, without overlap
+    :param timeout: seconds for each wait
     """
 
     def __init__(self, source: Source, ranges: Sequence[tuple[int, int]],
@@ -294,7 +313,7 @@ class Frames:
         self._starts = [offset for offset, _ in ranges]
         self._ends = [offset + length for offset, length in ranges]
         self._left = sum(length for _, length in ranges)
-        # A frame may have a place for few of its bytes, but not each.
+        # Some frames may bring few bytes that were asked for, but not all.
         self._plain_left = 2 * self._left + LONGEST_FRAME
 
     def __iter__(self) -> Iterator[Frame]:

@@ -20,8 +20,8 @@ LOG = logging.getLogger(__name__)
 ANSWER_SECONDS = 1.0
 #: Seconds in which each piece must come.
 PIECE_SECONDS = 5.0
-#: If a download's client takes nothing for so many seconds, the daemon may cut
-#: off the stream; that does not count as trouble.
+#: If a download's client takes nothing for this many seconds, the daemon may
+#: cut off the stream; that does not count as trouble.
 STILL_SECONDS = 20.0
 #: Seconds for which the driver leaves the daemon alone after trouble.
 PAUSE_SECONDS = 10.0
@@ -102,7 +102,7 @@ class Daemon:
     def _failed(self, why: str) -> None:
         self._retry_at = self._clock() + PAUSE_SECONDS
         if self._well is not False:
-            # If there never was a daemon, its absence is no news.
+            # If there never was a daemon, its absence is not worth a line.
             level = (logging.DEBUG if self._well is None
                      and not os.path.lexists(self._path) else logging.WARNING)
             self._well = False

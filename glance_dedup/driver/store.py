@@ -14,14 +14,14 @@ The upload id names the one store operation that wrote the image.  The mac is
 the HMAC-SHA-256, with the repository's key, of all parts before it.
 
 If so configured, Glance lets project members set locations themselves.  So a
-location is a capability: whoever presents a valid location may read the image.
+location is a capability: a caller who presents a valid one may read the image.
 Nobody can guess it from an image's id, or make it without the key.  The store
 treats a location with a wrong mac exactly like that of an image that does not
 exist.  Somebody who has seen another project's location must not be able to
 delete the image.  So each image records the project that stored it, and only
 that project, or an administrator, may delete it.  If Glance shows locations to
 nobody, the store deletes for everybody whom Glance lets delete: an image that
-an administrator has uploaded or copied for a project is the project's.
+an administrator has uploaded or copied for a project belongs to the project.
 
 Processes and threads
 =====================
@@ -63,8 +63,8 @@ from glance_dedup.repository import repository
 
 LOG = logging.getLogger(__name__)
 
-#: At most so many calls into one store's repository may hang at once, and so
-#: many uploads write into it at the same instant, per process.
+#: In each process, the most calls into one store's repository that may hang,
+#: and the most uploads that write into it at the same instant.
 STORAGE_THREADS = 32
 
 _LOCATION = re.compile(rf'dedup://(?P<repository_id>{hexids.PATTERN})'
@@ -193,6 +193,7 @@ class Download:
         return piece
 
     def close(self) -> None:
+        """Close the image and the daemon's stream. Idempotent."""
         image, self._image = self._image, None
         stream, self._stream = self._stream, None
         self._first = None

@@ -26,7 +26,7 @@ where the metadata begin, and these say where the virtual size is.  So the read
 after the one with the region table's end must not begin behind the virtual
 size: otherwise the inspector never sees it, and Glance refuses the image.  The
 format puts it at least 64 KiB behind a multiple of 1 MiB other than 0.
-Therefore no read crosses ``HEAD``, which is 1 MiB, and those behind it may be
+Therefore no read crosses ``HEAD``, which is 1 MiB, and later ones may be
 of any length.  The first one is not shorter for another reason: of a VMDK's
 descriptor without a header, the inspector judges only what the first read has
 returned, up to 1 MiB less a byte.  All other formats are recognised and judged
@@ -51,20 +51,20 @@ from glance_dedup.base import workers
 
 LOG = logging.getLogger(__name__)
 
-#: Bytes asked of the source at once.
+#: The bytes that are requested from the source at once.
 PIECE = 4 << 20
 #: No read crosses this offset.
 HEAD = 1 << 20
-#: Reads of at least so many bytes are not copied.
+#: Reads of at least this length are not copied.
 LONG = 1 << 20
-#: Pieces under way at once.
+#: The most pieces that are under way at once.
 DEPTH = 4
 
 _hashers = workers.Workers('dedup-hash', max(4, os.cpu_count() or 1))
 
 
 class WrongSize(ValueError):
-    """The source has more or fewer bytes than was said."""
+    """The source has more or fewer bytes than its stated size."""
 
 
 def _reads(source: Any) -> Iterator[Any]:

@@ -271,7 +271,7 @@ def test_a_socket_takes_no_others_place(tmp_path, kind, where):
     else:
         os.mkfifo(place)
     before = hostile_names.state(victim), os.lstat(place)
-    with pytest.raises(OSError, match=f'{where} is there, and not a socket'):
+    with pytest.raises(OSError, match=f'{where} exists and is not a socket'):
         listeners.listen_unix(str(tmp_path / 'socket'), 0o600)
     assert hostile_names.state(victim) == before[0]
     assert os.lstat(place).st_ino == before[1].st_ino

@@ -104,7 +104,7 @@ def test_an_entry_that_is_none(path, caplog, fields):
     one = history.Past(path)
     assert one.load(NAMES) == []
     assert one.facts('collect') == {'last': None, 'last_success': None}
-    assert 'is no good' in caplog.text
+    assert 'is invalid' in caplog.text
     one.note('collect', last(), 1e9)
     one.save()
     history.decode((path / history.NAME).read_bytes())
@@ -116,7 +116,7 @@ def test_an_entry_that_is_none(path, caplog, fields):
 def test_a_file_that_is_none(path, caplog, content):
     (path / history.NAME).write_bytes(content)
     assert history.Past(path).load(NAMES) == []
-    assert 'is no good' in caplog.text
+    assert 'is invalid' in caplog.text
 
 
 @pytest.mark.parametrize('make', (
@@ -126,7 +126,7 @@ def test_what_is_no_file(path, caplog, make):
     make(path / history.NAME)
     one = history.Past(path)
     assert one.load(NAMES) == []
-    assert 'is no good' in caplog.text
+    assert 'is invalid' in caplog.text
     for _ in range(2):
         one.note('collect', last(), 1e9)
         one.save()
