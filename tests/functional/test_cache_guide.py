@@ -164,7 +164,7 @@ def test_the_page(host, controller):
     assert (found['fallbacks'], found['last_failure']) == (0, None)
     assert host.run('find', '/dev/shm/glance-dedup-dedupd', '-type', 'f')
 
-    shown, plan, done = commands_of('What it takes of the disk')
+    shown, plan, done = commands_of('Disk space')
     assert json.loads(say(host, shown))['cache']['held']['images'] == 1
     for command in plan, done:
         say(host, command)
