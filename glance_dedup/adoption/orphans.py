@@ -31,7 +31,7 @@ class Orphan:
 
 def _reason(answers: Iterable[glance_api.Image | None],
             store: str | None) -> str | None:
-    """Why an image is an orphan; None if it is none, or perhaps none.
+    """Why an image is an orphan; None if it is not, or may not be.
 
     :param answers: each Glance's answer about the image
     :param store: the repository's name in Glance; None: any store's image
@@ -85,7 +85,7 @@ def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
     """
     image_id = orphan.stat.image_id
     if not filestore.IMAGE_ID.fullmatch(image_id):
-        return 'its id is none of Glance: it was stored by hand'
+        return 'its id is not one of Glance: it was stored by hand'
     if orphan.stat.created > youngest:
         return 'it is too young'
     if _reason((glance.find(image_id) for glance in glances),

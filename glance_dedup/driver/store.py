@@ -572,7 +572,7 @@ class Store(driver.Store):
         stat = self._limit.call(opened.stat, parts.image_id)
         if stat.upload_id != parts.upload_id:
             raise dedup_exceptions.ImageNotFound(
-                f'Image {parts.image_id} was stored anew since.')
+                f'Image {parts.image_id} was stored again since.')
         return stat
 
     def _locations_are_shown(self) -> bool:

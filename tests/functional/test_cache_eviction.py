@@ -199,7 +199,7 @@ def test_the_command(storing, cache, model, tmp_path):
     assert cache.stop() == 0
     arguments = ['--repository', str(cache.path), 'evict']
     done = command(cache, *arguments)
-    assert done.returncode == 2 and 'say --limit-mib' in done.stderr
+    assert done.returncode == 2 and 'use --limit-mib' in done.stderr
     done = command(cache, *arguments, '--limit-mib', '33', '-f', 'json')
     assert json.loads(done.stdout)['evicted'] == [b], done.stderr
     path = repositories.create(tmp_path / 'store')

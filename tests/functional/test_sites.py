@@ -444,7 +444,7 @@ def test_interrupted(sites, run, tmp_path):
     os.kill(process.pid, signal.SIGINT)
     process.join(LIMIT)
     assert process.exitcode == 130, log.read_text()
-    assert 'begin again to go on' in log.read_text()
+    assert 'start the command again to go on' in log.read_text()
     found = run(image_id)
     # Glance there may have been told in the last moment.
     assert found.results(image_id)[0] in ('replicated', 'present')
