@@ -264,7 +264,8 @@ def test_orphans(client, run, place):
     # All of them are young.
     found = run('orphans', '--delete')
     assert {row['kept'] for row in found.rows.values()} == {
-        'it is too young', 'its id is not one of Glance: it was stored by hand'}
+        'it is too young',
+        'its id is not one of Glance: it was stored by hand'}
     found = run('orphans', '--delete', '--older-than', '0s', queued)
     assert found.rows[queued]['deleted'] is True and len(found.rows) == 1
     time.sleep(1.1)             # ages are in whole seconds
