@@ -428,7 +428,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
                     kept = orphans.why_kept(
                         orphan, glances, parsed_args.store,
                         now - parsed_args.older_than)
-                    deleted = kept is None and self._delete(repo, stat)
+                    deleted = kept is None and self.delete(repo, stat)
                 rows.append((
                     stat.image_id, common.Size(stat.size),
                     common.Size(stat.stored_bytes), common.Time(stat.created),
@@ -448,9 +448,12 @@ class Orphans(common.RepositoryCommand, lister.Lister):
                 'Nothing was deleted. Name each Glance by --os-cloud, or the '
                 'images to delete')
 
-    def _delete(self, repo, stat):
+    def delete(self, repo, stat):
+        """Delete this upload of an image; False if that failed.
+
+        Another upload of the same id, which came meanwhile, stays.
+        """
         try:
-            # Only this upload, not one that came meanwhile.
             repo.delete(stat.image_id, stat.upload_id)
         except exceptions.RepositoryError as e:
             self.app.tell(e)
