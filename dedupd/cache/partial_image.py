@@ -2,8 +2,8 @@
 
 """The part of an image that has come, and reading it before the rest.
 
-One thread looks lots up and stores them in order. Other threads receive their
-blocks, and any number of threads read. Readers get
+One thread pulls the image (``glance_dedup/transfer/pull.py``). Other threads
+receive its blocks, and any number of threads read. Readers get
 
 * bytes before the transaction's last sync point from the repository, by
   address, verified by checksum and fingerprint (I7), under the transaction's
@@ -13,9 +13,9 @@ blocks, and any number of threads read. Readers get
 * all other bytes by waiting for them if their lot is under way, or else by
   fetching them out of order.
 
-Readers get no block before it was fingerprinted. Memory holds SYNC_BYTES of
-received blocks, AHEAD_BYTES of blocks fetched ahead, and the lots that are
-under way.
+Readers get no block before it was fingerprinted. Memory holds about
+``pull.SYNC_BYTES`` of received blocks, AHEAD_BYTES of blocks fetched ahead,
+and the lots that are under way.
 """
 
 import array
@@ -25,22 +25,18 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-import time
 from typing import Any
 
-from dedupd.cache import description as description_module
-from dedupd.cache import source_client as source_client_module
 from glance_dedup.base import exceptions
+from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
+from glance_dedup.transfer import description as description_module
+from glance_dedup.transfer import pull
+from glance_dedup.transfer import source_client as source_client_module
 
-#: A sync point is made after this many received bytes.
-SYNC_BYTES = 32 << 20
-#: If fewer came, a sync point is made after this many seconds, so that a kill
-#: loses no more.
-SYNC_SECONDS = 3.0
 #: The most bytes that are kept of blocks fetched out of order.
 AHEAD_BYTES = 8 << 20
 #: A fetch out of order also gets the following blocks, up to this many bytes.
@@ -113,38 +109,31 @@ class _Turns:
         self._used.release()
 
 
-class Arriving:
-    """The blocks of an arriving image. Thread-safe, except where noted.
+class PartialImage(pull.Pull):
+    """A pull whose blocks can be read. Thread-safe, except where noted.
 
-    `_changed` is the lock for the fields. No thread asks the peer, or uses
+    `_changed` is the lock for the fields. No thread asks the source, or uses
     the transaction, while it holds this lock.
 
     :ivar stored: the offset before which everything is stored
-    :ivar stored_lots: the number of stored lots
-    :ivar found_bytes: size of the blocks that were here already
-    :ivar wanted_bytes: size of the blocks that were not
     """
 
     def __init__(self, repository: repository_module.Repository,
                  transaction: openimages.Transaction,
                  header: wire.RecipeHeader,
                  description: description_module.Description,
-                 peer: source_client_module.Peer) -> None:
-        self._transaction = transaction
-        self._assembly = assembler.Assembly(
-            transaction, header.fingerprint, header.scope)
-        self._description = description
-        self._peer = peer
+                 source: source_client_module.Peer,
+                 workers: workers_module.Workers) -> None:
+        super().__init__(transaction, header, description, source, workers)
         self._changed = threading.Condition()
         self._turns = _Turns()          # for the transaction
         self._ended = False
-        self.stored = self.stored_lots = 0
-        self.found_bytes = self.wanted_bytes = 0
-        self._under_way: dict[int, assembler.Lot] = {}
+        self.stored = 0
+        self._stored_lots = self._given_lots = 0
+        self._under_way: collections.deque[assembler.Lot] = (
+            collections.deque())
         # Blocks by fingerprint: since the last sync point; fetched ahead.
         self._recent: dict[bytes, bytes] = {}
-        self._recent_bytes = 0
-        self._synced = time.monotonic()
         self._ahead: collections.OrderedDict[bytes, bytes] = (
             collections.OrderedDict())
         self._ahead_bytes = 0
@@ -155,20 +144,14 @@ class Arriving:
                     repository.block_reader())) for _ in range(_READERS)]
             self._holding = stack.pop_all()
 
-    # -- the pull: one thread; but for fetch ------------------------------
+    # -- the pull: one thread; but for _take ------------------------------
 
-    def look_up(self, number: int, lot: assembler.Lot) -> None:
-        """Look up the next lot; the caller fetches the blocks it `wanted`."""
+    def _look_up(self, lot: assembler.Lot) -> None:
         with self._turns:
-            self._assembly.look_up(lot)
-        wanted = sum(length for _, length in lot.wanted.values())
-        blocks = sum(sum(part.lengths) for part in lot.parts
-                     if isinstance(part, assembler.Blocks))
+            super()._look_up(lot)
         with self._changed:
-            self.wanted_bytes += wanted
-            self.found_bytes += blocks - wanted
             self._take_ahead(lot)
-            self._under_way[number] = lot
+            self._under_way.append(lot)
 
     def _take_ahead(self, lot: assembler.Lot) -> None:
         """Take the lot's blocks that were fetched ahead."""
@@ -179,88 +162,67 @@ class Arriving:
                 lot.received[name] = block
                 del lot.wanted[offset]
 
-    def fetch(self, lot: assembler.Lot) -> None:
-        """Receive the blocks that a lot wants.
+    def _take(self, lot: assembler.Lot, frame: wire.Frame) -> None:
+        super()._take(lot, frame)
+        with self._changed:
+            self._changed.notify_all()
 
-        :raises ClientError, BadBlock: if they do not come
-        """
-        for frame in self._peer.blocks(assembler.ranges(lot.wanted)):
-            for offset, block in frame.blocks():
-                self._assembly.take(lot, offset, block)
-            with self._changed:
-                self._changed.notify_all()
-        if lot.wanted:
-            raise assembler.BadBlock(
-                min(lot.wanted), f'{len(lot.wanted)} blocks did not come')
-
-    def store(self, number: int, lot: assembler.Lot) -> None:
-        """Store the first lot of those looked up; all its blocks have come.
-
-        :raises RepositoryError: the transaction can only be aborted
-        """
+    def _store(self, lot: assembler.Lot) -> None:
         self._remember(lot)
         with self._turns:
-            end = self._assembly.store(lot)
-        self._description.keep_addresses(number, lot)
+            super()._store(lot)
+        self._description.keep_addresses(self._stored_lots, lot)
         with self._changed:
-            del self._under_way[number]
-            self.stored, self.stored_lots = end, number + 1
+            self._under_way.popleft()
+            self.stored = lot.end
+            self._stored_lots += 1
             self._changed.notify_all()
-        self.keep_in_time()
-
-    def keep_in_time(self) -> None:
-        """Make a sync point if enough was stored, or some of it long ago.
-
-        :raises RepositoryError: the transaction can only be aborted
-        """
-        if self._recent_bytes < SYNC_BYTES and (
-                not self._recent_bytes
-                or time.monotonic() - self._synced < SYNC_SECONDS):
-            return
-        with self._turns:
-            self._transaction.keep()
-        self._synced = time.monotonic()
-        self.forget_recent()
 
     def _remember(self, lot: assembler.Lot) -> None:
         """Keep a lot's blocks in memory before they are written.
 
         A block that was just written cannot be read by its address yet.
         """
+        blocks = lot.blocks
         written = {
-            name: lot.block(name)
+            name: blocks[name]
             for part in lot.parts if isinstance(part, assembler.Blocks)
             for name, address in zip(part.names, part.addresses)
             if not address}
         with self._changed:
-            self._recent_bytes += sum(
-                len(block) for name, block in written.items()
-                if name not in self._recent)
             self._recent.update(written)
+
+    def _sync(self) -> None:
+        with self._turns:
+            super()._sync()
+        self.forget_recent()
 
     def forget_recent(self) -> None:
         """Drop the blocks kept in memory. REQUIRES: all of them are synced."""
         with self._changed:
-            self._recent, self._recent_bytes = {}, 0
+            self._recent = {}
 
-    def content(self, number: int) -> Iterator[Any]:
-        """The bytes of a stored lot, piece by piece."""
-        lot = self._description.lot(number)
-        pieces = list(_pieces(lot, lot.begin, lot.end))
-        for piece, data in zip(pieces, self._gather(pieces)):
-            if piece.name:
-                yield data
-            else:
-                for at in range(0, piece.length, len(_ZEROS)):
-                    yield _ZEROS[:min(len(_ZEROS), piece.length - at)]
+    def content(self) -> Iterator[bytes | memoryview]:
+        """The stored bytes that no call gave before, in order, in pieces."""
+        while self._given_lots < self._stored_lots:
+            lot = self._description.lot(self._given_lots)
+            pieces = list(_pieces(lot, lot.begin, lot.end))
+            for piece, data in zip(pieces, self._gather(pieces)):
+                if piece.name:
+                    yield data
+                else:
+                    for at in range(0, piece.length, len(_ZEROS)):
+                        yield _ZEROS[:min(len(_ZEROS), piece.length - at)]
+            self._given_lots += 1
 
     # -- the end ----------------------------------------------------------
 
-    def end(self) -> None:
-        """Note that nothing more will come, and wake waiting readers."""
+    def end(self, error: BaseException | None) -> None:
+        """End the pull, and wake waiting readers; nothing more will come."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        super().end(error)
 
     def close(self) -> None:
         """Release everything. REQUIRES: nobody reads."""
@@ -280,9 +242,11 @@ class Arriving:
             is_stored = offset < self.stored
         number = self._description.number_at(offset)
         with self._changed:
-            lot = self._under_way.get(number)
-        if lot is not None:
-            return self._read_coming(lot, view[:lot.end - offset], offset)
+            coming = next((lot for lot in self._under_way
+                           if lot.begin <= offset < lot.end), None)
+        if coming is not None:
+            return self._read_coming(coming, view[:coming.end - offset],
+                                     offset)
         lot = self._description.lot(number)
         view = view[:lot.end - offset]
         if not is_stored:
@@ -319,7 +283,8 @@ class Arriving:
         """Read from a lot that is under way, or wait for more of it."""
         pieces = list(_pieces(lot, offset, offset + len(view)))
         with self._changed:
-            plain = [self._recent.get(piece.name) or lot.block(piece.name)
+            blocks = lot.blocks
+            plain = [self._recent.get(piece.name) or blocks.get(piece.name)
                      for piece in pieces]
             if any(piece.name and not piece.address and block is None
                    for piece, block in zip(pieces, plain)):

@@ -27,8 +27,9 @@ from typing import Any
 
 from oslo_log import log
 
+from dedupd.cache import arrival as arrival_module
+from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
-from dedupd.cache import pulls as pulls_module
 from dedupd.http import glance
 from dedupd.http import messages
 from dedupd.http import streams
@@ -97,7 +98,7 @@ class Proxy:
 
     def __init__(self, repository: repository_module.Repository,
                  upstream: upstream_module.Upstream,
-                 arrivals: pulls_module.Arrivals,
+                 arrivals: arrivals_module.Arrivals,
                  held: index_module.Held, reads: reads_module.Reads,
                  peer: str) -> None:
         self._repository = repository
@@ -193,12 +194,15 @@ class Proxy:
         begin, end = 0, allowed.size
         if asked.range is not None:
             try:
-                begin, end = reads_module.parse_range(asked.range, end)
+                part = reads_module.parse_range(asked.range, end)
             except messages.HTTPError:
+                part = None
+            if part is None:
                 raise _NotFromHere('range')     # Glance says what it is not
+            begin, end = part
         reading, expected = await self._open(asked, allowed)
         if not reading.here and (
-                end <= allowed.size - pulls_module.LAST_BYTES):
+                end <= allowed.size - arrival_module.LAST_BYTES):
             # The range would end before all of the image is checked.
             self._workers.submit(reading.close)
             raise _NotFromHere('range')
@@ -237,7 +241,7 @@ class Proxy:
 
     async def _open(self, asked: _Asked, allowed: _Allowed
                     ) -> tuple[readings.Reading,
-                               pulls_module.Expected | None]:
+                               arrival_module.Expected | None]:
         """Open the image that is here, or that arrives.
 
         An arriving image comes with the facts to compare it with.
@@ -259,7 +263,7 @@ class Proxy:
             token = text(asked.headers, b'x-auth-token') or None
             return await self._run(self._open_arriving, asked.image_id,
                                    expected, token), expected
-        except pulls_module.WrongImage:
+        except arrival_module.WrongImage:
             raise _NotFromHere('wrong')
         except _FAILURES as e:
             self._failed(asked.image_id, 0, e)
@@ -274,7 +278,7 @@ class Proxy:
         return None
 
     def _open_arriving(self, image_id: str,
-                       expected: pulls_module.Expected, token: str | None
+                       expected: arrival_module.Expected, token: str | None
                        ) -> readings.Reading:
         if not self._held.fits(image_id, expected.size, expected.md5):
             # The image here by this name is, or may be, another one.
@@ -303,7 +307,7 @@ class Proxy:
             raise
 
     async def _expected(self, asked: _Asked, allowed: _Allowed
-                        ) -> pulls_module.Expected | None:
+                        ) -> arrival_module.Expected | None:
         """Glance's facts of the image; None if it says too little."""
         try:
             _, record = await glance.ask_record(
@@ -316,7 +320,7 @@ class Proxy:
     # -- its bytes -----------------------------------------------------------
 
     async def _bytes(self, asked: _Asked, allowed: _Allowed,
-                     expected: pulls_module.Expected | None,
+                     expected: arrival_module.Expected | None,
                      course: reads_module.Course
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A range of the image, from the cache as far as possible.
@@ -333,7 +337,7 @@ class Proxy:
             return
         except streams.Disconnected:
             raise
-        except pulls_module.WrongImage as e:
+        except arrival_module.WrongImage as e:
             if course.handed == begin:
                 raise _NotFromHere('wrong')
             self._last_failure = _failure(asked.image_id, course.handed, e)
@@ -354,7 +358,7 @@ class Proxy:
                 yield piece
 
     async def _need_same(self, asked: _Asked, allowed: _Allowed,
-                         expected: pulls_module.Expected, begin: int,
+                         expected: arrival_module.Expected, begin: int,
                          course: reads_module.Course) -> None:
         """Make sure that Glance's image has the bytes that were sent.
 
@@ -373,7 +377,7 @@ class Proxy:
         await asyncio.wrap_future(self._workers.submit(
             self._held.note_wrong, asked.image_id, expected.size,
             expected.mark, why))
-        error = pulls_module.WrongImage(f'image {asked.image_id}: {why}')
+        error = arrival_module.WrongImage(f'image {asked.image_id}: {why}')
         self._last_failure = _failure(asked.image_id, course.handed, error)
         raise error     # nobody must take it for the image
 
@@ -395,11 +399,11 @@ class Proxy:
                     raise upstream_module.UpstreamError(
                         f'Glance ended image {asked.image_id} at '
                         f'{end - left}')
-                part = memoryview(piece)[skip:skip + left]
+                view = memoryview(piece)[skip:skip + left]
                 skip -= min(skip, len(piece))
-                left -= len(part)
-                if part:
-                    yield part
+                left -= len(view)
+                if view:
+                    yield view
 
     def _failed(self, image_id: str, offset: int, error: Exception) -> None:
         self._last_failure = _failure(image_id, offset, error)
@@ -445,7 +449,7 @@ def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
 
 
 def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
-                 ) -> pulls_module.Expected | None:
+                 ) -> arrival_module.Expected | None:
     if (record.get('id') != image_id
             or record.get('size') != allowed.size):
         return None
@@ -456,7 +460,7 @@ def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
         name, value = 'md5', allowed.md5
     if value is None:
         return None
-    return pulls_module.Expected(allowed.size, allowed.md5, name, value)
+    return arrival_module.Expected(allowed.size, allowed.md5, name, value)
 
 
 def _skipped(answer: upstream_module.Answer, allowed: _Allowed, offset: int,

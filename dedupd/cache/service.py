@@ -2,9 +2,9 @@
 
 """The additional parts of a daemon in the mode ``cache``, put together.
 
-The proxy (``proxy.py``) serves images that arrive (``pulls.py``) or are held
-(``index.py``). The evictor (``evictor.py``) removes images when there are too
-many; it is a task like others.
+The proxy (``proxy.py``) serves images that arrive (``arrivals.py``) or are
+held (``index.py``). The evictor (``evictor.py``) removes images when there are
+too many; it is a task like others.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,10 @@ from typing import Any
 
 from oslo_config import cfg
 
+from dedupd.cache import arrival as arrival_module
+from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
 from dedupd.cache import proxy as proxy_module
-from dedupd.cache import pulls as pulls_module
 from dedupd.http import upstream as upstream_module
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
@@ -85,7 +86,7 @@ class Cache:
         self._repository = repository
         self.held = index_module.Held(
             repository, lambda: conf.cache.limit_mib << 20)
-        self._arrivals = pulls_module.Arrivals(
+        self._arrivals = arrivals_module.Arrivals(
             repository, lambda token: _connect(conf, token),
             on_begin=self._begun, on_arrived=self._arrived,
             on_wrong=self._is_wrong)
@@ -135,7 +136,7 @@ class Cache:
         else:
             self.held.note_uncompared(image_id)
 
-    def _is_wrong(self, image_id: str, expected: pulls_module.Expected,
+    def _is_wrong(self, image_id: str, expected: arrival_module.Expected,
                   why: str) -> None:
         self.held.note_wrong(image_id, expected.size, expected.mark, why)
 

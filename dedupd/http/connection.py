@@ -321,9 +321,8 @@ class HTTPConnection:
             if not isinstance(body, bytes):
                 await body.aclose()
 
-    async def _send_pieces(
-            self, body: AsyncGenerator[Any, streams.Pour | None],
-            pour: streams.Pour | None) -> None:
+    async def _send_pieces(self, body: messages.Pieces,
+                           pour: streams.Pour | None) -> None:
         """Send the pieces of a generator, and count the bytes it pours."""
         send = None
         with contextlib.suppress(StopAsyncIteration):

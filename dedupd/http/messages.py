@@ -90,13 +90,23 @@ class Message:
     may raise errors that end the connection."""
 
 
+class Pieces(Protocol):
+    """As much of an asynchronous generator as sending a body needs."""
+
+    async def asend(self, pour: streams.Pour | None, /) -> Any:
+        """The next piece."""
+
+    async def aclose(self) -> None:
+        """End the generator, even before its first piece."""
+
+
 @dataclasses.dataclass
 class Response:
     """An answer of a handler, which the server sends."""
 
     status: int = 200
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
-    body: bytes | AsyncGenerator[Any, 'streams.Pour | None'] = b''
+    body: bytes | Pieces = b''
     """Bytes, or a generator of pieces. The generator may change a piece when
     the next one is requested. It is closed in any case. For each piece the
     server sends it a Pour, by which it may send some of the next bytes

@@ -17,16 +17,19 @@ class ArrivalFailed(Exception):
 
 
 class Reading(Protocol):
-    """An image that is read. Thread-safe.
+    """An image that is read. Thread-safe."""
 
-    :ivar size: bytes of the image
-    :ivar upload_id: the id of the upload that wrote it
-    :ivar here: whether the whole image is here, and is the expected one
-    """
+    @property
+    def size(self) -> int:
+        """Bytes of the image."""
 
-    size: int
-    upload_id: str
-    here: bool
+    @property
+    def upload_id(self) -> str:
+        """The id of the upload that wrote the image."""
+
+    @property
+    def here(self) -> bool:
+        """Whether the whole image is here, and is the expected one."""
 
     def available(self, offset: int) -> int:
         """Bytes from an offset on that `readinto` gives without waiting.

@@ -13,6 +13,7 @@ import array
 import collections
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -86,10 +87,11 @@ class Lot:
     received: dict[bytes, bytes] = dataclasses.field(default_factory=dict)
     before: list['Lot'] = dataclasses.field(default_factory=list)
 
-    def block(self, name: bytes) -> bytes | None:
-        """A block that came for this lot, or for one before it."""
-        return next((lot.received[name] for lot in (self, *self.before)
-                     if name in lot.received), None)
+    @property
+    def blocks(self) -> Mapping[bytes, bytes]:
+        """The blocks that came for this lot, or for one before it."""
+        return collections.ChainMap(
+            self.received, *(lot.received for lot in self.before))
 
 
 def most_blocks(block_size: int, size: int | None = None,
@@ -129,6 +131,7 @@ def cut(extents: Iterable[wire.RecipeExtent], most: int, offset: int = 0,
 
 
 def lot_of(extents: list[wire.RecipeExtent]) -> Lot:
+    """The lot with these successive extents; nothing is looked up yet."""
     return Lot(extents[0].offset, extents[-1].end, [
         Blocks(extent.offset, *_columns(extent.table)) if extent.blocks
         else extent.length for extent in extents])
@@ -185,6 +188,8 @@ class Assembly:
         transaction's
     :ivar found: blocks that were here, or that the image names again
     :ivar asked: blocks that were missing
+    :ivar found_bytes: the size of those that were found
+    :ivar asked_bytes: the size of those that were missing
     """
 
     def __init__(self, transaction: openimages.Transaction,
@@ -196,6 +201,7 @@ class Assembly:
         # Lots that were looked up, and are not stored yet.
         self._waiting: collections.deque[Lot] = collections.deque()
         self.found = self.asked = 0
+        self.found_bytes = self.asked_bytes = 0
 
     # -- what is missing --------------------------------------------------
 
@@ -205,7 +211,6 @@ class Assembly:
         for part in lot.parts:
             if isinstance(part, Blocks):
                 self._look_up(lot, part)
-        self.asked += len(lot.wanted)
         self._waiting.append(lot)
 
     def _look_up(self, lot: Lot, part: Blocks) -> None:
@@ -219,7 +224,10 @@ class Assembly:
             if address or name in lot.names or any(
                     name in earlier.names for earlier in lot.before):
                 self.found += 1
+                self.found_bytes += length
             else:
+                self.asked += 1
+                self.asked_bytes += length
                 lot.names.add(name)
                 lot.wanted[offset] = name, length
             offset += length
@@ -277,7 +285,7 @@ class Assembly:
         return lot.end
 
     def _store(self, lot: Lot, part: Blocks) -> None:
-        addresses = part.addresses
+        addresses, received = part.addresses, lot.blocks
         first = 0
         while first < len(addresses):
             end = first + 1
@@ -292,7 +300,7 @@ class Assembly:
                 # Keeps the peer's cuts: so the next image finds these blocks.
                 part.addresses[first:end] = array.array(
                     'Q', self._transaction.write_blocks(
-                        b''.join([lot.block(name)
+                        b''.join([received[name]
                                   for name in part.names[first:end]]),
                         lengths))
             first = end

@@ -6,14 +6,18 @@ A pull requests only the blocks that this repository lacks, as ranges of the
 image. It trusts nothing: each block is fingerprinted when it comes, and the
 image is committed last. Blocks of a failed pull stay until the next
 collection, so that the next pull finds them.
+
+:func:`pull` copies one image for a command. The cache of a compute host
+extends :class:`Pull`, so that others can read what has come.
 """
 
 import collections
 from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
-import tempfile
+import time
 from typing import Any
 
 from glance_dedup.base import exceptions
@@ -24,11 +28,16 @@ from glance_dedup.client import wire
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
+from glance_dedup.transfer import description as description_module
+from glance_dedup.transfer import source_client as source_client_module
 
 #: How many lots are under way; at most twice as many are in memory.
-LOTS = 3
-#: A recipe of more bytes than this waits in a temporary file.
-RECIPE_BYTES = 16 << 20
+LOTS = 4
+#: A sync point is made after this many received bytes.
+SYNC_BYTES = 32 << 20
+#: If fewer came, a sync point is made after this many seconds, so that a kill
+#: loses no more.
+SYNC_SECONDS = 3.0
 
 _WAIT = 10.0
 
@@ -52,7 +61,7 @@ class Result:
 def pull(repository: repository_module.Repository, image_id: str,
          client: daemon_module.Client, *, project: str = '',
          scope: str = 'global',
-         progress: Progress | None = None) -> Result:
+         progress: Progress = lambda done, size: None) -> Result:
     """Copy an image from the repository that the client's daemon serves.
 
     :param client: the caller must not use it for anything else meanwhile
@@ -64,153 +73,188 @@ def pull(repository: repository_module.Repository, image_id: str,
         sends wrong data
     """
     before = client.received
+    source = source_client_module.Peer(lambda token: client, image_id)
+    found = asked = done = 0
     with contextlib.ExitStack() as stack:
         transaction = stack.enter_context(
             repository.begin(image_id, project, scope))
-        recipe = stack.enter_context(client.recipe(image_id))
-        whole = assembler.why_whole(repository.parameters, recipe.header)
+        stack.enter_context(keeping(transaction))
+        recipe = stack.enter_context(source.recipe())
+        header = recipe.header
+        whole = assembler.why_whole(repository.parameters, header)
         if whole is not None:
-            puller: Any = _WholePuller(transaction, client, image_id, recipe)
-        elif recipe.header.scope != scopes.choose(scope, project):
-            whole = 'its blocks are of another scope there'
-            puller = _Puller(transaction, client, image_id, recipe,
-                             repository.parameters.block_size, find=False)
-        else:
-            puller = _Puller(transaction, client, image_id, recipe,
-                             repository.parameters.block_size)
-        try:
-            puller.run(progress or (lambda done, size: None))
-        except BaseException:
-            # Whatever failed, the blocks that came are good.
-            with contextlib.suppress(exceptions.RepositoryError):
-                transaction.keep()
-            raise
-        stat = transaction.commit()
-    return Result(stat, puller.found, puller.asked, client.received - before,
-                  whole)
-
-
-class _WholePuller:
-    """Reads the whole image, and stores it as an upload does."""
-
-    def __init__(self, transaction: openimages.Transaction,
-                 client: daemon_module.Client, image_id: str,
-                 recipe: daemon_module.Recipe) -> None:
-        self._transaction = transaction
-        self._client = client
-        self._image_id = image_id
-        self._size = recipe.header.size
-        self._upload_id = recipe.upload_id
-        self.found = self.asked = 0
-        # This class does not need the recipe's extents.
-        recipe.close()
-
-    def run(self, progress: Progress) -> None:
-        with self._client.open_image(
-                self._image_id, upload_id=self._upload_id) as stream:
-            if stream.size != self._size:
-                raise daemon_module.BadAnswer(
-                    f'{self._client.address}: image {self._image_id} has '
-                    f'{stream.size} bytes, and {self._size} by its recipe')
-            done = 0
-            while piece := stream.read(openimages.PIECE):
-                self._transaction.write(piece)
+            recipe.close()
+            for piece in whole_image(transaction, source, header.size):
                 done += len(piece)
-                progress(done, self._size)
+                progress(done, header.size)
+        else:
+            find = header.scope == scopes.choose(scope, project)
+            if not find:
+                whole = 'its blocks are of another scope there'
+            description = stack.enter_context(contextlib.closing(
+                description_module.Description(str(source), header)))
+            # All of it first: a lie in it is found before anything is stored.
+            description.fill(recipe)
+            blocks = stack.enter_context(Pull(
+                transaction, header, description, source,
+                workers_module.Workers('glance-dedup-pull', LOTS), find))
+            for done in blocks.run():
+                progress(done, header.size)
+            found, asked = blocks.assembly.found, blocks.assembly.asked
+        stat = transaction.commit()
+    return Result(stat, found, asked, client.received - before, whole)
 
 
-# -- what is missing ----------------------------------------------------------
+@contextlib.contextmanager
+def keeping(transaction: openimages.Transaction) -> Iterator[None]:
+    """If anything fails within, keep the blocks that came: they are good."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(exceptions.RepositoryError):
+            transaction.keep()
+        raise
 
-class _Puller:
-    """Pulls the missing blocks, some lots ahead of storing them.
 
+def whole_image(transaction: openimages.Transaction,
+                source: source_client_module.Peer, size: int
+                ) -> Iterator[bytes]:
+    """Fetch all bytes of an image; yields each piece once it is written.
+
+    :param size: the image's size by its description
+    :raises ClientError: the peer refuses, fails, or sends another size
+    :raises RepositoryError: the transaction can only be aborted
+    """
+    with source.stream() as stream:
+        if stream.size != size:
+            raise daemon_module.BadAnswer(
+                f'{source} has {stream.size} bytes, and {size} by its '
+                'description')
+        while piece := stream.read(openimages.PIECE):
+            transaction.write(piece)
+            yield piece
+
+
+class Pull:
+    """Fetches an image's missing blocks, some lots ahead of storing them.
+
+    One thread uses it, except for :meth:`fetch`. Leaving its ``with`` block
+    ends it. The methods with an underscore are for subclasses to extend.
+
+    :param description: it may still be filling
+    :param workers: they run the requests, LOTS at once
     :param find: as for Assembly
+    :ivar assembly: counts what was here and what was missing
     """
 
     def __init__(self, transaction: openimages.Transaction,
-                 client: daemon_module.Client, image_id: str,
-                 recipe: daemon_module.Recipe, block_size: int,
-                 find: bool = True) -> None:
-        self._assembly = assembler.Assembly(
-            transaction, recipe.header.fingerprint, recipe.header.scope, find)
-        self._block_size = block_size
-        self._client = client
-        self._image_id = image_id
-        self._recipe = recipe
-        self._workers = workers_module.Workers('glance-dedup-pull', LOTS)
-        # Lots that are not stored yet.
-        self._waiting: collections.deque[
-            tuple[assembler.Lot, futures.Future | None]] = collections.deque()
+                 header: wire.RecipeHeader,
+                 description: description_module.Description,
+                 source: source_client_module.Peer,
+                 workers: workers_module.Workers, find: bool = True) -> None:
+        self.assembly = assembler.Assembly(
+            transaction, header.fingerprint, header.scope, find)
+        self._transaction = transaction
+        self._description = description
+        self._source = source
+        self._workers = workers
+        self._calls: list[futures.Future] = []
+        self._unsynced = 0              # received bytes
+        self._synced = time.monotonic()
 
-    @property
-    def found(self) -> int:
-        return self._assembly.found
+    def __enter__(self) -> 'Pull':
+        return self
 
-    @property
-    def asked(self) -> int:
-        return self._assembly.asked
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any
+                 ) -> None:
+        self.end(error)
 
-    def run(self, progress: Progress) -> None:
-        size = self._recipe.header.size
-        try:
-            with tempfile.SpooledTemporaryFile(RECIPE_BYTES) as file:
-                self._keep_recipe(file)
-                for extents in assembler.cut(
-                        wire.RecipeExtent.unpacked(file),
-                        assembler.most_blocks(self._block_size)):
-                    self._begin(assembler.lot_of(extents))
-                    if len(self._waiting) == LOTS:
-                        progress(self._finish(), size)
-                while self._waiting:
-                    progress(self._finish(), size)
-        except assembler.BadBlock as e:
-            raise daemon_module.BadAnswer(
-                f'{self._client.address}: image {self._image_id}, {e}') from e
-        finally:
-            self._stop()
+    def run(self) -> Iterator[int]:
+        """Fetch and store all lots; yields the offset behind each stored one.
 
-    def _keep_recipe(self, file: Any) -> None:
-        """Read the recipe to its end.
-
-        The peer would not wait as long as the blocks may take.
+        :raises ClientError: the peer refuses, fails, or sends wrong data
+        :raises RepositoryError: the transaction can only be aborted
         """
-        daemon_module.need_room(
-            f'{self._client.address}: image {self._image_id}',
-            self._recipe.header)
-        for extent in self._recipe:
-            file.write(extent.pack())
-        self._recipe.close()
-        file.seek(0)
+        waiting: collections.deque[
+            tuple[assembler.Lot, futures.Future | None]] = collections.deque()
+        try:
+            for lot in self._description.lots():
+                self._look_up(lot)
+                waiting.append((lot, self.submit(self.fetch, lot)
+                                if lot.wanted else None))
+                if len(waiting) == LOTS:
+                    yield self._finish(*waiting.popleft())
+            while waiting:
+                yield self._finish(*waiting.popleft())
+        except assembler.BadBlock as e:
+            raise daemon_module.BadAnswer(f'{self._source}, {e}') from e
 
-    def _stop(self) -> None:
-        """Stop the requests for which nobody waits any more."""
-        left = [future for _, future in self._waiting if future is not None]
-        if left:
-            for future in left:
-                future.cancel()
-            self._client.interrupt()
-            futures.wait(left, _WAIT)
+    def submit(self, function: Callable, *args: Any) -> futures.Future:
+        """Run a call on a worker; :meth:`end` waits for it."""
+        future = self._workers.submit(function, *args)
+        self._calls.append(future)
+        return future
 
-    def _begin(self, lot: assembler.Lot) -> None:
-        """Look up a lot's blocks, and start to fetch the missing ones."""
-        self._assembly.look_up(lot)
-        future = None
+    def fetch(self, lot: assembler.Lot) -> None:
+        """Receive the blocks that a lot wants. Any thread.
+
+        :raises ClientError, BadBlock: if they do not come
+        """
+        for frame in self._source.blocks(assembler.ranges(lot.wanted)):
+            self._take(lot, frame)
         if lot.wanted:
-            future = self._workers.submit(self._fetch, lot)
-        self._waiting.append((lot, future))
+            raise assembler.BadBlock(
+                min(lot.wanted), f'{len(lot.wanted)} blocks did not come')
 
-    def _fetch(self, lot: assembler.Lot) -> None:
-        """Receive the blocks of a lot, in a thread."""
-        for frame in self._client.blocks(
-                self._image_id, self._recipe.upload_id,
-                assembler.ranges(lot.wanted)):
-            for offset, block in frame.blocks():
-                self._assembly.take(lot, offset, block)
+    def end(self, error: BaseException | None) -> None:
+        """Stop the calls for which nobody waits any more.
 
-    def _finish(self) -> int:
-        """Store the first lot; returns the offset behind it."""
-        lot, future = self._waiting[0]
-        if future is not None:
-            future.result()
-        self._waiting.popleft()
-        return self._assembly.store(lot)
+        :param error: why the pull failed; None: it did not
+        """
+        if error is not None:
+            self._description.give_up(error)
+            self._source.interrupt()
+        for future in self._calls:
+            future.cancel()
+        futures.wait(self._calls, _WAIT)
+
+    def _finish(self, lot: assembler.Lot, fetched: futures.Future | None
+                ) -> int:
+        """Store the first lot that is under way; returns its end."""
+        if fetched is not None:
+            # Stored blocks are kept even if nothing comes any more.
+            while not futures.wait([fetched], SYNC_SECONDS).done:
+                self._sync_in_time()
+            fetched.result()
+            self._calls.remove(fetched)
+        self._store(lot)
+        self._unsynced += sum(map(len, lot.received.values()))
+        self._sync_in_time()
+        return lot.end
+
+    def _sync_in_time(self) -> None:
+        """Make a sync point if enough was stored, or some of it long ago."""
+        if self._unsynced >= SYNC_BYTES or self._unsynced and (
+                time.monotonic() - self._synced >= SYNC_SECONDS):
+            self._sync()
+            self._synced = time.monotonic()
+            self._unsynced = 0
+
+    # -- steps ------------------------------------------------------------
+
+    def _look_up(self, lot: assembler.Lot) -> None:
+        """Look up the next lot."""
+        self.assembly.look_up(lot)
+
+    def _take(self, lot: assembler.Lot, frame: wire.Frame) -> None:
+        """Verify and keep blocks that came for a lot. Any thread."""
+        for offset, block in frame.blocks():
+            self.assembly.take(lot, offset, block)
+
+    def _store(self, lot: assembler.Lot) -> None:
+        """Store the first lot of those looked up; all its blocks came."""
+        self.assembly.store(lot)
+
+    def _sync(self) -> None:
+        """Make all stored blocks durable, and readable by others."""
+        self._transaction.keep()

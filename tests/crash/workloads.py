@@ -16,9 +16,8 @@ import shutil
 import struct
 from unittest import mock
 
+from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
-from dedupd.cache import partial_image as arriving
-from dedupd.cache import pulls as pulls_module
 from dedupd.serve import incoming_replicas
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
@@ -32,6 +31,7 @@ from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from glance_dedup.repository import upgrade
 from glance_dedup.transfer import assembler
+from glance_dedup.transfer import pull
 from tests.crash.expectation import make
 from tests.support import fake_peer
 from tests.support import maintenance
@@ -106,7 +106,7 @@ class Stage:
     def arrive(self, repo, home, image, *spec, most=None):
         """What comes from another repository, read while it comes."""
         client = fake_peer.Client(home, most)
-        arrivals = pulls_module.Arrivals(repo, lambda token: client)
+        arrivals = arrivals_module.Arrivals(repo, lambda token: client)
         data = make(spec)
         self.mark(op='put', phase='begin', image=image, spec=spec)
         with contextlib.closing(arrivals.open(
@@ -303,7 +303,7 @@ def arrive(stage):
     side = os.path.dirname(stage.filters)
     with _sites(side, 512) as (home,), stage.open() as repo, \
             mock.patch.object(assembler, 'READ_LOT_BYTES', 16 * 512), \
-            mock.patch.object(arriving, 'SYNC_BYTES', 20 * 512):
+            mock.patch.object(pull, 'SYNC_BYTES', 20 * 512):
         for image, spec in (('a', [(1, 40), (0, 8), (2, 30)]),
                             ('b', [(1, 40), (3, 70), (4, 10)])):
             repositories.put(home, image, make(spec))

@@ -300,16 +300,16 @@ def _near(path, state):
 
 def _arrive(path, state):
     """Reading what is on its way."""
-    from dedupd.cache import partial_image
-    from dedupd.cache import pulls as pulls_module
+    from dedupd.cache import arrivals as arrivals_module
     from dedupd.serve import readings
+    from glance_dedup.transfer import pull
     from tests.support import fake_peer
     from tests.support import repositories
     state.setdefault('late', 'maybe')
     with repositories.open_repository(state['home']) as home, \
             repositories.open_repository(path, codec='none') as repo, \
-            mock.patch.object(partial_image, 'SYNC_BYTES', 1):
-        arrivals = pulls_module.Arrivals(
+            mock.patch.object(pull, 'SYNC_BYTES', 1):
+        arrivals = arrivals_module.Arrivals(
             repo, lambda token: fake_peer.Client(home))
         try:
             with contextlib.closing(

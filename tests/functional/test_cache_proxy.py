@@ -39,11 +39,12 @@ _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 _AWAY = 2
 # A daemon that takes an image for failed sooner, too.
 _PROGRAM = ['-c', 'import sys; from dedupd import main; '
-            'from dedupd.cache import partial_image, proxy, pulls; '
+            'from dedupd.cache import arrivals, proxy; '
             'from dedupd.serve import reads; '
+            'from glance_dedup.transfer import pull; '
             'reads.STALLED = proxy.OPEN_SECONDS = 4; '
-            'partial_image.SYNC_SECONDS = 0.5; '
-            f'pulls.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
+            'pull.SYNC_SECONDS = 0.5; '
+            f'arrivals.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
 
 
 @pytest.fixture(scope='module')

@@ -10,6 +10,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -156,13 +158,13 @@ def test_any_mixture(there, here, client, seed):
 def test_only_some_lots_are_in_memory(there, here, client, monkeypatch):
     there.put('one', noise(600 * BLOCK))
     most = [0]
-    begin = pull._Puller._begin
+    look_up = pull.Pull._look_up
 
     def count(self, lot):
-        begin(self, lot)
-        most[0] = max(most[0], len(self._waiting))
+        look_up(self, lot)
+        most[0] = max(most[0], len(self.assembly._waiting))
 
-    monkeypatch.setattr(pull._Puller, '_begin', count)
+    monkeypatch.setattr(pull.Pull, '_look_up', count)
     pull.pull(here.repo, 'one', client)
     assert 1 < most[0] <= pull.LOTS
 
@@ -417,6 +419,36 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
         assert result.received_bytes < 0.6 * len(data)
     repositories.need_clean(here.path)
     here.repo.close()
+
+
+KILLED = '''
+    import os, sys
+    from glance_dedup.client import daemon
+    from glance_dedup.repository import repository
+    from glance_dedup.transfer import assembler
+    from glance_dedup.transfer import pull
+    path, filters, address = sys.argv[1:]
+    assembler.LOT_BLOCKS, pull.SYNC_BYTES = 16, 64 << 10
+    pull.pull(
+        repository.Repository(path, filter_dir=filters, filter_mib=1), 'one',
+        daemon.Client(address), progress=lambda done, size: (
+            done > size // 2 and os.kill(os.getpid(), 9)))
+'''
+
+
+def test_it_is_killed(there, here, daemon, client):
+    """kill -9 of the pull; what came before the last sync point is found."""
+    data = noise(400 * BLOCK)
+    there.put('one', data)
+    done = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(KILLED), str(here.path),
+         f'{here.path}-filter', daemon.address],
+        timeout=60, cwd=daemons.ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    result = pull.pull(here.repo, 'one', client)
+    assert result.found_blocks >= 180
+    assert here.read('one') == data
+    repositories.need_clean(here.path)
 
 
 def test_it_was_stored_anew_there(there, here, client, monkeypatch):

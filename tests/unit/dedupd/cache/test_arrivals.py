@@ -16,13 +16,15 @@ import threading
 
 import pytest
 
+from dedupd.cache import arrival as arrival_module
+from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import partial_image
-from dedupd.cache import pulls as pulls_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
+from glance_dedup.transfer import pull
 from tests.support import daemons
 from tests.support import repositories
 
@@ -162,7 +164,7 @@ class Hosts:
 
     def put(self, data, image_id='one', **options):
         repositories.put(self.theirs, image_id, data, **options)
-        return pulls_module.Expected(
+        return arrival_module.Expected(
             len(data), hash_name='sha512',
             hash_value=hashlib.sha512(data).hexdigest())
 
@@ -194,7 +196,7 @@ def serving(hosts):
     with hosts.daemon as daemon:
         daemon.start()
         hosts.relay = Relay(daemon.directory / 'relay', daemon.socket)
-        hosts.arrivals = pulls_module.Arrivals(
+        hosts.arrivals = arrivals_module.Arrivals(
             hosts.ours, hosts.relay.connect,
             on_begin=lambda *args: hosts.begun.append(args),
             on_arrived=lambda *args: hosts.arrived.append(args))
@@ -209,7 +211,7 @@ def serving(hosts):
 def small(monkeypatch):
     """Lots, memory and sync points so small that there are many."""
     monkeypatch.setattr(assembler, 'READ_LOT_BYTES', 64 << 10)
-    monkeypatch.setattr(partial_image, 'SYNC_BYTES', 256 << 10)
+    monkeypatch.setattr(pull, 'SYNC_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 256 << 10)
     monkeypatch.setattr(partial_image, 'NEAR_BYTES', 16 << 10)
 
@@ -365,7 +367,7 @@ def test_what_was_fetched_ahead_does_not_come_again(hosts):
     hosts.relay.left = 0
     reading = hosts.arrivals.open('one', expected, None)
     repositories.eventually(
-        lambda: hosts.relay.requests['blocks'] == pulls_module.LOTS, LIMIT)
+        lambda: hosts.relay.requests['blocks'] == pull.LOTS, LIMIT)
     hosts.relay.allow(None)
     for offset in range(12 * MIB, 18 * MIB, MIB):
         assert read_at(reading, offset, 100_000) == (
@@ -435,14 +437,14 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
     data, other = noise(3 * MIB), noise(3 * MIB, 2)
     with serving(Hosts(tmp_path, block_size=block_size)) as hosts:
         hosts.put(other)
-        expected = pulls_module.Expected(
+        expected = arrival_module.Expected(
             len(data), **(
                 {'md5': hashlib.md5(data).hexdigest()} if name == 'md5' else {
                     'hash_name': 'sha512',
                     'hash_value': hashlib.sha512(data).hexdigest()}))
         if block_size == 4096:
             reading = hosts.arrivals.open('one', expected, None)
-            last = len(data) - pulls_module.LAST_BYTES
+            last = len(data) - arrival_module.LAST_BYTES
             with pytest.raises(readings.ArrivalFailed,
                                match="by Glance's record"):
                 read_at(reading, last, 1)
@@ -462,7 +464,7 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
 
 
 @pytest.mark.usefixtures('small')
-def test_the_last_piece_is_held_back(hosts):
+def test_the_last_piece_is_held_back(hosts, monkeypatch):
     """Until the image is here; but not for who said so."""
     data = noise(2 * MIB)
     expected = hosts.put(data)
@@ -479,18 +481,19 @@ def test_the_last_piece_is_held_back(hosts):
         target=lambda: got.append(read_at(bold, end, 2000)))
     asking.start()
     repositories.eventually(
-        lambda: hosts.relay.requests['blocks'] > pulls_module.LOTS, LIMIT)
+        lambda: hosts.relay.requests['blocks'] > pull.LOTS, LIMIT)
     # Commit is what it waits for.
-    hosts.arrivals._arrivals['one']._commit = (
-        lambda commit=hosts.arrivals._arrivals['one']._commit: (
-            ready.wait(LIMIT), commit()))
-    ready = threading.Event()
+    arrival, ready = hosts.arrivals._arrivals['one'].result(), (
+        threading.Event())
+    monkeypatch.setattr(
+        arrival, '_commit',
+        lambda commit=arrival._commit: (ready.wait(LIMIT), commit()))
     hosts.relay.allow(None)
     asking.join(LIMIT)
     assert got == [data[end:]]
     repositories.eventually(
         lambda: reading.available(0) == len(data)
-        - pulls_module.LAST_BYTES, LIMIT)
+        - arrival_module.LAST_BYTES, LIMIT)
     repositories.eventually(
         lambda: bold.available(0) == len(data), LIMIT)
     assert not results
@@ -504,19 +507,19 @@ def test_the_last_piece_is_held_back(hosts):
 def test_another_size(hosts):
     hosts.put(noise(MIB))
     with pytest.raises(readings.ArrivalFailed, match='1048575'):
-        hosts.arrivals.open('one', pulls_module.Expected(MIB - 1), None)
+        hosts.arrivals.open('one', arrival_module.Expected(MIB - 1), None)
     hosts.need_nothing_of('one')
     assert hosts.relay.requests['blocks'] == 0
     repositories.put(hosts.ours, 'one', b'here')
     with pytest.raises(readings.ArrivalFailed, match='4 bytes here'):
-        hosts.arrivals.open('one', pulls_module.Expected(MIB), None)
+        hosts.arrivals.open('one', arrival_module.Expected(MIB), None)
 
 
 @pytest.mark.usefixtures('small')
 def test_who_knows_the_hash_comes_later(hosts):
     data = noise(2 * MIB)
     hosts.put(data)
-    wrong = pulls_module.Expected(len(data), md5='0' * 32)
+    wrong = arrival_module.Expected(len(data), md5='0' * 32)
     hosts.relay.left = MIB
     first = hosts.arrivals.open('one', None, None)
     repositories.eventually(lambda: first.available(0), LIMIT)
@@ -530,9 +533,9 @@ def test_who_knows_the_hash_comes_later(hosts):
 
 
 @pytest.mark.parametrize('expected', [
-    None, pulls_module.Expected(MIB),
-    pulls_module.Expected(MIB, hash_name='none', hash_value='0'),
-    pulls_module.Expected(MIB, hash_name='shake_128', hash_value='0')])
+    None, arrival_module.Expected(MIB),
+    arrival_module.Expected(MIB, hash_name='none', hash_value='0'),
+    arrival_module.Expected(MIB, hash_name='shake_128', hash_value='0')])
 def test_a_hash_that_is_not_known(hosts, expected):
     hosts.put(noise(MIB))
     reading = hosts.arrivals.open('one', expected, None)
@@ -606,7 +609,7 @@ def test_a_description_that_finds_no_room(hosts, monkeypatch):
 @pytest.mark.usefixtures('small')
 def test_the_peer_dies(hosts, monkeypatch):
     """What came is read on; the next pull asks for the rest only."""
-    monkeypatch.setattr(pulls_module, 'AWAY_SECONDS', 3600.0)
+    monkeypatch.setattr(arrivals_module, 'AWAY_SECONDS', 3600.0)
     data = noise(6 * MIB)
     expected = hosts.put(data)
     hosts.relay.left = 4 * MIB
@@ -641,14 +644,14 @@ def test_the_peer_dies(hosts, monkeypatch):
 
 
 def test_a_peer_that_is_away(hosts, tmp_path, monkeypatch):
-    monkeypatch.setattr(pulls_module, 'AWAY_SECONDS', 3600.0)
+    monkeypatch.setattr(arrivals_module, 'AWAY_SECONDS', 3600.0)
     asked = []
 
     def connect(token):
         asked.append(token)
         return daemon_module.Client(f'unix:{tmp_path}/nobody')
 
-    arrivals = pulls_module.Arrivals(hosts.ours, connect)
+    arrivals = arrivals_module.Arrivals(hosts.ours, connect)
     with pytest.raises(daemon_module.DaemonUnavailable):
         arrivals.open('one', None, None)
     for image_id in ('one', 'two'):
@@ -751,9 +754,9 @@ def test_another_upload_commits_first(hosts, size, known):
 
 
 def test_only_some_arrive_at_once(hosts, monkeypatch):
-    monkeypatch.setattr(pulls_module, 'BUSY_SECONDS', 0.1)
+    monkeypatch.setattr(arrivals_module, 'BUSY_SECONDS', 0.1)
     hosts.relay.left = 0
-    names = [f'image-{number}' for number in range(pulls_module.PULLS + 1)]
+    names = [f'image-{number}' for number in range(arrivals_module.PULLS + 1)]
     for name in names:
         hosts.put(noise(100_000, len(name)), name)
     opened = [hosts.arrivals.open(name, None, None) for name in names[:-1]]
@@ -786,7 +789,7 @@ def test_stop_keeps_what_came(hosts):
     with pytest.raises(readings.ArrivalFailed, match='stopping'):
         hosts.arrivals.open('one', expected, None)
     hosts.relay.allow(None)
-    hosts.arrivals = pulls_module.Arrivals(hosts.ours, hosts.relay.connect)
+    hosts.arrivals = arrivals_module.Arrivals(hosts.ours, hosts.relay.connect)
     reading = hosts.arrivals.open('one', expected, None)
     assert follow(reading) == data
     reading.close()
@@ -796,13 +799,13 @@ def test_stop_keeps_what_came(hosts):
 
 def test_the_disk_is_full(hosts, tmp_path, monkeypatch):
     """What is there is read; the rest is not waited for."""
-    monkeypatch.setattr(partial_image, 'SYNC_BYTES', MIB)
+    monkeypatch.setattr(pull, 'SYNC_BYTES', MIB)
     data = noise(16 * MIB)
     expected = hosts.put(data)
     with repositories.small_disk(tmp_path / 'disk', 8 << 20) as disk:
         path = repositories.create(disk / 'here')
         with repositories.open_repository(path) as repository:
-            arrivals = pulls_module.Arrivals(
+            arrivals = arrivals_module.Arrivals(
                 repository, hosts.relay.connect)
             reading = arrivals.open('one', expected, None)
             with pytest.raises(readings.ArrivalFailed, match='no room'):
@@ -833,14 +836,14 @@ def test_damage_here(hosts):
 
 KILLED = '''
     import os, sys, threading
-    from dedupd.cache import partial_image
-    from dedupd.cache import pulls
+    from dedupd.cache import arrivals
     from glance_dedup.client import daemon as client
     from glance_dedup.repository import repository
     from glance_dedup.transfer import assembler
+    from glance_dedup.transfer import pull
     path, filters, address, size = sys.argv[1:]
-    assembler.READ_LOT_BYTES, partial_image.SYNC_BYTES = 64 << 10, 256 << 10
-    images = pulls.Arrivals(
+    assembler.READ_LOT_BYTES, pull.SYNC_BYTES = 64 << 10, 256 << 10
+    images = arrivals.Arrivals(
         repository.Repository(path, filter_dir=filters, filter_mib=1),
         lambda token: client.Client(address))
     reading = images.open('one', None, None)
@@ -877,7 +880,7 @@ def test_kill_and_again(hosts):
 def test_memory_is_bounded(hosts, monkeypatch):
     """However large the image, and wherever it is read."""
     monkeypatch.setattr(assembler, 'READ_LOT_BYTES', 256 << 10)
-    monkeypatch.setattr(partial_image, 'SYNC_BYTES', MIB)
+    monkeypatch.setattr(pull, 'SYNC_BYTES', MIB)
     monkeypatch.setattr(partial_image, 'AHEAD_BYTES', 512 << 10)
     most = collections.Counter()
 
@@ -886,21 +889,21 @@ def test_memory_is_bounded(hosts, monkeypatch):
             kept = {'recent': sum(map(len, self._recent.values())),
                     'ahead': sum(map(len, self._ahead.values())),
                     'lots': sum(len(block) for lot in
-                                self._under_way.values()
+                                self._under_way
                                 for block in lot.received.values())}
         for name, size in kept.items():
             most[name] = max(most[name], size)
 
     def measured(name):
-        function = getattr(partial_image.Arriving, name)
+        function = getattr(partial_image.PartialImage, name)
 
         def call(self, *args):
             result = function(self, *args)
             measure(self)
             return result
-        monkeypatch.setattr(partial_image.Arriving, name, call)
+        monkeypatch.setattr(partial_image.PartialImage, name, call)
 
-    for name in ('store', 'fetch', '_keep_ahead', '_remember'):
+    for name in ('_store', 'fetch', '_keep_ahead', '_remember'):
         measured(name)
     data = noise(12 * MIB)
     expected = hosts.put(data)
@@ -914,7 +917,7 @@ def test_memory_is_bounded(hosts, monkeypatch):
     hosts.ended()
     assert MIB // 2 < most['recent'] <= MIB + (256 << 10)
     assert 0 < most['ahead'] <= 512 << 10
-    assert 0 < most['lots'] <= pulls_module.LOTS * (256 << 10)
+    assert 0 < most['lots'] <= pull.LOTS * (256 << 10)
 
 
 def test_nothing_is_left_open(hosts):
@@ -938,7 +941,7 @@ def test_nothing_is_left_open(hosts):
                     found.append(target)
         return sorted(found)
 
-    hosts.arrivals = pulls_module.Arrivals(hosts.ours, connect)
+    hosts.arrivals = arrivals_module.Arrivals(hosts.ours, connect)
     before = open_files()
     reading = hosts.arrivals.open('one', None, None)
     assert open_files() != before

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The description of an arriving image, kept as it comes.
+"""The description of a pulled image, kept as it comes.
 
 A description grows with the image, to megabytes. The pull wants its lots in
-order, and readers want them in any order. So the description is cut into lots
-as it comes. Each lot is one record of a temporary file: the extents as they
-came, and behind them room for the addresses of the blocks, once these are
-stored. Memory holds only where each lot begins.
+order. Readers of an image that is still on its way want them in any order. So
+the description is cut into lots as it comes. Each lot is one record of a
+temporary file: the extents as they came, and behind them room for the
+addresses of the blocks, once these are stored. Memory holds only where each
+lot begins.
 """
 
 import array
 import bisect
+from collections.abc import Iterator
 import io
+import itertools
 import os
 import tempfile
 import threading
@@ -26,14 +29,15 @@ class Description:
 
     :param where: names the image and the peer in errors
     :param header: the recipe's header
+    :param lot_bytes: the most bytes of a lot; None: the usual number
     :raises BadAnswer: if there is no room for the description
     """
 
-    def __init__(self, where: str, header: wire.RecipeHeader) -> None:
+    def __init__(self, where: str, header: wire.RecipeHeader,
+                 lot_bytes: int | None = None) -> None:
         daemon_module.need_room(where, header)
         self._where = where
-        self._most = assembler.most_blocks(header.block_size,
-                                           assembler.READ_LOT_BYTES)
+        self._most = assembler.most_blocks(header.block_size, lot_bytes)
         self._file = tempfile.TemporaryFile()
         self._changed = threading.Condition()
         # By the lot's number: its offset in the image; where its record is,
@@ -44,18 +48,23 @@ class Description:
         self._counts = array.array('Q')
         self._end = 0
         self._ended = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     # -- filling ----------------------------------------------------------
 
     def fill(self, recipe: daemon_module.Recipe) -> None:
-        """Read a recipe to its end. Requests for lots raise its error."""
+        """Read a recipe to its end; requests for lots raise its error, too.
+
+        :raises BadAnswer, DaemonUnavailable: the recipe is wrong, or ended
+        :raises OSError: the file cannot be written
+        """
         try:
             with recipe:
                 for extents in assembler.cut(recipe, self._most):
                     self._keep(extents)
-        except Exception as e:
+        except BaseException as e:
             self._error = e
+            raise
         finally:
             with self._changed:
                 self._ended = True
@@ -83,20 +92,27 @@ class Description:
 
     # -- asking -----------------------------------------------------------
 
-    def lot(self, number: int) -> assembler.Lot | None:
-        """Wait for a lot, and return it; None behind the last.
-
-        Each call makes a new object. Its blocks have addresses if these were
-        kept.
+    def lots(self) -> Iterator[assembler.Lot]:
+        """All lots in order; waits for each.
 
         :raises Exception: if the description did not come
         """
+        for number in itertools.count():
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: number < len(self._starts) or self._ended)
+                if number >= len(self._starts):
+                    self._need_good()
+                    return
+            yield self.lot(number)
+
+    def lot(self, number: int) -> assembler.Lot:
+        """A lot that has come.
+
+        Each call makes a new object. Its blocks have addresses if these were
+        kept.
+        """
         with self._changed:
-            self._changed.wait_for(
-                lambda: number < len(self._starts) or self._ended)
-            if number >= len(self._starts):
-                self._need_good()
-                return None
             place, length, count = (self._places[number],
                                     self._lengths[number],
                                     self._counts[number])
@@ -138,7 +154,7 @@ class Description:
         os.pwrite(self._file.fileno(), addresses.tobytes(),
                   self._places[number] + self._lengths[number])
 
-    def give_up(self, error: Exception) -> None:
+    def give_up(self, error: BaseException) -> None:
         """End the description; callers that wait for more get the error."""
         with self._changed:
             if not self._ended:

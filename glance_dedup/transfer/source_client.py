@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests to the peer that an image comes from, for all who want the image.
+"""Requests to the peer that an image is pulled from, for all who want it.
 
-Each client came with its own token, which the peer shows to Glance. If Glance
+Each of them came with its own token, which the peer shows to Glance. If Glance
 refuses a token in the middle of the image, because it has expired, the token
-of another client takes its place.
+of another one takes its place.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,12 @@ class Peer:
     """Requests one image, with the tokens of all who want it. Thread-safe.
 
     :param connect: makes a client for a token; None: without one
+    :ivar address: the peer's
+    :ivar upload_id: the upload that :meth:`recipe` found
     """
 
     def __init__(self, connect: Callable[[str | None], daemon_module.Client],
-                 image_id: str, token: str | None) -> None:
+                 image_id: str, token: str | None = None) -> None:
         self._connect = connect
         self._image_id = image_id
         self._lock = threading.Lock()
@@ -37,12 +39,17 @@ class Peer:
         self.address = self._clients[0].address
         self.upload_id = ''
 
+    def __str__(self) -> str:
+        return f'{self.address}: image {self._image_id}'
+
     def add_token(self, token: str | None) -> None:
+        """Add the token of another one who wants the image."""
         with self._lock:
             if token not in self._tokens:
                 self._tokens.append(token)
 
     def recipe(self) -> daemon_module.Recipe:
+        """The image's recipe; further requests are for its upload alone."""
         recipe = self._clients[-1].recipe(self._image_id)
         self.upload_id = recipe.upload_id
         return recipe
@@ -81,12 +88,15 @@ class Peer:
 
     @property
     def received(self) -> int:
+        """Bytes of all answers that are over, as they came on the wire."""
         return sum(client.received for client in self._clients)
 
     def interrupt(self) -> None:
+        """Break off all requests under way in other threads."""
         for client in self._clients:
             client.interrupt()
 
     def close(self) -> None:
+        """Close the connections. REQUIRES: no request is under way."""
         for client in self._clients:
             client.close()
