@@ -164,62 +164,61 @@ class _Sender:
         self._workers = workers_module.Workers(
             'glance-dedup-send', REQUESTS)
         self._id = secrets.token_hex(16)
-        self._replica: daemon_module.Replica | None = None
         self._futures: set[futures.Future] = set()
         self._done = self._blocks = self._missing = 0
 
     def run(self, confirm: Callable[[], Any]) -> Sent:
         before = self._client.sent
-        facts = self._persist(confirm)
+        replica, facts = self._persist(confirm)
         return Sent(
             self._image.size, facts['upload_id'], facts['location'],
             max(0, self._blocks - self._missing), self._missing,
-            self._client.sent - before, self._replica.whole,
-            self._replica.exists)
+            self._client.sent - before, replica.whole, replica.exists)
 
     # -- attempts ---------------------------------------------------------
 
-    def _persist(self, confirm: Callable[[], Any]) -> dict:
+    def _persist(self, confirm: Callable[[], Any]
+                 ) -> tuple[daemon_module.Replica, dict]:
         """Send the image, over as many connections as needed."""
         pauses = iter(PAUSES)
         reached = 0
+        replica: daemon_module.Replica | None = None
         while True:
             try:
-                self._begin()
-                if self._replica.offset > reached:
-                    reached = self._replica.offset
+                replica = self._begin()
+                if replica.offset > reached:
+                    reached = replica.offset
                     pauses = iter(PAUSES)
-                return self._attempt(confirm)
+                return replica, self._attempt(replica, confirm)
             except daemon_module.ClientError as e:
                 pause = next(pauses, None)
-                if self._replica is None or pause is None or not (
-                        _may_pass(e)):
+                if replica is None or pause is None or not _may_pass(e):
                     raise
                 self._pause(pause)
 
-    def _attempt(self, confirm: Callable[[], Any]) -> dict:
+    def _attempt(self, replica: daemon_module.Replica,
+                 confirm: Callable[[], Any]) -> dict:
         try:
-            self._send_lots()
+            self._send_lots(replica)
             confirm()
-            return self._result(self._submit(self._replica.commit))
+            return self._result(self._submit(replica.commit))
         except BaseException as e:
             self._break_off()
             if not isinstance(e, daemon_module.DaemonUnavailable):
                 # So that the next sender need not wait for a timeout.
                 with contextlib.suppress(daemon_module.ClientError):
-                    self._replica.give_up()
+                    replica.give_up()
             raise
 
-    def _begin(self) -> None:
+    def _begin(self) -> daemon_module.Replica:
         """Tell the receiver which image comes, or goes on."""
         deadline = time.monotonic() + BUSY_SECONDS
         stat = self._image.stat
         while True:
             try:
-                self._replica = self._client.begin_replica(
+                return self._client.begin_replica(
                     self._image_id, stat.upload_id, self._header, self._id,
                     stat.project, *self._hash)
-                return
             except daemon_module.Refused as e:
                 if e.code in (404, 405):
                     raise daemon_module.Refused(
@@ -268,35 +267,35 @@ class _Sender:
         self._futures.discard(future)
         return future.result()
 
-    def _send_lots(self) -> None:
-        replica = self._replica
+    def _send_lots(self, replica: daemon_module.Replica) -> None:
         self._done = replica.offset
         lots = _lots(_extents(self._image, self._header), replica,
                      self._header.block_size)
         waiting: collections.deque[_Lot] = collections.deque()
-        offered = self._offer(lots)
+        offered = self._offer(replica, lots)
         while offered is not None:
             lot, future = offered
             ranges, lot.missing = self._result(future)
             if len(waiting) + 1 == replica.lots:
                 self._finish(waiting.popleft())
             # The answer for the next lot comes while this one's blocks go.
-            offered = self._offer(lots)
-            self._post(lot, ranges)
+            offered = self._offer(replica, lots)
+            self._post(replica, lot, ranges)
             waiting.append(lot)
         while waiting:
             self._finish(waiting.popleft())
 
-    def _offer(self, lots: Iterator[_Lot]
+    def _offer(self, replica: daemon_module.Replica, lots: Iterator[_Lot]
                ) -> tuple[_Lot, futures.Future] | None:
         with self._naming():
             lot = next(lots, None)
         if lot is None:
             return None
-        return lot, self._submit(self._replica.offer, lot.offset, lot.end,
+        return lot, self._submit(replica.offer, lot.offset, lot.end,
                                  lot.extents)
 
-    def _post(self, lot: _Lot, ranges: list[tuple[int, int]]) -> None:
+    def _post(self, replica: daemon_module.Replica, lot: _Lot,
+              ranges: list[tuple[int, int]]) -> None:
         """Send the blocks in some ranges of a lot."""
         while ranges:
             with self._naming():
@@ -306,7 +305,7 @@ class _Sender:
             self._step('sending', len(body))
             self._wait_for_room()
             lot.posts.append(
-                self._submit(self._replica.send, lot.offset, body))
+                self._submit(replica.send, lot.offset, body))
 
     def _wait_for_room(self) -> None:
         """Wait until few enough requests' bodies are in memory."""
