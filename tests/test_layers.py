@@ -190,7 +190,6 @@ TESTED_BY = {
     'dedupd.serve.incoming_replicas': 'functional/test_receiving.py',
     'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
-    'dedupd.cache.arrival': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.proxy': 'functional/test_cache_proxy.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',

@@ -68,7 +68,7 @@ class Entry:
     """Seconds since 1970, for people: the entries' order decides what is
     evicted first."""
     wrong: str | None = None
-    """The mark (`arrivals.Expected.mark`) of the image that Glance means, if
+    """The mark (`arrival.Expected.mark`) of the image that Glance means, if
     the storing host has another one. Then the image is not here. None: it is
     here."""
 

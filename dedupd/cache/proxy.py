@@ -198,7 +198,7 @@ class Proxy:
             except messages.HTTPError:
                 part = None
             if part is None:
-                raise _NotFromHere('range')     # Glance says what it is not
+                raise _NotFromHere('range')     # Glance says what is wrong
             begin, end = part
         reading, expected = await self._open(asked, allowed)
         if not reading.here and (

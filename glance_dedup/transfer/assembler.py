@@ -253,7 +253,8 @@ class Assembly:
             if _engine.fingerprint(self._fingerprint, block,
                                    self._scope) != name:
                 raise BadBlock(offset,
-                               'a block came that has not its fingerprint')
+                               'a block came that does not have its '
+                               'fingerprint')
             # A copy, so that the whole buffer is not kept.
             yield offset, name, bytes(block)
             del lot.wanted[offset]

@@ -165,7 +165,7 @@ class Underway:
             raise self._unusable(e, 'written') from e
 
     def _open_locked(self) -> int:
-        """Open and lock the file that has the name; make it at need."""
+        """Open and lock the file of this name; make it if it is missing."""
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             fd = self._open()

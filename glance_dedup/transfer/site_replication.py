@@ -65,6 +65,7 @@ class Pace(task_module.Pace):
     whole = 0
 
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
+        """As for task.Pace; `cost` is what goes over the network."""
         self.sent += cost
         super().step(done, total, what, cost)
 
@@ -122,7 +123,7 @@ class DataReplication:
         self._dry_run = dry_run
 
     def left(self, chosen: Iterable[str]) -> Iterator[str]:
-        """What earlier runs left to be ended, besides what is chosen now."""
+        """The images that earlier runs did not finish, but for those chosen."""
         return iter(())
 
     def take(self, image_id: str, pace: Pace) -> Outcome:
@@ -211,7 +212,7 @@ class Replication(DataReplication):
         self._listed = home, away
 
     def left(self, chosen: Iterable[str]) -> Iterator[str]:
-        """What earlier runs left to be ended, besides what is chosen now."""
+        """The images that earlier runs did not finish, but for those chosen."""
         if self._dry_run:
             return
         for image_id in sorted({*self._underway.entries()} - {*chosen}):
@@ -477,9 +478,10 @@ class Replication(DataReplication):
 
     def _delete(self, outcome: Outcome, entry: journal_module.Entry,
                 there: glance_api.Record | None) -> None:
-        """It was deleted at home while it was on its way."""
+        """End an image that was deleted at home while it was on its way."""
         outcome.result = DELETED
-        # What has data, and that we made no record of, came by another way.
+        # If we made no record of an image, and it has data, somebody else
+        # brought it.
         if there is not None and (
                 entry.recorded or there['status'] == 'queued'):
             if self._dry_run:
@@ -498,7 +500,7 @@ def _deleted_there() -> _LeftOut:
 
 
 def _settable(record: glance_api.Record) -> glance_api.Record:
-    """The values that a record at the other site is to have."""
+    """The values for the record at the other site."""
     wanted = {name: record[name] for name in glance_api.SETTABLE
               if name in record}
     wanted |= {name: value for name, value

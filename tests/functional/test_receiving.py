@@ -379,7 +379,7 @@ def test_wrong_blocks(peer, spoil):
     body = frame(bytes(plain), [(0, 0, 16 * BLOCK)]) + wire.END_FRAME
     refused(peer.post('/blocks', body, offset=0), 400,
             peer.image_id, f'offset {spoil // BLOCK * BLOCK}: ',
-            'not its fingerprint')
+            'not have its fingerprint')
     # It is still missing, and all behind it.
     assert peer.offer(lot).json()['blocks'] == 16 - spoil // BLOCK
     peer.complete()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How an arrival begins and ends, for all who open the image then."""
+
+import contextlib
+import os
+
+import pytest
+
+from dedupd.cache import arrival as arrival_module
+from dedupd.serve import readings
+from tests.unit.dedupd.cache import test_arrivals
+
+hosts = test_arrivals.hosts
+MIB = test_arrivals.MIB
+
+
+def descriptors():
+    return len(os.listdir('/proc/self/fd'))
+
+
+def test_no_thread_can_be_started(hosts, monkeypatch):
+    """All who wait for the beginning learn it; the next attempt succeeds."""
+    data = test_arrivals.noise(MIB)
+    expected = hosts.put(data)
+
+    def submit(*args):
+        raise RuntimeError("can't start new thread")
+
+    def attempt():
+        hosts.arrivals.open('one', expected, None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.arrivals._workers, 'submit', submit)
+        with pytest.raises(RuntimeError):       # opens what stays open
+            attempt()
+        before = descriptors()
+        for error in test_arrivals.at_once(3, attempt):
+            assert isinstance(error, RuntimeError)
+    hosts.need_nothing_of('one')
+    assert descriptors() == before
+    with contextlib.closing(
+            hosts.arrivals.open('one', expected, None)) as reading:
+        assert test_arrivals.follow(reading) == data
+
+
+def test_a_beginning_that_is_not_noted(hosts):
+    """The listener fails; nothing is left, and others may begin."""
+    expected = hosts.put(test_arrivals.noise(MIB))
+
+    def fail(image_id, size):
+        raise ValueError('not noted')
+
+    hosts.arrivals._on_begin = fail
+    for _ in range(9):                      # more than may arrive at once
+        with pytest.raises(ValueError, match='not noted'):
+            hosts.arrivals.open('one', expected, None)
+    hosts.need_nothing_of('one')
+    assert hosts.arrivals.status()['failures'] == 9
+
+
+def test_it_ended_before_it_is_opened(hosts, monkeypatch):
+    """One who waited for its beginning finds the image in the repository."""
+    data = test_arrivals.noise(MIB)
+    expected = hosts.put(data)
+    open_arrival = arrival_module.Arrival.open
+
+    def late(*args):
+        hosts.ended()
+        return open_arrival(*args)
+
+    monkeypatch.setattr(arrival_module.Arrival, 'open', late)
+    reading = hosts.arrivals.open('one', expected, None)
+    assert isinstance(reading, readings.Present)
+    assert test_arrivals.follow(reading) == data
+    reading.close()
+
+
+def test_it_failed_before_it_is_opened(hosts, monkeypatch):
+    hosts.put(test_arrivals.noise(MIB))
+    wrong = arrival_module.Expected(MIB, md5='0' * 32)
+    open_arrival = arrival_module.Arrival.open
+
+    def late(*args):
+        hosts.ended()
+        return open_arrival(*args)
+
+    monkeypatch.setattr(arrival_module.Arrival, 'open', late)
+    with pytest.raises(arrival_module.WrongImage, match="Glance's record"):
+        hosts.arrivals.open('one', wrong, None)
+    hosts.need_nothing_of('one')
