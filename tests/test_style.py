@@ -2,37 +2,14 @@
 """The style of the Python code, of the C code and of the shell scripts."""
 
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 LICENSE = 'SPDX-License-Identifier: Apache-2.0'
-# Modules with public names that have no docstring. The list only gets shorter.
-WITHOUT_DOCSTRINGS = [
-    'dedupd.cache.pulls',
-    'dedupd.cache.source_client',
-    'dedupd.replicator',
-    'dedupd.scheduler',
-    'dedupd.serve.incoming_replicas',
-    'dedupd.serve.nbd',
-    'dedupd.serve.readings',
-    'dedupd.tasks.accounting',
-    'glance_dedup.check.catalog',
-    'glance_dedup.check.format',
-    'glance_dedup.check.store',
-    'glance_dedup.maintenance.addresses',
-    'glance_dedup.maintenance.catalog',
-    'glance_dedup.mount',
-    'glance_dedup.repository.repository',
-    'glance_dedup.repository.upgrade',
-    'glance_dedup.transfer.assembler',
-    'glance_dedup.trial',
-]
 
 
 def test_python_style():
@@ -43,36 +20,13 @@ def test_python_style():
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
-def module_of(path):
-    """The module whose file it is, from the top of the tree."""
-    return re.sub(r'(/__init__)?\.pyi?$', '', path).replace('/', '.')
-
-
 @pytest.mark.timeout(300)     # without a cache
-def test_types(tmp_path):
-    """mypy finds nothing but in the modules that pyproject.toml exempts.
-
-    One of these in which it finds nothing, or that is no more, is to be taken
-    off the list.
-    """
-    text = (TOP / 'pyproject.toml').read_text()
-    exempt = [module for override
-              in tomllib.loads(text)['tool']['mypy']['overrides']
-              if 'ignore_errors' in override for module in override['module']]
-    everything = tmp_path / 'pyproject.toml'
-    everything.write_text(text.replace('ignore_errors = true', ''))
+def test_types():
+    """mypy finds nothing."""
     result = subprocess.run(
-        [sys.executable, '-m', 'mypy', '--config-file', everything,
-         '--cache-dir', TOP / '.mypy_cache' / 'everything'], cwd=TOP,
-        capture_output=True, text=True, timeout=280)
-    assert result.returncode < 2, f'\n{result.stdout}{result.stderr}'
-    errors = [line for line in result.stdout.splitlines()
-              if ': error: ' in line]
-    found = {module_of(line.partition(':')[0]) for line in errors}
-    new = '\n'.join(line for line in errors
-                    if module_of(line.partition(':')[0]) not in exempt)
-    assert not new, f'\n{new}'
-    assert exempt == sorted(found), 'the list in pyproject.toml is too long'
+        [sys.executable, '-m', 'mypy'], cwd=TOP, capture_output=True,
+        text=True, timeout=280)
+    assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
 def test_docstrings():
@@ -84,13 +38,7 @@ def test_docstrings():
     result = subprocess.run(
         [sys.executable, '-m', 'tests.support.docstrings'], cwd=TOP,
         check=True, capture_output=True, text=True, timeout=100)
-    missing = result.stdout.splitlines()
-    new = '\n'.join(line for line in missing
-                    if line.partition(':')[0] not in WITHOUT_DOCSTRINGS)
-    assert not new, f'\n{new}'
-    assert WITHOUT_DOCSTRINGS == sorted(
-        {line.partition(':')[0] for line in missing}), (
-        'WITHOUT_DOCSTRINGS is too long, or not sorted')
+    assert not result.stdout, f'\n{result.stdout}'
 
 
 def sources():

@@ -123,7 +123,7 @@ class DataReplication:
         self._dry_run = dry_run
 
     def left(self, chosen: Iterable[str]) -> Iterator[str]:
-        """The images that earlier runs did not finish, but for those chosen."""
+        """The unfinished images of earlier runs, without those chosen."""
         return iter(())
 
     def take(self, image_id: str, pace: Pace) -> Outcome:
@@ -212,7 +212,7 @@ class Replication(DataReplication):
         self._listed = home, away
 
     def left(self, chosen: Iterable[str]) -> Iterator[str]:
-        """The images that earlier runs did not finish, but for those chosen."""
+        """The unfinished images of earlier runs, without those chosen."""
         if self._dry_run:
             return
         for image_id in sorted({*self._underway.entries()} - {*chosen}):
