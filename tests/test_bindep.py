@@ -49,3 +49,13 @@ def test_libvirt_can_start_qemu():
         ['dpkg-query', '-L', package], capture_output=True, text=True,
         timeout=60).stdout.split()
     assert any(name.endswith('/libvirt_driver_qemu.so') for name in files)
+
+
+@pytest.mark.parametrize('profile', ['test', 'benchmark'])
+def test_fincore_is_installed(profile):
+    """A Debian made for a container or a cloud may come without it."""
+    package = 'util-linux-extra'
+    assert package in packages(profile, 'dpkg')
+    if not shutil.which('dpkg-query'):
+        pytest.skip('not Debian: nobody has installed it')
+    assert shutil.which('fincore')
