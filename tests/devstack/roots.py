@@ -20,6 +20,7 @@ import os
 import pathlib
 import select
 import shlex
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -229,6 +230,9 @@ def _child(process):
 def prepare(root):
     """What a host has before stack.sh, and what it would fetch first."""
     root.run('rm', '-rf', STACK, '/etc/glance', '/etc/dedupd')
+    # sudo looks up the machine's name, and a root has no name server. In a
+    # container, /etc/hosts is often a mount, which the overlay does not show.
+    root.write('/etc/hosts', f'127.0.0.1 localhost {socket.gethostname()}\n')
     if 'stack:' not in root.read('/etc/passwd'):
         root.run('useradd', '--user-group', '--home-dir', STACK,
                  '--shell', '/bin/bash', 'stack')
