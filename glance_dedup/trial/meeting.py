@@ -3,8 +3,10 @@
 """Hosts that meet in a shared directory, and speak by files there.
 
 Since it is such files that are on trial, a message has a name of its own,
-which no host asks for before a listing has shown it, is made whole and
-closed, and is read until it is whole.
+which no host asks for before a listing has shown it, is made whole and closed
+before it gets this name, and is read until it is whole. A host that opened it
+earlier could see an empty file until its cache of attributes ends, and miss
+what is tried meanwhile.
 
 A wait for another host has a limit, and ends with a sentence that says which
 host was waited for.
@@ -127,11 +129,13 @@ class Meeting:
 
     def say(self, what: str, message: Any) -> str:
         """Leave a message to all; its path."""
-        path = self._file(f'{what}.{self.me.token}')
-        with open(path, 'x') as f:
+        name = f'{what}.{self.me.token}'
+        path, unsaid = self._file(name), self._file(f'unsaid-{name}')
+        with open(unsaid, 'x') as f:
             f.write(json.dumps(message) + '\n')
             f.flush()
             os.fsync(f.fileno())
+        os.rename(unsaid, path)
         return path
 
     def _list(self, prefix: str) -> list[str]:

@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from unittest import mock
 
 import pytest
 
@@ -97,6 +99,33 @@ def test_each_fault_is_found(tmp_path, options, wanted):
         assert verdicts(findings) == {**FINE, **wanted}
         for key in wanted:
             assert findings[key].detail and findings[key].meaning
+
+
+def test_a_message_is_whole_when_it_is_listed(tmp_path):
+    """Half of one would be all that this host sees until its cache ends."""
+    with hosts_module.hosts(tmp_path, names=0, open='trusts') as hosts:
+        prepare(hosts)
+        os.mkdir(hosts[0].root / 'repository/locks/trial')
+        here, there = (
+            meeting.Meeting('', host.root / 'repository/locks/trial', LIMIT)
+            for host in hosts)
+        looking, seen = threading.Event(), threading.Event()
+        fsync = os.fsync
+
+        def slow(fd):
+            looking.set()
+            seen.wait(LIMIT)
+            fsync(fd)
+
+        with (concurrent.futures.ThreadPoolExecutor(1) as pool,
+              mock.patch.object(os, 'fsync', slow)):
+            said = pool.submit(here.say, 'word', 'long')
+            looking.wait(LIMIT)
+            early = [there._read(name) for name in there._list('word.')]
+            seen.set()
+            said.result(LIMIT)
+        late = [there._read(name) for name in there._list('word.')]
+    assert (early, late) == ([], ['long'])
 
 
 def test_few_links_to_one_file(tmp_path, monkeypatch):
