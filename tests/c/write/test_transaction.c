@@ -34,7 +34,7 @@ run_images(const kind *k, uint64_t seed)
     enum { IMAGES = 8 };
     static uint8_t data[IMAGES][600000];
     size_t lengths[IMAGES];
-    char id[IMAGES][16];
+    char id[IMAGES][24];
     scratch_init(&the_scratch);
     the_scratch.params.block_size = k->block;
     the_scratch.params.group_slots = k->slots;
