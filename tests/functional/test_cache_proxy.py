@@ -820,7 +820,8 @@ def test_what_nobody_compared_is_not_handed_out(tmp_path, storing, alice):
     data, other = noise(3 * MIB, 68), noise(3 * MIB, 69)
     other_there(storing, alice, image_id, data, other)
     file = storing.glance.directory / 'glance.sqlite'
-    with contextlib.closing(sqlite3.connect(file, 60)) as database, database:
+    with (contextlib.closing(sqlite3.connect(file, timeout=60)) as database,
+          database):
         changed = database.execute(
             'UPDATE images SET checksum = NULL WHERE id = ?', (image_id,))
         assert changed.rowcount == 1

@@ -156,7 +156,8 @@ class TestErrors:
     """What a call gets that cannot be carried out."""
 
     @pytest.fixture(scope='class')
-    def daemon(self, tmp_path_factory, broker):
+    @classmethod
+    def daemon(cls, tmp_path_factory, broker):
         path = repositories.create(
             tmp_path_factory.mktemp('errors') / 'repository', group_slots=64)
         with contextlib.closing(repositories.open_repository(path)) as repo:
