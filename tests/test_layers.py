@@ -157,7 +157,6 @@ TESTED_BY = {
         'unit/maintenance/test_maintainer.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
-    'glance_dedup.client.wire': 'unit/client/test_daemon.py',
     'glance_dedup.transfer.description': 'unit/transfer/test_pull.py',
     'glance_dedup.transfer.site_replication': 'functional/test_sites.py',
     'glance_dedup.transfer.source_client': (

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
+import re
 import struct
 from typing import Any
 from typing import IO
@@ -154,8 +155,11 @@ class RecipeHeader:
                 extents > min(size, 2 * (size - zero_bytes) + 1)):
             raise bad(f'the recipe has {size} bytes, {zero_bytes} '
                       f'zeros and {extents} extents')
+        name = name.rstrip(b'\0')
+        if not re.fullmatch(rb'[!-~]+', name):
+            raise bad(f'the recipe names no fingerprint, but {name!r}')
         return cls(block_size, size, zero_bytes, extents,
-                   name.rstrip(b'\0').decode('ascii', 'replace'), scope,
+                   name.decode('ascii'), scope,
                    f'gear {minimum} {average}' if average else 'fixed')
 
 

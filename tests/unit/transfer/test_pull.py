@@ -342,7 +342,7 @@ def crumbs():
 
 @pytest.mark.parametrize('header,extents,word', [
     # Each run of zeros would lie behind another.
-    (announced(1 << 61, 1 << 61, 1 << 61), zeros_without_end, 'is of'),
+    (announced(1 << 61, 1 << 61, 1 << 61), zeros_without_end, 'zeros and'),
     (announced(1 << 61, 1 << 60, 1 << 60), zeros_without_end, 'half'),
     (announced(1 << 61, 0, 1), crumbs, 'of which half'),
     (announced(1 << 40, 0, 1 << 40), crumbs, 'of which half'),

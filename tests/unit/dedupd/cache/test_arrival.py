@@ -38,7 +38,8 @@ def test_no_thread_can_be_started(hosts, monkeypatch):
         for error in test_arrivals.at_once(3, attempt):
             assert isinstance(error, RuntimeError)
     hosts.need_nothing_of('one')
-    assert descriptors() == before
+    # Connections of the attempt before may have ended.
+    assert descriptors() <= before
     with contextlib.closing(
             hosts.arrivals.open('one', expected, None)) as reading:
         assert test_arrivals.follow(reading) == data

@@ -581,7 +581,7 @@ def test_a_newer_peer(hosts):
     expected = hosts.put(noise(MIB))
     hosts.relay.change = lambda data: data.replace(
         b'GDWIRE\0' + bytes([2]), b'GDWIRE\0' + bytes([3]))
-    with pytest.raises(daemon_module.BadAnswer, match='of version 3'):
+    with pytest.raises(daemon_module.BadAnswer, match='has version 3'):
         hosts.arrivals.open('one', expected, None)
     hosts.need_nothing_of('one')
     hosts.relay.change = lambda data: data
