@@ -99,7 +99,7 @@ class Control:
                 'sequence': None if catalog is None else catalog.sequence,
                 'disk_bytes': 0 if catalog is None else catalog.disk_bytes(),
                 'unreadable': ({} if maintainer is None
-                               else maintainer.unreadable()),
+                               else maintainer.unreadable.reasons()),
                 'warnings': ([] if maintainer is None
                              else list(maintainer.warnings))},
             'tasks': self._tasks(),

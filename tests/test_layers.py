@@ -152,6 +152,11 @@ TESTED_BY = {
     'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
     'glance_dedup.maintenance.accounts': 'unit/maintenance/test_catalog.py',
     'glance_dedup.maintenance.database': 'unit/maintenance/test_catalog.py',
+    'glance_dedup.maintenance.fence': 'unit/maintenance/test_maintainer.py',
+    'glance_dedup.maintenance.recipes':
+        'unit/maintenance/test_maintainer.py',
+    'glance_dedup.maintenance.unreadable':
+        'unit/maintenance/test_maintainer.py',
     'glance_dedup.maintenance.records': 'unit/maintenance/test_catalog.py',
     'glance_dedup.maintenance.reserve':
         'unit/maintenance/test_maintainer.py',

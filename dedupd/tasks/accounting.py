@@ -38,6 +38,7 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import records
 
 #: The most entries that a round may have.
@@ -92,7 +93,7 @@ class Entry:
         """The recipe's transaction; None if no header and no name tells."""
         if self.recipe.complete:
             return self.recipe.header()['transaction_id']
-        return maintainer_module.txid_of_name(self.name)
+        return recipes.txid_of_name(self.name)
 
     @property
     def has_lost_header(self) -> bool:
@@ -159,7 +160,7 @@ def _is_live(maintainer: maintainer_module.Maintainer, entry: Entry) -> bool:
     # each running upload, whose file has no other name.
     return (not entry.recipe.complete
             and (entry.writer_gone or entry.recipe.links > 1)
-            and maintainer.image_of(entry.recipe.inode) is not None)
+            and maintainer.recipes.image_of(entry.recipe.inode) is not None)
 
 
 def _has_copy(maintainer: maintainer_module.Maintainer,
@@ -193,7 +194,7 @@ def _is_given_up(maintainer: maintainer_module.Maintainer,
     the next delete makes its own entry.
     """
     image_id = (entry.recipe.header()['image_id'] if entry.recipe.complete
-                else maintainer.image_of(entry.recipe.inode))
+                else maintainer.recipes.image_of(entry.recipe.inode))
     if image_id is None:
         entry.live = False
         return True
@@ -273,7 +274,7 @@ class Foreseen:
         try:
             named = _Named(self._maintainer, recipe, *pages)
         except exceptions.UNREADABLE as e:
-            raise maintainer_module.RecipeError(str(e)) from e
+            raise recipes.RecipeError(str(e)) from e
         self._changes.append((named, 1 if entry.live else -1))
         self._states[txid] = entry.live
 
@@ -346,7 +347,7 @@ class Accountant:
             self._rebuild()
         self._maintainer.retry_unreadable(self._pace.step)
         return Result(self._counted, self._uncounted, self._removed,
-                      self._left, {**self._maintainer.unreadable(),
+                      self._left, {**self._maintainer.unreadable.reasons(),
                                    **self._begun()})
 
     def pins(self, group: int) -> Iterator[bytes]:
@@ -454,7 +455,7 @@ class Accountant:
             self._note(entry.name, str(e))
 
     def _note(self, name: str, error: str | None) -> None:
-        self._maintainer.note_unreadable(f'spool/{name}', error)
+        self._maintainer.unreadable.note(f'spool/{name}', error)
 
     def _settle_round(self, entries: list[Entry]) -> None:
         if not entries:
@@ -521,7 +522,7 @@ class Accountant:
             return True
         try:
             ledger.change(entry)
-        except maintainer_module.RecipeError as e:
+        except recipes.RecipeError as e:
             return self._account_damaged(entry, str(e))
         return True
 
@@ -533,9 +534,9 @@ class Accountant:
         error = entry.recipe.error or (
             f'spool/{entry.name} has no header')
         if entry.live and counted:
-            image_id = self._maintainer.image_of(entry.recipe.inode)
+            image_id = self._maintainer.recipes.image_of(entry.recipe.inode)
             if image_id is not None:
-                self._maintainer.note_counted(image_id)
+                self._maintainer.unreadable.note_counted(image_id)
             return True
         if entry.live:
             return self._account_damaged(entry, error)
@@ -552,10 +553,10 @@ class Accountant:
         if entry.live:
             image_id = (entry.recipe.header()['image_id']
                         if entry.recipe.complete else
-                        self._maintainer.image_of(entry.recipe.inode))
+                        self._maintainer.recipes.image_of(entry.recipe.inode))
             if image_id is None:
                 return False    # deleted just now; the next run sees it
-            self._maintainer.note_unreadable(f'images/{image_id}', error)
+            self._maintainer.unreadable.note(f'images/{image_id}', error)
         elif entry.name not in self._rebuilt:
             self._suspects.add(entry.name)
         else:

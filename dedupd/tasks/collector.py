@@ -262,7 +262,7 @@ def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     foreseen = accountant.foresee()
     refused = None
     try:
-        _refuse_if_unreadable(maintainer.unreadable())
+        _refuse_if_unreadable(maintainer.unreadable.reasons())
     except _Refused as e:
         refused = str(e)
     wanted, damaged = _candidates(maintainer, foreseen)

@@ -30,6 +30,7 @@ from glance_dedup.base import files
 from glance_dedup.base import task
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import recipes
 from glance_dedup.repository import space
 
 LOG = log.getLogger(__name__)
@@ -255,10 +256,10 @@ class _Run:
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return 0
         with (contextlib.closing(recipe),
-              contextlib.suppress(maintainer_module.RecipeError)):
+              contextlib.suppress(recipes.RecipeError)):
             if recipe.complete and foreseen.counted(
                     recipe.header()['transaction_id']):
-                extents = maintainer_module.Extents(recipe)
+                extents = recipes.Extents(recipe)
                 for page in range(extents.pages):
                     if batch.size > maintainer_module.BATCH_BYTES:
                         break
@@ -296,8 +297,8 @@ class _Run:
         wants them.
         """
         before = len(self._evicted)
-        for image_id in sorted({*self._maintainer.unreadable()}.intersection(
-                self._repository.images())):
+        unreadable = self._maintainer.unreadable.reasons().keys()
+        for image_id in sorted(unreadable & {*self._repository.images()}):
             try:
                 scrubber.mark_lost(self._maintainer, image_id,
                                    self._pace.step)

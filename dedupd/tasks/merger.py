@@ -55,6 +55,7 @@ from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import records
 
 LOG = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ def _count(maintainer: maintainer_module.Maintainer, pace: task.Pace,
             maintainer.engine.open_entry(f'M-{txid.hex()}')) as recipe:
         try:
             maintainer.count(batch, recipe, write)
-        except maintainer_module.RecipeError as e:
+        except recipes.RecipeError as e:
             raise exceptions.DamagedError(str(e)) from e
     maintainer.settle(batch)
 

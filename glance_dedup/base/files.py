@@ -21,10 +21,12 @@ from glance_dedup.base import exceptions
 
 
 @contextlib.contextmanager
-def os_errors(what: str) -> Iterator[None]:
+def os_errors(what: str, missing: type[exceptions.RepositoryError]
+              = exceptions.ImageNotFound) -> Iterator[None]:
     """Turn an OSError into the exception of its kind, as the engine does.
 
     :param what: what failed; the message begins with it
+    :param missing: the kind for a file or directory that does not exist
     """
     try:
         yield
@@ -34,7 +36,7 @@ def os_errors(what: str) -> Iterator[None]:
         elif e.errno in (28, 122, 27):  # ENOSPC, EDQUOT, EFBIG
             kind = exceptions.NoSpaceError
         elif isinstance(e, FileNotFoundError):
-            kind = exceptions.ImageNotFound
+            kind = missing
         else:
             kind = exceptions.StorageError
         error = kind(f'{what}: {e.strerror or e}')

@@ -10,77 +10,33 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import errno
 import os
-import re
 import secrets
 import shutil
-import struct
 from typing import Any
 from typing import TypeVar
 
 from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
-from glance_dedup.base import hexids
-from glance_dedup.base import imageids
+from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
+from glance_dedup.maintenance import fence as fence_module
+from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import reserve
+from glance_dedup.maintenance import unreadable
 from glance_dedup.repository import repository as repository_module
 
 #: Work that may take several batches writes a batch when it has so many bytes.
 BATCH_BYTES = 4 << 20
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CATALOG = 'catalog'
 _SET_ASIDE = 'quarantine/catalog-'
-_FENCE = struct.Struct('<16sQ')
-_NAMED = re.compile(f'[TM]-({hexids.PATTERN})')
 
 Progress = Callable[[int, int, str], None]
 _Result = TypeVar('_Result')
-
-
-def txid_of_name(name: str) -> bytes | None:
-    """The transaction id in a spool entry's name (kinds T and M), or None."""
-    found = _NAMED.fullmatch(name)
-    return bytes.fromhex(found[1]) if found else None
-
-
-class RecipeError(Exception):
-    """A recipe's extents cannot be read. The message says why.
-
-    This is a class of its own, so that nobody mistakes an error of the catalog
-    for one of a recipe.
-    """
-
-
-class Extents:
-    """A recipe's extents, as the catalog counts them."""
-
-    def __init__(self, recipe: _engine.Recipe) -> None:
-        self._recipe = recipe
-        self.pages = recipe.pages
-
-    def runs(self, page: int) -> bytes:
-        """The runs of one page, packed.
-
-        :raises RecipeError: the page cannot be read
-        """
-        try:
-            return self._recipe.runs(page, 1)
-        except exceptions.UNREADABLE as e:
-            raise RecipeError(str(e)) from e
-
-
-def _measure(recipe: _engine.Recipe) -> int:
-    """How many blocks a recipe names. Reads and verifies the whole recipe."""
-    try:
-        return recipe.measure()
-    except exceptions.UNREADABLE as e:
-        raise RecipeError(str(e)) from e
 
 
 @dataclasses.dataclass
@@ -99,7 +55,7 @@ class Maintainer:
     """The maintainer of a repository, from the lock to :meth:`close`.
 
     One thread at a time uses it; any thread may read the catalog's statistics,
-    :attr:`warnings` and :meth:`unreadable`.
+    :attr:`warnings` and :attr:`unreadable`.
 
     :param progress: called as `progress(done, total, what)` during a rebuild
         of the catalog, which takes seconds for each hundred images
@@ -109,25 +65,26 @@ class Maintainer:
 
     def __init__(self, repository: repository_module.Repository,
                  progress: Progress | None = None) -> None:
-        with _os_errors(f'cannot look at {repository.path}'):
+        with files.os_errors(f'cannot look at {repository.path}',
+                             exceptions.StorageError):
             access.check_maintainer(repository.path)
         self.repository = repository
         self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)
+        self._fence = fence_module.Fence(self.engine)
+        self.unreadable = unreadable.Unreadable(repository.path, self.engine)
+        """While it has any, nothing may be freed."""
         self.reserve = reserve.Reserve(repository.path)
         """The catalog's room on the disk. Tasks that free blocks keep it."""
         self.warnings: list[str] = []
+        self.recipes = recipes.Recipes(repository.path, self.engine,
+                                       self.unreadable, self.warnings)
         self.busy: dict[int, Busy] = {}
         """Groups that collections found in use; the next one tries again."""
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
         """What an interrupted recompression continues, and its codec and level
         as numbers. Closing the engine closes it."""
         self._catalog: catalog_module.Catalog | None = None
-        self._unreadable: dict[str, tuple[str, int, str]] = {}
-        # Counted images whose recipes are lost: image ids by transaction ids.
-        self._vanished: dict[bytes, str] = {}
-        self._fenced = -1       # the newest sequence in the fence, if known
-        self._fence_good = False    # whether the fence has this catalog's
         try:
             if not self.engine.lock():
                 raise exceptions.BusyError(
@@ -180,17 +137,17 @@ class Maintainer:
     # -- start (N2) -------------------------------------------------------
 
     def _start(self, progress: Progress | None) -> None:
-        fence = self.engine.read_fence()
-        if fence is None and not os.path.lexists(self._path(_CATALOG)):
+        if self._fence.read() is None and (
+                not os.path.lexists(self._path(_CATALOG))):
             # This repository had no maintainer before.
             self.rebuild(progress)
             return
         try:
             self._open_catalog()
-            self._check_fence(fence)
+            self._fence.check(self.catalog)
             # N2.2. Even a fence that looks right is written again: what was
             # read may not be on the disk yet.
-            self._write_fence()
+            self._fence.write(self.catalog)
         except database.CatalogError as e:
             self.rebuild(progress, str(e))
         self.reserve.keep()
@@ -200,28 +157,6 @@ class Maintainer:
             return catalog_module.Catalog(self._path(_CATALOG),
                                           self.repository.repository_id)
         self._catalog = self.reserve.with_room(opened)
-
-    def _check_fence(self, fence: bytes | None) -> None:
-        """Raise CatalogError if the catalog must not be used (N2.1)."""
-        if not self.catalog.valid:
-            raise database.CatalogError(
-                f'the rebuild of the catalog {self.catalog.path} did not end')
-        if fence is None:
-            raise database.CatalogError('the fence cannot be read')
-        catalog_id, sequence = _FENCE.unpack(fence)
-        self._fenced = sequence
-        if catalog_id != self.catalog.id:
-            raise database.CatalogError('the fence is of another catalog')
-        if self.catalog.sequence < sequence:
-            raise database.CatalogError(
-                f'the catalog {self.catalog.path} is older than the fence: it '
-                f'is at {self.catalog.sequence}, the fence at {sequence}')
-
-    def _write_fence(self) -> None:
-        self._fence_good = False
-        self.engine.write_fence(
-            _FENCE.pack(self.catalog.id, self.catalog.sequence))
-        self._fenced, self._fence_good = self.catalog.sequence, True
 
     def reconcile(self, progress: Progress | None = None) -> None:
         """Compare images/ with the ledger, before anything is freed (I9).
@@ -243,12 +178,12 @@ class Maintainer:
         left = counted.union(begun)
         unannounced: dict[bytes, str] = {}
         doubtful: set[str] = set()
-        for image_id, txid in self._txids(self._images()):
+        for image_id, txid in self.recipes.txids(self.catalog):
             if txid not in counted:
                 unannounced[txid] = image_id
             left.discard(txid)
         for name in self.engine.spool():
-            noted, live = self._entry_facts(name)
+            noted, live = self.recipes.entry_facts(name)
             if noted is None:
                 continue
             left.discard(noted)
@@ -256,15 +191,16 @@ class Maintainer:
             if found is not None and not live:
                 # The image was deleted just now, or its entry has changed.
                 doubtful.add(found)
-        self._vanished = {}
+        lost = {}
         for txid in left:
             # Its header could still be read when it was counted.
             image_id = str(begun.get(txid) or (
                 self.catalog.facts(txid) or {}).get('image_id'))
-            if image_id not in self._unreadable:
-                self._vanished[txid] = image_id
+            if image_id not in self.unreadable:
+                lost[txid] = image_id
             elif txid in counted:
-                self.note_counted(image_id)
+                self.unreadable.note_counted(image_id)
+        self.unreadable.set_lost(lost)
         if unannounced:
             self.warnings.append(
                 f'{len(unannounced)} images were neither counted nor in the '
@@ -272,87 +208,6 @@ class Maintainer:
         doubtful.update(unannounced.values())
         if doubtful:
             self._count(sorted(doubtful), progress)
-
-    def _txids(self, image_ids: list[str]) -> Iterator[tuple[str, bytes]]:
-        """Those images that still exist, with their transaction ids.
-
-        A recipe is written once. If inode and time of writing are those of the
-        last reading, the recipe is not read again: reading every recipe would
-        cost a seek each.
-        """
-        known = dict(self.catalog.seen())
-        changed = []
-        for image_id in image_ids:
-            file = known.pop(image_id.encode(), None)
-            if file is not None and file[:2] == self._file_of(image_id):
-                yield image_id, file[2]
-            else:
-                changed.append(image_id)
-        batch = self.catalog.batch()
-        for gone in known:
-            self.catalog.set_seen(batch, gone, None)
-        for image_id, recipe in self._recipes(changed):
-            with contextlib.closing(recipe):
-                if not recipe.complete:
-                    self.note_unreadable(recipe.name, recipe.error)
-                    continue
-                txid = recipe.header()['transaction_id']
-                self.catalog.set_seen(
-                    batch, image_id.encode(),
-                    (recipe.inode, recipe.modified, txid))
-            yield image_id, txid
-        if len(batch):
-            # Without room for this batch, the next call reads them again.
-            with contextlib.suppress(exceptions.NoSpaceError):
-                self.catalog.write(batch)
-
-    def _file_of(self, image_id: str) -> tuple[int, int] | None:
-        """A recipe's inode and time of writing; None: they are not known."""
-        try:
-            found = os.lstat(self._path(f'images/{image_id}'))
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
-
-    def _entry_facts(self, name: str) -> tuple[bytes | None, bool]:
-        """The transaction id of an entry, and whether it is live."""
-        try:
-            with contextlib.closing(self.engine.open_entry(name)) as entry:
-                if entry.complete:
-                    return entry.header()['transaction_id'], entry.live()
-        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
-            pass
-        return txid_of_name(name), False
-
-    def _images(self) -> list[str]:
-        """All images. Adds a warning for each other file in images/."""
-        images = []
-        with _os_errors('cannot list images'):
-            names = sorted(os.listdir(self._path('images')))
-        for name in names:
-            text = f'images/{name!r} is not an image'
-            if imageids.is_valid(name):
-                images.append(name)
-            elif text not in self.warnings:
-                self.warnings.append(text)
-        return images
-
-    def _recipes(self, image_ids: list[str]
-                 ) -> Iterator[tuple[str, _engine.Recipe]]:
-        """The recipes of these images; skips images that are gone by then.
-
-        The caller closes the recipes. A recipe that cannot even be opened is
-        noted as unreadable.
-        """
-        for image_id in image_ids:
-            try:
-                recipe = self.engine.open_recipe(image_id)
-            except exceptions.ImageNotFound:
-                continue
-            except exceptions.UNREADABLE as e:
-                self.note_unreadable(f'images/{image_id}', str(e))
-                continue
-            yield image_id, recipe
 
     # -- rebuilding the catalog (N2.3) ------------------------------------
 
@@ -376,14 +231,13 @@ class Maintainer:
 
     def _rebuild(self, progress: Progress | None, set_aside: bool) -> None:
         sequence, kept = self._clear_away(set_aside)
-        self._unreadable.clear()
-        self._vanished.clear()
-        self._fence_good = False
+        self.unreadable.clear()
+        self._fence.doubt()
         catalog = catalog_module.Catalog(
             self._path(_CATALOG), self.repository.repository_id, create=True)
         self._catalog = catalog
         catalog.write(kept)
-        self._count(self._images(), progress, unfinished=True)
+        self._count(self.recipes.images(), progress, unfinished=True)
         # N2.3. If a crash loses the link of an image that was counted, the
         # image has an entry in the spool. An image that was already unlinked,
         # and so was not counted, does not come back.
@@ -391,7 +245,7 @@ class Maintainer:
         self.engine.sync('spool')
         catalog.write(catalog.batch(), sync=True, valid=True,
                       sequence=sequence)
-        self._write_fence()
+        self._fence.write(catalog)
 
     def _clear_away(self, set_aside: bool
                     ) -> tuple[int, database.Batch]:
@@ -400,9 +254,7 @@ class Maintainer:
         Returns the sequence for the new catalog, and those items of the old
         one that cannot be derived again.
         """
-        fence = self.engine.read_fence()
-        if fence is not None:
-            self._fenced = max(self._fenced, _FENCE.unpack(fence)[1])
+        self._fence.read()      # the next sequence is above the fence's
         known = 0
         kept = database.Batch()
         path = self._path(_CATALOG)
@@ -419,13 +271,14 @@ class Maintainer:
                         f'the catalog {path}: {lost} items of its history, '
                         'and of what the scrub found, are damaged, and lost')
             self._close_catalog()
-            with _os_errors(f'cannot set {path} aside'):
+            with files.os_errors(f'cannot set {path} aside',
+                                 exceptions.StorageError):
                 self._remove_set_aside()
                 aside = self._path(_SET_ASIDE + secrets.token_hex(8))
                 os.rename(path, aside)
                 if not set_aside:
                     _remove(aside)
-        return self._next_sequence(known), kept
+        return self._fence.next_sequence(known), kept
 
     def _remove_set_aside(self) -> None:
         """Remove earlier catalogs that were set aside: only the last stays."""
@@ -451,7 +304,7 @@ class Maintainer:
             batch.clear()
             if progress is not None:
                 progress(done, len(image_ids), 'counting images')
-        for image_id, recipe in self._recipes(image_ids):
+        for image_id, recipe in self.recipes.opened(image_ids):
             with contextlib.closing(recipe):
                 self._count_one(batch, image_id, recipe, write)
             done += 1
@@ -474,15 +327,15 @@ class Maintainer:
     def _count_one(self, batch: database.Batch, image_id: str,
                    recipe: _engine.Recipe, write: Callable[[], None]) -> None:
         if not recipe.complete:
-            self.note_unreadable(recipe.name, recipe.error)
+            self.unreadable.note(recipe.name, recipe.error)
             return
         if not self.catalog.counted(recipe.header()['transaction_id'], batch):
             try:
                 self.count(batch, recipe, write)
-            except RecipeError as e:
-                self.note_unreadable(recipe.name, str(e))
+            except recipes.RecipeError as e:
+                self.unreadable.note(recipe.name, str(e))
                 return
-        self.note_counted(image_id)
+        self.unreadable.note_counted(image_id)
 
     def guard(self, work: Callable[[], _Result],
               progress: Progress | None = None) -> _Result:
@@ -511,8 +364,8 @@ class Maintainer:
         :raises RecipeError: the recipe cannot be read; the batch has the pages
             that could be read
         """
-        header, extents = recipe.header(), Extents(recipe)
-        facts = accounts.facts_of(header, _measure(recipe))
+        header, extents = recipe.header(), recipes.Extents(recipe)
+        facts = accounts.facts_of(header, recipes.measure(recipe))
         while not self.catalog.count(batch, header['transaction_id'], extents,
                                      facts, BATCH_BYTES):
             write()
@@ -520,8 +373,9 @@ class Maintainer:
     def uncount(self, batch: database.Batch, recipe: _engine.Recipe,
                 write: Callable[[], None]) -> None:
         """Un-count what is counted of a recipe; otherwise as :meth:`count`."""
-        txid, extents = recipe.header()['transaction_id'], Extents(recipe)
-        _measure(recipe)    # finds damage before the first step
+        txid = recipe.header()['transaction_id']
+        extents = recipes.Extents(recipe)
+        recipes.measure(recipe)    # finds damage before the first step
         while not self.catalog.uncount(batch, txid, extents, BATCH_BYTES):
             write()
 
@@ -537,26 +391,14 @@ class Maintainer:
         """
         if len(batch):
             # First: a write that fails may still have written the batch.
-            self._fence_good = False
-            self.write(batch, sync=True, sequence=self._next_sequence(
+            self._fence.doubt()
+            self.write(batch, sync=True, sequence=self._fence.next_sequence(
                 self.catalog.sequence))
-        if not self._fence_good:
-            self._write_fence()
+        self._fence.renew(self.catalog)
 
     def write(self, batch: database.Batch, **options: Any) -> None:
         """Write a batch to the catalog, at need in the reserved room."""
         self.reserve.with_room(lambda: self.catalog.write(batch, **options))
-
-    def _next_sequence(self, above: int) -> int:
-        """The catalog's next sequence.
-
-        It is above every sequence that the fence ever had, of any catalog,
-        since the fence's higher record counts. It is odd if the fence's is
-        even, and even if that is odd, so that the new record does not replace
-        the newest one.
-        """
-        sequence = max(self._fenced, above) + 1
-        return sequence + (sequence - self._fenced + 1) % 2
 
     # -- blocks stored again ----------------------------------------------
 
@@ -570,86 +412,13 @@ class Maintainer:
         self.repository.filter.attach(self.handle, create=False)
         return _engine.Relocation(self.engine, self.handle)
 
-    # -- recipes that cannot be read --------------------------------------
-
-    def note_unreadable(self, name: str, error: str | None) -> None:
-        """Remember a file whose blocks are unknown and not counted.
-
-        :param name: the file's path, relative to the repository
-        :param error: what is wrong with the file; None: it has no header
-        """
-        inode = self._inode(name)
-        if inode is not None:
-            self._unreadable[name.removeprefix('images/')] = (
-                name, inode, error or f'{name} has no header')
-
-    def _inode(self, name: str) -> int | None:
-        """A file's inode; None: there is no such file; 0: it is not known."""
-        try:
-            return os.lstat(self._path(name)).st_ino
-        except FileNotFoundError:
-            return None
-        except OSError:
-            return 0
-
-    def note_counted(self, image_id: str) -> None:
-        """Note that an image is counted, whether it can be read or not."""
-        self._unreadable.pop(image_id, None)
-
-    def unreadable(self) -> dict[str, str]:
-        """What is not counted, since it cannot be read, and why.
-
-        The keys are image ids, or names in the spool; the values say what is
-        wrong. While there is one, nothing may be freed anywhere.
-        """
-        result = {}
-        for key, (name, inode, error) in list(self._unreadable.items()):
-            now = self._inode(name)
-            # In doubt it stays, so that nothing is freed.
-            if now is not None and (now == inode or 0 in (now, inode)):
-                result[key] = error
-            else:
-                self._unreadable.pop(key, None)
-        for txid, image_id in self._vanished.items():
-            if self._has_vanished(txid, image_id):
-                result.setdefault(image_id, (
-                    f'the recipe {txid.hex()} of image {image_id} is counted, '
-                    'and is neither in images/ nor in the spool, though it '
-                    'was not deleted: put it back, or run glance-dedup '
-                    'repository rebuild-catalog, which gives up what is lost'))
-        return result
-
-    def _has_vanished(self, txid: bytes, image_id: str) -> bool:
-        try:
-            with contextlib.closing(
-                    self.engine.open_recipe(image_id)) as recipe:
-                return (not recipe.complete
-                        or recipe.header()['transaction_id'] != txid)
-        except exceptions.RepositoryError:
-            return True
-
     def retry_unreadable(self, progress: Progress | None = None) -> None:
         """Count those unreadable images that can be read now."""
-        images = [key for key, (name, _, _) in list(self._unreadable.items())
-                  if name.startswith('images/')]
+        images = self.unreadable.images()
         if images:
             self._count(images, progress)
 
     # -- what else the tasks share ----------------------------------------
-
-    def image_of(self, inode: int) -> str | None:
-        """The image whose recipe has this inode; None: there is none.
-
-        This finds the image of a recipe without a header.
-
-        :raises StorageError: images/ cannot be listed
-        """
-        with (_os_errors('cannot list images'),
-              os.scandir(self._path('images')) as entries):
-            for entry in entries:
-                if entry.inode() == inode:
-                    return entry.name
-        return None
 
     @contextlib.contextmanager
     def image_lock(self, image_id: str) -> Iterator[bool]:
@@ -665,16 +434,6 @@ class Maintainer:
         finally:
             if free:
                 self.engine.unlock_image()
-
-
-@contextlib.contextmanager
-def _os_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        kind = (exceptions.NoSpaceError if e.errno in _NO_SPACE
-                else exceptions.StorageError)
-        raise kind(f'{what}: {e.strerror}') from e
 
 
 def _remove(path: str) -> None:

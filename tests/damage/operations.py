@@ -307,7 +307,7 @@ def mark_lost(world):
     from dedupd.tasks import scrubber
     with world.open() as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
-            for name in list(maintainer.unreadable()):
+            for name in list(maintainer.unreadable.reasons()):
                 with contextlib.suppress(exceptions.RepositoryError):
                     scrubber.mark_lost(maintainer, name)
                     world.images.pop(name, None)

@@ -592,7 +592,7 @@ def need_exact(path, contents):
                 maintenance.groups(path))
             assert maintenance.counts(maintainer.catalog, numbers) == expected
             statistics = maintainer.catalog.statistics()
-            assert maintainer.unreadable() == {}
+            assert maintainer.unreadable.reasons() == {}
     assert os.listdir(path / 'spool') == []
     assert len(expected) == len(wanted), 'blocks are stored twice'
     extra = extra_blocks(path, expected)

@@ -148,7 +148,8 @@ def test_bad_parameters(peer, query, word):
     (lambda header: header[:16] + b'\xff' * 8 + header[24:], 'bytes'),
     (lambda header: header[:40] + b'nonsense'.ljust(16, b'\0')
      + header[56:], 'nonsense'),
-    (lambda header: header[:40] + b'\xff' * 16 + header[56:], 'no fingerprint'),
+    (lambda header: header[:40] + b'\xff' * 16 + header[56:],
+     'no fingerprint'),
     (lambda header: header[:72] + b'\1\0\0\0\0\0\0\0', 'average 0')])
 def test_bad_headers(peer, change, word):
     refused(peer.begin(change(peer.sending.header.pack())), 400, word)

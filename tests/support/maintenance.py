@@ -177,15 +177,22 @@ def _real(part):
     return part._target if isinstance(part, Watched) else part
 
 
+def set_engine(maintainer, engine):
+    """Give a maintainer, and its parts, something for the engine."""
+    for part in (maintainer._fence, maintainer.recipes, maintainer.unreadable):
+        part._engine = engine
+    maintainer.engine = engine
+
+
 def watch(maintainer, hook):
     """Have all that a maintainer does told to a hook."""
-    maintainer.engine = Watched(_real(maintainer.engine), 'engine', hook)
+    set_engine(maintainer, Watched(_real(maintainer.engine), 'engine', hook))
     maintainer._catalog = Watched(_real(maintainer._catalog), 'catalog', hook)
     return maintainer
 
 
 def unwatch(maintainer):
-    maintainer.engine = _real(maintainer.engine)
+    set_engine(maintainer, _real(maintainer.engine))
     maintainer._catalog = _real(maintainer._catalog)
 
 

@@ -393,7 +393,7 @@ def give_up_deleted(maintainer, words):
 
     They cannot be told from images that were lost, so nothing is freed.
     """
-    if maintainer.unreadable():
+    if maintainer.unreadable.reasons():
         assert 'fence that of' in words or 'fence torn' in words, words
         assert collector.run_once(maintainer, task.Pace()).refused
         maintainer.rebuild()

@@ -107,7 +107,8 @@ def test_first_start_counts_what_is_there(path, repo, other):
     told = []
     with maintainer_module.Maintainer(
             repo, lambda *args: told.append(args)) as maintainer:
-        assert maintainer.warnings == [] and maintainer.unreadable() == {}
+        assert maintainer.warnings == []
+        assert maintainer.unreadable.reasons() == {}
         assert maintenance.counts(
             maintainer.catalog) == maintenance.expected_counts(repo)
         assert told[-1][:2] == (2, 2)
@@ -209,9 +210,9 @@ def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
     shutil.copy(tmp_path / 'backup' / 'fence', path / 'fence')
     with maintaining(repo) as maintainer:
         assert 'image-0' in collect(maintainer).refused
-        assert 'image-0' in maintainer.unreadable()
+        assert 'image-0' in maintainer.unreadable.reasons()
         maintainer.rebuild()
-        assert maintainer.unreadable() == {}
+        assert maintainer.unreadable.reasons() == {}
         maintenance.need_counted(maintainer)
     del model['image-0']
     maintenance.need_contents(other, {**model, 'new': content(50)})
@@ -624,7 +625,8 @@ def watch_opening(maintainer):
         def open_recipe(image_id):
             opened.append(image_id)
             return open_recipe(image_id)
-    engine, maintainer.engine = maintainer.engine, Engine()
+    engine = maintainer.engine
+    maintenance.set_engine(maintainer, Engine())
     return opened
 
 
@@ -716,7 +718,7 @@ def test_strange_files_in_images(path, repo, other):
         collect(maintainer)
         assert len(maintainer.warnings) == 3
         assert ['x.bak' in w for w in maintainer.warnings].count(True) == 1
-        assert maintainer.unreadable() == {}
+        assert maintainer.unreadable.reasons() == {}
         maintainer.rebuild()
         assert len(maintainer.warnings) == 3
         # They are no images to anybody.
@@ -743,14 +745,14 @@ def test_rebuild_meets_a_damaged_recipe(path, repo, other, at):
     for _ in range(2):
         with maintaining(repo) as maintainer:
             result = collect(maintainer)
-            assert list(maintainer.unreadable()) == ['bad']
+            assert list(maintainer.unreadable.reasons()) == ['bad']
             assert 'bad' in result.refused and not result.freed_blocks
     live = maintenance.live_slots(path)
     with maintaining(repo) as maintainer:
         # As `image mark-lost` does it.
         (path / 'images' / 'bad').unlink()
         maintainer.rebuild()
-        assert maintainer.unreadable() == {}
+        assert maintainer.unreadable.reasons() == {}
         assert collect(maintainer).refused is None
         maintenance.need_collected(maintainer)
     assert maintenance.live_slots(path) < live
@@ -766,7 +768,7 @@ def test_damaged_after_it_was_counted(path, repo, other, at):
     for _ in range(2):
         with maintaining(repo) as maintainer:
             assert maintainer.warnings == []
-            assert maintainer.unreadable() == {}
+            assert maintainer.unreadable.reasons() == {}
             assert collect(maintainer).refused is None
     assert before <= maintenance.live_slots(path)
     for image_id in ('image-2', 'image-3'):
@@ -778,7 +780,7 @@ def test_image_that_cannot_be_opened(path, repo, other):
     (path / 'images' / 'strange').symlink_to(path / 'key')
     with maintaining(repo) as maintainer:
         assert collect(maintainer).refused is not None
-        assert list(maintainer.unreadable()) == ['strange']
+        assert list(maintainer.unreadable.reasons()) == ['strange']
         (path / 'images' / 'strange').unlink()
         assert collect(maintainer).refused is None
 
@@ -853,7 +855,7 @@ def test_statistics_from_other_threads(path, repo, other):
         while not done.is_set():
             try:
                 maintainer.catalog.statistics()
-                maintainer.unreadable()
+                maintainer.unreadable.reasons()
             except (database.CatalogError, exceptions.ClosedError):
                 pass
             except Exception as e:

@@ -165,7 +165,7 @@ def test_newer_file_and_the_maintainer(filled, name):
             scrubber.run_once(maintainer, pace)
             if name == IMAGE:
                 assert 'version 2' in result.refused
-                assert 'version 2' in maintainer.unreadable()['image']
+                assert 'version 2' in maintainer.unreadable.reasons()['image']
             else:
                 assert 'version 2' in result.failed[1]
     assert (filled / name).read_bytes() == before

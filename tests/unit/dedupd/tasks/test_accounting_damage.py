@@ -37,7 +37,7 @@ def test_live_uncounted_and_damaged_is_reported(maintainer, path, other, at):
     assert list(result.unreadable) == ['bad']
     assert 'images/bad' in result.unreadable['bad'] or (
         'spool/T' in result.unreadable['bad'])
-    assert result.unreadable == maintainer.unreadable()
+    assert result.unreadable == maintainer.unreadable.reasons()
     assert len(spool(path, 'T')) == 1
     assert account(maintainer).unreadable == result.unreadable
 
@@ -52,7 +52,7 @@ def test_damage_that_goes_away(maintainer, path, other, at):
     with open(file, 'r+b') as f:
         f.write(data)
     assert figures(account(maintainer)) == (1, 0, 1, 0)
-    assert maintainer.unreadable() == {}
+    assert maintainer.unreadable.reasons() == {}
     maintenance.need_counted(maintainer)
 
 
@@ -67,7 +67,8 @@ def test_live_counted_and_damaged_goes_on(maintainer, path, other, at):
     ruin(path / 'images' / 'bad', at)
     with maintaining(other) as maintainer:
         assert figures(account(maintainer)) == (0, 0, 1, 0)
-        assert maintainer.unreadable() == {} and maintainer.warnings == []
+        assert maintainer.unreadable.reasons() == {}
+        assert maintainer.warnings == []
         assert len(maintenance.counts(maintainer.catalog)) == 10
 
 

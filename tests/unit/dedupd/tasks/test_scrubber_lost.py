@@ -49,12 +49,12 @@ def test_mark_lost(maintainer, path, repo, other, how, counted):
     lose(path, 'lost', how)
     if not counted:
         account(maintainer)
-        assert maintainer.unreadable()
+        assert maintainer.unreadable.reasons()
         assert collect(maintainer).refused
     aside = scrubber.mark_lost(maintainer, 'lost')
     assert (path / aside).exists()
     assert other.images() == ['kept']
-    assert maintainer.unreadable() == {}
+    assert maintainer.unreadable.reasons() == {}
     assert maintainer.catalog.valid
     assert maintenance.counts(maintainer.catalog) == (
         maintenance.expected_counts(repo))

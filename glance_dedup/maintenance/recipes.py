@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Recipes, as the maintainer finds them in ``images/`` and counts them."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import re
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import hexids
+from glance_dedup.base import imageids
+from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import unreadable as unreadable_module
+
+_NAMED = re.compile(f'[TM]-({hexids.PATTERN})')
+
+
+def txid_of_name(name: str) -> bytes | None:
+    """The transaction id in a spool entry's name (kinds T and M), or None."""
+    found = _NAMED.fullmatch(name)
+    return bytes.fromhex(found[1]) if found else None
+
+
+class RecipeError(Exception):
+    """A recipe's extents cannot be read. The message says why.
+
+    This is a class of its own, so that nobody mistakes an error of the catalog
+    for one of a recipe.
+    """
+
+
+class Extents:
+    """A recipe's extents, as the catalog counts them."""
+
+    def __init__(self, recipe: _engine.Recipe) -> None:
+        self._recipe = recipe
+        self.pages = recipe.pages
+
+    def runs(self, page: int) -> bytes:
+        """The runs of one page, packed.
+
+        :raises RecipeError: the page cannot be read
+        """
+        try:
+            return self._recipe.runs(page, 1)
+        except exceptions.UNREADABLE as e:
+            raise RecipeError(str(e)) from e
+
+
+def measure(recipe: _engine.Recipe) -> int:
+    """How many blocks a recipe names. Reads and verifies the whole recipe."""
+    try:
+        return recipe.measure()
+    except exceptions.UNREADABLE as e:
+        raise RecipeError(str(e)) from e
+
+
+def _listing() -> contextlib.AbstractContextManager[None]:
+    return files.os_errors('cannot list images', exceptions.StorageError)
+
+
+class Recipes:
+    """The recipes in ``images/``. The maintainer's thread uses it.
+
+    :param path: the repository's
+    :param unreadable: recipes that cannot be opened are noted there
+    :param warnings: gets a sentence for each file that is no image
+    """
+
+    def __init__(self, path: str, engine: _engine.Maintenance,
+                 unreadable: unreadable_module.Unreadable,
+                 warnings: list[str]) -> None:
+        self._images = os.path.join(path, 'images')
+        self._engine = engine
+        self._unreadable = unreadable
+        self._warnings = warnings
+
+    def txids(self, catalog: catalog_module.Catalog
+              ) -> Iterator[tuple[str, bytes]]:
+        """All images that still exist, with their transaction ids.
+
+        A recipe is written once. If inode and time of writing are those of the
+        last reading, the recipe is not read again: reading every recipe would
+        cost a seek each.
+        """
+        known = dict(catalog.seen())
+        changed = []
+        for image_id in self.images():
+            file = known.pop(image_id.encode(), None)
+            if file is not None and file[:2] == self._file_of(image_id):
+                yield image_id, file[2]
+            else:
+                changed.append(image_id)
+        batch = catalog.batch()
+        for gone in known:
+            catalog.set_seen(batch, gone, None)
+        for image_id, recipe in self.opened(changed):
+            with contextlib.closing(recipe):
+                if not recipe.complete:
+                    self._unreadable.note(recipe.name, recipe.error)
+                    continue
+                txid = recipe.header()['transaction_id']
+                catalog.set_seen(
+                    batch, image_id.encode(),
+                    (recipe.inode, recipe.modified, txid))
+            yield image_id, txid
+        if len(batch):
+            # Without room for this batch, the next call reads them again.
+            with contextlib.suppress(exceptions.NoSpaceError):
+                catalog.write(batch)
+
+    def _file_of(self, image_id: str) -> tuple[int, int] | None:
+        """A recipe's inode and time of writing; None: they are not known."""
+        try:
+            found = os.lstat(os.path.join(self._images, image_id))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def entry_facts(self, name: str) -> tuple[bytes | None, bool]:
+        """The transaction id of an entry, and whether it is live."""
+        try:
+            with contextlib.closing(self._engine.open_entry(name)) as entry:
+                if entry.complete:
+                    return entry.header()['transaction_id'], entry.live()
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
+            pass
+        return txid_of_name(name), False
+
+    def images(self) -> list[str]:
+        """All images. Adds a warning for each other file in images/."""
+        images = []
+        with _listing():
+            names = sorted(os.listdir(self._images))
+        for name in names:
+            text = f'images/{name!r} is not an image'
+            if imageids.is_valid(name):
+                images.append(name)
+            elif text not in self._warnings:
+                self._warnings.append(text)
+        return images
+
+    def opened(self, image_ids: list[str]
+               ) -> Iterator[tuple[str, _engine.Recipe]]:
+        """The recipes of these images; skips images that are gone by then.
+
+        The caller closes the recipes. A recipe that cannot even be opened is
+        noted as unreadable.
+        """
+        for image_id in image_ids:
+            try:
+                recipe = self._engine.open_recipe(image_id)
+            except exceptions.ImageNotFound:
+                continue
+            except exceptions.UNREADABLE as e:
+                self._unreadable.note(f'images/{image_id}', str(e))
+                continue
+            yield image_id, recipe
+
+    def image_of(self, inode: int) -> str | None:
+        """The image whose recipe has this inode; None: there is none.
+
+        This finds the image of a recipe without a header.
+
+        :raises StorageError: images/ cannot be listed
+        """
+        with (_listing(), os.scandir(self._images) as entries):
+            for entry in entries:
+                if entry.inode() == inode:
+                    return entry.name
+        return None

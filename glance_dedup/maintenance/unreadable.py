@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Recipes whose blocks are not known: they are unreadable, or lost.
+
+While there is one, nothing may be freed anywhere (I9): its blocks may look
+unneeded.
+"""
+
+import contextlib
+import os
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+
+
+class Unreadable:
+    """The unreadable and lost recipes of a repository.
+
+    The maintainer's thread changes it. Any thread may call :meth:`reasons`.
+
+    :param path: the repository's
+    """
+
+    def __init__(self, path: str, engine: _engine.Maintenance) -> None:
+        self._root = path
+        self._engine = engine
+        # By image id, or name in the spool: path, inode, and what is wrong.
+        self._noted: dict[str, tuple[str, int, str]] = {}
+        # Counted images whose recipes are lost: image ids by transaction ids.
+        self._lost: dict[bytes, str] = {}
+
+    def clear(self) -> None:
+        """Forget everything, since all recipes will be read again."""
+        self._noted.clear()
+        self._lost.clear()
+
+    def note(self, name: str, error: str | None) -> None:
+        """Remember a file whose blocks are unknown and not counted.
+
+        :param name: the file's path, relative to the repository
+        :param error: what is wrong with the file; None: it has no header
+        """
+        inode = self._inode(name)
+        if inode is not None:
+            self._noted[name.removeprefix('images/')] = (
+                name, inode, error or f'{name} has no header')
+
+    def note_counted(self, image_id: str) -> None:
+        """Note that an image is counted, whether it can be read or not."""
+        self._noted.pop(image_id, None)
+
+    def set_lost(self, lost: dict[bytes, str]) -> None:
+        """Set which counted recipes are neither in images/ nor in the spool.
+
+        :param lost: image ids by transaction ids
+        """
+        self._lost = lost
+
+    def images(self) -> list[str]:
+        """The unreadable images, without lost ones."""
+        return [key for key, (name, _, _) in list(self._noted.items())
+                if name.startswith('images/')]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._noted
+
+    def reasons(self) -> dict[str, str]:
+        """What is not counted, since it cannot be read, and why.
+
+        The keys are image ids, or names in the spool; the values say what is
+        wrong.
+        """
+        result = {}
+        for key, (name, inode, error) in list(self._noted.items()):
+            now = self._inode(name)
+            # In doubt it stays, so that nothing is freed.
+            if now is not None and (now == inode or 0 in (now, inode)):
+                result[key] = error
+            else:
+                self._noted.pop(key, None)
+        for txid, image_id in self._lost.items():
+            if self._is_lost(txid, image_id):
+                result.setdefault(image_id, (
+                    f'the recipe {txid.hex()} of image {image_id} is counted, '
+                    'and is neither in images/ nor in the spool, though it '
+                    'was not deleted: put it back, or run glance-dedup '
+                    'repository rebuild-catalog, which gives up what is lost'))
+        return result
+
+    def _inode(self, name: str) -> int | None:
+        """A file's inode; None: there is no such file; 0: it is not known."""
+        try:
+            return os.lstat(os.path.join(self._root, name)).st_ino
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return 0
+
+    def _is_lost(self, txid: bytes, image_id: str) -> bool:
+        try:
+            with contextlib.closing(
+                    self._engine.open_recipe(image_id)) as recipe:
+                return (not recipe.complete
+                        or recipe.header()['transaction_id'] != txid)
+        except exceptions.RepositoryError:
+            return True
