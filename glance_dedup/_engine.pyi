@@ -84,6 +84,10 @@ class Transaction:
         elsewhere; at a block's boundary, likewise. Returns their addresses, 0
         for one that is all zeros. ValueError if they are not all of the data,
         InvalidParameter for a length that no block here may have."""
+    def add_runs(self, image: 'Image', start: int, end: int) -> int:
+        """Append the bytes [start, end) of an image that the same Repository
+        has open, by the addresses of its blocks; at a block's boundary,
+        likewise. Returns how many bytes had to be read and stored."""
     def add_zeros(self, length: int) -> None:
         """Append zeros; at a block's boundary, likewise."""
     def keep(self) -> None:

@@ -29,6 +29,7 @@
 
 #include "engine/format/recipe.h"
 #include "engine/handle/repo.h"
+#include "engine/read/reader.h"
 
 typedef struct module_state {
     PyObject *exceptions; /* the module glance_dedup.base.exceptions */
@@ -194,6 +195,11 @@ PyObject *gd_py_begin(PyObject *repository, PyObject *args);
 
 extern PyType_Spec gd_py_image_spec; /* image.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
+/* For another object's call that uses an Image: it stays open in between.
+ * Returns 0, with an exception set, for a closed one.
+ * REQUIRES: object is an Image. */
+int gd_py_enter_image(PyObject *object, gd_image **image);
+void gd_py_leave_image(PyObject *object);
 
 extern PyType_Spec gd_py_block_reader_spec; /* blockreader.c */
 PyObject *gd_py_open_block_reader(PyObject *repository, PyObject *unused);

@@ -83,6 +83,21 @@ leave_image(image_object *self)
     close_when_unused(self);
 }
 
+int
+gd_py_enter_image(PyObject *object, gd_image **image)
+{
+    image_object *self = (image_object *)object;
+    int entered = enter_image(self);
+    *image = self->image;
+    return entered;
+}
+
+void
+gd_py_leave_image(PyObject *object)
+{
+    leave_image((image_object *)object);
+}
+
 static PyObject *
 image_readinto(PyObject *object, PyObject *args)
 {

@@ -354,6 +354,37 @@ transaction_add(PyObject *object, PyObject *args)
     return gd_py_none(object, s, &err);
 }
 
+/* add_runs(image, from, to) -> bytes stored.  Image and transaction are of one
+ * handle, or the engine refuses. */
+static PyObject *
+transaction_add_runs(PyObject *object, PyObject *args)
+{
+    transaction_object *self = (transaction_object *)object;
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    PyObject *source;
+    unsigned long long from, to;
+    uint64_t stored = 0;
+    gd_image *image;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "O!KK", state->image_type, &source, &from,
+                          &to) ||
+        !gd_py_enter_image(source, &image)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = enter_transaction(self, &err);
+    if (s == GD_OK) {
+        s = gd_transaction_add_runs(self->transaction, image, from, to,
+                                    &stored, &err);
+        leave_transaction(self);
+    }
+    Py_END_ALLOW_THREADS
+    gd_py_leave_image(source);
+    return s == GD_OK ? PyLong_FromUnsignedLongLong(stored)
+                      : gd_py_raise(object, &err);
+}
+
 static PyObject *
 transaction_add_zeros(PyObject *object, PyObject *args)
 {
@@ -423,6 +454,7 @@ static PyMethodDef transaction_methods[] = {
     {"find", transaction_find, METH_VARARGS, NULL},
     {"add", transaction_add, METH_VARARGS, NULL},
     {"write_blocks", transaction_write_blocks, METH_VARARGS, NULL},
+    {"add_runs", transaction_add_runs, METH_VARARGS, NULL},
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
     {"set_hash", transaction_set_hash, METH_VARARGS, NULL},

@@ -105,30 +105,36 @@ write_pages(gd_recipe_writer *writer, gd_error *err)
     return s;
 }
 
-/* Moves the open extent into the buffer. */
+/* Puts a finished extent into the buffer. */
 static gd_status
-close_extent(gd_recipe_writer *writer, gd_error *err)
+put_extent(gd_recipe_writer *writer, const gd_extent *extent, gd_error *err)
 {
-    gd_extent *extent = &writer->open;
-    if (extent->length == 0) {
-        return GD_OK;
-    }
-    if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
-        extent->digest = gd_checksum(writer->fingerprints,
-                                     extent->blocks * sizeof(gd_fingerprint),
-                                     0);
-    }
     uint32_t at = writer->in_buffer;
     encode_extent(extent, writer->buffer +
                               at / GD_EXTENTS_PER_PAGE * GD_RECIPE_PAGE + 8 +
                               at % GD_EXTENTS_PER_PAGE * EXTENT_SIZE);
-    extent->length = 0;
     writer->extents++;
     writer->in_buffer++;
     if (writer->in_buffer == PAGES_AT_ONCE * GD_EXTENTS_PER_PAGE) {
         return write_pages(writer, err);
     }
     return GD_OK;
+}
+
+/* Moves the open extent into the buffer. */
+static gd_status
+close_extent(gd_recipe_writer *writer, gd_error *err)
+{
+    gd_extent extent = writer->open;
+    if (extent.length == 0) {
+        return GD_OK;
+    }
+    if (extent.kind == GD_EXTENT_BLOCKS_KIND) {
+        extent.digest = gd_checksum(writer->fingerprints,
+                                    extent.blocks * sizeof(gd_fingerprint), 0);
+    }
+    writer->open.length = 0;
+    return put_extent(writer, &extent, err);
 }
 
 gd_status
@@ -175,6 +181,29 @@ gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
     writer->length += length;
     writer->next = (gd_address){address.group, address.slot + 1};
     return GD_OK;
+}
+
+gd_status
+gd_recipe_add_extent(gd_recipe_writer *writer, const gd_extent *extent,
+                     gd_error *err)
+{
+    gd_status s = close_extent(writer, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    writer->fragments += extent->group != writer->next.group ||
+                         extent->slot != writer->next.slot;
+    uint64_t offset = writer->length;
+    writer->length += extent->length;
+    writer->next =
+        (gd_address){extent->group, extent->slot + extent->blocks};
+    return put_extent(writer, &(gd_extent){.offset = offset,
+                                           .length = extent->length,
+                                           .group = extent->group,
+                                           .slot = extent->slot,
+                                           .blocks = extent->blocks,
+                                           .kind = extent->kind,
+                                           .digest = extent->digest}, err);
 }
 
 static void
@@ -433,6 +462,20 @@ gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
     page->count = (uint32_t)count;
     page->number = number;
     return GD_OK;
+}
+
+gd_status
+gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
+                    gd_recipe_page *page, gd_error *err)
+{
+    gd_status s = gd_recipe_read_page(recipe, page->number + 1, page, err);
+    if (s == GD_OK && page->extents[0].offset != offset) {
+        s = gd_fail(err, GD_CORRUPT,
+                    "%s: the page at offset %llu does not continue the one "
+                    "before it", recipe->name,
+                    (unsigned long long)page->number * GD_RECIPE_PAGE);
+    }
+    return s;
 }
 
 gd_status

@@ -86,6 +86,10 @@ gd_status gd_recipe_add_zeros(gd_recipe_writer *writer, uint64_t length,
 gd_status gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
                               const gd_fingerprint *fp, uint32_t length,
                               gd_error *err);
+/* Adds the blocks of another recipe's extent, with its digest.
+ * REQUIRES: the extent is one of blocks. */
+gd_status gd_recipe_add_extent(gd_recipe_writer *writer,
+                               const gd_extent *extent, gd_error *err);
 /* Bytes added so far. */
 uint64_t gd_recipe_length(const gd_recipe_writer *writer);
 
@@ -138,6 +142,10 @@ gd_status gd_recipe_check_scope(const gd_recipe *recipe,
                                 const gd_scope *scope, const char *group_name,
                                 gd_error *err);
 gd_status gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
+                              gd_recipe_page *page, gd_error *err);
+/* Loads the page behind this one, which must begin with the byte at offset.
+ * REQUIRES: offset < size. */
+gd_status gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
                               gd_recipe_page *page, gd_error *err);
 /* Loads the page that holds the byte at offset, and finds the extent in it.
  * REQUIRES: offset < size. */

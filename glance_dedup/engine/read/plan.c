@@ -224,21 +224,6 @@ add_blocks(gd_plan *plan, const gd_extent *extent, uint64_t from, uint64_t to,
     return s;
 }
 
-static gd_status
-next_page(const gd_plan *plan, uint64_t offset, gd_recipe_page *page,
-          gd_error *err)
-{
-    gd_status s =
-        gd_recipe_read_page(plan->recipe, page->number + 1, page, err);
-    if (s == GD_OK && page->extents[0].offset != offset) {
-        s = gd_fail(err, GD_CORRUPT,
-                    "%s: the page at offset %llu does not continue the one "
-                    "before it", plan->recipe->name,
-                    (unsigned long long)page->number * GD_RECIPE_PAGE);
-    }
-    return s;
-}
-
 gd_status
 gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
 {
@@ -250,7 +235,7 @@ gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
     gd_status s = gd_recipe_seek(plan->recipe, range.offset, &page, &at, err);
     while (s == GD_OK && !plan->full && range.length > 0) {
         if (at == page.count) {
-            s = next_page(plan, range.offset, &page, err);
+            s = gd_recipe_next_page(plan->recipe, range.offset, &page, err);
             at = 0;
             continue;
         }

@@ -521,6 +521,13 @@ gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
 }
 
 bool
+gd_lookup_share(gd_lookup *lookup, const gd_scope *scope, uint32_t group)
+{
+    return gd_scope_equal(scope, &lookup->scope) &&
+           lock_group(lookup, group) == GD_OK;
+}
+
+bool
 gd_lookup_holds(const gd_lookup *lookup, uint32_t group)
 {
     return gd_groupmap_get(&lookup->shared, group) != 0;

@@ -64,6 +64,9 @@ void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
  * REQUIRES: the shared locks of all groups named. */
 gd_status gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
                             gd_error *err);
+/* Takes the group's shared lock, until the look-up is closed.  Returns false if
+ * the scope is another one than the look-up's, or the lock is refused. */
+bool gd_lookup_share(gd_lookup *lookup, const gd_scope *scope, uint32_t group);
 /* Whether the look-up holds the group's shared lock. */
 bool gd_lookup_holds(const gd_lookup *lookup, uint32_t group);
 

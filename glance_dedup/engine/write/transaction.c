@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "engine/files/spool.h"
+#include "engine/read/reader.h"
+#include "engine/write/addruns.h"
 #include "engine/write/intake.h"
 
 enum { FIND_LOADS = 16 }; /* stores loaded for a batch of fingerprints */
@@ -387,6 +389,60 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
     return s;
 }
 
+static gd_status
+check_longer(const gd_transaction *transaction, uint64_t length, gd_error *err)
+{
+    return length <= INT64_MAX - gd_recipe_length(transaction->intake.recipe)
+               ? GD_OK
+               : gd_fail(err, GD_INVALID, "image %s: with %llu bytes more it "
+                         "would be longer than any file can be",
+                         transaction->image_id, (unsigned long long)length);
+}
+
+static gd_status
+check_source(const gd_transaction *transaction, const gd_image *source,
+             uint64_t from, uint64_t to, gd_error *err)
+{
+    uint64_t size = gd_image_header(source)->size;
+    if (source->repo != transaction->repo) {
+        return gd_fail(err, GD_INVALID,
+                       "image %s: the image to copy from was opened by another "
+                       "handle", transaction->image_id);
+    }
+    if (from > to || to > size) {
+        return gd_fail(err, GD_INVALID,
+                       "image %s: bytes %llu to %llu are not within image %s, "
+                       "which has %llu", transaction->image_id,
+                       (unsigned long long)from, (unsigned long long)to,
+                       gd_image_header(source)->image_id,
+                       (unsigned long long)size);
+    }
+    return check_longer(transaction, to - from, err);
+}
+
+gd_status
+gd_transaction_add_runs(gd_transaction *transaction, gd_image *source,
+                        uint64_t from, uint64_t to, uint64_t *stored,
+                        gd_error *err)
+{
+    *stored = 0;
+    gd_status s = check_boundary(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = check_source(transaction, source, from, to, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    transaction->intake.told = true;
+    s = gd_add_runs(&transaction->intake, source, (gd_range){from, to - from},
+                    stored, err);
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
 gd_status
 gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
                          gd_error *err)
@@ -398,10 +454,9 @@ gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
     if (s != GD_OK) {
         return s;
     }
-    if (length > INT64_MAX - gd_recipe_length(transaction->intake.recipe)) {
-        return gd_fail(err, GD_INVALID, "image %s: with %llu bytes of zeros "
-                       "more it would be longer than any file can be",
-                       transaction->image_id, (unsigned long long)length);
+    s = check_longer(transaction, length, err);
+    if (s != GD_OK) {
+        return s;
     }
     transaction->intake.told = true;
     uint32_t block = transaction->intake.chunker.max_length;

@@ -17,6 +17,7 @@
 #include "engine/handle/repo.h"
 
 typedef struct gd_transaction gd_transaction;
+struct gd_image;
 
 /* Everything is found and stored in this scope.  GD_EXISTS if the image is
  * already committed; GD_INVALID for an id, project or scope that is not
@@ -60,6 +61,15 @@ gd_status gd_transaction_write_blocks(gd_transaction *transaction,
                                       const uint8_t *data,
                                       const uint32_t *lengths, size_t count,
                                       gd_address *addresses, gd_error *err);
+/* Appends the bytes [from, to) of a stored image, as far as possible by the
+ * addresses of its blocks (addruns.h).  *stored is how many bytes had to be
+ * read and stored, also after an error.  GD_INVALID, and nothing is appended,
+ * for a range that is not within the image, for an image that another handle
+ * opened, and after a write that ended within a block. */
+gd_status gd_transaction_add_runs(gd_transaction *transaction,
+                                  struct gd_image *source, uint64_t from,
+                                  uint64_t to, uint64_t *stored,
+                                  gd_error *err);
 /* Appends zeros; GD_INVALID after a write that ended within a block. */
 gd_status gd_transaction_add_zeros(gd_transaction *transaction,
                                    uint64_t length, gd_error *err);

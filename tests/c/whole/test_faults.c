@@ -241,6 +241,54 @@ receive_image(world *w)
     return s;
 }
 
+/* ---- copying within the repository ---- */
+
+/* TWIN, by the addresses of KEPT's blocks and, in the middle of one, by bytes. */
+static gd_status
+add_runs(world *w, gd_transaction *transaction)
+{
+    enum { CUT = 21 * FAULT_BLOCK + 100 };
+    gd_image *image;
+    uint64_t stored;
+    gd_status s = gd_image_open(w->repo, image_id_of(KEPT), NULL, &image,
+                                &w->x.err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_transaction_add_runs(transaction, image, 0, CUT, &stored,
+                                &w->x.err);
+    if (s == GD_OK) {
+        s = gd_transaction_add_runs(transaction, image, CUT, FAULT_LENGTH,
+                                    &stored, &w->x.err);
+    }
+    gd_image_close(image);
+    return s;
+}
+
+static gd_status
+copy_image(world *w)
+{
+    gd_transaction *transaction;
+    gd_recipe_header header;
+    bool linked;
+    gd_status s = gd_transaction_begin(w->repo, image_id_of(TWIN), "project",
+                                       &gd_global_scope, &transaction,
+                                       &w->x.err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = add_runs(w, transaction);
+    if (s == GD_OK) {
+        w->states[TWIN] = IMAGE_MAYBE;
+        s = gd_transaction_commit(transaction, &header, &linked, &w->x.err);
+    }
+    if (s == GD_OK) {
+        w->states[TWIN] = IMAGE_PRESENT;
+    }
+    gd_transaction_end(transaction);
+    return s;
+}
+
 /* ---- the table ---- */
 
 static const fault_task TASKS[] = {
@@ -264,6 +312,8 @@ static const fault_task TASKS[] = {
     {.name = "delete", .work = delete, .again = GD_NOTFOUND},
     {.name = "send", .setup = set_cold, .work = send_image},
     {.name = "receive", .setup = set_cold, .work = receive_image,
+     .again = GD_EXISTS},
+    {.name = "copy", .setup = set_cold, .work = copy_image,
      .again = GD_EXISTS},
 };
 
