@@ -13,6 +13,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import scopes
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon
 
@@ -72,6 +73,46 @@ def open_source(file: str, stack) -> tuple:
         raise common.UsageError('there is no standard input') from e
     found = os.fstat(source.fileno())
     return source, found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+class Copy(common.RepositoryCommand, show.ShowOne):
+    """Store an image again under another id.
+
+    The new image shares the blocks of the first, so this takes a moment and
+    nearly no space, and stays intact if the first is deleted. In another scope
+    the blocks cannot be shared: the image is then read and stored.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('source', metavar='SOURCE',
+                            help='The id of the stored image.')
+        parser.add_argument(
+            'id', metavar='ID',
+            help='The new id: 1 to 128 characters of A-Z a-z 0-9 _ -')
+        parser.add_argument(
+            '--project', metavar='NAME',
+            help='The project that the new image belongs to. Default: that of '
+            'the stored image.')
+        parser.add_argument(
+            '--scope', choices=scopes.CHOICES,
+            help='Share equal blocks with all images of the scope global, or '
+            'only with those of the project. Default: as the stored image.')
+        common.add_codec(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        with (self.open(codec=parsed_args.codec) as repo,
+              repo.open_image(parsed_args.source) as source,
+              self.progress(f'copying {parsed_args.source}', source.size
+                            ) as progress):
+            project, scope = parsed_args.project, parsed_args.scope
+            found = repo.copy(
+                source, parsed_args.id,
+                source.stat.project if project is None else project,
+                scope or scopes.describe(bytes.fromhex(source.stat.scope)),
+                progress.update)
+        return common.shown(common.add_stat({}, found))
 
 
 class Get(common.RepositoryCommand, show.ShowOne):

@@ -136,6 +136,26 @@ class Transaction:
         """
         return self._engine.write_blocks(data, lengths)
 
+    def add_runs(self, image: 'Image', start: int, end: int) -> int:
+        """Append the bytes [start, end) of a stored image, by address.
+
+        The blocks are shared, not copied. Only what cannot be shared is read
+        and stored again: the parts of blocks at both ends, blocks of another
+        scope, and blocks of a group in which a collector is working.
+
+        :param image: one that the same :class:`Repository` opened. It may be
+            closed, and deleted, before the commit.
+        :returns: the bytes that were read and stored again
+        :raises InvalidParameter: if the last ``write`` ended within a block,
+            or the range is not within the image. Nothing is appended then.
+        :raises DamagedError: the source's recipe or entries are damaged; only
+            :meth:`abort` is possible
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        for name, offset in (('start', start), ('end', end)):
+            parameters.need_range(name, offset, 0, (1 << 63) - 1)
+        return self._engine.add_runs(image._engine, start, end)
+
     def add_zeros(self, length: int) -> None:
         """Append `length` bytes of zeros.
 

@@ -266,6 +266,40 @@ class Repository:
                     f'{"more" if done > size else f"only {done}"} came')
             return transaction.commit()
 
+    def copy(self, source: openimages.Image, image_id: str,
+             project: str = '', scope: str | bytes = 'global',
+             progress: Callable[[int], None] | None = None
+             ) -> openimages.ImageStat:
+        """Store an image with the bytes of a stored one.
+
+        In the source's scope the blocks are shared, and no bytes move. In
+        another scope the image is read and stored.
+
+        :param source: one that this object opened
+        :param project: as for :meth:`begin`
+        :param scope: as for :meth:`begin`
+        :param progress: called with the bytes copied so far
+        :raises ImageExists: there is an image of this id
+        :raises DamagedError: the source cannot be read
+
+        After any error no part of the new image remains.
+        """
+        progress = progress or (lambda done: None)
+        stat = source.stat
+        with self.begin(image_id, project, scope) as transaction:
+            if scopes.choose(scope, project).hex() == stat.scope:
+                transaction.add_runs(source, 0, source.size)
+                progress(source.size)
+            else:
+                done = 0
+                for piece in source.pieces():
+                    done += transaction.write(piece)
+                    progress(done)
+            if stat.hash_name:
+                transaction.set_hash(stat.hash_name,
+                                     bytes.fromhex(stat.hash_value))
+            return transaction.commit()
+
     def delete(self, image_id: str, upload_id: str | None = None) -> None:
         """Delete an image. Readers that have it open can go on reading.
 

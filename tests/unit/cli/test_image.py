@@ -53,6 +53,38 @@ def test_put_and_get(created, content, tmp_path, codec):
         'content', 'filter', 'out', 'repository']
 
 
+def test_copy(created, content, tmp_path):
+    first = created('image', 'put', 'one', content, '--project', 'p',
+                    '-f', 'json').json()
+    found = created('image', 'copy', 'one', 'two', '-f', 'json').json()
+    assert (found['image_id'], found['project']) == ('two', 'p')
+    assert found['size'] == first['size']
+    assert found['new_bytes'] == found['stored_bytes'] == 0
+    out = tmp_path / 'out'
+    assert created('image', 'delete', 'one').status == 0
+    assert created('image', 'get', 'two', out).status == 0
+    assert out.read_bytes() == content.read_bytes()
+    # Of the scope of another project nothing may be shared.
+    found = created('image', 'copy', 'two', 'three', '--project', 'q',
+                    '--scope', 'project', '-f', 'json').json()
+    assert (found['project'], found['scope']) == ('q', 'project')
+    assert found['new_bytes'] > 0
+    found = created('image', 'copy', 'three', 'four', '-f', 'json').json()
+    assert (found['project'], found['scope'], found['new_bytes']) == (
+        'q', 'project', 0)
+
+
+def test_copies_that_cannot_be(created, content):
+    assert created('image', 'put', 'one', content).status == 0
+    result = created('image', 'copy', 'none', 'two')
+    assert result.status == 2 and 'none' in result.err
+    result = created('image', 'copy', 'one', 'one')
+    assert result.status == 2 and 'exists already' in result.err
+    result = created('image', 'copy', 'one', 'a/b')
+    assert result.status == 2 and '0x2f' in result.err
+    assert created('image', 'list', '-f', 'json').json()[0]['id'] == 'one'
+
+
 def test_scopes(created, content):
     def put(image_id, *options):
         found = created('image', 'put', image_id, content, '-f', 'json',
