@@ -607,7 +607,7 @@ def test_unreadable_group(browser, tmp_path):
         # There is an image, and an error.
         assert browser.text('sharing-note') != 'No images yet.'
         assert browser.text('images') != 'No images yet.'
-        assert 'unreadable' in browser.text('errors')
+        assert 'cannot be read' in browser.text('errors')
         assert 'no damage' not in browser.task('scrub').lower()
         assert 'broken' in browser.text('damaged')
         assert 'No damaged blocks' not in browser.text('damage-text')

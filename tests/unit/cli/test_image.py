@@ -82,7 +82,7 @@ def test_copies_that_cannot_be(created, content):
     assert result.status == 2 and 'exists already' in result.err
     result = created('image', 'copy', 'one', 'a/b')
     assert result.status == 2 and '0x2f' in result.err
-    assert created('image', 'list', '-f', 'json').json()[0]['id'] == 'one'
+    assert len(created('image', 'list', '-f', 'json').json()) == 1
 
 
 def test_scopes(created, content):
