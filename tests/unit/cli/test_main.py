@@ -90,7 +90,8 @@ def test_repository_may_follow_the_command(created):
 
 @pytest.mark.parametrize('command', [
     'repository show', 'repository check', 'repository rebuild-filter',
-    'image list', 'image show a', 'image get a b', 'image delete a',
+    'image list', 'image show a', 'image get a b', 'image copy a b',
+    'image delete a',
     'image put a /dev/null'])
 def test_not_a_repository(cli, tmp_path, command):
     for path, kind in ((tmp_path / 'missing', None),
