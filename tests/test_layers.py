@@ -191,7 +191,6 @@ TESTED_BY = {
     'dedupd.http.streams': 'functional/test_floods.py',
     'dedupd.http.tokens': 'unit/dedupd/serve/test_reads.py',
     'dedupd.http.upstream': 'functional/test_cache_relay.py',
-    'dedupd.serve.incoming_replicas': 'functional/test_receiving.py',
     'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',

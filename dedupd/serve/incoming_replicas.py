@@ -484,14 +484,19 @@ class Receiving:
         known = _hash(request)
         entry = await self._entry(image_id, upload_id, header, sender)
         with self._using(entry):
+            # Requests of the sender's last connection that come from here on
+            # are refused; those before take their turn before this. So the
+            # answer's offset holds until the sender goes on.
+            entry.token = ''
             replica = await self._run(
                 entry, self._open, entry, header, project, known)
-            entry.token = secrets.token_hex(16)
+            token = entry.token = secrets.token_hex(16)
+            offset = replica.stored
         LOG.info('Receiving image %s, from offset %d of %d%s.', image_id,
-                 replica.stored, header.size,
+                 offset, header.size,
                  f'; whole: {replica.whole}' if replica.whole else '')
         return messages.json_response({
-            'replica': entry.token, 'offset': replica.stored,
+            'replica': token, 'offset': offset,
             'exists': replica.exists, 'whole': replica.whole,
             'lot_blocks': assembler_module.LOT_BLOCKS,
             'lot_bytes': assembler_module.LOT_BYTES,

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Replicas whose sender's connection broke: what its old requests may do."""
+
+import asyncio
+import contextlib
+import json
+import threading
+
+import pytest
+
+from dedupd.http import messages
+from dedupd.serve import incoming_replicas
+from tests.support import replicas
+from tests.support import repositories
+
+BLOCK = 512
+LIMIT = 60
+SENDER = 'ab' * 16
+
+
+@pytest.fixture
+def sites(tmp_path):
+    """The repositories that send and receive."""
+    paths = [repositories.create(tmp_path / name, block_size=BLOCK)
+             for name in ('home', 'away')]
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(repositories.open_repository(path))
+               for path in paths]
+
+
+def request(body=b'', **query):
+    return messages.Request('POST', query, {}, messages.Peer('unix', 0), body)
+
+
+async def offer(receiving, token, lot):
+    return await receiving.offer(
+        request(lot.extents, replica=token, offset=str(lot.offset)), 'image')
+
+
+def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
+    """It is refused: the beginning says where the sender goes on.
+
+    Were it taken, the receiver would be further than the sender knows, and
+    refuse what the sender offers next.
+    """
+    home, away = sites
+    repositories.put(home, 'image', repositories.noise(100 * BLOCK))
+    entered, leave = threading.Event(), threading.Event()
+
+    async def run(sending):
+        receiving = incoming_replicas.Receiving(away, True)
+
+        async def begin():
+            answer = await receiving.begin(request(
+                sending.header.pack(), upload=sending.upload_id,
+                sender=SENDER), 'image')
+            return json.loads(answer.body)
+
+        first = await begin()
+        really_open = receiving._open
+
+        def slowly(*args):
+            result = really_open(*args)
+            entered.set()
+            leave.wait(LIMIT)
+            return result
+
+        monkeypatch.setattr(receiving, '_open', slowly)
+        beginning = asyncio.create_task(begin())
+        await asyncio.to_thread(entered.wait, LIMIT)
+        old = asyncio.create_task(
+            offer(receiving, first['replica'], sending.lots[0]))
+        await asyncio.sleep(0)          # it is refused now, or waits
+        leave.set()
+        with pytest.raises(messages.HTTPError) as caught:
+            await old
+        assert caught.value.status == 404
+        second = await beginning
+        assert second['offset'] == 0
+        await offer(receiving, second['replica'], sending.lots[0])
+        await receiving.stop()
+
+    with contextlib.closing(replicas.Sending(home, 'image')) as sending:
+        asyncio.run(asyncio.wait_for(run(sending), LIMIT))
