@@ -70,6 +70,14 @@ def _end_all():
     return sorted(set(filter(None, names.values())))
 
 
+def _begin():
+    """In the command's process, before it runs."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    # A shell has background commands ignore it. Tests that interrupt what they
+    # start would wait for ever.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run(command):
     """Run a command; its exit status."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -77,8 +85,7 @@ def run(command):
     try:
         # In a group of its own: a terminal's Ctrl-C would come twice.
         process = subprocess.Popen(
-            command, process_group=0,
-            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGINT))
+            command, process_group=0, preexec_fn=_begin)
 
         def pass_on(number, frame):
             signals.append(number)

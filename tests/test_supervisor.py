@@ -25,11 +25,12 @@ pathlib.Path(sys.argv[1]).write_text(str(service.pid))
 """
 
 
-def start(*words):
+def start(*words, **options):
     return subprocess.Popen(
         [sys.executable, '-m', 'tests.supervisor', sys.executable, *words],
         cwd=TOP, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        **options)
 
 
 def number(path):
@@ -78,6 +79,17 @@ def test_nothing_left():
     with start('-c', 'print("done")') as run:
         assert run.communicate(timeout=LIMIT)[0] == 'done\n'
     assert run.returncode == 0
+
+
+def test_the_command_hears_interrupts():
+    """Also if the run ignores them, as a shell's background commands do."""
+    def ignore():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    program = ('import signal; print(signal.getsignal(signal.SIGINT)'
+               ' is signal.default_int_handler)')
+    with start('-c', program, preexec_fn=ignore) as run:
+        assert run.communicate(timeout=LIMIT)[0] == 'True\n'
 
 
 @pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM,
