@@ -30,7 +30,7 @@ test_all_live(void)
     own_group(&t, 1);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(rewrite_group(&t, &bytes), GD_OK);
-    check_rewrite_trace(&t, ORDER);
+    scratch_check_trace(&t.x, ORDER);
     gd_owned_group_close(t.owned);
     CHECK_INT(bytes, 0);
     CHECK_INT(fstatat(t.x.root, GROUP_1, &second, 0), 0);
@@ -473,7 +473,7 @@ test_freeing_settles_the_name(void)
     CHECK_CONTAINS(t.x.err.text, "groups");
     fault_env_start_trace(&t.x.f);
     own_group(&t, 1);
-    check_rewrite_trace(&t, "fsync");
+    scratch_check_trace(&t.x, "fsync");
     free_group_slots(&t, 0, 16);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 48);

@@ -96,7 +96,7 @@ test_two_stages(void)
     CHECK_INT(sizes[1] % 4096, 0);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(exchange(&t, r), GD_OK);
-    check_rewrite_trace(&t, "renameat fsync pwritev");
+    scratch_check_trace(&t.x, "renameat fsync pwritev");
     CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_BUSY);
     end(&t, r);
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
@@ -322,7 +322,7 @@ test_note_codec(void)
     CHECK_INT(gd_leased_group_note_codec(t.leased, GD_CODEC_ZSTD, 0,
                                          &t.x.err), GD_OK);
     /* So that a torn write falls back to the record before. */
-    check_rewrite_trace(&t, "fdatasync pwritev");
+    scratch_check_trace(&t.x, "fdatasync pwritev");
     end(&t, r);
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
     CHECK_INT(record.sequence, old.sequence + 1);

@@ -174,7 +174,7 @@ test_unlink(void)
     fault_env_start_trace(&t.x.f);
     CHECK(unlink_group(&t));
     /* Others may have it open: so its space is given back besides. */
-    check_trace(&t, "unlinkat fsync punch");
+    scratch_check_trace(&t.x, "unlinkat fsync punch");
     CHECK(!scratch_exists(&t.x, GROUP_1));
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_CLOSED);
     gd_owned_group_close(t.owned);

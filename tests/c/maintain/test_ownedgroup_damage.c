@@ -64,7 +64,7 @@ test_mark_damaged(void)
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FSYNC);
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, slots, 4, &names, &count,
                                           &t.x.err), GD_OK);
-    check_trace(&t, "pwritev fsync pwritev fsync " FREE_ORDER);
+    scratch_check_trace(&t.x, "pwritev fsync pwritev fsync " FREE_ORDER);
     /* Each file, and their directory. */
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FSYNC) - syncs, 3);
     REQUIRE(count == 2);
@@ -93,7 +93,7 @@ test_mark_damaged(void)
                                           &t.x.err), GD_OK);
     CHECK_INT(count, 0);
     t.x.env->release(t.x.env, names);
-    check_trace(&t, "");
+    scratch_check_trace(&t.x, "");
     /* Its bytes stay, as long as it is damaged. */
     need_freed(&t, 0, 3);
     need_freed(&t, 5, 11);

@@ -41,7 +41,7 @@ test_free(void)
     fault_env_start_trace(&t.x.f);
     CHECK_INT(free_slots(&t, 10, 20, &freed), GD_OK);
     CHECK_INT(freed, 0);
-    check_trace(&t, "");
+    scratch_check_trace(&t.x, "");
     CHECK_INT(free_slots(&t, 5, 10, &freed), GD_OK);
     CHECK_INT(freed, 5);
     gd_owned_group_close(t.owned);
@@ -68,7 +68,7 @@ test_only_published_slots(void)
     static const uint32_t far[] = {0, UINT32_MAX};
     CHECK_INT(gd_owned_group_free(t.owned, far, 2, &freed, &t.x.err),
               GD_INVALID);
-    check_trace(&t, "");
+    scratch_check_trace(&t.x, "");
     CHECK_INT(free_slots(&t, 0, SLOTS / 2, &freed), GD_OK);
     gd_owned_group_close(t.owned);
     owned_teardown(&t);
@@ -87,9 +87,9 @@ test_order(void)
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     fault_env_start_trace(&t.x.f);
     need_freed(&t, 0, 16);
-    check_trace(&t, FREE_ORDER);
+    scratch_check_trace(&t.x, FREE_ORDER);
     (void)owned_punch(&t);
-    check_trace(&t, FREE_ORDER " punch");
+    scratch_check_trace(&t.x, FREE_ORDER " punch");
     gd_owned_group_close(t.owned);
     for (uint64_t n = 1; n <= 5; n++) {
         fault_call call = n % 2 == 1 ? FAULT_FDATASYNC : FAULT_PWRITEV;
@@ -203,7 +203,7 @@ test_tail_of_a_poisoned_group(void)
     fault_env_start_trace(&t.x.f);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     /* Written again, and synced by itself, before it is published. */
-    check_trace(&t, "pwritev fdatasync pwritev");
+    scratch_check_trace(&t.x, "pwritev fdatasync pwritev");
     CHECK_INT(t.owned->leased->published.count, SLOTS / 2 + SLOTS / 4);
     CHECK_INT(t.owned->leased->published.flags, GD_GROUP_POISONED);
     need_freed(&t, SLOTS / 2, SLOTS / 4);
@@ -235,15 +235,15 @@ test_freed_by_another(void)
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     fault_env_start_trace(&t.x.f);
     CHECK(owned_punch(&t) > 0);
-    check_trace(&t, "pwritev fdatasync punch");
+    scratch_check_trace(&t.x, "pwritev fdatasync punch");
     (void)owned_punch(&t);
-    check_trace(&t, "pwritev fdatasync punch");
+    scratch_check_trace(&t.x, "pwritev fdatasync punch");
     gd_owned_group_close(t.owned);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_IO);
-    check_trace(&t, "pwritev");
+    scratch_check_trace(&t.x, "pwritev");
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_CLOSED);
     gd_owned_group_close(t.owned);
     owned_teardown(&t);
@@ -329,7 +329,7 @@ test_invalid_entries(void)
     /* Nobody knows which bytes it names: so none is given back. */
     fault_env_start_trace(&t.x.f);
     CHECK_INT(owned_punch(&t), 0);
-    check_trace(&t, "");
+    scratch_check_trace(&t.x, "");
     CHECK(is_untouched(&t, segment_offset(0), segment_offset(4)));
     CHECK_INT(count_state(&t, GD_ENTRY_INVALID), 1); /* nor was it changed */
     need_freed(&t, 17, 1); /* no recipe names it */

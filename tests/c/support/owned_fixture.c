@@ -139,16 +139,6 @@ is_image(owned_fixture *t, const char *image_id, const uint8_t *data,
 }
 
 void
-check_trace(owned_fixture *t, const char *wanted)
-{
-    char trace[512];
-    fault_env_trace(&t->x.f, trace, sizeof trace);
-    if (!CHECK(strcmp(trace, wanted) == 0)) {
-        fprintf(stderr, "it was: %s\n", trace);
-    }
-}
-
-void
 set_record(owned_fixture *t, uint32_t count, uint64_t end)
 {
     gd_group *group;

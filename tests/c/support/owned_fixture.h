@@ -58,8 +58,6 @@ bool is_untouched(owned_fixture *t, uint64_t from, uint64_t to);
 bool is_image(owned_fixture *t, const char *image_id, const uint8_t *data,
               size_t length);
 
-void check_trace(owned_fixture *t, const char *wanted);
-
 /* The published record as a crash may leave it: of an older sync point. */
 void set_record(owned_fixture *t, uint32_t count, uint64_t end);
 

@@ -133,16 +133,6 @@ check_group_file(rewrite_fixture *t, uint32_t number, gd_published *record,
     return live;
 }
 
-void
-check_rewrite_trace(rewrite_fixture *t, const char *wanted)
-{
-    char trace[512];
-    fault_env_trace(&t->x.f, trace, sizeof trace);
-    if (!CHECK(strcmp(trace, wanted) == 0)) {
-        fprintf(stderr, "it was: %s\n", trace);
-    }
-}
-
 bool
 is_spool_clean(rewrite_fixture *t)
 {

@@ -52,8 +52,6 @@ void need_rewritten(rewrite_fixture *t);
 unsigned check_group_file(rewrite_fixture *t, uint32_t number,
                           gd_published *record, gd_entry entries[SLOTS]);
 
-void check_rewrite_trace(rewrite_fixture *t, const char *wanted);
-
 bool is_spool_clean(rewrite_fixture *t);
 
 #endif

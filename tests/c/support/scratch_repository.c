@@ -193,6 +193,16 @@ scratch_count(const scratch *x, const char *directory, const char *prefix,
     return count;
 }
 
+void
+scratch_check_trace(scratch *x, const char *wanted)
+{
+    char trace[512];
+    fault_env_trace(&x->f, trace, sizeof trace);
+    if (!CHECK(strcmp(trace, wanted) == 0)) {
+        fprintf(stderr, "it was: %s\n", trace);
+    }
+}
+
 /* ---- bytes ---- */
 
 bool

@@ -66,6 +66,9 @@ void scratch_flip(const scratch *x, const char *name, uint64_t offset,
 unsigned scratch_count(const scratch *x, const char *directory,
                        const char *prefix, char first[GD_NAME_SIZE]);
 
+/* Checks the calls that were traced (fault_env.h), and says which they were. */
+void scratch_check_trace(scratch *x, const char *wanted);
+
 /* ---- bytes ---- */
 
 /* What is known of a structure; all bytes between the pieces are zeros. */
