@@ -21,12 +21,15 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.check import catalog_copy
 from glance_dedup.check import checker
-from glance_dedup.check import files
 from glance_dedup.check import groups
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import put
+from tests.unit.check import fixtures
 from tests.unit.repository import format_writer as writer
+
+no_pause = fixtures.no_pause
+repository = fixtures.repository
 
 DAMAGE, NOTE = checker.DAMAGE, checker.NOTE
 PIECES = [(0, 5), ('zeros', 1000), (3, 9)]
@@ -34,16 +37,6 @@ PIECES = [(0, 5), ('zeros', 1000), (3, 9)]
 
 def noise(number, size=512):
     return random.Random(number).randbytes(size)
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    monkeypatch.setattr(files, 'PAUSE', 0)
-
-
-@pytest.fixture
-def repository(tmp_path):
-    return writer.Repository(tmp_path / 'repository')
 
 
 @pytest.fixture
