@@ -4,8 +4,8 @@
 
 A daemon is the *maintainer* while it holds the maintainer's lock, and a
 *reader* otherwise. A reader tries every minute to get the lock, so that it
-takes over when the maintainer ends. Opening the catalog takes long if it has
-to be made anew; the daemon serves reads meanwhile.
+takes over when the maintainer ends. Opening the catalog takes long if it must
+be rebuilt; the daemon serves reads meanwhile.
 
 Tasks run on request, in order, and when their interval is over
 (``agenda.py``). Every minute, and before each collection and merging, the
@@ -326,7 +326,7 @@ class Scheduler:
                                        TRIAL_INTERVAL)
 
     def _opening(self, done: int, total: int, what: str) -> None:
-        """Called while a catalog is made anew: this is the maintainer now."""
+        """Show a rebuild of the catalog: this daemon is the maintainer now."""
         if self._running is None:
             LOG.warning('The catalog is being made anew.')
             with self._changed:
@@ -518,7 +518,7 @@ class Scheduler:
 
     def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
                        error: Exception) -> None:
-        """Make the catalog anew after a task, which tried it, failed."""
+        """Rebuild the catalog again, after a task failed to."""
         LOG.warning('The catalog is made anew: %s', error)
         try:
             maintainer.rebuild(why=str(error))

@@ -22,9 +22,9 @@ still holds for each entry:
 
 A recipe that names more than one batch can hold takes several steps. Each
 step is a batch and a fence. The catalog knows how far each recipe got. So a
-run may end between any two steps, in any way: whoever judges the entry next
-goes on if the recipe is live, and goes back if it is not. Until then the entry
-stays in the spool, and pins everything that the recipe names (N6.3).
+run may end between any two steps, in any way. The next run that judges the
+entry goes on if the recipe is live, and goes back if it is not. Until then the
+entry stays in the spool, and pins everything that the recipe names (N6.3).
 """
 
 import collections

@@ -4,7 +4,7 @@
 
 Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
 
-What is found is kept here, and reported by the caller: it must be thrown away
+This module keeps its findings, and the caller reports them: it discards them
 if a maintainer changed the catalog meanwhile.
 
 If LevelDB cannot read something (see ``catalog_copy.py``), that is one

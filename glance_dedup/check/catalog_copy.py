@@ -9,7 +9,7 @@ If LevelDB cannot read something, a damaged table is *damage*, since LevelDB
 syncs each table before anything names it. All else is a *note*: a crash may
 leave CURRENT, the manifest, the log and the list of tables as they were at
 different times, and with them accounting steps may be missing. The next
-maintainer notices that, and makes the catalog anew.
+maintainer notices that, and rebuilds the catalog.
 """
 
 from collections.abc import Callable

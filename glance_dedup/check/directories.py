@@ -32,7 +32,7 @@ class Directories:
     Before :meth:`open_all`, only the repository's own directory is open.
 
     :param path: the repository
-    :param findings: what is wrong is reported there
+    :param findings: gets what is wrong
     :raises ImageNotFound: if there is no such directory
     :raises InvalidParameter: if it is not a directory
     :raises AccessDenied: if the system refuses to let it be read
