@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * volume.h - a disk that can be written to, on the store (volumes.rst).
+ *
+ * A volume is a journal plus ordinary recipes.  The process that opens it owns
+ * it (V1).  All functions that take a gd_volume are thread-safe, except
+ * gd_volume_close.  Offsets and lengths are in bytes, of any alignment.
+ *
+ * After a sync of the journal failed, every write, zero and flush fails with
+ * the words of that failure; reads go on (V3).
+ */
+#ifndef GD_VOLUME_H
+#define GD_VOLUME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/format/volumehead.h"
+#include "engine/handle/repo.h"
+#include "engine/read/reader.h"
+
+typedef struct gd_volume gd_volume;
+
+/* What a volume is, and how it does. */
+typedef struct gd_volume_info {
+    gd_volume_head head;     /* size, state, counters, ...; as of now */
+    uint64_t journal_bytes;  /* in all journals */
+    uint64_t journal_records; /* not yet in a generation */
+    char broken[GD_ERROR_TEXT]; /* why it takes no writes; "": it does */
+} gd_volume_info;
+
+/* Makes a volume of this size and opens it.  With a base (not NULL) it begins
+ * with that image's bytes; the size must be no less than the image's, and *stored
+ * is how many bytes could not be shared by address.  GD_EXISTS if the name is
+ * taken; GD_INVALID for a name, size or project that is not allowed. */
+gd_status gd_volume_create(gd_repo *repo, const char *name, uint64_t size,
+                           const char *project, const gd_scope *scope,
+                           gd_image *base, uint64_t *stored, gd_volume **out,
+                           gd_error *err);
+/* Opens a volume and reads its journals (V4).  GD_NOTFOUND; GD_BUSY if another
+ * process owns it; GD_CORRUPT if acknowledged bytes are lost (V5). */
+gd_status gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
+                         gd_error *err);
+/* Makes no checkpoint: what is in the journal is read at the next opening. */
+void gd_volume_close(gd_volume *volume);
+void gd_volume_get_info(gd_volume *volume, gd_volume_info *info);
+/* The head of a volume that anybody may own, as it was at some moment. */
+gd_status gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
+                         gd_error *err);
+
+/* GD_INVALID for a range that does not lie within the volume.  length may be
+ * 0. */
+gd_status gd_volume_read(gd_volume *volume, uint8_t *out, size_t length,
+                         uint64_t offset, gd_error *err);
+gd_status gd_volume_write(gd_volume *volume, const uint8_t *data,
+                          size_t length, uint64_t offset, gd_error *err);
+/* The range reads as zeros from now on. */
+gd_status gd_volume_zero(gd_volume *volume, uint64_t length, uint64_t offset,
+                         gd_error *err);
+/* What was written before is durable when this returns. */
+gd_status gd_volume_flush(gd_volume *volume, gd_error *err);
+
+/* Calls visit for the pieces of a range, in order, without gap: whether each
+ * holds data, or is known to read as zeros.  Ends early, with GD_OK, when visit
+ * returns false. */
+gd_status gd_volume_extents(gd_volume *volume, uint64_t length,
+                            uint64_t offset,
+                            bool (*visit)(void *arg, uint64_t offset,
+                                          uint64_t length, bool zeros),
+                            void *arg, gd_error *err);
+
+/* Brings all that was written before into recipes (V6). */
+gd_status gd_volume_checkpoint(gd_volume *volume, gd_error *err);
+/* Whether a checkpoint is due: the journal is large (see "Pressure" in
+ * volumes.rst). */
+bool gd_volume_needs_checkpoint(gd_volume *volume);
+/* Opens recipes again that a merge has replaced, so that the old ones pin no
+ * blocks. */
+void gd_volume_renew(gd_volume *volume);
+
+/* Commits an image with the volume's bytes at one moment, no earlier than the
+ * call.  *header describes the image.  GD_EXISTS if the id is taken. */
+gd_status gd_volume_snapshot(gd_volume *volume, const char *image_id,
+                             const char *project, gd_recipe_header *header,
+                             gd_error *err);
+/* Bytes that are added read as zeros, bytes behind a smaller size are lost. */
+gd_status gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err);
+/* Deletes a volume that nobody owns, or finishes what an owner began (V9).
+ * GD_BUSY, GD_NOTFOUND. */
+gd_status gd_volume_delete(gd_repo *repo, const char *name, gd_error *err);
+
+#endif
