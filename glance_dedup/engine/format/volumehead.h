@@ -42,7 +42,7 @@ typedef struct gd_volume_counters {
 
 typedef struct gd_volume_mark {
     uint64_t part;
-    uint64_t generation;
+    uint64_t edition;
 } gd_volume_mark;
 
 typedef struct gd_volume_head {
@@ -82,7 +82,7 @@ gd_status gd_volume_head_decode(const uint8_t in[GD_VOLUME_HEAD],
 
 void gd_volume_marks_encode(const gd_volume_mark *marks, uint32_t count,
                             uint8_t *out);
-/* Marks must be sorted, of parts within the size, with generations from 1. */
+/* Marks must be sorted, of parts within the size, with editions from 1. */
 gd_status gd_volume_marks_decode(const uint8_t *in, const gd_volume_head *head,
                                  const char *file, gd_volume_mark *marks,
                                  gd_error *err);

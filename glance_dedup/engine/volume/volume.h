@@ -25,7 +25,7 @@ typedef struct gd_volume gd_volume;
 typedef struct gd_volume_info {
     gd_volume_head head;     /* size, state, counters, ...; as of now */
     uint64_t journal_bytes;  /* in all journals */
-    uint64_t journal_records; /* not yet in a generation */
+    uint64_t journal_records; /* not yet in a edition */
     char broken[GD_ERROR_TEXT]; /* why it takes no writes; "": it does */
 } gd_volume_info;
 
