@@ -15,8 +15,9 @@ from glance_dedup.check import format as form
 from glance_dedup.check import report
 
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
-# The maintainer's, and one for hashes: each is made when it is needed.
-OPTIONAL = ('catalog', 'spares', hashes.DIRECTORY)
+# The maintainer's, and those for hashes and volumes: each is made when it is
+# needed.
+OPTIONAL = ('catalog', 'spares', hashes.DIRECTORY, 'volumes')
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,

@@ -189,9 +189,11 @@ class Check(common.RepositoryCommand, show.ShowOne):
             fields[name] = (
                 common.Size(value) if name.endswith('_bytes') else value)
         fields['damaged_images'] = common.Words(report.damaged_images)
+        fields['damaged_volumes'] = common.Words(report.damaged_volumes)
         fields['findings'] = common.Lines([{
             'severity': f.severity, 'file': f.file, 'offset': f.offset,
-            'sentence': f.sentence, 'images': list(f.images)}
+            'sentence': f.sentence, 'images': list(f.images),
+            'volumes': list(f.volumes)}
             for f in report.findings])
         if parsed_args.formatter not in ('json', 'yaml'):
             for finding in report.findings:
