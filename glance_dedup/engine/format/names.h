@@ -20,6 +20,7 @@
 #define GD_FILE_GROUP_LOCKS "locks/groups"
 #define GD_DIR_QUARANTINE "quarantine"
 #define GD_DIR_SPARES "spares"
+#define GD_DIR_VOLUMES "volumes"
 #define GD_FILE_IMAGE_LOCKS "locks/images"
 #define GD_FILE_MAINTAINER_LOCK "locks/maintainer"
 #define GD_FILE_FENCE "fence"
