@@ -16,6 +16,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import volumes
 
 _HEADER = 32            # of a segment
 #: Names of codecs; a codec's number is its index here.
@@ -23,7 +24,8 @@ CODECS = ('none', 'lz4', 'zstd')
 #: Directories whose files are all of one kind, and the names of their parts.
 _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
                 'catalog': 'catalog', 'spares': 'spare copies',
-                'quarantine': 'quarantine'}
+                'quarantine': 'quarantine',
+                volumes.DIRECTORY: 'journals of volumes'}
 
 
 @dataclasses.dataclass
