@@ -10,16 +10,20 @@ import pytest
 
 from dedupd import figures
 from dedupd.tasks import collector
+from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.cli import main
+from glance_dedup.maintenance import addresses
 from glance_dedup.repository import volumes
 from tests.support import maintenance
-from tests.support import volumes as writer
+from tests.support.repositories import noise
 from tests.support.repositories import put
 from tests.support.repositories import read_all
+from tests.support import volume_writer as writer
+from tests.unit.dedupd.tasks import scrubbing
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
@@ -208,6 +212,40 @@ def test_damage_names_the_volume(path, repo, maintainer, part, caplog):
     scrubber.mark_lost(maintainer, part)
     assert f'{part} (part 3 of volume disk)' in caplog.text
     assert repo.recipes() == ['image']
+
+
+def test_scrub_says_which_volume_a_block_is_missing_in(
+        path, repo, maintainer, volume, part, caplog):
+    with contextlib.closing(maintainer.engine.open_recipe(part)) as recipe:
+        group, slot, _ = next(iter(addresses.runs_in(recipe.runs())))
+    scrubbing.damage(path, (group, slot))
+    maintainer.rebuild()
+    result = scrubber.run_once(maintainer, task.Pace(), full=True)
+    assert (result.images, result.volumes) == ([], ['disk'])
+    assert f'Images hit: {part} (part 3 of volume disk)' in caplog.text
+
+
+def test_merging_has_them_share(repo, maintainer, volume):
+    """With an image that was stored at the same time."""
+    data = noise(3 << 20)
+    name = volume.recipe(1, 1)
+    handle = repo.handle()
+    # Each stores what it has of 1 MiB or more before it is committed.
+    transactions = [handle.begin(image_id, '', bytes(16))
+                    for image_id in ('twin', name)]
+    for transaction in transactions:
+        transaction.write(data)
+    for transaction in transactions:
+        transaction.commit()
+    maintainer.rebuild()
+    merged = merger.run_once(maintainer, task.Pace())
+    assert merged.images == 1
+    runs = []
+    for image_id in ('twin', name):
+        with contextlib.closing(
+                maintainer.engine.open_recipe(image_id)) as recipe:
+            runs.append(recipe.runs())
+    assert runs[0] == runs[1]
 
 
 def test_a_good_part_is_not_lost(maintainer, part):
