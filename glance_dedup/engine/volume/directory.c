@@ -11,7 +11,7 @@
 
 #include "engine/files/file.h"
 #include "engine/files/spool.h"
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 
 enum { LOCK_TRIES = 10 }; /* while others make and remove the directory */
 

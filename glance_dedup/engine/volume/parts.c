@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 
 /* ---- opening and closing ---- */
 
