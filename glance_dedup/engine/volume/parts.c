@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/volume/volumenames.h"
 
 /* ---- opening and closing ---- */
@@ -182,22 +183,19 @@ free_place(gd_parts *parts)
 static gd_part_image **
 make_place(gd_parts *parts, gd_error *err)
 {
-    const gd_env *env = parts->repo->env;
     gd_part_image **place = free_place(parts);
     if (place != NULL) {
         return place;
     }
-    gd_part_image **images = gd_calloc(env, 2 * parts->image_room,
-                                       sizeof *images, err);
+    size_t used = parts->image_room;
+    gd_part_image **images =
+        gd_array_reserve(parts->repo->env, parts->images, &parts->image_room,
+                         used + 1, sizeof *images, err);
     if (images == NULL) {
         return NULL;
     }
-    memcpy(images, parts->images, parts->image_room * sizeof *images);
-    env->release(env, parts->images);
     parts->images = images;
-    place = &images[parts->image_room];
-    parts->image_room *= 2;
-    return place;
+    return &images[used];
 }
 
 static gd_status
