@@ -213,31 +213,22 @@ add_blocks(gd_plan *plan, const gd_extent *extent, uint64_t from, uint64_t to,
 gd_status
 gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
 {
-    gd_recipe_page page;
-    uint32_t at;
-    if (range.length == 0) {
-        return GD_OK;
-    }
-    gd_status s = gd_recipe_seek(plan->recipe, range.offset, &page, &at, err);
-    while (s == GD_OK && !plan->full && range.length > 0) {
-        if (at == page.count) {
-            s = gd_recipe_next_page(plan->recipe, range.offset, &page, err);
-            at = 0;
-            continue;
+    gd_extent_cursor cursor;
+    gd_status s = GD_OK;
+    gd_extent_cursor_open(&cursor, plan->recipe, range.offset, range.length);
+    while (s == GD_OK && !plan->full && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        uint64_t offset = cursor.offset;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        if (s != GD_OK) {
+            break;
         }
-        const gd_extent *extent = &page.extents[at++];
-        uint64_t from = range.offset - extent->offset;
-        uint64_t here = extent->length - from;
-        if (here > range.length) {
-            here = range.length;
-        }
-        if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
-            s = add_blocks(plan, extent, from, from + here, err);
+        if (part.extent->kind == GD_EXTENT_BLOCKS_KIND) {
+            s = add_blocks(plan, part.extent, part.from,
+                           part.from + part.length, err);
         } else if (plan->zeros != NULL) {
-            plan->zeros(plan->arg, range.offset, here);
+            plan->zeros(plan->arg, offset, part.length);
         }
-        range.offset += here;
-        range.length -= here;
     }
     return s;
 }

@@ -347,23 +347,23 @@ static gd_status
 source_extent(const gd_part_source *source, uint64_t at, uint64_t length,
               uint64_t *alike, bool *zeros, gd_error *err)
 {
-    const gd_recipe *recipe = &source->image->recipe;
-    gd_recipe_page page;
-    uint32_t index;
-    uint64_t offset = source->from + at, end = offset + length;
-    gd_status s = gd_recipe_seek(recipe, offset, &page, &index, err);
-    if (s != GD_OK) {
-        return s;
+    gd_extent_cursor cursor;
+    gd_status s = GD_OK;
+    bool same = true;
+    *alike = 0;
+    gd_extent_cursor_open(&cursor, &source->image->recipe, source->from + at,
+                          length);
+    while (s == GD_OK && same && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        if (s == GD_OK) {
+            bool is_zeros = part.extent->kind == GD_EXTENT_ZEROS;
+            *zeros = *alike == 0 ? is_zeros : *zeros;
+            same = is_zeros == *zeros;
+            *alike += same ? part.length : 0;
+        }
     }
-    *zeros = page.extents[index].kind == GD_EXTENT_ZEROS;
-    uint64_t until = offset;
-    while (index < page.count && until < end &&
-           (page.extents[index].kind == GD_EXTENT_ZEROS) == *zeros) {
-        until = page.extents[index].offset + page.extents[index].length;
-        index++;
-    }
-    *alike = (until < end ? until : end) - offset;
-    return GD_OK;
+    return s;
 }
 
 gd_status
