@@ -42,6 +42,9 @@ typedef enum gd_spool_kind {
     GD_SPOOL_EXCHANGE = 'X', /* a second name of an M, briefly */
 } gd_spool_kind;
 
+/* Exactly 8 lower-case hexadecimal digits. */
+bool gd_hex_parse(const char *digits, uint32_t *value);
+
 void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
 /* base is a name inside groups/. */
 bool gd_group_name_parse(const char *base, uint32_t *group);
