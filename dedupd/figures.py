@@ -17,6 +17,7 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
@@ -90,7 +91,7 @@ class Figures:
                 for name in ('groups', 'spares', 'images', 'catalog')}
         names = volumes.names(path)
         disk['journals'] = sum(_disk_bytes(os.path.join(
-            path, volumes.DIRECTORY, name)) for name in names)
+            path, layout.VOLUMES, name)) for name in names)
         system = os.statvfs(path)
         fields: Fields = dict.fromkeys((
             'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',

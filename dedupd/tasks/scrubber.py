@@ -74,6 +74,8 @@ class Result:
     unreadable: dict[str, str]
     """Recipes and groups known to be unreadable, each with its error. Findings
     of an earlier pass stay until this one looks there."""
+    volumes: list[str] = dataclasses.field(default_factory=list)
+    """Names of volumes that now cannot be read completely."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
@@ -215,16 +217,19 @@ class _Run:
     def _result(self) -> Result:
         state = self._state
         spares = state['spares']
+        images, names = volumes.apart(
+            self._maintainer.repository.path,
+            self._maintainer.catalog.damaged_images())
         return Result(
             state['blocks'], state['bytes'],
             len(self._damage.met.union(state['waiting'])), state['damaged'],
             self._damage.healed,
-            sorted(self._maintainer.catalog.damaged_images()),
+            images,
             self._damage.quarantined, state['complete'],
             spares.get('blocks', 0), spares.get('bytes', 0),
             len(state['waiting']), state['worn'],
             {name: hit['error']
-             for name, hit in state['unreadable'].items()})
+             for name, hit in state['unreadable'].items()}, names)
 
     def _save(self) -> None:
         self._maintainer.catalog.set_scrub_state(self._state)

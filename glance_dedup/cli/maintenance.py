@@ -350,7 +350,7 @@ class Scrub(TaskCommand):
 
     def _judged(self, result):
         if result.get('damaged', 0) > result.get('healed', 0) or any(
-                result.get(name) for name in ('found', 'images',
+                result.get(name) for name in ('found', 'images', 'volumes',
                                               'unreadable')):
             self.app.status = 1
         return super()._judged(result)

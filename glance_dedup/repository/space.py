@@ -16,7 +16,6 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
-from glance_dedup.repository import volumes
 
 _HEADER = 32            # of a segment
 #: Names of codecs; a codec's number is its index here.
@@ -25,7 +24,7 @@ CODECS = ('none', 'lz4', 'zstd')
 _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
                 'catalog': 'catalog', 'spares': 'spare copies',
                 'quarantine': 'quarantine',
-                volumes.DIRECTORY: 'journals of volumes'}
+                layout.VOLUMES: 'journals of volumes'}
 
 
 @dataclasses.dataclass

@@ -19,11 +19,7 @@ import xxhash
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
-
-#: The directory of all volumes, in the repository.
-DIRECTORY = 'volumes'
-
-MAKING, READY, DELETING = 1, 2, 3
+from glance_dedup.repository import layout
 
 _NAME = re.compile('[A-Za-z0-9_-]{1,64}')
 _JOURNAL = re.compile('journal-[0-9a-f]{8}')
@@ -34,6 +30,7 @@ _HEAD = 4096
 _START = struct.Struct('<8sHH')
 _ID = slice(32, 48)
 _STATE = struct.Struct('<I')
+_READY = 2
 _LOOKS, _PAUSE = 3, 0.02
 
 
@@ -44,12 +41,13 @@ class Volume:
     name: str
     volume_id: str | None
     """32 hexadecimal digits; None: it has no journal yet, or any more."""
-    state: int = READY
+    is_ready: bool
+    """False: it is being made or deleted, or that was interrupted."""
 
 
 def names(path: str) -> list[str]:
     """The names of all volumes of the repository at a path, sorted."""
-    directory = os.path.join(path, DIRECTORY)
+    directory = os.path.join(path, layout.VOLUMES)
     try:
         with files.os_errors(f'cannot list {directory}'), os.scandir(
                 directory) as entries:
@@ -67,7 +65,7 @@ def look(path: str, name: str) -> Volume:
     :raises DamagedError: its newest journal has no valid head
     :raises VersionError: the volume is of a newer version
     """
-    directory = os.path.join(path, DIRECTORY, name)
+    directory = os.path.join(path, layout.VOLUMES, name)
     for left in reversed(range(_LOOKS)):
         try:
             return _look(directory, name)
@@ -85,7 +83,7 @@ def _look(directory: str, name: str) -> Volume:
     with files.os_errors(f'cannot list {directory}'):
         journals = sorted(filter(_JOURNAL.fullmatch, os.listdir(directory)))
     if not journals:
-        return Volume(name, None, MAKING)
+        return Volume(name, None, False)
     file = os.path.join(directory, journals[-1])
     with files.os_errors(f'cannot read {file}'), open(file, 'rb') as f:
         head = f.read(_HEAD)
@@ -98,7 +96,7 @@ def _look(directory: str, name: str) -> Volume:
         if xxhash.xxh3_64_intdigest(head[:-8]) == int.from_bytes(
                 head[-8:], 'little'):
             return Volume(name, head[_ID].hex(),
-                          _STATE.unpack_from(head, 96)[0])
+                          _STATE.unpack_from(head, 96)[0] == _READY)
     raise exceptions.DamagedError(
         f'{file} has no valid head, so volume {name} cannot be used. Restore '
         'the directory from a backup')

@@ -15,8 +15,8 @@ from glance_dedup.check import checker
 from glance_dedup.check import store as store_module
 from glance_dedup.check import volume_reader
 from glance_dedup.check import volumes as volumes_module
-from tests.support import volumes as writer
-from tests.support.volumes import PART
+from tests.support import volume_writer as writer
+from tests.support.volume_writer import PART
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import DAMAGE
 from tests.unit.check.fixtures import look

@@ -18,7 +18,7 @@ from tests.support.maintenance import SLOTS
 from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import put
-from tests.support import volumes
+from tests.support import volume_writer
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
@@ -52,7 +52,7 @@ def filled(path, repo, other):
     put(other, 'deleted', noise(3 * BLOCK, 4))
     other.delete('deleted')
     put(other, 'not-counted', noise(2 * BLOCK, 5))
-    volume = volumes.Volume(path, bytes.fromhex(repo.repository_id))
+    volume = volume_writer.Volume(path, bytes.fromhex(repo.repository_id))
     volume.journal().data(0, noise(30000, 6)).save()
     return path
 

@@ -2,24 +2,36 @@
 
 """Recipes of volumes are no images, for everybody but the store itself."""
 
+import asyncio
 import contextlib
 import io
 import json
 
+import pyfuse3
 import pytest
 
+from dedupd.cache import index
 from dedupd import figures
+from dedupd.http import messages
+from dedupd.serve import incoming_replicas
+from dedupd.serve import reads
 from dedupd.tasks import collector
+from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import task
+from glance_dedup.base import workers
 from glance_dedup.cli import main
+from glance_dedup.maintenance import addresses
+from glance_dedup import mount
 from glance_dedup.repository import volumes
 from tests.support import maintenance
-from tests.support import volumes as writer
+from tests.support.repositories import noise
 from tests.support.repositories import put
 from tests.support.repositories import read_all
+from tests.support import volume_writer as writer
+from tests.unit.dedupd.tasks import scrubbing
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
@@ -210,7 +222,76 @@ def test_damage_names_the_volume(path, repo, maintainer, part, caplog):
     assert repo.recipes() == ['image']
 
 
+def test_scrub_says_which_volume_a_block_is_missing_in(
+        path, repo, maintainer, volume, part, caplog):
+    with contextlib.closing(maintainer.engine.open_recipe(part)) as recipe:
+        group, slot, _ = next(iter(addresses.runs_in(recipe.runs())))
+    scrubbing.damage(path, (group, slot))
+    maintainer.rebuild()
+    result = scrubber.run_once(maintainer, task.Pace(), full=True)
+    assert (result.images, result.volumes) == ([], ['disk'])
+    assert f'Images hit: {part} (part 3 of volume disk)' in caplog.text
+
+
+def test_merging_has_them_share(repo, maintainer, volume):
+    """With an image that was stored at the same time."""
+    data = noise(3 << 20)
+    name = volume.recipe(1, 1)
+    handle = repo.handle()
+    # Each stores what it has of 1 MiB or more before it is committed.
+    transactions = [handle.begin(image_id, '', bytes(16))
+                    for image_id in ('twin', name)]
+    for transaction in transactions:
+        transaction.write(data)
+    for transaction in transactions:
+        transaction.commit()
+    maintainer.rebuild()
+    merged = merger.run_once(maintainer, task.Pace())
+    assert merged.images == 1
+    runs = []
+    for image_id in ('twin', name):
+        with contextlib.closing(
+                maintainer.engine.open_recipe(image_id)) as recipe:
+            runs.append(recipe.runs())
+    assert runs[0] == runs[1]
+
+
 def test_a_good_part_is_not_lost(maintainer, part):
     with pytest.raises(exceptions.InvalidParameter,
                        match='part 3 of volume disk, which is not lost'):
         scrubber.mark_lost(maintainer, part)
+
+
+# -- other ways in and out ----------------------------------------------------
+
+def request(**query):
+    return messages.Request('POST', query, {}, messages.Peer('unix', 0), b'')
+
+
+def status_of(handler, *arguments):
+    with pytest.raises(messages.HTTPError) as caught:
+        asyncio.run(handler(*arguments))
+    return caught.value.status
+
+
+def test_no_replica_comes_under_such_an_id(repo, part):
+    receiving = incoming_replicas.Receiving(repo, True)
+    assert status_of(receiving.begin, request(), part) == 400
+
+
+def test_the_daemon_serves_none(repo, part):
+    served = reads.Reads(repo, workers.Workers('read', 1))
+    assert status_of(served._admit, request(), part) == 404
+
+
+def test_the_cache_does_not_evict_them(path, repo, part):
+    (path / index.NAME).write_bytes(b'')
+    with contextlib.closing(index.Held(repo)) as held:
+        assert held.candidates() == ['image']
+
+
+def test_the_mount_shows_none(repo, part):
+    assert mount.FromRepository(repo).names() == ['image']
+    with pytest.raises(pyfuse3.FUSEError):
+        asyncio.run(mount.Operations.lookup(
+            None, pyfuse3.ROOT_INODE, part.encode(), None))
