@@ -124,6 +124,13 @@ posix_unlinkat(const gd_env *env, int dir, const char *path)
 }
 
 static int
+posix_rmdirat(const gd_env *env, int dir, const char *path)
+{
+    (void)env;
+    return result(unlinkat(dir, path, AT_REMOVEDIR));
+}
+
+static int
 posix_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
 {
     (void)env;
@@ -422,6 +429,7 @@ gd_env_posix(void)
         .linkat = posix_linkat,
         .renameat = posix_renameat,
         .unlinkat = posix_unlinkat,
+        .rmdirat = posix_rmdirat,
         .mkdirat = posix_mkdirat,
         .fchmod = posix_fchmod,
         .fstat = posix_fstat,

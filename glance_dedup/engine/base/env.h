@@ -50,6 +50,8 @@ struct gd_env {
     int (*renameat)(const gd_env *env, int dir, const char *from,
                     const char *to);
     int (*unlinkat)(const gd_env *env, int dir, const char *path);
+    /* Removes an empty directory. */
+    int (*rmdirat)(const gd_env *env, int dir, const char *path);
     int (*mkdirat)(const gd_env *env, int dir, const char *path, mode_t mode);
     int (*fchmod)(const gd_env *env, int fd, mode_t mode);
     int (*fstat)(const gd_env *env, int fd, struct stat *st);

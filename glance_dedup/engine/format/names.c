@@ -32,21 +32,26 @@ hex_digit(char c)
 }
 
 bool
-gd_group_name_parse(const char *base, uint32_t *group)
+gd_hex_parse(const char *digits, uint32_t *value)
 {
-    uint32_t value = 0;
-    if (strlen(base) != 8) {
+    *value = 0;
+    if (strlen(digits) != 8) {
         return false;
     }
-    for (const char *p = base; *p != '\0'; p++) {
+    for (const char *p = digits; *p != '\0'; p++) {
         int digit = hex_digit(*p);
         if (digit < 0) {
             return false;
         }
-        value = value << 4 | (uint32_t)digit;
+        *value = *value << 4 | (uint32_t)digit;
     }
-    *group = value;
-    return value >= 1 && value <= GD_MAX_GROUP;
+    return true;
+}
+
+bool
+gd_group_name_parse(const char *base, uint32_t *group)
+{
+    return gd_hex_parse(base, group) && *group >= 1 && *group <= GD_MAX_GROUP;
 }
 
 static bool

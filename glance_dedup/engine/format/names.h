@@ -20,6 +20,7 @@
 #define GD_FILE_GROUP_LOCKS "locks/groups"
 #define GD_DIR_QUARANTINE "quarantine"
 #define GD_DIR_SPARES "spares"
+#define GD_DIR_VOLUMES "volumes"
 #define GD_FILE_IMAGE_LOCKS "locks/images"
 #define GD_FILE_MAINTAINER_LOCK "locks/maintainer"
 #define GD_FILE_FENCE "fence"
@@ -40,6 +41,9 @@ typedef enum gd_spool_kind {
     GD_SPOOL_REPLACED = 'O', /* what a merge took out of images/ */
     GD_SPOOL_EXCHANGE = 'X', /* a second name of an M, briefly */
 } gd_spool_kind;
+
+/* Exactly 8 lower-case hexadecimal digits. */
+bool gd_hex_parse(const char *digits, uint32_t *value);
 
 void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
 /* base is a name inside groups/. */

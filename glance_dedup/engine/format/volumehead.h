@@ -73,6 +73,16 @@ gd_volume_records_start(uint32_t marks)
     return GD_VOLUME_HEAD + (bytes + 4095) / 4096 * 4096;
 }
 
+/* How many parts the volume has. */
+static inline uint64_t
+gd_volume_parts(const gd_volume_head *head)
+{
+    return (head->size + head->part_size - 1) / head->part_size;
+}
+
+bool gd_volume_size_allowed(uint64_t size);
+bool gd_volume_part_size_allowed(uint64_t size);
+
 void gd_volume_head_encode(const gd_volume_head *head,
                            uint8_t out[GD_VOLUME_HEAD]);
 /* GD_CORRUPT naming the file, GD_VERSION for a newer major version. */

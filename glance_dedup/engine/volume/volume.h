@@ -29,13 +29,23 @@ typedef struct gd_volume_info {
     char broken[GD_ERROR_TEXT]; /* why it takes no writes; "": it does */
 } gd_volume_info;
 
-/* Makes a volume of this size and opens it.  With a base (not NULL) it begins
- * with that image's bytes; the size must be no less than the image's, and *stored
- * is how many bytes could not be shared by address.  GD_EXISTS if the name is
- * taken; GD_INVALID for a name, size or project that is not allowed. */
-gd_status gd_volume_create(gd_repo *repo, const char *name, uint64_t size,
-                           const char *project, const gd_scope *scope,
-                           gd_image *base, uint64_t *stored, gd_volume **out,
+#define GD_VOLUME_PART (UINT64_C(256) << 20)
+
+/* A volume that is to be made. */
+typedef struct gd_volume_plan {
+    uint64_t size;      /* 0: the base's, rounded up to whole sectors */
+    uint64_t part_size; /* 0: GD_VOLUME_PART */
+    const char *project;
+    gd_scope scope;
+    gd_image *base; /* NULL: it begins with zeros */
+} gd_volume_plan;
+
+/* Makes a volume, which nobody owns then.  *stored is how many bytes of the
+ * base could not be shared by address.  GD_EXISTS if the name is taken;
+ * GD_INVALID for a name, size or project that is not allowed, and for a size
+ * less than the base's. */
+gd_status gd_volume_create(gd_repo *repo, const char *name,
+                           const gd_volume_plan *plan, uint64_t *stored,
                            gd_error *err);
 /* Opens a volume and reads its journals (V4).  GD_NOTFOUND; GD_BUSY if another
  * process owns it; GD_CORRUPT if acknowledged bytes are lost (V5). */

@@ -39,8 +39,8 @@ note_call(fault_env *f, fault_call call)
                    call == FAULT_FDATASYNC || call == FAULT_FTRUNCATE ||
                    call == FAULT_FALLOCATE || call == FAULT_PUNCH ||
                    call == FAULT_LINKAT || call == FAULT_RENAMEAT ||
-                   call == FAULT_UNLINKAT || call == FAULT_MKDIRAT ||
-                   call == FAULT_FCHMOD;
+                   call == FAULT_UNLINKAT || call == FAULT_RMDIRAT ||
+                   call == FAULT_MKDIRAT || call == FAULT_FCHMOD;
     bool again = f->traced > 0 && f->trace[f->traced - 1] == call;
     if (f->tracing && changes && !again && f->traced < FAULT_TRACE) {
         f->trace[f->traced++] = call;
@@ -272,6 +272,14 @@ fault_unlinkat(const gd_env *env, int dir, const char *path)
 }
 
 static int
+fault_rmdirat(const gd_env *env, int dir, const char *path)
+{
+    fault_env *f = self(env);
+    int rc = enter(f, FAULT_RMDIRAT);
+    return rc != 0 ? rc : f->real->rmdirat(f->real, dir, path);
+}
+
+static int
 fault_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
 {
     fault_env *f = self(env);
@@ -495,7 +503,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 36 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 37 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -516,6 +524,7 @@ fault_env_init(fault_env *f)
         .linkat = fault_linkat,
         .renameat = fault_renameat,
         .unlinkat = fault_unlinkat,
+        .rmdirat = fault_rmdirat,
         .mkdirat = fault_mkdirat,
         .fchmod = fault_fchmod,
         .punch = fault_punch,
@@ -657,6 +666,7 @@ static const char *const NAMES[FAULT_CALLS] = {
     [FAULT_FSYNC] = "fsync",         [FAULT_FDATASYNC] = "fdatasync",
     [FAULT_FTRUNCATE] = "ftruncate", [FAULT_FALLOCATE] = "fallocate",
     [FAULT_LINKAT] = "linkat",       [FAULT_RENAMEAT] = "renameat",
+    [FAULT_RMDIRAT] = "rmdirat",
     [FAULT_UNLINKAT] = "unlinkat",   [FAULT_FSTAT] = "fstat",
     [FAULT_MKDIRAT] = "mkdirat",     [FAULT_PUNCH] = "punch",
     [FAULT_FSTATAT] = "fstatat",     [FAULT_LOCK] = "lock",

@@ -51,6 +51,7 @@ typedef enum fault_call {
     FAULT_LINKAT,
     FAULT_RENAMEAT,
     FAULT_UNLINKAT,
+    FAULT_RMDIRAT,
     FAULT_MKDIRAT,
     FAULT_FCHMOD,
     FAULT_PUNCH,

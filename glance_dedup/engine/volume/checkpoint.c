@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checkpoint.c - brings a volume's journal into recipes (volumes.rst, V6), and
+ * what stands on that: snapshots.
+ */
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/volume/directory.h"
+#include "engine/volume/edition.h"
+#include "engine/volume/state.h"
+
+/* ---- the parts ---- */
+
+static gd_status
+note_made(gd_volume *volume, uint64_t part, uint64_t edition, gd_error *err)
+{
+    const gd_env *env = volume->repo->env;
+    if (volume->made_count == volume->made_room) {
+        size_t room = volume->made_room == 0 ? 16 : 2 * volume->made_room;
+        gd_volume_mark *made = gd_calloc(env, room, sizeof *made, err);
+        if (made == NULL) {
+            return GD_NOMEM;
+        }
+        if (volume->made_count > 0) {
+            memcpy(made, volume->made, volume->made_count * sizeof *made);
+        }
+        env->release(env, volume->made);
+        volume->made = made;
+        volume->made_room = room;
+    }
+    volume->made[volume->made_count++] = (gd_volume_mark){part, edition};
+    return GD_OK;
+}
+
+/* Whether the frozen records of a part hold anything but zeros. */
+static bool
+has_data(const gd_volume *volume, uint64_t part)
+{
+    uint64_t start = part * volume->parts.part_size;
+    uint64_t end = start + volume->parts.part_size;
+    const gd_piece *piece = gd_overlay_find(&volume->stale, start);
+    while (piece != NULL && piece->offset < end && piece->journal == NULL) {
+        piece = gd_overlay_next(piece);
+    }
+    return piece != NULL && piece->offset < end;
+}
+
+static gd_status
+commit_part(gd_volume *volume, const gd_volume_head *head, uint64_t part,
+            gd_volume_counters *counters, gd_error *err)
+{
+    if (!has_data(volume, part) &&
+        !gd_parts_has_bytes(&volume->parts, part)) {
+        return GD_OK; /* zeros over zeros */
+    }
+    uint64_t edition = gd_parts_edition(&volume->parts, part) + 1;
+    gd_status s = gd_edition_commit(&volume->parts, head, &volume->stale, part,
+                                    edition, counters, err);
+    return s == GD_OK ? note_made(volume, part, edition, err) : s;
+}
+
+/* Commits the parts that have frozen records, in order, except those that a
+ * checkpoint that failed has done. */
+static gd_status
+commit_parts(gd_volume *volume, gd_volume_counters *counters, gd_error *err)
+{
+    gd_volume_head head;
+    gd_status s = GD_OK;
+    const gd_piece *piece;
+    gd_volume_copy_head(volume, &head);
+    uint64_t next = volume->made_count == 0
+                        ? 0
+                        : volume->made[volume->made_count - 1].part + 1;
+    while (s == GD_OK && next < gd_volume_parts(&head) &&
+           (piece = gd_overlay_find(&volume->stale,
+                                    next * head.part_size)) != NULL &&
+           piece->offset < head.size) {
+        uint64_t part = piece->offset / head.part_size;
+        part = part > next ? part : next;
+        s = commit_part(volume, &head, part, counters, err);
+        next = part + 1;
+    }
+    return s;
+}
+
+/* ---- the end of a checkpoint ---- */
+
+/* REQUIRES: the mutex. */
+static gd_status
+append_note(gd_volume *volume, gd_record note, gd_error *err)
+{
+    gd_append append = {.record = note};
+    gd_status s = gd_journal_append(volume->active, &append, 1, err);
+    if (s == GD_OK) {
+        gd_journal_accept(volume->active, &append);
+    }
+    return s;
+}
+
+/* The marks go into the active journal, and behind them that the frozen ones
+ * are stored, durably (V7, V8).  If this fails, it is tried again with the same
+ * editions: a mark may be there already. */
+static gd_status
+append_marks(gd_volume *volume, gd_error *err)
+{
+    pthread_mutex_lock(&volume->mutex);
+    gd_status s = gd_volume_check_broken(volume, err);
+    for (size_t i = 0; s == GD_OK && i < volume->made_count; i++) {
+        s = append_note(volume,
+                        (gd_record){.kind = GD_RECORD_MARK,
+                                    .offset = volume->made[i].part,
+                                    .length = volume->made[i].edition},
+                        err);
+    }
+    if (s == GD_OK) {
+        s = append_note(volume, (gd_record){.kind = GD_RECORD_STORED}, err);
+    }
+    if (s == GD_OK) {
+        s = gd_volume_sync(volume, err);
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return s;
+}
+
+/* Deletes the editions before those that were made.  What cannot be deleted now
+ * is garbage, which the next owner deletes (V7). */
+static void
+delete_old(gd_volume *volume)
+{
+    gd_repo *repo = volume->repo;
+    char id[GD_IMAGE_ID_MAX + 1];
+    for (size_t i = 0; i < volume->made_count; i++) {
+        const gd_volume_mark *made = &volume->made[i];
+        if (made->edition > 1) {
+            gd_volume_edition_id(volume->parts.volume_id, made->part,
+                                 made->edition - 1, id);
+            (void)gd_spool_delete(repo->env, repo->root, &repo->params, id,
+                                  NULL, NULL);
+        }
+    }
+    volume->made_count = 0;
+}
+
+/* The frozen journals are in marked editions now. */
+static void
+drop_frozen(gd_volume *volume)
+{
+    gd_repo *repo = volume->repo;
+    for (size_t i = 0; i < volume->made_count; i++) {
+        gd_parts_set(&volume->parts, volume->made[i].part,
+                     volume->made[i].edition);
+    }
+    pthread_mutex_lock(&volume->mutex);
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        (void)gd_volume_unlink_journal(repo->env, repo->root, volume->name,
+                                       volume->frozen[i]->number, NULL);
+        gd_volume_release_journal(volume->frozen[i]);
+    }
+    volume->head.counters.checkpoints++;
+    volume->frozen_count = 0;
+    gd_overlay_clear(&volume->stale);
+    volume->recovered = false;
+    pthread_cond_broadcast(&volume->changed);
+    pthread_mutex_unlock(&volume->mutex);
+}
+
+static void
+add_counters(gd_volume *volume, const gd_volume_counters *stored)
+{
+    gd_volume_counters *counters = &volume->head.counters;
+    pthread_mutex_lock(&volume->mutex);
+    counters->unique += stored->unique;
+    counters->duplicate += stored->duplicate;
+    counters->zero += stored->zero;
+    pthread_mutex_unlock(&volume->mutex);
+}
+
+gd_status
+gd_volume_store_frozen(gd_volume *volume, gd_error *err)
+{
+    gd_volume_counters stored = {0};
+    if (volume->frozen_count == 0) {
+        return GD_OK;
+    }
+    gd_status s = commit_parts(volume, &stored, err);
+    add_counters(volume, &stored);
+    if (s == GD_OK) {
+        s = append_marks(volume, err);
+    }
+    if (s == GD_OK) {
+        drop_frozen(volume);
+        delete_old(volume);
+    }
+    return s;
+}
+
+/* ---- checkpoints ---- */
+
+uint64_t
+gd_volume_base_needed(gd_volume *volume)
+{
+    uint64_t size = volume->parts.base_size;
+    for (uint64_t part = 0; part * volume->parts.part_size < size; part++) {
+        if (gd_parts_edition(&volume->parts, part) == 0) {
+            return size;
+        }
+    }
+    return 0;
+}
+
+gd_status
+gd_volume_store_all(gd_volume *volume, gd_error *err)
+{
+    gd_status s = gd_volume_store_frozen(volume, err);
+    pthread_mutex_lock(&volume->mutex);
+    bool more = volume->active->records > 0;
+    const gd_volume_change same = {.size = volume->head.size,
+                                   .base_size = volume->head.base_size,
+                                   .state = volume->head.state};
+    pthread_mutex_unlock(&volume->mutex);
+    if (s == GD_OK && more) {
+        s = gd_volume_rotate(volume, &same, false, err);
+        if (s == GD_OK) {
+            s = gd_volume_store_frozen(volume, err);
+        }
+    }
+    return s;
+}
+
+gd_status
+gd_volume_checkpoint(gd_volume *volume, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(volume->repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->checkpointing);
+    s = gd_volume_store_all(volume, err);
+    pthread_mutex_unlock(&volume->checkpointing);
+    return s;
+}
+
+void
+gd_volume_renew(gd_volume *volume)
+{
+    gd_parts_renew(&volume->parts);
+}
+
+/* ---- snapshots ---- */
+
+gd_status
+gd_volume_snapshot(gd_volume *volume, const char *image_id,
+                   const char *project, gd_recipe_header *header,
+                   gd_error *err)
+{
+    gd_volume_head head;
+    gd_status s = gd_repo_check_owner(volume->repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->checkpointing);
+    s = gd_volume_store_all(volume, err);
+    if (s == GD_OK) {
+        gd_volume_copy_head(volume, &head);
+        s = gd_edition_snapshot(&volume->parts, &head, image_id, project,
+                                header, err);
+    }
+    pthread_mutex_unlock(&volume->checkpointing);
+    return s;
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * directory.c - see directory.h.
+ */
+#include "engine/volume/directory.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/files/file.h"
+#include "engine/files/spool.h"
+#include "engine/volume/names.h"
+
+enum { LOCK_TRIES = 10 }; /* while others make and remove the directory */
+
+/* ---- the lock ---- */
+
+static gd_status
+make_directory(const gd_env *env, int root, const char *volume, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_directory(volume, name);
+    gd_status s = gd_directory_create(env, root, name, err);
+    return s == GD_OK ? gd_sync_dir(env, root, GD_DIR_VOLUMES, err) : s;
+}
+
+static gd_status
+try_lock(const gd_env *env, int root, const char *volume, bool make, int *fd,
+         gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_status s = make ? make_directory(env, root, volume, err) : GD_OK;
+    gd_volume_file_name(volume, GD_VOLUME_LOCK, name);
+    if (s == GD_OK) {
+        s = make ? gd_file_open_or_create(env, root, name, fd, err)
+                 : gd_file_open(env, root, name, O_RDWR, fd, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->lock(env, *fd, 0, F_WRLCK);
+    if (rc == -EAGAIN || rc == -EACCES) {
+        s = gd_fail(err, GD_BUSY, "volume %s is in use by another process",
+                    volume);
+    } else if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot lock %s", name);
+    } else if (!gd_same_file(env, *fd, root, name)) {
+        s = gd_fail(err, GD_NOTFOUND, "volume %s was just deleted", volume);
+    }
+    if (s != GD_OK) {
+        env->close(env, *fd);
+        *fd = -1;
+    }
+    return s;
+}
+
+gd_status
+gd_volume_lock(const gd_env *env, int root, const char *volume, bool make,
+               int *fd, gd_error *err)
+{
+    gd_status s = GD_NOTFOUND;
+    *fd = -1;
+    for (int i = 0; s == GD_NOTFOUND && i < (make ? LOCK_TRIES : 1); i++) {
+        s = try_lock(env, root, volume, make, fd, err);
+    }
+    return s == GD_NOTFOUND && !make
+               ? gd_fail(err, s, "there is no volume %s", volume)
+               : s;
+}
+
+/* ---- journals ---- */
+
+typedef struct number_list {
+    const gd_env *env;
+    uint32_t *numbers;
+    size_t count, room;
+    gd_status status;
+    gd_error *err;
+} number_list;
+
+static void
+note_number(void *arg, const char *base)
+{
+    number_list *list = arg;
+    uint32_t number;
+    if (list->status != GD_OK || !gd_volume_journal_parse(base, &number)) {
+        return;
+    }
+    if (list->count == list->room) {
+        size_t room = list->room == 0 ? 16 : 2 * list->room;
+        uint32_t *numbers =
+            gd_calloc(list->env, room, sizeof *numbers, list->err);
+        if (numbers == NULL) {
+            list->status = GD_NOMEM;
+            return;
+        }
+        if (list->count > 0) {
+            memcpy(numbers, list->numbers, list->count * sizeof *numbers);
+        }
+        list->env->release(list->env, list->numbers);
+        list->numbers = numbers;
+        list->room = room;
+    }
+    list->numbers[list->count++] = number;
+}
+
+static int
+compare_numbers(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+gd_status
+gd_volume_list_journals(const gd_env *env, int root, const char *volume,
+                        uint32_t **numbers, size_t *count, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    number_list list = {.env = env, .status = GD_OK, .err = err};
+    gd_volume_directory(volume, name);
+    int rc = env->list(env, root, name, note_number, &list);
+    if (rc < 0) {
+        list.status = gd_fail_errno(err, -rc, "cannot list %s", name);
+    }
+    if (list.status != GD_OK) {
+        env->release(env, list.numbers);
+        return list.status;
+    }
+    if (list.count > 0) {
+        qsort(list.numbers, list.count, sizeof *list.numbers,
+              compare_numbers);
+    }
+    *numbers = list.numbers;
+    *count = list.count;
+    return GD_OK;
+}
+
+static gd_status
+unlink_file(const gd_env *env, int root, const char *name, gd_error *err)
+{
+    int rc = env->unlinkat(env, root, name);
+    return rc < 0 && rc != -ENOENT
+               ? gd_fail_errno(err, -rc, "cannot remove %s", name)
+               : GD_OK;
+}
+
+gd_status
+gd_volume_unlink_journal(const gd_env *env, int root, const char *volume,
+                         uint32_t number, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_journal_name(volume, number, name);
+    return unlink_file(env, root, name, err);
+}
+
+/* ---- recipes ---- */
+
+typedef struct id_list {
+    const gd_env *env;
+    const char *prefix;
+    char (*ids)[GD_IMAGE_ID_MAX + 1];
+    size_t count, room;
+    gd_status status;
+    gd_error *err;
+} id_list;
+
+static void
+note_id(void *arg, const char *base)
+{
+    id_list *list = arg;
+    if (list->status != GD_OK || strlen(base) > GD_IMAGE_ID_MAX ||
+        strncmp(base, list->prefix, strlen(list->prefix)) != 0) {
+        return;
+    }
+    if (list->count == list->room) {
+        size_t room = list->room == 0 ? 64 : 2 * list->room;
+        char(*ids)[GD_IMAGE_ID_MAX + 1] =
+            gd_calloc(list->env, room, sizeof *ids, list->err);
+        if (ids == NULL) {
+            list->status = GD_NOMEM;
+            return;
+        }
+        if (list->count > 0) {
+            memcpy(ids, list->ids, list->count * sizeof *ids);
+        }
+        list->env->release(list->env, list->ids);
+        list->ids = ids;
+        list->room = room;
+    }
+    snprintf(list->ids[list->count++], sizeof list->ids[0], "%s", base);
+}
+
+static bool
+is_marked(const gd_volume_head *head, const gd_volume_mark *marks,
+          size_t count, const char *id)
+{
+    char wanted[GD_IMAGE_ID_MAX + 1];
+    size_t low = 0, high = count;
+    gd_volume_base_id(head->volume_id, wanted);
+    if (strcmp(id, wanted) == 0) {
+        return head->base_size > 0;
+    }
+    gd_volume_id_prefix(head->volume_id, wanted);
+    uint64_t part = strtoull(id + strlen(wanted), NULL, 10);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (marks[middle].part < part) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    if (low == count || marks[low].part != part) {
+        return false;
+    }
+    gd_volume_edition_id(head->volume_id, part, marks[low].edition, wanted);
+    return strcmp(id, wanted) == 0;
+}
+
+gd_status
+gd_volume_delete_recipes(gd_repo *repo, const gd_volume_head *head,
+                         const gd_volume_mark *marks, size_t count,
+                         gd_error *err)
+{
+    const gd_env *env = repo->env;
+    char prefix[GD_IMAGE_ID_MAX + 1];
+    id_list list = {
+        .env = env, .prefix = prefix, .status = GD_OK, .err = err};
+    gd_volume_id_prefix(head->volume_id, prefix);
+    int rc = env->list(env, repo->root, GD_DIR_IMAGES, note_id, &list);
+    gd_status s = rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s",
+                                         GD_DIR_IMAGES)
+                         : list.status;
+    for (size_t i = 0; s == GD_OK && i < list.count; i++) {
+        if (is_marked(head, marks, count, list.ids[i])) {
+            continue;
+        }
+        s = gd_spool_delete(env, repo->root, &repo->params, list.ids[i], NULL,
+                            err);
+        s = s == GD_NOTFOUND ? GD_OK : s;
+    }
+    env->release(env, list.ids);
+    return s;
+}
+
+/* ---- the end ---- */
+
+static gd_status
+remove_directory(const gd_env *env, int root, const char *volume,
+                 gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_directory(volume, name);
+    int rc = env->rmdirat(env, root, name);
+    if (rc < 0 && rc != -ENOENT) {
+        return gd_fail_errno(err, -rc, "cannot remove %s", name);
+    }
+    return gd_sync_dir(env, root, GD_DIR_VOLUMES, err);
+}
+
+gd_status
+gd_volume_remove(const gd_env *env, int root, const char *volume,
+                 gd_error *err)
+{
+    static const char *const files[] = {GD_VOLUME_NEW, GD_VOLUME_CONTROL,
+                                        GD_VOLUME_LOCK};
+    uint32_t *numbers = NULL;
+    size_t count = 0;
+    char name[GD_NAME_SIZE];
+    gd_status s =
+        gd_volume_list_journals(env, root, volume, &numbers, &count, err);
+    gd_volume_directory(volume, name);
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        /* The newest says that the volume is being deleted: it goes when the
+         * others cannot come back any more. */
+        if (i + 1 == count) {
+            s = gd_sync_dir(env, root, name, err);
+        }
+        if (s == GD_OK) {
+            s = gd_volume_unlink_journal(env, root, volume, numbers[i], err);
+        }
+    }
+    env->release(env, numbers);
+    for (size_t i = 0; s == GD_OK && i < sizeof files / sizeof *files; i++) {
+        gd_volume_file_name(volume, files[i], name);
+        s = unlink_file(env, root, name, err);
+    }
+    return s == GD_OK ? remove_directory(env, root, volume, err) : s;
+}

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * edition.c - see edition.h.
+ */
+#include "engine/volume/edition.h"
+
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/volume/journal.h"
+#include "engine/volume/names.h"
+#include "engine/write/transaction.h"
+
+enum {
+    WINDOW = 1 << 20, /* bytes stored at once */
+    LEAST_BLOCK = 512,
+    WINDOW_BLOCKS = WINDOW / LEAST_BLOCK,
+};
+
+/* ---- transactions ---- */
+
+/* Takes the end of a transaction's work: commits it unless that failed. */
+static gd_status
+end_transaction(gd_transaction *transaction, gd_status s,
+                gd_recipe_header *header, gd_error *err)
+{
+    bool linked;
+    if (s == GD_OK) {
+        s = gd_transaction_commit(transaction, header, &linked, err);
+    }
+    gd_transaction_end(transaction);
+    return s;
+}
+
+static gd_status
+add_zeros(gd_transaction *transaction, uint64_t length, gd_error *err)
+{
+    return length == 0 ? GD_OK
+                       : gd_transaction_add_zeros(transaction, length, err);
+}
+
+/* Appends bytes [from, to) of a part as they are in its source. */
+static gd_status
+copy_unchanged(gd_transaction *transaction, const gd_part_source *source,
+               uint64_t from, uint64_t to, gd_error *err)
+{
+    uint64_t stored;
+    uint64_t end = to < source->length ? to : source->length;
+    gd_status s = GD_OK;
+    if (from < end) {
+        s = gd_transaction_add_runs(transaction, source->image,
+                                    source->from + from, source->from + end,
+                                    &stored, err);
+        from = end;
+    }
+    return s == GD_OK ? add_zeros(transaction, to - from, err) : s;
+}
+
+/* ---- an edition ---- */
+
+typedef struct writer {
+    gd_transaction *transaction;
+    gd_part_source source;
+    const gd_overlay *overlay;
+    uint64_t start;  /* of the part, in the volume */
+    uint64_t length; /* of the part */
+    uint32_t block;
+    uint8_t *window;
+    uint8_t *room; /* for a record */
+    uint64_t at;   /* bytes of the part that are done: whole blocks */
+    uint64_t written;
+    uint64_t zero;
+} writer;
+
+static uint64_t
+round_up(const writer *w, uint64_t at)
+{
+    at = (at + w->block - 1) / w->block * w->block;
+    return at < w->length ? at : w->length;
+}
+
+/* The first piece behind `at`, a place in the part; NULL: none in it. */
+static const gd_piece *
+find_piece(const writer *w, uint64_t at)
+{
+    const gd_piece *piece = gd_overlay_find(w->overlay, w->start + at);
+    return piece != NULL && piece->offset < w->start + w->length ? piece
+                                                                 : NULL;
+}
+
+/* A piece's bounds within the part. */
+static uint64_t
+piece_from(const writer *w, const gd_piece *piece)
+{
+    return piece->offset > w->start ? piece->offset - w->start : 0;
+}
+
+static uint64_t
+piece_to(const writer *w, const gd_piece *piece)
+{
+    uint64_t to = gd_piece_end(piece) - w->start;
+    return to < w->length ? to : w->length;
+}
+
+/* The blocks from w->at that have changed, up to a window's worth. */
+static uint64_t
+changed_end(const writer *w, const gd_piece *piece)
+{
+    uint64_t most = w->at + WINDOW < w->length ? w->at + WINDOW : w->length;
+    uint64_t end = round_up(w, piece_to(w, piece));
+    while (end < most && (piece = gd_overlay_next(piece)) != NULL &&
+           piece->offset < w->start + end + 1 &&
+           (piece->journal != NULL || piece->length < WINDOW)) {
+        end = round_up(w, piece_to(w, piece));
+    }
+    return end < most ? end : most;
+}
+
+static gd_status
+read_unchanged(writer *w, uint64_t from, uint64_t to, gd_error *err)
+{
+    size_t done = 0;
+    uint8_t *out = w->window + (from - w->at);
+    uint64_t end = to < w->source.length ? to : w->source.length;
+    gd_status s = GD_OK;
+    if (from < end) {
+        s = gd_image_read(w->source.image, out, (size_t)(end - from),
+                          w->source.from + from, &done, err);
+    }
+    if (s == GD_OK) {
+        memset(out + done, 0, (size_t)(to - from) - done);
+    }
+    return s;
+}
+
+/* Fills the window with the part's bytes from w->at to `end`. */
+static gd_status
+fill_window(writer *w, uint64_t end, gd_error *err)
+{
+    gd_status s = GD_OK;
+    const gd_piece *piece = find_piece(w, w->at);
+    for (uint64_t at = w->at; s == GD_OK && at < end;) {
+        uint64_t from = piece == NULL ? end : piece_from(w, piece);
+        if (from > at) {
+            uint64_t to = from < end ? from : end;
+            s = read_unchanged(w, at, to, err);
+            at = to;
+            continue;
+        }
+        uint64_t to = piece_to(w, piece);
+        to = to < end ? to : end;
+        uint8_t *out = w->window + (at - w->at);
+        if (piece->journal == NULL) {
+            memset(out, 0, (size_t)(to - at));
+        } else {
+            s = gd_journal_read(piece, w->start + at, (size_t)(to - at), out,
+                                w->room, err);
+        }
+        at = to;
+        piece = gd_overlay_next(piece);
+    }
+    return s;
+}
+
+static gd_status
+store_window(writer *w, uint64_t end, gd_error *err)
+{
+    uint32_t lengths[WINDOW_BLOCKS];
+    gd_address addresses[WINDOW_BLOCKS];
+    size_t count = 0;
+    gd_status s = fill_window(w, end, err);
+    for (uint64_t at = w->at; at < end; at += w->block) {
+        lengths[count++] = end - at < w->block ? (uint32_t)(end - at)
+                                               : w->block;
+    }
+    if (s == GD_OK) {
+        s = gd_transaction_write_blocks(w->transaction, w->window, lengths,
+                                        count, addresses, err);
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        w->zero += addresses[i].group == 0 ? lengths[i] : 0;
+    }
+    w->written += end - w->at;
+    w->at = end;
+    return s;
+}
+
+/* Appends the zeros of a piece without looking at bytes, whole blocks of it.
+ * *done: whether there were any. */
+static gd_status
+store_zeros(writer *w, const gd_piece *piece, bool *done, gd_error *err)
+{
+    uint64_t end = piece_to(w, piece);
+    end = end == w->length ? end : end / w->block * w->block;
+    *done = piece->journal == NULL && piece_from(w, piece) <= w->at &&
+            end > w->at;
+    if (!*done) {
+        return GD_OK;
+    }
+    gd_status s = add_zeros(w->transaction, end - w->at, err);
+    w->at = end;
+    return s;
+}
+
+static gd_status
+write_part(writer *w, gd_error *err)
+{
+    gd_status s = GD_OK;
+    while (s == GD_OK && w->at < w->length) {
+        bool done;
+        const gd_piece *piece = find_piece(w, w->at);
+        uint64_t from = piece == NULL
+                            ? w->length
+                            : piece_from(w, piece) / w->block * w->block;
+        if (from > w->at) {
+            s = copy_unchanged(w->transaction, &w->source, w->at, from, err);
+            w->at = from;
+            continue;
+        }
+        s = store_zeros(w, piece, &done, err);
+        if (s == GD_OK && !done) {
+            s = store_window(w, changed_end(w, piece), err);
+        }
+    }
+    return s;
+}
+
+static void
+count_stored(const writer *w, const gd_recipe_header *header,
+             gd_volume_counters *counters)
+{
+    uint64_t rest = w->written - w->zero;
+    uint64_t unique = header->new_bytes < rest ? header->new_bytes : rest;
+    counters->unique += unique;
+    counters->duplicate += rest - unique;
+    counters->zero += w->zero;
+}
+
+/* Begins the transaction of an edition, in place of an attempt that failed. */
+static gd_status
+begin_edition(gd_repo *repo, const gd_volume_head *head, const char *id,
+              gd_transaction **transaction, gd_error *err)
+{
+    gd_status s = gd_transaction_begin(repo, id, head->project, &head->scope,
+                                       transaction, err);
+    if (s == GD_EXISTS) {
+        s = gd_spool_delete(repo->env, repo->root, &repo->params, id, NULL,
+                            err);
+        if (s == GD_OK) {
+            s = gd_transaction_begin(repo, id, head->project, &head->scope,
+                                     transaction, err);
+        }
+    }
+    return s;
+}
+
+static gd_status
+run_writer(gd_parts *parts, writer *w, uint64_t part, gd_error *err)
+{
+    const gd_env *env = parts->repo->env;
+    w->window = gd_alloc(env, WINDOW, err);
+    w->room = gd_alloc(env, GD_RECORD_HEAD + GD_RECORD_DATA, err);
+    gd_status s = w->window == NULL || w->room == NULL
+                      ? GD_NOMEM
+                      : gd_parts_acquire(parts, part, &w->source, err);
+    if (s == GD_OK) {
+        s = write_part(w, err);
+        gd_parts_release(parts, &w->source);
+    }
+    env->release(env, w->window);
+    env->release(env, w->room);
+    return s;
+}
+
+gd_status
+gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
+                  const gd_overlay *overlay, uint64_t part, uint64_t edition,
+                  gd_volume_counters *counters, gd_error *err)
+{
+    gd_repo *repo = parts->repo;
+    char id[GD_IMAGE_ID_MAX + 1];
+    gd_recipe_header header;
+    writer w = {.overlay = overlay,
+                .start = part * head->part_size,
+                .block = repo->params.block_size};
+    w.length = head->size - w.start < head->part_size ? head->size - w.start
+                                                      : head->part_size;
+    gd_volume_edition_id(head->volume_id, part, edition, id);
+    gd_status s = begin_edition(repo, head, id, &w.transaction, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = run_writer(parts, &w, part, err);
+    s = end_transaction(w.transaction, s, &header, err);
+    if (s == GD_OK) {
+        count_stored(&w, &header, counters);
+    }
+    return s;
+}
+
+/* ---- whole images ---- */
+
+static gd_status
+copy_parts(gd_parts *parts, const gd_volume_head *head,
+           gd_transaction *transaction, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (uint64_t part = 0; s == GD_OK && part < gd_volume_parts(head);
+         part++) {
+        gd_part_source source;
+        uint64_t rest = head->size - part * head->part_size;
+        uint64_t length = rest < head->part_size ? rest : head->part_size;
+        s = gd_parts_acquire(parts, part, &source, err);
+        if (s == GD_OK) {
+            s = copy_unchanged(transaction, &source, 0, length, err);
+            gd_parts_release(parts, &source);
+        }
+    }
+    return s;
+}
+
+gd_status
+gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
+                    const char *image_id, const char *project,
+                    gd_recipe_header *header, gd_error *err)
+{
+    gd_transaction *transaction;
+    gd_status s = gd_transaction_begin(parts->repo, image_id, project,
+                                       &head->scope, &transaction, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = copy_parts(parts, head, transaction, err);
+    return end_transaction(transaction, s, header, err);
+}
+
+/* Stores the bytes of an image of another scope. */
+static gd_status
+store_image(gd_transaction *transaction, gd_image *image, gd_error *err)
+{
+    const gd_env *env = image->repo->env;
+    size_t done = 1;
+    uint8_t *window = gd_alloc(env, WINDOW, err);
+    gd_status s = window == NULL ? GD_NOMEM : GD_OK;
+    for (uint64_t at = 0; s == GD_OK && done > 0; at += done) {
+        s = gd_image_read(image, window, WINDOW, at, &done, err);
+        if (s == GD_OK) {
+            s = gd_transaction_write(transaction, window, done, err);
+        }
+    }
+    env->release(env, window);
+    return s;
+}
+
+gd_status
+gd_edition_base(gd_repo *repo, const gd_volume_head *head, gd_image *image,
+                uint64_t *stored, gd_error *err)
+{
+    char id[GD_IMAGE_ID_MAX + 1];
+    gd_transaction *transaction;
+    gd_recipe_header header;
+    const gd_recipe_header *source = gd_image_header(image);
+    gd_volume_base_id(head->volume_id, id);
+    gd_status s = gd_transaction_begin(repo, id, head->project, &head->scope,
+                                       &transaction, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (gd_scope_equal(&source->scope, &head->scope)) {
+        s = gd_transaction_add_runs(transaction, image, 0, source->size,
+                                    stored, err);
+    } else {
+        *stored = source->size;
+        s = store_image(transaction, image, err);
+    }
+    return end_transaction(transaction, s, &header, err);
+}

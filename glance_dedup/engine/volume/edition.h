@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * edition.h - writes recipes of a volume: the next edition of a part, its base,
+ * and a snapshot (volumes.rst, "Operations").
+ */
+#ifndef GD_EDITION_H
+#define GD_EDITION_H
+
+#include "engine/format/volumehead.h"
+#include "engine/volume/overlay.h"
+#include "engine/volume/parts.h"
+
+/* Commits an edition of a part: its bytes up to now, with the overlay's over
+ * them.  An image of this edition that is there already is of an attempt that
+ * failed, and is deleted first.  The counters grow by what was stored.
+ * REQUIRES: nobody changes the overlay. */
+gd_status gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
+                            const gd_overlay *overlay, uint64_t part,
+                            uint64_t edition, gd_volume_counters *counters,
+                            gd_error *err);
+/* Commits an image of all parts, without regard to the journal. */
+gd_status gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
+                              const char *image_id, const char *project,
+                              gd_recipe_header *header, gd_error *err);
+/* Commits the base: all of an image.  *stored: bytes that could not be shared
+ * by address. */
+gd_status gd_edition_base(gd_repo *repo, const gd_volume_head *head,
+                          gd_image *image, uint64_t *stored, gd_error *err);
+
+#endif

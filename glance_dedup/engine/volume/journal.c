@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * journal.c - see journal.h.
+ */
+#include "engine/volume/journal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/files/file.h"
+#include "engine/volume/names.h"
+
+enum { SCAN_ROOM = 1 << 20 }; /* more than the longest record */
+
+static const uint8_t zeros[GD_RECORD_ALIGN];
+
+/* ---- making one ---- */
+
+static gd_status
+write_head(const gd_env *env, int fd, const char *name,
+           const gd_volume_head *head, const gd_volume_mark *marks,
+           gd_error *err)
+{
+    size_t bytes = (size_t)gd_volume_records_start(head->marks);
+    uint8_t *page = gd_calloc(env, bytes, 1, err);
+    if (page == NULL) {
+        return GD_NOMEM;
+    }
+    gd_volume_marks_encode(marks, head->marks, page + GD_VOLUME_HEAD);
+    gd_volume_head_encode(head, page);
+    gd_status s = gd_write_full(env, fd, page, bytes, 0, name, err);
+    env->release(env, page);
+    return s;
+}
+
+static uint64_t
+checksum_marks(const gd_env *env, const gd_volume_head *head,
+               const gd_volume_mark *marks, uint64_t *checksum, gd_error *err)
+{
+    size_t bytes = (size_t)head->marks * GD_VOLUME_MARK;
+    uint8_t *raw = gd_alloc(env, bytes + 1, err);
+    if (raw == NULL) {
+        return GD_NOMEM;
+    }
+    gd_volume_marks_encode(marks, head->marks, raw);
+    *checksum = gd_checksum(raw, bytes, head->seed);
+    env->release(env, raw);
+    return GD_OK;
+}
+
+static gd_status
+draw_seed(const gd_env *env, uint64_t *seed, gd_error *err)
+{
+    int rc = env->random(env, seed, sizeof *seed);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot draw a random number")
+                  : GD_OK;
+}
+
+gd_status
+gd_journal_sync(const gd_journal *journal, gd_error *err)
+{
+    int rc = journal->env->fdatasync(journal->env, journal->fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fdatasync %s",
+                                  journal->name)
+                  : GD_OK;
+}
+
+/* The new file takes its name (V2). */
+static gd_status
+give_name(const gd_env *env, int root, const char *volume, const char *from,
+          const gd_journal *journal, bool *named, gd_error *err)
+{
+    char directory[GD_NAME_SIZE];
+    struct stat st;
+    gd_volume_directory(volume, directory);
+    int rc = env->renameat(env, root, from, journal->name);
+    if (rc < 0) {
+        /* A rename can succeed and report an error. */
+        *named = env->fstatat(env, root, journal->name, &st) != -ENOENT;
+        return gd_fail_errno(err, -rc, "cannot rename %s", from);
+    }
+    *named = true;
+    return gd_sync_dir(env, root, directory, err);
+}
+
+static gd_status
+fill_new(const gd_env *env, int root, const char *volume, const char *name,
+         gd_volume_head *head, const gd_volume_mark *marks,
+         gd_journal *journal, bool *named, gd_error *err)
+{
+    gd_status s = draw_seed(env, &head->seed, err);
+    if (s == GD_OK) {
+        s = checksum_marks(env, head, marks, &head->marks_checksum, err);
+    }
+    if (s == GD_OK) {
+        s = write_head(env, journal->fd, name, head, marks, err);
+    }
+    if (s == GD_OK) {
+        s = gd_journal_sync(journal, err);
+    }
+    return s == GD_OK
+               ? give_name(env, root, volume, name, journal, named, err)
+               : s;
+}
+
+static void
+begin_fields(gd_journal *journal, const gd_volume_head *head)
+{
+    journal->seed = head->seed;
+    journal->size = head->size;
+    journal->end = journal->durable = gd_volume_records_start(head->marks);
+}
+
+static gd_journal *
+allocate(const gd_env *env, int root, const char *volume, uint32_t number,
+         gd_error *err)
+{
+    gd_journal *journal = gd_calloc(env, 1, sizeof *journal, err);
+    if (journal != NULL) {
+        journal->env = env;
+        journal->root = root;
+        journal->fd = -1;
+        journal->number = number;
+        journal->users = 1;
+        gd_volume_journal_name(volume, number, journal->name);
+    }
+    return journal;
+}
+
+gd_status
+gd_journal_create(const gd_env *env, int root, const char *volume,
+                  gd_volume_head *head, const gd_volume_mark *marks,
+                  gd_journal **out, bool *named, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    *named = false;
+    gd_journal *journal = allocate(env, root, volume, head->journal, err);
+    if (journal == NULL) {
+        return GD_NOMEM;
+    }
+    gd_volume_file_name(volume, GD_VOLUME_NEW, name);
+    (void)env->unlinkat(env, root, name); /* of an owner that died */
+    gd_status s = gd_file_create(env, root, name, O_RDWR, &journal->fd, err);
+    if (s == GD_OK) {
+        s = fill_new(env, root, volume, name, head, marks, journal, named,
+                     err);
+    }
+    if (s != GD_OK) {
+        if (!*named) {
+            (void)env->unlinkat(env, root, name);
+        }
+        gd_journal_close(journal);
+        return s;
+    }
+    begin_fields(journal, head);
+    *out = journal;
+    return GD_OK;
+}
+
+/* ---- opening one ---- */
+
+static gd_status
+read_marks(const gd_env *env, const gd_journal *journal,
+           const gd_volume_head *head, gd_volume_mark **marks, gd_error *err)
+{
+    size_t bytes = (size_t)head->marks * GD_VOLUME_MARK;
+    uint8_t *raw = gd_alloc(env, bytes + 1, err);
+    *marks = gd_calloc(env, head->marks + (size_t)1, sizeof **marks, err);
+    gd_status s = raw == NULL || *marks == NULL
+                      ? GD_NOMEM
+                      : gd_read_full(env, journal->fd, raw, bytes,
+                                     GD_VOLUME_HEAD, journal->name, err);
+    if (s == GD_OK) {
+        s = gd_volume_marks_decode(raw, head, journal->name, *marks, err);
+    }
+    env->release(env, raw);
+    if (s != GD_OK) {
+        env->release(env, *marks);
+        *marks = NULL;
+    }
+    return s;
+}
+
+static gd_status
+read_head(const gd_env *env, gd_journal *journal,
+          const uint8_t repository_id[GD_ID_SIZE], gd_volume_head *head,
+          gd_volume_mark **marks, gd_error *err)
+{
+    uint8_t raw[GD_VOLUME_HEAD];
+    struct stat st;
+    gd_status s = gd_read_full(env, journal->fd, raw, sizeof raw, 0,
+                               journal->name, err);
+    if (s == GD_OK) {
+        s = gd_volume_head_decode(raw, journal->name, head, err);
+    }
+    if (s == GD_OK && memcmp(head->repository_id, repository_id,
+                             GD_ID_SIZE) != 0) {
+        s = gd_fail(err, GD_CORRUPT, "%s is of another repository",
+                    journal->name);
+    }
+    if (s == GD_OK && head->journal != journal->number) {
+        s = gd_fail(err, GD_CORRUPT, "%s says that it is journal %u",
+                    journal->name, (unsigned)head->journal);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fstat(env, journal->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot look at %s", journal->name);
+    }
+    if ((uint64_t)st.st_size < gd_volume_records_start(head->marks)) {
+        return gd_fail(err, GD_CORRUPT, "%s ends within its head",
+                       journal->name);
+    }
+    return read_marks(env, journal, head, marks, err);
+}
+
+gd_status
+gd_journal_open(const gd_env *env, int root, const char *volume,
+                uint32_t number, const uint8_t repository_id[GD_ID_SIZE],
+                gd_journal **out, gd_volume_head *head,
+                gd_volume_mark **marks, gd_error *err)
+{
+    *marks = NULL;
+    gd_journal *journal = allocate(env, root, volume, number, err);
+    if (journal == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = gd_file_open(env, root, journal->name, O_RDONLY,
+                               &journal->fd, err);
+    if (s == GD_OK) {
+        s = read_head(env, journal, repository_id, head, marks, err);
+    }
+    if (s != GD_OK) {
+        gd_journal_close(journal);
+        return s;
+    }
+    begin_fields(journal, head);
+    *out = journal;
+    return GD_OK;
+}
+
+void
+gd_journal_close(gd_journal *journal)
+{
+    const gd_env *env = journal->env;
+    if (journal->fd >= 0) {
+        env->close(env, journal->fd);
+    }
+    env->release(env, journal);
+}
+
+/* ---- appending ---- */
+
+gd_status
+gd_journal_append(gd_journal *journal, gd_append *appends, size_t count,
+                  gd_error *err)
+{
+    uint8_t heads[GD_JOURNAL_BATCH][GD_RECORD_HEAD];
+    struct iovec iov[3 * GD_JOURNAL_BATCH];
+    uint64_t at = journal->end;
+    int pieces = 0;
+    for (size_t i = 0; i < count; i++) {
+        gd_append *append = &appends[i];
+        gd_record *record = &append->record;
+        record->sequence = journal->sequence + i + 1;
+        record->durable = journal->durable;
+        gd_record_encode(record, journal->seed, heads[i]);
+        append->at = at;
+        at += gd_record_size(record);
+        iov[pieces++] = (struct iovec){heads[i], GD_RECORD_HEAD};
+        if (record->kind == GD_RECORD_BYTES) {
+            iov[pieces++] = (struct iovec){(void *)append->data,
+                                           (size_t)record->length};
+            size_t rest = (size_t)(gd_record_size(record) - GD_RECORD_HEAD -
+                                   record->length);
+            if (rest > 0) {
+                iov[pieces++] = (struct iovec){(void *)zeros, rest};
+            }
+        }
+    }
+    return gd_writev_full(journal->env, journal->fd, iov, pieces,
+                          journal->end, journal->name, err);
+}
+
+void
+gd_journal_accept(gd_journal *journal, const gd_append *append)
+{
+    journal->end = append->at + gd_record_size(&append->record);
+    journal->sequence = append->record.sequence;
+    journal->records += append->record.kind == GD_RECORD_BYTES ||
+                        append->record.kind == GD_RECORD_ZEROS;
+}
+
+/* ---- reading ---- */
+
+gd_status
+gd_journal_read(const gd_piece *piece, uint64_t offset, size_t length,
+                uint8_t *out, uint8_t *room, gd_error *err)
+{
+    const gd_journal *journal = piece->journal;
+    gd_record record;
+    gd_status s = gd_read_full(journal->env, journal->fd, room,
+                               GD_RECORD_HEAD + (size_t)piece->record_length,
+                               piece->record, journal->name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (!gd_record_decode(room, journal->seed, journal->size, &record) ||
+        record.kind != GD_RECORD_BYTES ||
+        record.length != piece->record_length ||
+        gd_checksum(room + GD_RECORD_HEAD, piece->record_length, 0) !=
+            record.checksum) {
+        return gd_fail(err, GD_CORRUPT, "%s: the record at offset %llu has "
+                       "changed since it was written", journal->name,
+                       (unsigned long long)piece->record);
+    }
+    memcpy(out, room + GD_RECORD_HEAD + piece->from +
+                    (size_t)(offset - piece->offset), length);
+    return GD_OK;
+}
+
+/* A scan: a window of the file in memory. */
+typedef struct scanner {
+    gd_journal *journal;
+    uint8_t *window;
+    uint64_t start; /* of the window, in the file */
+    size_t length;  /* bytes in it */
+    uint64_t limit; /* the file's length */
+} scanner;
+
+/* Has the window begin at `at`, with `bytes` bytes or up to the file's end. */
+static gd_status
+load(scanner *scan, uint64_t at, size_t bytes, gd_error *err)
+{
+    const gd_journal *journal = scan->journal;
+    if (at >= scan->start && at + bytes <= scan->start + scan->length) {
+        return GD_OK;
+    }
+    uint64_t rest = at < scan->limit ? scan->limit - at : 0;
+    scan->start = at;
+    scan->length = rest < SCAN_ROOM ? (size_t)rest : SCAN_ROOM;
+    return gd_read_full(journal->env, journal->fd, scan->window, scan->length,
+                        at, journal->name, err);
+}
+
+/* *valid: whether a record of the journal lies at `at`, with its data. */
+static gd_status
+look(scanner *scan, uint64_t at, gd_record *record, bool *valid,
+     gd_error *err)
+{
+    const gd_journal *journal = scan->journal;
+    *valid = false;
+    gd_status s = load(scan, at, GD_RECORD_HEAD, err);
+    if (s != GD_OK || scan->start + scan->length < at + GD_RECORD_HEAD ||
+        !gd_record_decode(scan->window + (at - scan->start), journal->seed,
+                          journal->size, record)) {
+        return s;
+    }
+    size_t size = (size_t)gd_record_size(record);
+    s = load(scan, at, size, err);
+    if (s != GD_OK || scan->start + scan->length < at + size) {
+        return s;
+    }
+    const uint8_t *raw = scan->window + (at - scan->start);
+    *valid = record->durable <= at &&
+             (record->kind != GD_RECORD_BYTES ||
+              gd_checksum(raw + GD_RECORD_HEAD, (size_t)record->length, 0) ==
+                  record->checksum);
+    return GD_OK;
+}
+
+static gd_status
+lost(const gd_journal *journal, uint64_t at, gd_error *err)
+{
+    return gd_fail(err, GD_CORRUPT,
+                   "%s: the record at offset %llu is damaged; what was "
+                   "written from there on is lost, though it was acknowledged",
+                   journal->name, (unsigned long long)at);
+}
+
+/* Whether a record behind `end` proves that what lay at `end` was durable
+ * (V5). */
+static gd_status
+look_behind(scanner *scan, uint64_t end, gd_error *err)
+{
+    gd_record record;
+    gd_status s = GD_OK;
+    for (uint64_t at = end + GD_RECORD_ALIGN;
+         s == GD_OK && at + GD_RECORD_HEAD <= scan->limit;
+         at += GD_RECORD_ALIGN) {
+        s = load(scan, at, GD_RECORD_HEAD, err);
+        if (s == GD_OK &&
+            gd_record_decode(scan->window + (at - scan->start),
+                             scan->journal->seed, scan->journal->size,
+                             &record) &&
+            record.durable > end && record.durable <= at) {
+            s = lost(scan->journal, end, err);
+        }
+    }
+    return s;
+}
+
+static gd_status
+scan_records(scanner *scan, uint64_t before, gd_journal_visitor *visit,
+             void *arg, gd_error *err)
+{
+    gd_journal *journal = scan->journal;
+    gd_record record;
+    bool valid = true;
+    gd_status s = GD_OK;
+    while (s == GD_OK && (before == 0 || journal->end < before)) {
+        uint64_t at = journal->end;
+        s = look(scan, at, &record, &valid, err);
+        if (s != GD_OK || !valid || record.sequence != journal->sequence + 1) {
+            break;
+        }
+        s = visit(arg, &record, at, err);
+        if (s == GD_OK) {
+            gd_journal_accept(journal, &(gd_append){record, NULL, at});
+        }
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    if (before != 0) {
+        return journal->end == before ? GD_OK : lost(journal, journal->end, err);
+    }
+    return look_behind(scan, journal->end, err);
+}
+
+gd_status
+gd_journal_scan(gd_journal *journal, uint64_t before,
+                gd_journal_visitor *visit, void *arg, gd_error *err)
+{
+    const gd_env *env = journal->env;
+    struct stat st;
+    int rc = env->fstat(env, journal->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot look at %s", journal->name);
+    }
+    scanner scan = {.journal = journal,
+                    .window = gd_alloc(env, SCAN_ROOM, err),
+                    .limit = (uint64_t)st.st_size};
+    gd_status s = scan.window == NULL
+                      ? GD_NOMEM
+                      : scan_records(&scan, before, visit, arg, err);
+    env->release(env, scan.window);
+    return s;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * journal.h - one file of a volume's journal: what was written to the volume,
+ * in order (volumes.rst, V2 to V5).
+ *
+ * Not thread-safe, except that gd_journal_read and gd_journal_sync may run
+ * beside all others.
+ */
+#ifndef GD_JOURNAL_H
+#define GD_JOURNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/env.h"
+#include "engine/base/status.h"
+#include "engine/format/names.h"
+#include "engine/format/volumehead.h"
+#include "engine/format/volumerecord.h"
+#include "engine/volume/overlay.h"
+
+typedef struct gd_journal {
+    const gd_env *env;
+    int root;
+    int fd;
+    char name[GD_NAME_SIZE];
+    uint32_t number;
+    uint64_t seed;
+    uint64_t size;     /* of the volume, when the journal was begun */
+    uint64_t end;      /* where the next record goes */
+    uint64_t sequence; /* of the last record */
+    uint64_t durable;  /* up to where it was synced */
+    uint64_t records;  /* of bytes and zeros */
+    unsigned users;    /* for the volume, which guards it */
+} gd_journal;
+
+/* Makes the journal with this head and marks, which gets its name only when
+ * they are durable (V2).  *named: whether it may have its name; after an error
+ * with *named, nobody can know which journal the next owner will find. */
+gd_status gd_journal_create(const gd_env *env, int root, const char *volume,
+                            gd_volume_head *head, const gd_volume_mark *marks,
+                            gd_journal **out, bool *named, gd_error *err);
+/* Opens a journal for reading.  *marks has head->marks marks; the caller
+ * releases it.  GD_CORRUPT unless head and marks are valid, and of this
+ * repository. */
+gd_status gd_journal_open(const gd_env *env, int root, const char *volume,
+                          uint32_t number,
+                          const uint8_t repository_id[GD_ID_SIZE],
+                          gd_journal **out, gd_volume_head *head,
+                          gd_volume_mark **marks, gd_error *err);
+void gd_journal_close(gd_journal *journal);
+
+enum { GD_JOURNAL_BATCH = 16 }; /* records appended at once, at most */
+
+/* A record that is to be appended. */
+typedef struct gd_append {
+    gd_record record; /* kind, offset, length and checksum are the caller's */
+    const uint8_t *data;
+    uint64_t at; /* where in the journal it is then */
+} gd_append;
+
+/* Writes records behind the last one, without counting them: they are valid
+ * only after gd_journal_accept of each, in order.  What was not accepted is
+ * written over by the next.
+ * REQUIRES: count <= GD_JOURNAL_BATCH. */
+gd_status gd_journal_append(gd_journal *journal, gd_append *appends,
+                            size_t count, gd_error *err);
+void gd_journal_accept(gd_journal *journal, const gd_append *append);
+/* Makes the file durable.  Does not change journal->durable. */
+gd_status gd_journal_sync(const gd_journal *journal, gd_error *err);
+
+/* Reads all records in order, up to the first that is not valid, or up to
+ * `before` if that is not 0, where the last must end (V5).  visit gets each
+ * record and where it is.  Then the journal's fields tell where it ends. */
+typedef gd_status gd_journal_visitor(void *arg, const gd_record *record,
+                                     uint64_t at, gd_error *err);
+gd_status gd_journal_scan(gd_journal *journal, uint64_t before,
+                          gd_journal_visitor *visit, void *arg, gd_error *err);
+
+/* Copies a part of a piece's bytes to out, verified (I7).  room has
+ * GD_RECORD_HEAD + GD_RECORD_DATA bytes.
+ * REQUIRES: the range lies within the piece, which has a journal. */
+gd_status gd_journal_read(const gd_piece *piece, uint64_t offset,
+                          size_t length, uint8_t *out, uint8_t *room,
+                          gd_error *err);
+
+#endif

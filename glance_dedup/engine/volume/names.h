@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * names.h - the names of a volume's files and recipes (format.rst, "Volumes").
+ */
+#ifndef GD_VOLUME_NAMES_H
+#define GD_VOLUME_NAMES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+#include "engine/format/names.h"
+
+enum { GD_VOLUME_NAME_MAX = 64 };
+
+#define GD_VOLUME_LOCK "lock"
+#define GD_VOLUME_NEW "journal.new"
+#define GD_VOLUME_CONTROL "control"
+
+/* GD_INVALID unless the name has 1 to 64 characters of A-Z a-z 0-9 _ -. */
+gd_status gd_volume_check_name(const char *volume, gd_error *err);
+/* The rest REQUIRES a name that was checked. */
+void gd_volume_directory(const char *volume, char name[GD_NAME_SIZE]);
+void gd_volume_file_name(const char *volume, const char *file,
+                         char name[GD_NAME_SIZE]);
+void gd_volume_journal_name(const char *volume, uint32_t number,
+                            char name[GD_NAME_SIZE]);
+/* base is a name inside the volume's directory. */
+bool gd_volume_journal_parse(const char *base, uint32_t *number);
+
+/* Ids of recipes. */
+void gd_volume_edition_id(const uint8_t volume_id[GD_ID_SIZE], uint64_t part,
+                          uint64_t edition, char id[GD_IMAGE_ID_MAX + 1]);
+void gd_volume_base_id(const uint8_t volume_id[GD_ID_SIZE],
+                       char id[GD_IMAGE_ID_MAX + 1]);
+/* What the ids of all the volume's recipes begin with. */
+void gd_volume_id_prefix(const uint8_t volume_id[GD_ID_SIZE],
+                         char id[GD_IMAGE_ID_MAX + 1]);
+
+#endif

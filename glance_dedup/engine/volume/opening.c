@@ -1,0 +1,661 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * opening.c - makes, opens and deletes volumes (volumes.rst, V1, V4, V7 to V9).
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/volume/directory.h"
+#include "engine/volume/edition.h"
+#include "engine/volume/state.h"
+
+enum {
+    MOST_FROZEN = 4, /* journals that an owner may find without storing them
+                      * at once */
+    LOOK_TRIES = 10, /* while the owner changes the journal */
+};
+
+/* ---- looking ---- */
+
+/* Opens the newest journal.  GD_NOTFOUND if there is none. */
+static gd_status
+open_newest(gd_repo *repo, const char *name, gd_journal **journal,
+            gd_volume_head *head, gd_volume_mark **marks, gd_error *err)
+{
+    uint32_t *numbers;
+    size_t count;
+    gd_status s = gd_volume_list_journals(repo->env, repo->root, name,
+                                          &numbers, &count, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = count == 0 ? gd_fail(err, GD_NOTFOUND, "there is no volume %s", name)
+                   : gd_journal_open(repo->env, repo->root, name,
+                                     numbers[count - 1],
+                                     repo->params.repository_id, journal,
+                                     head, marks, err);
+    repo->env->release(repo->env, numbers);
+    return s;
+}
+
+gd_status
+gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
+               gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = gd_volume_check_name(name, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    for (int i = 0; i < LOOK_TRIES; i++) {
+        gd_journal *journal;
+        gd_volume_mark *marks;
+        s = open_newest(repo, name, &journal, head, &marks, err);
+        if (s == GD_OK) {
+            repo->env->release(repo->env, marks);
+            gd_journal_close(journal);
+        }
+        if (s != GD_NOTFOUND) {
+            break;
+        }
+    }
+    return s;
+}
+
+/* ---- opening ---- */
+
+static gd_status
+allocate(gd_repo *repo, const char *name, gd_volume **out, gd_error *err)
+{
+    gd_volume *volume = gd_calloc(repo->env, 1, sizeof *volume, err);
+    if (volume == NULL) {
+        return GD_NOMEM;
+    }
+    volume->repo = repo;
+    volume->lock = -1;
+    snprintf(volume->name, sizeof volume->name, "%s", name);
+    pthread_mutex_init(&volume->checkpointing, NULL);
+    pthread_mutex_init(&volume->mutex, NULL);
+    pthread_cond_init(&volume->changed, NULL);
+    gd_overlay_init(&volume->fresh, repo->env);
+    gd_overlay_init(&volume->stale, repo->env);
+    *out = volume;
+    return GD_OK;
+}
+
+void
+gd_volume_close(gd_volume *volume)
+{
+    const gd_env *env = volume->repo->env;
+    gd_overlay_clear(&volume->fresh);
+    gd_overlay_clear(&volume->stale);
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        gd_volume_release_journal(volume->frozen[i]);
+    }
+    if (volume->active != NULL) {
+        gd_volume_release_journal(volume->active);
+    }
+    if (volume->parts.repo != NULL) {
+        gd_parts_close(&volume->parts);
+    }
+    if (volume->lock >= 0) {
+        env->close(env, volume->lock);
+    }
+    pthread_cond_destroy(&volume->changed);
+    pthread_mutex_destroy(&volume->mutex);
+    pthread_mutex_destroy(&volume->checkpointing);
+    env->release(env, volume->made);
+    env->release(env, volume->frozen);
+    env->release(env, volume);
+}
+
+/* What a scan of journals fills in. */
+typedef struct recovery {
+    gd_volume *volume;
+    gd_journal *journal;
+    bool newest;
+} recovery;
+
+static gd_status
+take_mark(recovery *r, const gd_record *record, gd_error *err)
+{
+    if (record->offset >= r->volume->parts.count) {
+        return gd_fail(err, GD_CORRUPT, "%s has a mark of part %llu, which "
+                       "volume %s does not have", r->journal->name,
+                       (unsigned long long)record->offset, r->volume->name);
+    }
+    /* The heads behind an older journal know its marks. */
+    if (r->newest) {
+        gd_parts_set(&r->volume->parts, record->offset, record->length);
+    }
+    return GD_OK;
+}
+
+/* Replays a record over the parts.  One that a marked edition has already may
+ * be replayed again: that gives the same bytes. */
+static gd_status
+take_record(void *arg, const gd_record *record, uint64_t at, gd_error *err)
+{
+    recovery *r = arg;
+    uint64_t ignored = 0;
+    bool data = record->kind == GD_RECORD_BYTES;
+    if (record->kind == GD_RECORD_MARK) {
+        return take_mark(r, record, err);
+    }
+    if (record->kind == GD_RECORD_STORED) {
+        return GD_OK;
+    }
+    const gd_piece piece = {
+        .offset = record->offset,
+        .length = record->length,
+        .journal = data ? r->journal : NULL,
+        .record = at,
+        .record_length = data ? (uint32_t)record->length : 0};
+    return gd_overlay_put(&r->volume->stale, &piece, &ignored, err);
+}
+
+static gd_status
+look_for_stored(void *arg, const gd_record *record, uint64_t at,
+                gd_error *err)
+{
+    bool *stored = arg;
+    (void)at;
+    (void)err;
+    *stored = *stored || record->kind == GD_RECORD_STORED;
+    return GD_OK;
+}
+
+/* The newest journal may say that the ones before it are stored: then they are
+ * not needed, and may be gone (V8). */
+static gd_status
+find_needed(gd_volume *volume, gd_journal *newest, gd_error *err)
+{
+    bool stored = false;
+    gd_journal copy = *newest;
+    gd_status s = volume->head.needed == newest->number
+                      ? GD_OK
+                      : gd_journal_scan(&copy, 0, look_for_stored, &stored,
+                                        err);
+    if (s == GD_OK && stored) {
+        volume->head.needed = newest->number;
+    }
+    return s;
+}
+
+/* Opens the needed journals before the newest, oldest first, into frozen, and
+ * fills in how far each must reach. */
+static gd_status
+open_needed(gd_volume *volume, gd_journal *newest, uint64_t *before,
+            gd_error *err)
+{
+    gd_repo *repo = volume->repo;
+    gd_status s = GD_OK;
+    uint32_t first = volume->head.needed;
+    for (uint32_t n = first; s == GD_OK && n < newest->number; n++) {
+        gd_volume_head head;
+        gd_volume_mark *marks;
+        s = gd_journal_open(repo->env, repo->root, volume->name, n,
+                            repo->params.repository_id,
+                            &volume->frozen[volume->frozen_count], &head,
+                            &marks, err);
+        if (s == GD_NOTFOUND) {
+            s = gd_fail(err, GD_CORRUPT, "journal %u of volume %s is missing; "
+                        "what was written to it is lost", (unsigned)n,
+                        volume->name);
+        }
+        if (s != GD_OK) {
+            break;
+        }
+        repo->env->release(repo->env, marks);
+        if (n > first) {
+            before[n - first - 1] = head.before;
+        }
+        volume->frozen_count++;
+        if (memcmp(head.volume_id, volume->head.volume_id, GD_ID_SIZE) != 0 ||
+            head.part_size != volume->head.part_size) {
+            s = gd_fail(err, GD_CORRUPT, "journal %u of volume %s is of "
+                        "another volume", (unsigned)n, volume->name);
+        }
+    }
+    if (s == GD_OK) {
+        if (newest->number > first) {
+            before[newest->number - first - 1] = volume->head.before;
+        }
+        volume->frozen[volume->frozen_count++] = newest;
+    }
+    return s;
+}
+
+static gd_status
+scan_journals(gd_volume *volume, const uint64_t *before, gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
+        recovery r = {.volume = volume,
+                      .journal = volume->frozen[i],
+                      .newest = i + 1 == volume->frozen_count};
+        if (!r.newest && before[i] == 0) {
+            return gd_fail(err, GD_CORRUPT, "journal %u of volume %s does not "
+                           "say where the one before it ends",
+                           (unsigned)r.journal->number + 1, volume->name);
+        }
+        s = gd_journal_scan(r.journal, r.newest ? 0 : before[i], take_record,
+                            &r, err);
+    }
+    return s;
+}
+
+/* Reads the journals into the overlay.  Takes newest over. */
+static gd_status
+recover(gd_volume *volume, gd_journal *newest, gd_error *err)
+{
+    const gd_env *env = volume->repo->env;
+    size_t count = newest->number - volume->head.needed + (size_t)1;
+    volume->frozen = gd_calloc(env, count + 1, sizeof(gd_journal *), err);
+    uint64_t *before = gd_calloc(env, count, sizeof *before, err);
+    gd_status s = volume->frozen == NULL || before == NULL
+                      ? GD_NOMEM
+                      : open_needed(volume, newest, before, err);
+    if (s == GD_OK) {
+        s = scan_journals(volume, before, err);
+    } else if (volume->frozen_count == 0 ||
+               volume->frozen[volume->frozen_count - 1] != newest) {
+        gd_journal_close(newest);
+    }
+    env->release(env, before);
+    return s;
+}
+
+static bool
+found_records(const gd_volume *volume)
+{
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        if (volume->frozen[i]->records > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+forget_frozen(gd_volume *volume)
+{
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        gd_volume_release_journal(volume->frozen[i]);
+    }
+    volume->frozen_count = 0;
+}
+
+/* Begins the owner's own journal (V4), and removes what is not needed (V7,
+ * V8). */
+static gd_status
+begin_journal(gd_volume *volume, gd_error *err)
+{
+    gd_repo *repo = volume->repo;
+    gd_volume_head head = volume->head;
+    gd_volume_mark *marks = NULL;
+    bool named;
+    volume->recovered = found_records(volume);
+    head.journal++;
+    head.base_size = gd_volume_base_needed(volume);
+    head.needed = head.journal;
+    head.before = 0;
+    if (volume->recovered) {
+        head.needed = volume->head.needed;
+        head.before = volume->frozen[volume->frozen_count - 1]->end;
+    } else {
+        forget_frozen(volume);
+        gd_overlay_clear(&volume->stale);
+    }
+    gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
+    if (s == GD_OK) {
+        s = gd_journal_create(repo->env, repo->root, volume->name, &head,
+                              marks, &volume->active, &named, err);
+    }
+    if (s == GD_OK) {
+        volume->head = head;
+        s = gd_volume_delete_recipes(repo, &head, marks, head.marks, err);
+    }
+    repo->env->release(repo->env, marks);
+    return s;
+}
+
+static gd_status
+remove_unneeded(const gd_volume *volume, gd_error *err)
+{
+    gd_repo *repo = volume->repo;
+    uint32_t *numbers;
+    size_t count;
+    gd_status s = gd_volume_list_journals(repo->env, repo->root, volume->name,
+                                          &numbers, &count, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        if (numbers[i] < volume->head.needed) {
+            s = gd_volume_unlink_journal(repo->env, repo->root, volume->name,
+                                         numbers[i], err);
+        }
+    }
+    repo->env->release(repo->env, numbers);
+    return s;
+}
+
+static gd_status
+check_ready(const gd_volume *volume, gd_error *err)
+{
+    switch (volume->head.state) {
+    case GD_VOLUME_READY:
+        return GD_OK;
+    case GD_VOLUME_MAKING:
+        return gd_fail(err, GD_NOTFOUND, "volume %s was not made to its end: "
+                       "make it again", volume->name);
+    default:
+        return gd_fail(err, GD_NOTFOUND, "volume %s is being deleted",
+                       volume->name);
+    }
+}
+
+static gd_status
+open_volume(gd_volume *volume, gd_error *err)
+{
+    gd_repo *repo = volume->repo;
+    gd_journal *newest;
+    gd_volume_mark *marks;
+    gd_status s = gd_volume_lock(repo->env, repo->root, volume->name, false,
+                                 &volume->lock, err);
+    if (s == GD_OK) {
+        s = open_newest(repo, volume->name, &newest, &volume->head, &marks,
+                        err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    s = check_ready(volume, err);
+    if (s == GD_OK) {
+        s = gd_parts_open(&volume->parts, repo, &volume->head, marks, err);
+    }
+    repo->env->release(repo->env, marks);
+    if (s != GD_OK) {
+        gd_journal_close(newest);
+        return s;
+    }
+    s = find_needed(volume, newest, err);
+    if (s != GD_OK) {
+        gd_journal_close(newest);
+        return s;
+    }
+    s = recover(volume, newest, err);
+    if (s == GD_OK) {
+        s = begin_journal(volume, err);
+    }
+    if (s == GD_OK) {
+        s = remove_unneeded(volume, err);
+    }
+    return s == GD_OK && volume->frozen_count >= MOST_FROZEN
+               ? gd_volume_checkpoint(volume, err)
+               : s;
+}
+
+gd_status
+gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
+               gd_error *err)
+{
+    gd_volume *volume;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = gd_volume_check_name(name, err);
+    }
+    if (s == GD_OK) {
+        s = allocate(repo, name, &volume, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    s = open_volume(volume, err);
+    if (s != GD_OK) {
+        gd_volume_close(volume);
+        return s;
+    }
+    *out = volume;
+    return GD_OK;
+}
+
+/* ---- deleting (V9) ---- */
+
+/* The head says that the volume is being deleted, durably. */
+static gd_status
+begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
+               gd_error *err)
+{
+    gd_journal *journal;
+    bool named;
+    if (head->state != GD_VOLUME_READY) {
+        return GD_OK; /* it is unfinished already */
+    }
+    head->journal++;
+    head->needed = head->journal;
+    head->before = 0;
+    head->base_size = 0;
+    head->marks = 0;
+    head->state = GD_VOLUME_DELETING;
+    gd_status s = gd_journal_create(repo->env, repo->root, name, head, NULL,
+                                    &journal, &named, err);
+    if (s == GD_OK) {
+        gd_journal_close(journal);
+    }
+    return s;
+}
+
+/* REQUIRES: the owner's lock. */
+static gd_status
+delete_owned(gd_repo *repo, const char *name, gd_error *err)
+{
+    gd_volume_head head;
+    gd_volume_mark *marks;
+    gd_journal *journal;
+    gd_status s = open_newest(repo, name, &journal, &head, &marks, err);
+    if (s == GD_OK) {
+        repo->env->release(repo->env, marks);
+        gd_journal_close(journal);
+        s = begin_deleting(repo, name, &head, err);
+        if (s == GD_OK) {
+            head.base_size = 0;
+            s = gd_volume_delete_recipes(repo, &head, NULL, 0, err);
+        }
+    } else if (s == GD_NOTFOUND) {
+        s = GD_OK; /* it never had a journal, so no recipes, or has none
+                    * any more */
+    }
+    return s == GD_OK ? gd_volume_remove(repo->env, repo->root, name, err) : s;
+}
+
+gd_status
+gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
+{
+    int lock;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK) {
+        s = gd_volume_check_name(name, err);
+    }
+    if (s == GD_OK) {
+        s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
+    }
+    if (s == GD_OK) {
+        s = delete_owned(repo, name, err);
+        repo->env->close(repo->env, lock);
+    }
+    return s;
+}
+
+/* ---- making (V9) ---- */
+
+static gd_status
+check_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
+{
+    uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
+    gd_status s = gd_volume_check_name(name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (!gd_volume_size_allowed(plan->size)) {
+        return gd_fail(err, GD_INVALID,
+                       "volume %s: a size is a multiple of %d bytes, from %d "
+                       "to %llu, not %llu", name, GD_VOLUME_SECTOR,
+                       GD_VOLUME_SECTOR,
+                       (unsigned long long)GD_VOLUME_MAX_SIZE,
+                       (unsigned long long)plan->size);
+    }
+    if (!gd_volume_part_size_allowed(plan->part_size)) {
+        return gd_fail(err, GD_INVALID, "volume %s: %llu is no size of parts",
+                       name, (unsigned long long)plan->part_size);
+    }
+    if (strnlen(plan->project, GD_PROJECT_MAX + 1) > GD_PROJECT_MAX) {
+        return gd_fail(err, GD_INVALID, "a project's name has at most %d "
+                       "bytes", GD_PROJECT_MAX);
+    }
+    return base <= plan->size
+               ? GD_OK
+               : gd_fail(err, GD_INVALID, "volume %s: %llu bytes are less "
+                         "than the image's %llu", name,
+                         (unsigned long long)plan->size,
+                         (unsigned long long)base);
+}
+
+static gd_status
+first_head(gd_repo *repo, const gd_volume_plan *plan, gd_volume_head *head,
+           gd_error *err)
+{
+    *head = (gd_volume_head){
+        .journal = 1,
+        .needed = 1,
+        .scope = plan->scope,
+        .size = plan->size,
+        .part_size = plan->part_size,
+        .state = plan->base == NULL ? GD_VOLUME_READY : GD_VOLUME_MAKING,
+        .created = (uint64_t)repo->env->now(repo->env)};
+    memcpy(head->repository_id, repo->params.repository_id, GD_ID_SIZE);
+    snprintf(head->project, sizeof head->project, "%s", plan->project);
+    if (plan->base != NULL) {
+        snprintf(head->source, sizeof head->source, "%s",
+                 gd_image_header(plan->base)->image_id);
+    }
+    int rc = repo->env->random(repo->env, head->volume_id, GD_ID_SIZE);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot draw a random number")
+                  : GD_OK;
+}
+
+static gd_status
+write_journal(gd_repo *repo, const char *name, gd_volume_head *head,
+              gd_error *err)
+{
+    gd_journal *journal;
+    bool named;
+    gd_status s = gd_journal_create(repo->env, repo->root, name, head, NULL,
+                                    &journal, &named, err);
+    if (s == GD_OK) {
+        gd_journal_close(journal);
+    }
+    return s;
+}
+
+static gd_status
+make_base(gd_repo *repo, const char *name, const gd_volume_plan *plan,
+          gd_volume_head *head, uint64_t *stored, gd_error *err)
+{
+    gd_status s = gd_edition_base(repo, head, plan->base, stored, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    head->journal++;
+    head->needed = head->journal;
+    head->base_size = gd_image_header(plan->base)->size;
+    head->state = GD_VOLUME_READY;
+    s = write_journal(repo, name, head, err);
+    return s == GD_OK ? gd_volume_unlink_journal(repo->env, repo->root, name,
+                                                 head->journal - 1, err)
+                      : s;
+}
+
+/* An unfinished volume of this name is removed first.
+ * REQUIRES: the owner's lock. */
+static gd_status
+clear_name(gd_repo *repo, const char *name, bool *removed, gd_error *err)
+{
+    gd_volume_head head;
+    uint32_t *numbers;
+    size_t count;
+    *removed = false;
+    gd_status s = gd_volume_list_journals(repo->env, repo->root, name,
+                                          &numbers, &count, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    repo->env->release(repo->env, numbers);
+    if (count == 0) {
+        return GD_OK;
+    }
+    s = gd_volume_look(repo, name, &head, err);
+    if (s == GD_OK && head.state == GD_VOLUME_READY) {
+        return gd_fail(err, GD_EXISTS, "volume %s exists already", name);
+    }
+    *removed = s == GD_OK;
+    return s == GD_OK ? delete_owned(repo, name, err) : s;
+}
+
+static gd_status
+make_volume(gd_repo *repo, const char *name, const gd_volume_plan *plan,
+            uint64_t *stored, gd_error *err)
+{
+    gd_volume_head head;
+    gd_status s = first_head(repo, plan, &head, err);
+    if (s == GD_OK) {
+        s = write_journal(repo, name, &head, err);
+    }
+    if (s == GD_OK && plan->base != NULL) {
+        s = make_base(repo, name, plan, &head, stored, err);
+    }
+    if (s != GD_OK) {
+        (void)delete_owned(repo, name, NULL);
+    }
+    return s;
+}
+
+gd_status
+gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
+                 uint64_t *stored, gd_error *err)
+{
+    gd_volume_plan full = *plan;
+    bool again = true;
+    *stored = 0;
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (full.part_size == 0) {
+        full.part_size = GD_VOLUME_PART;
+    }
+    if (full.size == 0 && full.base != NULL) {
+        uint64_t size = gd_image_header(full.base)->size;
+        full.size = (size + GD_VOLUME_SECTOR - 1) / GD_VOLUME_SECTOR *
+                    GD_VOLUME_SECTOR;
+    }
+    if (s == GD_OK) {
+        s = check_plan(name, &full, err);
+    }
+    while (s == GD_OK && again) {
+        int lock;
+        s = gd_volume_lock(repo->env, repo->root, name, true, &lock, err);
+        if (s != GD_OK) {
+            return s == GD_BUSY ? gd_fail(err, GD_EXISTS,
+                                          "volume %s exists already", name)
+                                : s;
+        }
+        s = clear_name(repo, name, &again, err);
+        if (s == GD_OK && !again) {
+            s = make_volume(repo, name, &full, stored, err);
+        }
+        repo->env->close(repo->env, lock);
+    }
+    return s;
+}

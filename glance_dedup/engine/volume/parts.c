@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parts.c - see parts.h.
+ */
+#include "engine/volume/parts.h"
+
+#include <string.h>
+
+#include "engine/volume/names.h"
+
+/* ---- opening and closing ---- */
+
+gd_status
+gd_parts_open(gd_parts *parts, gd_repo *repo, const gd_volume_head *head,
+              const gd_volume_mark *marks, gd_error *err)
+{
+    *parts = (gd_parts){.repo = repo,
+                        .part_size = head->part_size,
+                        .base_size = head->base_size,
+                        .count = gd_volume_parts(head),
+                        .image_room = GD_PARTS_OPEN};
+    memcpy(parts->volume_id, head->volume_id, GD_ID_SIZE);
+    pthread_mutex_init(&parts->mutex, NULL);
+    parts->editions = gd_calloc(repo->env, (size_t)parts->count,
+                                sizeof *parts->editions, err);
+    parts->images = gd_calloc(repo->env, parts->image_room,
+                              sizeof *parts->images, err);
+    if (parts->editions == NULL || parts->images == NULL) {
+        return GD_NOMEM;
+    }
+    for (uint32_t i = 0; i < head->marks; i++) {
+        parts->editions[marks[i].part] = marks[i].edition;
+    }
+    return GD_OK;
+}
+
+static void
+close_image(gd_parts *parts, gd_part_image **place)
+{
+    gd_part_image *held = *place;
+    *place = NULL;
+    gd_image_close(held->image);
+    parts->repo->env->release(parts->repo->env, held);
+}
+
+void
+gd_parts_close(gd_parts *parts)
+{
+    const gd_env *env = parts->repo->env;
+    for (size_t i = 0; parts->images != NULL && i < parts->image_room; i++) {
+        if (parts->images[i] != NULL) {
+            close_image(parts, &parts->images[i]);
+        }
+    }
+    env->release(env, parts->images);
+    env->release(env, parts->editions);
+    pthread_mutex_destroy(&parts->mutex);
+}
+
+gd_status
+gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
+                gd_error *err)
+{
+    const gd_env *env = parts->repo->env;
+    uint64_t count = (size + parts->part_size - 1) / parts->part_size;
+    uint64_t *editions =
+        gd_calloc(env, (size_t)count, sizeof *editions, err);
+    if (editions == NULL) {
+        return GD_NOMEM;
+    }
+    pthread_mutex_lock(&parts->mutex);
+    memcpy(editions, parts->editions,
+           (size_t)(count < parts->count ? count : parts->count) *
+               sizeof *editions);
+    env->release(env, parts->editions);
+    parts->editions = editions;
+    parts->count = count;
+    parts->base_size = base_size;
+    pthread_mutex_unlock(&parts->mutex);
+    return GD_OK;
+}
+
+/* ---- editions ---- */
+
+/* A part behind the end, where a read may be while the volume becomes smaller,
+ * has none.  REQUIRES: the mutex. */
+static uint64_t
+edition_of(const gd_parts *parts, uint64_t part)
+{
+    return part < parts->count ? parts->editions[part] : 0;
+}
+
+uint64_t
+gd_parts_edition(gd_parts *parts, uint64_t part)
+{
+    pthread_mutex_lock(&parts->mutex);
+    uint64_t edition = edition_of(parts, part);
+    pthread_mutex_unlock(&parts->mutex);
+    return edition;
+}
+
+void
+gd_parts_set(gd_parts *parts, uint64_t part, uint64_t edition)
+{
+    pthread_mutex_lock(&parts->mutex);
+    parts->editions[part] = edition;
+    pthread_mutex_unlock(&parts->mutex);
+}
+
+bool
+gd_parts_has_bytes(gd_parts *parts, uint64_t part)
+{
+    pthread_mutex_lock(&parts->mutex);
+    bool has = edition_of(parts, part) != 0 ||
+               part * parts->part_size < parts->base_size;
+    pthread_mutex_unlock(&parts->mutex);
+    return has;
+}
+
+gd_status
+gd_parts_marks(gd_parts *parts, gd_volume_mark **marks, uint32_t *count,
+               gd_error *err)
+{
+    gd_status s = GD_OK;
+    *count = 0;
+    pthread_mutex_lock(&parts->mutex);
+    for (uint64_t part = 0; part < parts->count; part++) {
+        *count += parts->editions[part] != 0;
+    }
+    *marks = gd_calloc(parts->repo->env, *count + (size_t)1, sizeof **marks,
+                       err);
+    if (*marks == NULL) {
+        s = GD_NOMEM;
+    } else {
+        uint32_t n = 0;
+        for (uint64_t part = 0; part < parts->count; part++) {
+            if (parts->editions[part] != 0) {
+                (*marks)[n++] = (gd_volume_mark){part, parts->editions[part]};
+            }
+        }
+    }
+    pthread_mutex_unlock(&parts->mutex);
+    return s;
+}
+
+/* ---- open images ---- */
+
+static gd_part_image **
+find_image(gd_parts *parts, uint64_t part, uint64_t edition)
+{
+    for (size_t i = 0; i < parts->image_room; i++) {
+        const gd_part_image *held = parts->images[i];
+        if (held != NULL && held->part == part && held->edition == edition) {
+            return &parts->images[i];
+        }
+    }
+    return NULL;
+}
+
+/* A free place: an empty one, or that of the image unused for longest.  NULL if
+ * all are in use. */
+static gd_part_image **
+free_place(gd_parts *parts)
+{
+    gd_part_image **oldest = NULL;
+    for (size_t i = 0; i < parts->image_room; i++) {
+        gd_part_image **place = &parts->images[i];
+        if (*place == NULL) {
+            return place;
+        }
+        if ((*place)->users == 0 &&
+            (oldest == NULL || (*place)->used < (*oldest)->used)) {
+            oldest = place;
+        }
+    }
+    if (oldest != NULL) {
+        close_image(parts, oldest);
+    }
+    return oldest;
+}
+
+static gd_part_image **
+make_place(gd_parts *parts, gd_error *err)
+{
+    const gd_env *env = parts->repo->env;
+    gd_part_image **place = free_place(parts);
+    if (place != NULL) {
+        return place;
+    }
+    gd_part_image **images = gd_calloc(env, 2 * parts->image_room,
+                                       sizeof *images, err);
+    if (images == NULL) {
+        return NULL;
+    }
+    memcpy(images, parts->images, parts->image_room * sizeof *images);
+    env->release(env, parts->images);
+    parts->images = images;
+    place = &images[parts->image_room];
+    parts->image_room *= 2;
+    return place;
+}
+
+static gd_status
+open_image(gd_parts *parts, uint64_t part, uint64_t edition,
+           gd_image **image, gd_error *err)
+{
+    char id[GD_IMAGE_ID_MAX + 1];
+    if (edition == 0) {
+        gd_volume_base_id(parts->volume_id, id);
+    } else {
+        gd_volume_edition_id(parts->volume_id, part, edition, id);
+    }
+    gd_status s = gd_image_open(parts->repo, id, NULL, image, err);
+    if (s == GD_NOTFOUND) {
+        s = gd_fail(err, GD_CORRUPT, "the recipe images/%s is missing; the "
+                    "volume's bytes from %llu on were in it", id,
+                    (unsigned long long)(part * parts->part_size));
+    }
+    return s;
+}
+
+/* REQUIRES: the mutex is held. */
+static gd_status
+hold_image(gd_parts *parts, uint64_t part, uint64_t edition,
+           gd_part_image **held, gd_error *err)
+{
+    const gd_env *env = parts->repo->env;
+    uint64_t key = edition == 0 ? 0 : part;
+    gd_part_image **place = find_image(parts, key, edition);
+    if (place == NULL) {
+        place = make_place(parts, err);
+        gd_part_image *made =
+            place == NULL ? NULL : gd_calloc(env, 1, sizeof *made, err);
+        if (made == NULL) {
+            return GD_NOMEM;
+        }
+        gd_status s = open_image(parts, part, edition, &made->image, err);
+        if (s != GD_OK) {
+            env->release(env, made);
+            return s;
+        }
+        made->part = key;
+        made->edition = edition;
+        *place = made;
+    }
+    (*place)->users++;
+    (*place)->used = ++parts->clock;
+    *held = *place;
+    return GD_OK;
+}
+
+gd_status
+gd_parts_acquire(gd_parts *parts, uint64_t part, gd_part_source *source,
+                 gd_error *err)
+{
+    gd_status s = GD_OK;
+    uint64_t start = part * parts->part_size;
+    *source = (gd_part_source){0};
+    pthread_mutex_lock(&parts->mutex);
+    uint64_t edition = edition_of(parts, part);
+    uint64_t most = parts->part_size;
+    if (edition == 0) {
+        source->from = start;
+        most = start < parts->base_size ? parts->base_size - start : 0;
+    }
+    if (most > 0) {
+        s = hold_image(parts, part, edition, &source->held, err);
+    }
+    pthread_mutex_unlock(&parts->mutex);
+    if (s == GD_OK && most > 0) {
+        source->image = source->held->image;
+        uint64_t size = gd_image_header(source->image)->size;
+        uint64_t rest = source->from < size ? size - source->from : 0;
+        most = most < parts->part_size ? most : parts->part_size;
+        source->length = rest < most ? rest : most;
+    }
+    return s;
+}
+
+void
+gd_parts_release(gd_parts *parts, gd_part_source *source)
+{
+    if (source->held != NULL) {
+        pthread_mutex_lock(&parts->mutex);
+        source->held->users--;
+        pthread_mutex_unlock(&parts->mutex);
+        *source = (gd_part_source){0};
+    }
+}
+
+void
+gd_parts_renew(gd_parts *parts)
+{
+    const gd_env *env = parts->repo->env;
+    pthread_mutex_lock(&parts->mutex);
+    for (size_t i = 0; i < parts->image_room; i++) {
+        const gd_part_image *held = parts->images[i];
+        if (held != NULL && held->users == 0 &&
+            !gd_same_file(env, held->image->recipe.fd, parts->repo->root,
+                          held->image->recipe.name)) {
+            close_image(parts, &parts->images[i]);
+        }
+    }
+    pthread_mutex_unlock(&parts->mutex);
+}
+
+/* ---- reading ---- */
+
+static gd_status
+read_source(const gd_part_source *source, uint64_t at, uint8_t *out,
+            size_t length, gd_error *err)
+{
+    size_t done = 0;
+    uint64_t rest = at < source->length ? source->length - at : 0;
+    size_t here = rest < length ? (size_t)rest : length;
+    gd_status s = here == 0 ? GD_OK
+                            : gd_image_read(source->image, out, here,
+                                            source->from + at, &done, err);
+    if (s == GD_OK) {
+        memset(out + done, 0, length - done);
+    }
+    return s;
+}
+
+gd_status
+gd_parts_read(gd_parts *parts, uint8_t *out, uint64_t length, uint64_t offset,
+              gd_error *err)
+{
+    gd_status s = GD_OK;
+    while (s == GD_OK && length > 0) {
+        gd_part_source source;
+        uint64_t at = offset % parts->part_size;
+        uint64_t here = parts->part_size - at;
+        here = here < length ? here : length;
+        s = gd_parts_acquire(parts, offset / parts->part_size, &source, err);
+        if (s == GD_OK) {
+            s = read_source(&source, at, out, (size_t)here, err);
+            gd_parts_release(parts, &source);
+        }
+        out += here;
+        offset += here;
+        length -= here;
+    }
+    return s;
+}
+
+/* The same as gd_parts_extent, for a range within a source. */
+static gd_status
+source_extent(const gd_part_source *source, uint64_t at, uint64_t length,
+              uint64_t *alike, bool *zeros, gd_error *err)
+{
+    const gd_recipe *recipe = &source->image->recipe;
+    gd_recipe_page page;
+    uint32_t index;
+    uint64_t offset = source->from + at, end = offset + length;
+    gd_status s = gd_recipe_seek(recipe, offset, &page, &index, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    *zeros = page.extents[index].kind == GD_EXTENT_ZEROS;
+    uint64_t until = offset;
+    while (index < page.count && until < end &&
+           (page.extents[index].kind == GD_EXTENT_ZEROS) == *zeros) {
+        until = page.extents[index].offset + page.extents[index].length;
+        index++;
+    }
+    *alike = (until < end ? until : end) - offset;
+    return GD_OK;
+}
+
+gd_status
+gd_parts_extent(gd_parts *parts, uint64_t offset, uint64_t length,
+                uint64_t *alike, bool *zeros, gd_error *err)
+{
+    gd_part_source source;
+    uint64_t at = offset % parts->part_size;
+    uint64_t here = parts->part_size - at;
+    here = here < length ? here : length;
+    gd_status s =
+        gd_parts_acquire(parts, offset / parts->part_size, &source, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    *zeros = at >= source.length;
+    *alike = here;
+    if (!*zeros) {
+        uint64_t rest = source.length - at;
+        s = source_extent(&source, at, here < rest ? here : rest, alike,
+                          zeros, err);
+    }
+    gd_parts_release(parts, &source);
+    return s;
+}

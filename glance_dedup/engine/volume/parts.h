@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parts.h - what a volume has in recipes: the editions of its parts, and its
+ * base.
+ *
+ * Thread-safe, except opening and closing.
+ */
+#ifndef GD_PARTS_H
+#define GD_PARTS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/format/volumehead.h"
+#include "engine/handle/repo.h"
+#include "engine/read/reader.h"
+
+enum { GD_PARTS_OPEN = 64 }; /* images kept open, unless more are in use */
+
+typedef struct gd_part_image {
+    gd_image *image; /* NULL: a free place */
+    uint64_t part;   /* of an edition; the base has the number of parts */
+    uint64_t edition; /* 0: the base */
+    unsigned users;
+    uint64_t used; /* when last, by the table's clock */
+} gd_part_image;
+
+typedef struct gd_parts {
+    gd_repo *repo;
+    uint8_t volume_id[GD_ID_SIZE];
+    uint64_t part_size;
+    pthread_mutex_t mutex; /* guards all below */
+    uint64_t base_size;
+    uint64_t *editions; /* of each part; 0: it has none */
+    uint64_t count;     /* parts */
+    gd_part_image **images;
+    size_t image_room;
+    uint64_t clock;
+} gd_parts;
+
+/* Where a part's bytes come from.  Behind length they are zeros. */
+typedef struct gd_part_source {
+    gd_part_image *held; /* NULL: all is zeros */
+    gd_image *image;
+    uint64_t from; /* where the part begins in the image */
+    uint64_t length;
+} gd_part_source;
+
+gd_status gd_parts_open(gd_parts *parts, gd_repo *repo,
+                        const gd_volume_head *head,
+                        const gd_volume_mark *marks, gd_error *err);
+/* Must also be called after a failed open. */
+void gd_parts_close(gd_parts *parts);
+/* Takes another size and base size; parts behind the size lose their
+ * editions. */
+gd_status gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
+                          gd_error *err);
+
+uint64_t gd_parts_edition(gd_parts *parts, uint64_t part);
+/* The part has this edition from now on. */
+void gd_parts_set(gd_parts *parts, uint64_t part, uint64_t edition);
+/* Whether any bytes of the part may be other than zeros. */
+bool gd_parts_has_bytes(gd_parts *parts, uint64_t part);
+/* The marks of all parts; the caller releases them. */
+gd_status gd_parts_marks(gd_parts *parts, gd_volume_mark **marks,
+                         uint32_t *count, gd_error *err);
+
+/* Opens what has the part's bytes; it stays until the release.  GD_CORRUPT if a
+ * recipe is missing or of another volume (V7). */
+gd_status gd_parts_acquire(gd_parts *parts, uint64_t part,
+                           gd_part_source *source, gd_error *err);
+void gd_parts_release(gd_parts *parts, gd_part_source *source);
+
+/* Reads bytes of the volume, without regard to its journal.
+ * REQUIRES: the range lies within the volume. */
+gd_status gd_parts_read(gd_parts *parts, uint8_t *out, uint64_t length,
+                        uint64_t offset, gd_error *err);
+/* How many bytes from offset on are alike, up to length: zeros or not. */
+gd_status gd_parts_extent(gd_parts *parts, uint64_t offset, uint64_t length,
+                          uint64_t *alike, bool *zeros, gd_error *err);
+/* Closes images that nobody uses and whose names lead to other files now. */
+void gd_parts_renew(gd_parts *parts);
+
+#endif

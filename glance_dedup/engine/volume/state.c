@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * state.c - an open volume's journal: its change, and its syncs; see state.h.
+ */
+#include "engine/volume/state.h"
+
+#include <string.h>
+
+#include "engine/volume/directory.h"
+
+/* ---- small things ---- */
+
+void
+gd_volume_copy_head(gd_volume *volume, gd_volume_head *head)
+{
+    pthread_mutex_lock(&volume->mutex);
+    *head = volume->head;
+    pthread_mutex_unlock(&volume->mutex);
+}
+
+void
+gd_volume_release_journal(gd_journal *journal)
+{
+    if (--journal->users == 0) {
+        gd_journal_close(journal);
+    }
+}
+
+gd_status
+gd_volume_check_broken(const gd_volume *volume, gd_error *err)
+{
+    return volume->broken.status == GD_OK
+               ? GD_OK
+               : gd_fail(err, volume->broken.status,
+                         "volume %s takes no more writes until it is opened "
+                         "again: %s", volume->name, volume->broken.text);
+}
+
+void
+gd_volume_set_broken(gd_volume *volume, const gd_error *err)
+{
+    if (volume->broken.status == GD_OK) {
+        volume->broken = *err;
+    }
+    pthread_cond_broadcast(&volume->changed);
+}
+
+gd_status
+gd_volume_enter(gd_volume *volume, const gd_append *append, gd_error *err)
+{
+    const gd_record *record = &append->record;
+    bool data = record->kind == GD_RECORD_BYTES;
+    const gd_piece piece = {
+        .offset = record->offset,
+        .length = record->length,
+        .journal = data ? volume->active : NULL,
+        .record = append->at,
+        .record_length = data ? (uint32_t)record->length : 0};
+    gd_status s = gd_overlay_put(&volume->fresh, &piece,
+                                 &volume->head.counters.overwritten, err);
+    if (s == GD_OK) {
+        gd_journal_accept(volume->active, append);
+    }
+    return s;
+}
+
+/* ---- changing the journal (V6) ---- */
+
+/* REQUIRES: the mutex. */
+static void
+freeze_active(gd_volume *volume)
+{
+    gd_overlay none = volume->stale;
+    volume->frozen[0] = volume->active;
+    volume->frozen_count = 1;
+    volume->stale = volume->fresh;
+    volume->fresh = none;
+}
+
+/* The next journal's head and marks. */
+static gd_status
+next_head(gd_volume *volume, const gd_volume_change *change, bool needed,
+          gd_volume_head *head, gd_volume_mark **marks, gd_error *err)
+{
+    const gd_journal *active = volume->active;
+    *head = volume->head;
+    head->journal++;
+    head->size = change->size;
+    head->base_size = change->base_size;
+    head->state = change->state;
+    head->needed = needed ? active->number : head->journal;
+    head->before = needed ? active->end : 0;
+    gd_status s = gd_parts_marks(&volume->parts, marks, &head->marks, err);
+    while (s == GD_OK && head->marks > 0 &&
+           (*marks)[head->marks - 1].part >= gd_volume_parts(head)) {
+        head->marks--; /* the volume becomes smaller */
+    }
+    return s;
+}
+
+static gd_status
+make_next(gd_volume *volume, const gd_volume_change *change, bool needed,
+          gd_volume_head *head, gd_journal **made, gd_error *err)
+{
+    const gd_env *env = volume->repo->env;
+    gd_volume_mark *marks = NULL;
+    bool named = false;
+    gd_status s = next_head(volume, change, needed, head, &marks, err);
+    if (s == GD_OK) {
+        s = gd_journal_create(env, volume->repo->root, volume->name, head,
+                              marks, made, &named, err);
+    }
+    if (s != GD_OK && named) {
+        /* The next owner may find the new journal, and would not read the old
+         * one behind the end that it names. */
+        gd_volume_set_broken(volume, err);
+    }
+    env->release(env, marks);
+    return s;
+}
+
+/* Nobody writes or syncs meanwhile.  REQUIRES: the mutex. */
+static gd_status
+change_journal(gd_volume *volume, const gd_volume_change *change,
+               bool discard, gd_error *err)
+{
+    gd_volume_head head;
+    gd_journal *made, *old = volume->active;
+    bool needed = !discard && old->records > 0;
+    gd_status s = gd_volume_check_broken(volume, err);
+    if (s == GD_OK && needed) {
+        s = gd_journal_sync(old, err);
+        if (s != GD_OK) {
+            gd_volume_set_broken(volume, err); /* V3 */
+        }
+    }
+    if (s == GD_OK) {
+        s = make_next(volume, change, needed, &head, &made, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    volume->head = head;
+    if (needed) {
+        freeze_active(volume);
+    } else {
+        (void)gd_volume_unlink_journal(volume->repo->env, volume->repo->root,
+                                       volume->name, old->number, NULL);
+        gd_overlay_clear(&volume->fresh);
+        gd_volume_release_journal(old);
+    }
+    volume->active = made;
+    return GD_OK;
+}
+
+gd_status
+gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
+                 bool discard, gd_error *err)
+{
+    pthread_mutex_lock(&volume->mutex);
+    while (volume->syncing) {
+        pthread_cond_wait(&volume->changed, &volume->mutex);
+    }
+    gd_status s = change_journal(volume, change, discard, err);
+    pthread_cond_broadcast(&volume->changed);
+    pthread_mutex_unlock(&volume->mutex);
+    return s;
+}
+
+/* ---- syncing (V3) ---- */
+
+/* REQUIRES: the mutex, which it lets go of; no sync is under way. */
+static gd_status
+sync_active(gd_volume *volume, gd_error *err)
+{
+    gd_journal *journal = volume->active;
+    uint64_t end = journal->end;
+    volume->syncing = true;
+    journal->users++;
+    pthread_mutex_unlock(&volume->mutex);
+    gd_status s = gd_journal_sync(journal, err);
+    pthread_mutex_lock(&volume->mutex);
+    volume->syncing = false;
+    if (s != GD_OK) {
+        gd_volume_set_broken(volume, err);
+    } else if (journal->durable < end) {
+        journal->durable = end;
+    }
+    gd_volume_release_journal(journal);
+    pthread_cond_broadcast(&volume->changed);
+    return s;
+}
+
+gd_status
+gd_volume_sync(gd_volume *volume, gd_error *err)
+{
+    uint32_t number = volume->active->number;
+    uint64_t end = volume->active->end;
+    gd_status s = gd_volume_check_broken(volume, err);
+    /* A journal that is not active any more was synced before. */
+    while (s == GD_OK && volume->active->number == number &&
+           volume->active->durable < end) {
+        if (volume->syncing) {
+            pthread_cond_wait(&volume->changed, &volume->mutex);
+            s = gd_volume_check_broken(volume, err);
+        } else {
+            s = sync_active(volume, err);
+        }
+    }
+    return s;
+}

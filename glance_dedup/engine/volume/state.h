@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * state.h - what the files of an open volume share.
+ *
+ * state.c changes the journal and syncs it, checkpoint.c brings it into
+ * recipes, volume.c serves requests, resize.c changes the size, opening.c makes,
+ * opens and deletes volumes.
+ */
+#ifndef GD_VOLUME_STATE_H
+#define GD_VOLUME_STATE_H
+
+#include <pthread.h>
+
+#include "engine/volume/journal.h"
+#include "engine/volume/names.h"
+#include "engine/volume/overlay.h"
+#include "engine/volume/parts.h"
+#include "engine/volume/volume.h"
+
+struct gd_volume {
+    gd_repo *repo;
+    char name[GD_VOLUME_NAME_MAX + 1];
+    int lock;
+    gd_parts parts;
+
+    /* One checkpoint, snapshot or resizing at a time.  Taken before the mutex.
+     * Its holder alone changes size and base in the head, the frozen journals,
+     * and what they have in memory. */
+    pthread_mutex_t checkpointing;
+    gd_volume_mark *made; /* editions of what is frozen, without a mark yet */
+    size_t made_count, made_room;
+
+    pthread_mutex_t mutex; /* guards all below */
+    pthread_cond_t changed;
+    gd_volume_head head; /* of the active journal, with counters of now */
+    gd_journal *active;
+    gd_overlay fresh;    /* of the active journal */
+    gd_journal **frozen; /* oldest first */
+    size_t frozen_count;
+    gd_overlay stale;    /* of the frozen ones */
+    bool recovered;      /* the frozen ones are of an owner before (V4) */
+    bool held;           /* writes wait (resizing) */
+    bool syncing;
+    gd_error broken;     /* GD_OK: it takes writes */
+};
+
+/* ---- state.c ---- */
+
+/* The fields that a new journal's head gets from the caller. */
+typedef struct gd_volume_change {
+    uint64_t size;
+    uint64_t base_size;
+    gd_volume_state state;
+} gd_volume_change;
+
+/* The head as it is. */
+void gd_volume_copy_head(gd_volume *volume, gd_volume_head *head);
+/* Begins a new journal; the active one is frozen if it has records.  discard:
+ * it is not needed any more, nor is any other.
+ * REQUIRES: checkpointing; nothing is frozen, unless discard. */
+gd_status gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
+                           bool discard, gd_error *err);
+
+/* All of these REQUIRE the mutex. */
+gd_status gd_volume_check_broken(const gd_volume *volume, gd_error *err);
+void gd_volume_set_broken(gd_volume *volume, const gd_error *err);
+/* Closes the journal with its last user. */
+void gd_volume_release_journal(gd_journal *journal);
+/* Waits until the active journal is durable up to its present end.  Lets go of
+ * the mutex meanwhile. */
+gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
+/* The overlay learns of an appended record, which then counts. */
+gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
+                          gd_error *err);
+
+/* ---- checkpoint.c; these REQUIRE checkpointing ---- */
+
+/* Brings the frozen journals into editions. */
+gd_status gd_volume_store_frozen(gd_volume *volume, gd_error *err);
+/* Brings all that was written before the call into editions. */
+gd_status gd_volume_store_all(gd_volume *volume, gd_error *err);
+/* The size of the base, or 0 if no part reads from it any more. */
+uint64_t gd_volume_base_needed(gd_volume *volume);
+
+#endif

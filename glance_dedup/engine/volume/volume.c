@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * volume.c - a volume's requests; see volume.h.
+ */
+#include "engine/volume/volume.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/volume/state.h"
+
+enum {
+    JOURNAL_BYTES = 64 << 20, /* of the active journal: a checkpoint is due */
+    JOURNAL_RECORDS = 131072, /* likewise */
+    PRESSURE = 4,             /* so many times as much: writes wait */
+    SEGMENTS = 64,            /* of a read, planned at once */
+};
+
+/* REQUIRES: the mutex. */
+static gd_status
+check_range(const gd_volume *volume, uint64_t offset, uint64_t length,
+            gd_error *err)
+{
+    uint64_t size = volume->head.size;
+    return offset <= size && length <= size - offset
+               ? GD_OK
+               : gd_fail(err, GD_INVALID,
+                         "volume %s: bytes %llu to %llu are not within its "
+                         "%llu bytes", volume->name,
+                         (unsigned long long)offset,
+                         (unsigned long long)(offset + length),
+                         (unsigned long long)size);
+}
+
+/* REQUIRES: the mutex. */
+static bool
+is_full(const gd_volume *volume, unsigned times)
+{
+    return volume->active->end >=
+               (uint64_t)JOURNAL_BYTES * times ||
+           volume->active->records >= (uint64_t)JOURNAL_RECORDS * times;
+}
+
+bool
+gd_volume_needs_checkpoint(gd_volume *volume)
+{
+    pthread_mutex_lock(&volume->mutex);
+    bool due = is_full(volume, 1) || volume->recovered;
+    pthread_mutex_unlock(&volume->mutex);
+    return due;
+}
+
+void
+gd_volume_get_info(gd_volume *volume, gd_volume_info *info)
+{
+    memset(info, 0, sizeof *info);
+    pthread_mutex_lock(&volume->mutex);
+    info->head = volume->head;
+    info->journal_bytes = volume->active->end;
+    info->journal_records = volume->active->records;
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        info->journal_bytes += volume->frozen[i]->end;
+        info->journal_records += volume->frozen[i]->records;
+    }
+    if (volume->broken.status != GD_OK) {
+        snprintf(info->broken, sizeof info->broken, "%s",
+                 volume->broken.text);
+    }
+    pthread_mutex_unlock(&volume->mutex);
+}
+
+/* ---- writing ---- */
+
+/* Waits until the journal may take more.
+ * REQUIRES: the mutex, which it may let go of meanwhile. */
+static gd_status
+wait_for_room(gd_volume *volume, gd_error *err)
+{
+    gd_status s = gd_volume_check_broken(volume, err);
+    while (s == GD_OK && (volume->held || is_full(volume, PRESSURE))) {
+        if (volume->held) {
+            pthread_cond_wait(&volume->changed, &volume->mutex);
+        } else {
+            pthread_mutex_unlock(&volume->mutex);
+            s = gd_volume_checkpoint(volume, err);
+            pthread_mutex_lock(&volume->mutex);
+        }
+        s = s == GD_OK ? gd_volume_check_broken(volume, err) : s;
+    }
+    return s;
+}
+
+static gd_status
+append_records(gd_volume *volume, gd_append *appends, size_t count,
+               gd_error *err)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += gd_record_size(&appends[i].record);
+    }
+    gd_status s = gd_repo_check_room(volume->repo, bytes, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->mutex);
+    s = wait_for_room(volume, err);
+    if (s == GD_OK) {
+        /* While it waited, the volume may have become smaller. */
+        s = check_range(volume, appends[count - 1].record.offset,
+                        appends[count - 1].record.length, err);
+    }
+    if (s == GD_OK) {
+        s = gd_journal_append(volume->active, appends, count, err);
+    }
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = gd_volume_enter(volume, &appends[i], err);
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return s;
+}
+
+/* Refuses a request before anything of it is done, and counts it. */
+static gd_status
+begin_request(gd_volume *volume, uint64_t offset, uint64_t length,
+              uint64_t *counter, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(volume->repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->mutex);
+    s = check_range(volume, offset, length, err);
+    if (s == GD_OK) {
+        *counter += length;
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return s;
+}
+
+gd_status
+gd_volume_write(gd_volume *volume, const uint8_t *data, size_t length,
+                uint64_t offset, gd_error *err)
+{
+    gd_status s = begin_request(volume, offset, length,
+                                &volume->head.counters.written, err);
+    while (s == GD_OK && length > 0) {
+        gd_append appends[GD_JOURNAL_BATCH];
+        size_t count = 0;
+        while (length > 0 && count < GD_JOURNAL_BATCH) {
+            size_t here = length < GD_RECORD_DATA ? length : GD_RECORD_DATA;
+            appends[count++] = (gd_append){
+                .record = {.kind = GD_RECORD_BYTES,
+                           .offset = offset,
+                           .length = here,
+                           .checksum = gd_checksum(data, here, 0)},
+                .data = data};
+            data += here;
+            offset += here;
+            length -= here;
+        }
+        s = append_records(volume, appends, count, err);
+    }
+    return s;
+}
+
+gd_status
+gd_volume_zero(gd_volume *volume, uint64_t length, uint64_t offset,
+               gd_error *err)
+{
+    gd_append append = {.record = {.kind = GD_RECORD_ZEROS,
+                                   .offset = offset,
+                                   .length = length}};
+    gd_status s = begin_request(volume, offset, length,
+                                &volume->head.counters.zeroed, err);
+    return s == GD_OK && length > 0 ? append_records(volume, &append, 1, err)
+                                    : s;
+}
+
+gd_status
+gd_volume_flush(gd_volume *volume, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(volume->repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->mutex);
+    volume->head.counters.flushes++;
+    while (s == GD_OK && volume->recovered) { /* V4 */
+        pthread_mutex_unlock(&volume->mutex);
+        s = gd_volume_checkpoint(volume, err);
+        pthread_mutex_lock(&volume->mutex);
+    }
+    if (s == GD_OK) {
+        s = gd_volume_sync(volume, err);
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return s;
+}
+
+/* ---- reading ---- */
+
+/* A piece of a read, and where its bytes are. */
+typedef struct segment {
+    uint64_t offset;
+    uint64_t length;
+    bool written;   /* since the editions: */
+    gd_piece piece; /* then this, with a reference to its journal */
+} segment;
+
+/* Finds the segment at `at`, which ends at `end` at the latest.
+ * REQUIRES: the mutex. */
+static segment
+find_segment(const gd_volume *volume, uint64_t at, uint64_t end)
+{
+    const gd_overlay *const overlays[] = {&volume->fresh, &volume->stale};
+    segment found = {.offset = at};
+    for (int i = 0; i < 2; i++) {
+        const gd_piece *piece = gd_overlay_find(overlays[i], at);
+        if (piece == NULL) {
+            continue;
+        }
+        if (piece->offset <= at) {
+            uint64_t piece_end = gd_piece_end(piece);
+            found.written = true;
+            found.piece = *piece;
+            end = piece_end < end ? piece_end : end;
+            break;
+        }
+        end = piece->offset < end ? piece->offset : end;
+    }
+    found.length = end - at;
+    return found;
+}
+
+/* Plans up to SEGMENTS of a range; returns how many. */
+static size_t
+plan(gd_volume *volume, uint64_t offset, uint64_t end,
+     segment segments[SEGMENTS])
+{
+    size_t count = 0;
+    pthread_mutex_lock(&volume->mutex);
+    while (count < SEGMENTS && offset < end) {
+        segment *s = &segments[count++];
+        *s = find_segment(volume, offset, end);
+        if (s->written && s->piece.journal != NULL) {
+            s->piece.journal->users++;
+        }
+        offset += s->length;
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return count;
+}
+
+static void
+release_plan(gd_volume *volume, segment *segments, size_t count)
+{
+    pthread_mutex_lock(&volume->mutex);
+    for (size_t i = 0; i < count; i++) {
+        if (segments[i].written && segments[i].piece.journal != NULL) {
+            gd_volume_release_journal(segments[i].piece.journal);
+        }
+    }
+    pthread_mutex_unlock(&volume->mutex);
+}
+
+static gd_status
+read_segment(gd_volume *volume, const segment *part, uint8_t *out,
+             uint8_t **room, gd_error *err)
+{
+    const gd_env *env = volume->repo->env;
+    if (!part->written) {
+        return gd_parts_read(&volume->parts, out, part->length, part->offset,
+                             err);
+    }
+    if (part->piece.journal == NULL) {
+        memset(out, 0, (size_t)part->length);
+        return GD_OK;
+    }
+    if (*room == NULL) {
+        *room = gd_alloc(env, GD_RECORD_HEAD + GD_RECORD_DATA, err);
+    }
+    return *room == NULL ? GD_NOMEM
+                         : gd_journal_read(&part->piece, part->offset,
+                                           (size_t)part->length, out, *room,
+                                           err);
+}
+
+gd_status
+gd_volume_read(gd_volume *volume, uint8_t *out, size_t length,
+               uint64_t offset, gd_error *err)
+{
+    uint8_t *room = NULL;
+    gd_status s = begin_request(volume, offset, length,
+                                &volume->head.counters.read, err);
+    while (s == GD_OK && length > 0) {
+        segment segments[SEGMENTS];
+        size_t count = plan(volume, offset, offset + length, segments);
+        for (size_t i = 0; s == GD_OK && i < count; i++) {
+            s = read_segment(volume, &segments[i], out, &room, err);
+            out += segments[i].length;
+            offset += segments[i].length;
+            length -= (size_t)segments[i].length;
+        }
+        release_plan(volume, segments, count);
+    }
+    volume->repo->env->release(volume->repo->env, room);
+    return s;
+}
+
+gd_status
+gd_volume_extents(gd_volume *volume, uint64_t length, uint64_t offset,
+                  bool (*visit)(void *arg, uint64_t offset, uint64_t length,
+                                bool zeros),
+                  void *arg, gd_error *err)
+{
+    uint64_t nothing = 0;
+    gd_status s = begin_request(volume, offset, length, &nothing, err);
+    uint64_t end = offset + length;
+    while (s == GD_OK && offset < end) {
+        segment found;
+        (void)nothing;
+        pthread_mutex_lock(&volume->mutex);
+        found = find_segment(volume, offset, end);
+        pthread_mutex_unlock(&volume->mutex);
+        bool zeros = found.piece.journal == NULL;
+        uint64_t alike = found.length;
+        if (!found.written) {
+            s = gd_parts_extent(&volume->parts, offset, found.length, &alike,
+                                &zeros, err);
+        }
+        if (s != GD_OK || !visit(arg, offset, alike, zeros)) {
+            return s;
+        }
+        offset += alike;
+    }
+    return s;
+}
+
