@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -352,7 +351,8 @@ def command(repository, *arguments, **environment):
     done = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
          repository, 'volume', 'serve', *map(str, arguments)],
-        cwd=daemons.ROOT, env={**os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment},
+        cwd=daemons.ROOT, env={
+            **os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert 'Traceback' not in done.stderr
     return done.returncode, done.stderr

@@ -52,16 +52,20 @@ class Server:
     """``glance-dedup volume serve`` of one volume.
 
     :param place: for the socket and the log
+    :param before: Python that its process runs first
     """
 
-    def __init__(self, repository, place, name='disk', **environment):
+    def __init__(self, repository, place, name='disk', before='',
+                 **environment):
         self.repository = pathlib.Path(repository)
         self.name = name
-        self.socket = place / f'{name}.sock'
+        self.socket = place / 'nbd.sock'
         self.log = place / f'{name}.log'
         self.control = volume_control.VolumeControl(
             str(repository), name, timeout=60)
         self.process = None
+        self._program = f'{before}\nfrom glance_dedup.cli import main\n' + (
+            'raise SystemExit(main.main())')
         self._environment = {
             **os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment,
             'GLANCE_DEDUP_FILTER_DIR': str(place / 'filter'),
@@ -72,8 +76,8 @@ class Server:
             options += '--nbd-socket', self.socket
         with open(self.log, 'ab') as log:
             self.process = subprocess.Popen(
-                [sys.executable, '-m', 'glance_dedup.cli.main', 'volume',
-                 'serve', self.name, *map(str, options)],
+                [sys.executable, '-c', self._program, 'volume', 'serve',
+                 self.name, *map(str, options)],
                 cwd=daemons.ROOT, env=self._environment, stderr=log,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         repositories.eventually(self.is_up)
