@@ -29,6 +29,7 @@
 #include "engine/volume/volume.h"
 #include "nbdkit/complain.h"
 #include "nbdkit/control.h"
+#include "nbdkit/ending.h"
 #include "nbdkit/keeper.h"
 #include "nbdkit/monotonic.h"
 #include "nbdkit/settings.h"
@@ -41,8 +42,8 @@ enum {
 
 static gd_nbdkit_settings settings;
 
-/* What is served.  Requests hold the lock shared; who opens or closes holds it
- * exclusively.  volume is NULL before and after. */
+/* What is served, from before the first request to after the last.  Requests
+ * hold the lock shared, and the end of the server holds it exclusively. */
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static gd_repo *repo;
 static gd_volume *volume;
@@ -61,8 +62,6 @@ errno_of(gd_status s)
         return ENOMEM;
     case GD_INVALID:
         return EINVAL;
-    case GD_CLOSED:
-        return ESHUTDOWN;
     default:
         return EIO;
     }
@@ -156,24 +155,11 @@ close_volume(void)
     repo = NULL;
 }
 
-static int
-plugin_after_fork(void)
-{
-    gd_error err;
-    pthread_rwlock_wrlock(&lock);
-    gd_status s = open_volume(&err);
-    if (s != GD_OK) {
-        close_volume();
-    }
-    pthread_rwlock_unlock(&lock);
-    return result_of(s, &err);
-}
-
-/* The server takes no more requests.  nbdkit does not wait for ever for those
- * that it has given to this plugin; while one of them hangs, the volume is left
- * to the end of the process. */
+/* Waits for the requests that are being worked on.  Later ones wait for ever,
+ * and are never answered: a client that is disconnected can connect again, but
+ * an error would reach its guest. */
 static void
-plugin_cleanup(void)
+end_volume(void)
 {
     const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
     uint64_t deadline = gd_nbdkit_now_ms() + DRAIN_MS;
@@ -187,7 +173,28 @@ plugin_cleanup(void)
         nanosleep(&pause, NULL);
     }
     close_volume();
-    pthread_rwlock_unlock(&lock);
+}
+
+static int
+plugin_after_fork(void)
+{
+    gd_error err;
+    gd_status s = open_volume(&err);
+    if (s == GD_OK) {
+        s = gd_nbdkit_ending_watch(end_volume, &err);
+    }
+    if (s != GD_OK) {
+        close_volume();
+    }
+    return result_of(s, &err);
+}
+
+/* nbdkit has no more clients. */
+static void
+plugin_cleanup(void)
+{
+    gd_nbdkit_ending_stop();
+    close_volume();
 }
 
 static void
@@ -231,16 +238,11 @@ plugin_default_export(int readonly, int is_tls)
     return settings.volume;
 }
 
-/* Between begin_request and end_request the volume stays open. */
-static gd_status
-begin_request(gd_error *err)
+/* Each request is between these two. */
+static void
+begin_request(void)
 {
     pthread_rwlock_rdlock(&lock);
-    if (volume == NULL) {
-        pthread_rwlock_unlock(&lock);
-        return gd_fail(err, GD_CLOSED, "the volume is closed");
-    }
-    return GD_OK;
 }
 
 static int
@@ -255,11 +257,7 @@ plugin_get_size(void *handle)
 {
     (void)handle;
     gd_volume_info info;
-    gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
+    begin_request();
     gd_volume_get_info(volume, &info);
     end_request(GD_OK, NULL);
     return (int64_t)info.head.size;
@@ -313,11 +311,8 @@ plugin_pread(void *handle, void *buf, uint32_t count, uint64_t offset,
     (void)handle;
     (void)flags;
     gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
-    s = gd_volume_read(volume, buf, count, offset, &err);
+    begin_request();
+    gd_status s = gd_volume_read(volume, buf, count, offset, &err);
     return end_request(s, &err);
 }
 
@@ -338,11 +333,8 @@ plugin_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset,
 {
     (void)handle;
     gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
-    s = gd_volume_write(volume, buf, count, offset, &err);
+    begin_request();
+    gd_status s = gd_volume_write(volume, buf, count, offset, &err);
     return end_change(s, flags, &err);
 }
 
@@ -354,11 +346,8 @@ plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
     (void)handle;
     gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
-    s = gd_volume_zero(volume, count, offset, &err);
+    begin_request();
+    gd_status s = gd_volume_zero(volume, count, offset, &err);
     return end_change(s, flags, &err);
 }
 
@@ -368,11 +357,8 @@ plugin_flush(void *handle, uint32_t flags)
     (void)handle;
     (void)flags;
     gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
-    s = gd_volume_flush(volume, &err);
+    begin_request();
+    gd_status s = gd_volume_flush(volume, &err);
     return end_request(s, &err);
 }
 
@@ -383,10 +369,8 @@ plugin_cache(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
     (void)handle;
     (void)flags;
     gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
+    gd_status s = GD_OK;
+    begin_request();
     uint32_t piece = count < CACHE_PIECE ? count : CACHE_PIECE;
     uint8_t *buffer = malloc(piece == 0 ? 1 : piece);
     if (buffer == NULL) {
@@ -426,11 +410,8 @@ plugin_extents(void *handle, uint32_t count, uint64_t offset, uint32_t flags,
     extents_visit visit = {.extents = extents,
                            .one = (flags & NBDKIT_FLAG_REQ_ONE) != 0};
     gd_error err;
-    gd_status s = begin_request(&err);
-    if (s != GD_OK) {
-        return result_of(s, &err);
-    }
-    s = gd_volume_extents(volume, count, offset, visit_extent, &visit, &err);
+    begin_request();
+    gd_status s = gd_volume_extents(volume, count, offset, visit_extent, &visit, &err);
     int rc = end_request(s, &err);
     return visit.failed ? -1 : rc;
 }
