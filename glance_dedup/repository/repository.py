@@ -158,19 +158,19 @@ class Repository:
             if self._closed:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
-                engine = self._open_engine()
+                engine = self._open_handle()
                 engine.set_segment_cache(self._segment_cache_bytes)
                 self._engine = engine
             return self._engine
 
-    def _open_engine(self) -> _engine.Repository:
+    def _open_handle(self) -> _engine.Repository:
         """A handle that keeps upgrades to another major version out.
 
         It does so from when it is open. An upgrade may have ended between the
         reading of repository.json and that.
         """
         for _ in range(parameters_module.WITH_VOLUMES[0] + 1):
-            engine = self._new_engine(major=self.parameters.major)
+            engine = self._open_engine(major=self.parameters.major)
             try:
                 found = self._read_parameters()
                 if found.major == self.parameters.major:
