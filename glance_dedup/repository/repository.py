@@ -112,7 +112,7 @@ class Repository:
             layout.read_parameters, self.path, _allow_weak)
         self.parameters = self._read_parameters()
         self.key = layout.read_key(self.path)
-        self._new_engine = functools.partial(
+        self._open_engine = functools.partial(
             _engine.Repository, os.fsencode(self.path),
             repository_id=bytes.fromhex(self.parameters.repository_id),
             block_size=self.parameters.block_size,
