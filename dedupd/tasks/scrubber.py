@@ -102,9 +102,9 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     """Give up an image whose recipe cannot be read.
 
     While the image is there, nothing may be freed anywhere, because nobody
-    knows what it names. A volume's recipe is given up like an image: then the
-    volume cannot read what the recipe had. This keeps its file in ``quarantine/``. The next
-    collection frees the blocks that only this image named.
+    knows what it names. This keeps its file in ``quarantine/``. The next
+    collection frees the blocks that only this image named. A volume's recipe
+    is given up like an image; the volume then cannot read what it had.
 
     :returns: the name of the file in ``quarantine/``
     :raises ImageNotFound: if there is no such image

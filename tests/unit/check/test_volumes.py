@@ -2,7 +2,6 @@
 
 """The checker: volumes, their journals and their recipes."""
 
-import fcntl
 import os
 import socket
 import struct
@@ -190,13 +189,6 @@ def test_no_lock(repository, volume):
     assert 'make an empty file' in found.sentence
 
 
-def lock_of(volume):
-    f = volume.lock.open('r+b')
-    fcntl.fcntl(f, fcntl.F_OFD_SETLK, struct.pack(
-        '@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    return f
-
-
 @pytest.mark.parametrize('state, word', [
     (writer.MAKING, 'making'), (writer.DELETING, 'deleting')])
 def test_unfinished(repository, volume, state, word):
@@ -207,7 +199,7 @@ def test_unfinished(repository, volume, state, word):
     assert found.file == 'volumes/disk'
     assert f'in the state {word}' in found.sentence
     assert 'next collection removes it' in found.sentence
-    with lock_of(volume):
+    with writer.owning(volume):
         clean(repository)
 
 
@@ -229,7 +221,7 @@ def test_what_an_owner_has_yet_to_remove(repository, whole):
         ('volumes/disk/journal-00000003', 'is not needed any more'),
         (f'images/{volume.recipe(1, 3)}',
          'is a recipe of volume disk without a mark')}
-    with lock_of(volume):
+    with writer.owning(volume):
         assert clean(repository).figures['volumes_in_use'] == 1
 
 
