@@ -15,7 +15,7 @@ import struct
 import xxhash
 
 MAKING, READY, DELETING = 1, 2, 3
-DATA, ZEROS, MARK = 1, 2, 3
+DATA, ZEROS, MARK, STORED = 1, 2, 3, 4
 PART = 65536
 
 
@@ -133,6 +133,9 @@ class Journal:
 
     def mark(self, part: int, edition: int, **how) -> 'Journal':
         return self.append(MARK, part, edition, **how)
+
+    def stored(self, **how) -> 'Journal':
+        return self.append(STORED, 0, 0, **how)
 
     def head(self) -> bytes:
         f = self.fields
