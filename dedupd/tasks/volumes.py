@@ -23,12 +23,12 @@ def finish(maintainer: maintainer_module.Maintainer, pace: task.Pace
         each with its error
     :raises task.Stopped: between two volumes
     """
-    path = maintainer.repository.path
+    repository = maintainer.repository
     removed, failed = 0, {}
-    names = volumes.names(path)
+    names = volumes.names(repository.path)
     for done, name in enumerate(names):
         try:
-            if not volumes.look(path, name).is_ready:
+            if not volumes.look(repository, name).is_ready:
                 maintainer.handle.finish_volume(name)
                 LOG.warning('Volume %s was removed: its making or deleting '
                             'had been interrupted', name)

@@ -4,7 +4,7 @@
  * else is opened with.
  *
  * Lifetimes: objects opened with it keep it alive.  close() frees the handle
- * when the last call, transaction, image and maintenance is done.  Threads: any
+ * when the last call, transaction, image, volume and maintenance is done.  Threads: any
  * number at once.  In a forked child it refuses, and leaves the handle as it
  * is.
  */
@@ -15,7 +15,6 @@
 #include "engine/files/freespace.h"
 #include "engine/files/spool.h"
 #include "engine/handle/segcache.h"
-#include "engine/volume/volume.h"
 
 /* Parameters not yet in the engine's form. */
 typedef struct raw_params {
@@ -150,24 +149,6 @@ repository_delete(PyObject *object, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     s = gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
                         upload, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return gd_py_none(object, s, &err);
-}
-
-/* finish_volume(name) */
-static PyObject *
-repository_finish_volume(PyObject *object, PyObject *args)
-{
-    repository_object *self = (repository_object *)object;
-    const char *name;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "s", &name) || !gd_py_enter_repository(self)) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_finish(self->repo, name, &err);
     Py_END_ALLOW_THREADS
     gd_py_leave_repository(self);
     return gd_py_none(object, s, &err);
@@ -390,7 +371,11 @@ static PyMethodDef repository_methods[] = {
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
     {"open_image", gd_py_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},
-    {"finish_volume", repository_finish_volume, METH_VARARGS, NULL},
+    {"create_volume", gd_py_create_volume, METH_VARARGS, NULL},
+    {"open_volume", gd_py_open_volume, METH_VARARGS, NULL},
+    {"look_at_volume", gd_py_look_at_volume, METH_VARARGS, NULL},
+    {"delete_volume", gd_py_delete_volume, METH_VARARGS, NULL},
+    {"finish_volume", gd_py_finish_volume, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
     {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},

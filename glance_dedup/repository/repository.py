@@ -112,7 +112,7 @@ class Repository:
             layout.read_parameters, self.path, _allow_weak)
         self.parameters = self._read_parameters()
         self.key = layout.read_key(self.path)
-        self._new_engine = functools.partial(
+        self._open_engine = functools.partial(
             _engine.Repository, os.fsencode(self.path),
             repository_id=bytes.fromhex(self.parameters.repository_id),
             block_size=self.parameters.block_size,
@@ -158,19 +158,19 @@ class Repository:
             if self._closed:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
-                engine = self._open_engine()
+                engine = self._open_handle()
                 engine.set_segment_cache(self._segment_cache_bytes)
                 self._engine = engine
             return self._engine
 
-    def _open_engine(self) -> _engine.Repository:
+    def _open_handle(self) -> _engine.Repository:
         """A handle that keeps upgrades to another major version out.
 
         It does so from when it is open. An upgrade may have ended between the
         reading of repository.json and that.
         """
         for _ in range(parameters_module.WITH_VOLUMES[0] + 1):
-            engine = self._new_engine(major=self.parameters.major)
+            engine = self._open_engine(major=self.parameters.major)
             try:
                 found = self._read_parameters()
                 if found.major == self.parameters.major:
@@ -404,7 +404,7 @@ class Repository:
         :raises InvalidParameter: it does; the message names the volume
         """
         need_text('image id', image_id)
-        what = volumes.words(self.path, image_id)
+        what = volumes.words(self, image_id)
         if what is not None:
             raise exceptions.InvalidParameter(
                 f'{image_id} is no image: the id is that of {what}')
@@ -417,7 +417,7 @@ class Repository:
         """
         recipe = imageids.of_volume(image_id)
         if recipe is not None and volumes.name_of(
-                self.path, recipe.volume_id) is not None:
+                self, recipe.volume_id) is not None:
             self.need_image(image_id)
 
     def images(self) -> list[str]:

@@ -47,7 +47,8 @@ COMMANDS = (
     'orphans --delete', 'collect', 'collect --dry-run', 'merge', 'recompress',
     'scrub', 'scrub --full', 'space', 'repository check', 'repository collect',
     'repository rebuild-catalog', 'repository rebuild-filter',
-    'repository show', 'repository upgrade', 'repository upgrade --dry-run')
+    'repository show', 'repository upgrade', 'repository upgrade --dry-run',
+    'evict --limit-mib 1', 'missing --store x')
 
 
 # -- contents -----------------------------------------------------------------
