@@ -463,8 +463,8 @@ Related options:
 MiB that volumes may leave behind before a collection runs ahead of
 its interval.
 
-A volume that is overwritten leaves its old blocks behind. The daemon looks
-every five seconds at what checkpoints of volumes have deleted.
+A volume that is overwritten leaves its old blocks behind. The daemon
+looks every five seconds at what checkpoints of volumes have deleted.
 
 Possible values:
     * 0: collections run at their interval only
