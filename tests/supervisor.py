@@ -29,6 +29,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 # Seconds that what was killed may take to be gone.
 _LIMIT = 30
 _POLL = 0.01
+# Seconds that a program may take to start before it is named anyway.
+_STARTING = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,10 +48,15 @@ def _children():
 
 def _name(pid):
     """Of a program; None of what is left of one that has ended."""
+    proc = pathlib.Path(f'/proc/{pid}')
+    deadline = time.monotonic() + _STARTING
     with contextlib.suppress(OSError):
-        proc = pathlib.Path(f'/proc/{pid}')
-        if (proc / 'cmdline').read_bytes():
-            return (proc / 'comm').read_text().strip()
+        # What is left has no memory. A program that is just starting has
+        # memory, but no arguments yet, and its parent's name.
+        while (proc / 'statm').read_text().split()[0] != '0':
+            if (proc / 'cmdline').read_bytes() or time.monotonic() > deadline:
+                return (proc / 'comm').read_text().strip()
+            time.sleep(_POLL)
     return None
 
 

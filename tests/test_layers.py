@@ -34,6 +34,7 @@ ENGINE = {
     'handle': 'what one open repository keeps in memory',
     'read': 'from a recipe to bytes',
     'write': 'from bytes to a committed recipe',
+    'volume': 'disks that can be written to: a journal over recipes',
     'maintain': "what only a group's holder does",
     'exchange': 'what other programs ask for',
 }

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests import supervisor
+
 TOP = pathlib.Path(__file__).resolve().parents[1]
 # Seconds. For a loaded machine.
 LIMIT = 120
@@ -64,6 +66,18 @@ def test_what_a_command_leaves(note, ending, status):
     assert run.returncode == status
     assert 'ended what the tests had left running: sleep' in said
     assert not runs(number(note))
+
+
+def test_names():
+    """A program has its own from the start, and none when it has ended."""
+    for _ in range(20):
+        with subprocess.Popen(['sleep', f'{10 * LIMIT}']) as service:
+            try:
+                assert supervisor._name(service.pid) == 'sleep'
+            finally:
+                service.kill()
+            os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)
+            assert supervisor._name(service.pid) is None
 
 
 def test_orphans_of_orphans(note):

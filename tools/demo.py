@@ -248,7 +248,7 @@ def store_all(server, paths, filter_dir):
     client = glance_server.Client(server.url)
     stored = []
     for path in paths:
-        say(f'upload {path} ...')
+        say(f'upload {path.name} ...')
         stored.append((path, *upload(client, path)))
     rows = []
     different = []

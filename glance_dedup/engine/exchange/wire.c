@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/base/coding.h"
 #include "engine/read/blockfetch.h"
 
@@ -116,28 +117,6 @@ gd_frames_free(gd_frames *frames)
     *frames = (gd_frames){0};
 }
 
-/* Makes room for at least `wanted` items in an array; it may move. */
-static gd_status
-need_room(const gd_env *env, void **array, size_t *room, size_t used,
-          size_t wanted, size_t size, gd_error *err)
-{
-    if (wanted <= *room) {
-        return GD_OK;
-    }
-    size_t larger = wanted > *room * 2 ? wanted : *room * 2;
-    void *moved = gd_calloc(env, larger, size, err);
-    if (moved == NULL) {
-        return GD_NOMEM;
-    }
-    if (used > 0) {
-        memcpy(moved, *array, used * size);
-    }
-    env->release(env, *array);
-    *array = moved;
-    *room = larger;
-    return GD_OK;
-}
-
 static gd_status
 put_frame(gd_frames *frames, gd_codec codec, const uint8_t *places,
           uint32_t place_count, uint32_t plain_length, const uint8_t *stored,
@@ -146,16 +125,18 @@ put_frame(gd_frames *frames, gd_codec codec, const uint8_t *places,
     const gd_env *env = frames->env;
     size_t places_length = (size_t)place_count * GD_FRAME_PLACE;
     size_t length = GD_FRAME_HEADER + places_length + stored_length;
-    gd_status s = need_room(env, (void **)&frames->bytes, &frames->room,
-                            frames->length, frames->length + length, 1, err);
-    if (s == GD_OK) {
-        s = need_room(env, (void **)&frames->ends, &frames->end_room,
-                      frames->count, frames->count + 1, sizeof *frames->ends,
-                      err);
+    uint8_t *bytes = gd_array_reserve(env, frames->bytes, &frames->room,
+                                      frames->length + length, 1, err);
+    if (bytes == NULL) {
+        return GD_NOMEM;
     }
-    if (s != GD_OK) {
-        return s;
+    frames->bytes = bytes;
+    size_t *ends = gd_array_reserve(env, frames->ends, &frames->end_room,
+                                    frames->count + 1, sizeof *ends, err);
+    if (ends == NULL) {
+        return GD_NOMEM;
     }
+    frames->ends = ends;
     uint8_t *at = frames->bytes + frames->length;
     memcpy(at, "GDFR", 4);
     at[4] = (uint8_t)codec;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/base/coding.h"
 #include "engine/files/locks.h"
 #include "engine/files/spool.h"
@@ -31,21 +32,14 @@ note_entry(void *arg, const char *name)
     if (list->failed || !gd_spool_name_parse(name, &kind, id)) {
         return;
     }
-    if (list->count == list->room) {
-        size_t room = list->room == 0 ? 64 : list->room * 2;
-        gd_spool_base *larger =
-            gd_calloc(list->env, room, sizeof *larger, NULL);
-        if (larger == NULL) {
-            list->failed = true;
-            return;
-        }
-        if (list->count > 0) {
-            memcpy(larger, list->entries, list->count * sizeof *larger);
-        }
-        list->env->release(list->env, list->entries);
-        list->entries = larger;
-        list->room = room;
+    gd_spool_base *larger =
+        gd_array_reserve(list->env, list->entries, &list->room,
+                         list->count + 1, sizeof *larger, NULL);
+    if (larger == NULL) {
+        list->failed = true;
+        return;
     }
+    list->entries = larger;
     strcpy(list->entries[list->count++].name, name); /* its length is known */
 }
 
@@ -270,19 +264,12 @@ typedef struct run_list {
 static gd_status
 add_run(run_list *list, const gd_extent *extent, gd_error *err)
 {
-    if (list->count == list->room) {
-        size_t room = list->room == 0 ? 256 : list->room * 2;
-        gd_run *larger = gd_calloc(list->env, room, sizeof *larger, err);
-        if (larger == NULL) {
-            return GD_NOMEM;
-        }
-        if (list->count > 0) {
-            memcpy(larger, list->runs, list->count * sizeof *larger);
-        }
-        list->env->release(list->env, list->runs);
-        list->runs = larger;
-        list->room = room;
+    gd_run *larger = gd_array_reserve(list->env, list->runs, &list->room,
+                                      list->count + 1, sizeof *larger, err);
+    if (larger == NULL) {
+        return GD_NOMEM;
     }
+    list->runs = larger;
     list->runs[list->count++] =
         (gd_run){extent->group, extent->slot, extent->blocks};
     return GD_OK;

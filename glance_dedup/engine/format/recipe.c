@@ -507,3 +507,39 @@ gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
     return gd_fail(err, GD_CORRUPT, "%s has no extent for offset %llu",
                    recipe->name, (unsigned long long)offset);
 }
+
+void
+gd_extent_cursor_open(gd_extent_cursor *cursor, const gd_recipe *recipe,
+                      uint64_t offset, uint64_t length)
+{
+    cursor->recipe = recipe;
+    cursor->offset = offset;
+    cursor->end = offset + length;
+    cursor->page.number = 0;
+}
+
+gd_status
+gd_extent_cursor_next(gd_extent_cursor *cursor, gd_extent_part *part,
+                      gd_error *err)
+{
+    gd_status s = GD_OK;
+    if (cursor->page.number == 0) {
+        s = gd_recipe_seek(cursor->recipe, cursor->offset, &cursor->page,
+                           &cursor->at, err);
+    } else if (cursor->at == cursor->page.count) {
+        s = gd_recipe_next_page(cursor->recipe, cursor->offset, &cursor->page,
+                                err);
+        cursor->at = 0;
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    const gd_extent *extent = &cursor->page.extents[cursor->at++];
+    uint64_t from = cursor->offset - extent->offset;
+    uint64_t rest = cursor->end - cursor->offset;
+    uint64_t length = extent->length - from;
+    length = length < rest ? length : rest;
+    *part = (gd_extent_part){extent, from, length};
+    cursor->offset += length;
+    return GD_OK;
+}

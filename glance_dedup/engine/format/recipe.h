@@ -152,4 +152,26 @@ gd_status gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
 gd_status gd_recipe_seek(const gd_recipe *recipe, uint64_t offset,
                          gd_recipe_page *page, uint32_t *index, gd_error *err);
 
+/* Walks over the extents of a range, in order. */
+typedef struct gd_extent_cursor {
+    const gd_recipe *recipe;
+    uint64_t offset, end; /* what is left of the range */
+    gd_recipe_page page;
+    uint32_t at; /* the next extent in the page */
+} gd_extent_cursor;
+
+/* What of an extent is in the range. */
+typedef struct gd_extent_part {
+    const gd_extent *extent; /* valid until the next step */
+    uint64_t from; /* in the extent */
+    uint64_t length;
+} gd_extent_part;
+
+/* REQUIRES: the range lies within the image. */
+void gd_extent_cursor_open(gd_extent_cursor *cursor, const gd_recipe *recipe,
+                           uint64_t offset, uint64_t length);
+/* REQUIRES: cursor->offset < cursor->end. */
+gd_status gd_extent_cursor_next(gd_extent_cursor *cursor, gd_extent_part *part,
+                                gd_error *err);
+
 #endif

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
 #include "engine/format/names.h"
@@ -206,20 +207,13 @@ note_group(void *arg, const char *name)
     if (list->failed || !gd_group_name_parse(name, &number)) {
         return;
     }
-    if (list->count == list->room) {
-        size_t room = list->room == 0 ? 256 : list->room * 2;
-        uint32_t *larger = gd_calloc(list->env, room, sizeof *larger, NULL);
-        if (larger == NULL) {
-            list->failed = true;
-            return;
-        }
-        if (list->count > 0) {
-            memcpy(larger, list->numbers, list->count * sizeof *larger);
-        }
-        list->env->release(list->env, list->numbers);
-        list->numbers = larger;
-        list->room = room;
+    uint32_t *larger = gd_array_reserve(list->env, list->numbers, &list->room,
+                                        list->count + 1, sizeof *larger, NULL);
+    if (larger == NULL) {
+        list->failed = true;
+        return;
     }
+    list->numbers = larger;
     list->numbers[list->count++] = number;
 }
 

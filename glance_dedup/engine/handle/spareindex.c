@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/files/blockgroup.h"
 
 typedef struct spare_file {
@@ -78,20 +79,13 @@ note_file(void *arg, const char *name)
     if (l->failed || !gd_group_name_parse(name, &number)) {
         return;
     }
-    if (l->count == l->room) {
-        size_t room = l->room == 0 ? 64 : l->room * 2;
-        spare_file *larger = gd_calloc(l->env, room, sizeof *larger, NULL);
-        if (larger == NULL) {
-            l->failed = true;
-            return;
-        }
-        if (l->count > 0) {
-            memcpy(larger, l->files, l->count * sizeof *larger);
-        }
-        l->env->release(l->env, l->files);
-        l->files = larger;
-        l->room = room;
+    spare_file *larger = gd_array_reserve(l->env, l->files, &l->room,
+                                          l->count + 1, sizeof *larger, NULL);
+    if (larger == NULL) {
+        l->failed = true;
+        return;
     }
+    l->files = larger;
     l->files[l->count++].number = number;
 }
 

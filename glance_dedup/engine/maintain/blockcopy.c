@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/base/coding.h"
 #include "engine/format/runs.h"
 #include "engine/read/blockreader.h"
@@ -116,20 +117,13 @@ static gd_status
 note_pair(gd_block_copy *copy, uint64_t old, gd_address to,
           gd_error *err)
 {
-    const gd_env *env = copy->repo->env;
-    if (copy->count == copy->room) {
-        size_t room = copy->room == 0 ? 1024 : copy->room * 2;
-        uint8_t *larger = gd_calloc(env, room, PAIR_SIZE, err);
-        if (larger == NULL) {
-            return GD_NOMEM;
-        }
-        if (copy->count > 0) {
-            memcpy(larger, copy->pairs, copy->count * PAIR_SIZE);
-        }
-        env->release(env, copy->pairs);
-        copy->pairs = larger;
-        copy->room = room;
+    uint8_t *pairs = gd_array_reserve(copy->repo->env, copy->pairs,
+                                      &copy->room, copy->count + 1, PAIR_SIZE,
+                                      err);
+    if (pairs == NULL) {
+        return GD_NOMEM;
     }
+    copy->pairs = pairs;
     uint8_t *pair = copy->pairs + copy->count++ * PAIR_SIZE;
     gd_put64(pair, old);
     gd_put64(pair + 8, (uint64_t)to.group << GD_SLOT_BITS | to.slot);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/base/coding.h"
 
 
@@ -44,28 +45,6 @@ gd_plan_close(gd_plan *plan)
     env->release(env, plan->entries);
 }
 
-/* Makes room for one more item in an array; the array may move. */
-static gd_status
-grow(const gd_env *env, void **array, size_t *room, size_t used, size_t size,
-     gd_error *err)
-{
-    if (used < *room) {
-        return GD_OK;
-    }
-    size_t larger = *room == 0 ? 64 : *room * 2;
-    void *moved = gd_calloc(env, larger, size, err);
-    if (moved == NULL) {
-        return GD_NOMEM;
-    }
-    if (used > 0) {
-        memcpy(moved, *array, used * size);
-    }
-    env->release(env, *array);
-    *array = moved;
-    *room = larger;
-    return GD_OK;
-}
-
 void
 gd_plan_count(const gd_plan *plan, const gd_group *group, uint64_t start,
               uint64_t end)
@@ -90,11 +69,15 @@ lend_group(gd_plan *plan, uint32_t number, gd_group **group, gd_error *err)
             return GD_OK;
         }
     }
-    gd_status s = grow(repo->env, (void **)&plan->groups, &plan->group_room,
-                       plan->group_count, sizeof *plan->groups, err);
-    if (s == GD_OK) {
-        s = gd_fpcache_group(repo->cache, number, plan->fresh, group, err);
+    gd_group **groups =
+        gd_array_reserve(repo->env, plan->groups, &plan->group_room,
+                         plan->group_count + 1, sizeof *groups, err);
+    if (groups == NULL) {
+        return GD_NOMEM;
     }
+    plan->groups = groups;
+    gd_status s =
+        gd_fpcache_group(repo->cache, number, plan->fresh, group, err);
     if (s == GD_NOTFOUND) {
         s = gd_fail(err, GD_CORRUPT, "%s names groups/%08x, which is missing",
                     plan->recipe->name, (unsigned)number);
@@ -182,13 +165,16 @@ add_want(gd_plan *plan, const gd_want *want, gd_error *err)
         plan->left = want->offset;
         return GD_OK;
     }
-    gd_status s = grow(plan->repo->env, (void **)&plan->wants, &plan->room,
-                       plan->count, sizeof *plan->wants, err);
-    if (s == GD_OK) {
-        plan->wants[plan->count++] = *want;
-        plan->bytes += want->length;
+    gd_want *wants =
+        gd_array_reserve(plan->repo->env, plan->wants, &plan->room,
+                         plan->count + 1, sizeof *wants, err);
+    if (wants == NULL) {
+        return GD_NOMEM;
     }
-    return s;
+    plan->wants = wants;
+    plan->wants[plan->count++] = *want;
+    plan->bytes += want->length;
+    return GD_OK;
 }
 
 /* Adds the blocks needed for [from, to) of the extent. */
@@ -227,31 +213,22 @@ add_blocks(gd_plan *plan, const gd_extent *extent, uint64_t from, uint64_t to,
 gd_status
 gd_plan_add(gd_plan *plan, gd_range range, gd_error *err)
 {
-    gd_recipe_page page;
-    uint32_t at;
-    if (range.length == 0) {
-        return GD_OK;
-    }
-    gd_status s = gd_recipe_seek(plan->recipe, range.offset, &page, &at, err);
-    while (s == GD_OK && !plan->full && range.length > 0) {
-        if (at == page.count) {
-            s = gd_recipe_next_page(plan->recipe, range.offset, &page, err);
-            at = 0;
-            continue;
+    gd_extent_cursor cursor;
+    gd_status s = GD_OK;
+    gd_extent_cursor_open(&cursor, plan->recipe, range.offset, range.length);
+    while (s == GD_OK && !plan->full && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        uint64_t offset = cursor.offset;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        if (s != GD_OK) {
+            break;
         }
-        const gd_extent *extent = &page.extents[at++];
-        uint64_t from = range.offset - extent->offset;
-        uint64_t here = extent->length - from;
-        if (here > range.length) {
-            here = range.length;
-        }
-        if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
-            s = add_blocks(plan, extent, from, from + here, err);
+        if (part.extent->kind == GD_EXTENT_BLOCKS_KIND) {
+            s = add_blocks(plan, part.extent, part.from,
+                           part.from + part.length, err);
         } else if (plan->zeros != NULL) {
-            plan->zeros(plan->arg, range.offset, here);
+            plan->zeros(plan->arg, offset, part.length);
         }
-        range.offset += here;
-        range.length -= here;
     }
     return s;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/files/spool.h"
+#include "engine/base/array.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
 #include "engine/volume/state.h"
@@ -15,20 +16,13 @@
 static gd_status
 note_made(gd_volume *volume, uint64_t part, uint64_t edition, gd_error *err)
 {
-    const gd_env *env = volume->repo->env;
-    if (volume->made_count == volume->made_room) {
-        size_t room = volume->made_room == 0 ? 16 : 2 * volume->made_room;
-        gd_volume_mark *made = gd_calloc(env, room, sizeof *made, err);
-        if (made == NULL) {
-            return GD_NOMEM;
-        }
-        if (volume->made_count > 0) {
-            memcpy(made, volume->made, volume->made_count * sizeof *made);
-        }
-        env->release(env, volume->made);
-        volume->made = made;
-        volume->made_room = room;
+    gd_volume_mark *made = gd_array_reserve(
+        volume->repo->env, volume->made, &volume->made_room,
+        volume->made_count + 1, sizeof *made, err);
+    if (made == NULL) {
+        return GD_NOMEM;
     }
+    volume->made = made;
     volume->made[volume->made_count++] = (gd_volume_mark){part, edition};
     return GD_OK;
 }

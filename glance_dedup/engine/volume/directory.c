@@ -9,9 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/files/file.h"
 #include "engine/files/spool.h"
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 
 enum { LOCK_TRIES = 10 }; /* while others make and remove the directory */
 
@@ -88,21 +89,14 @@ note_number(void *arg, const char *base)
     if (list->status != GD_OK || !gd_volume_journal_parse(base, &number)) {
         return;
     }
-    if (list->count == list->room) {
-        size_t room = list->room == 0 ? 16 : 2 * list->room;
-        uint32_t *numbers =
-            gd_calloc(list->env, room, sizeof *numbers, list->err);
-        if (numbers == NULL) {
-            list->status = GD_NOMEM;
-            return;
-        }
-        if (list->count > 0) {
-            memcpy(numbers, list->numbers, list->count * sizeof *numbers);
-        }
-        list->env->release(list->env, list->numbers);
-        list->numbers = numbers;
-        list->room = room;
+    uint32_t *numbers =
+        gd_array_reserve(list->env, list->numbers, &list->room,
+                         list->count + 1, sizeof *numbers, list->err);
+    if (numbers == NULL) {
+        list->status = GD_NOMEM;
+        return;
     }
+    list->numbers = numbers;
     list->numbers[list->count++] = number;
 }
 
@@ -174,21 +168,14 @@ note_id(void *arg, const char *base)
         strncmp(base, list->prefix, strlen(list->prefix)) != 0) {
         return;
     }
-    if (list->count == list->room) {
-        size_t room = list->room == 0 ? 64 : 2 * list->room;
-        char(*ids)[GD_IMAGE_ID_MAX + 1] =
-            gd_calloc(list->env, room, sizeof *ids, list->err);
-        if (ids == NULL) {
-            list->status = GD_NOMEM;
-            return;
-        }
-        if (list->count > 0) {
-            memcpy(ids, list->ids, list->count * sizeof *ids);
-        }
-        list->env->release(list->env, list->ids);
-        list->ids = ids;
-        list->room = room;
+    char(*ids)[GD_IMAGE_ID_MAX + 1] =
+        gd_array_reserve(list->env, list->ids, &list->room, list->count + 1,
+                         sizeof *ids, list->err);
+    if (ids == NULL) {
+        list->status = GD_NOMEM;
+        return;
     }
+    list->ids = ids;
     snprintf(list->ids[list->count++], sizeof list->ids[0], "%s", base);
 }
 

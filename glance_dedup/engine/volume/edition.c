@@ -8,7 +8,7 @@
 
 #include "engine/files/spool.h"
 #include "engine/volume/journal.h"
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 #include "engine/write/transaction.h"
 
 enum {

@@ -9,7 +9,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/file.h"
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 
 enum { SCAN_ROOM = 1 << 20 }; /* more than the longest record */
 

@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-#include "engine/volume/names.h"
+#include "engine/base/array.h"
+#include "engine/volume/volumenames.h"
 
 /* ---- opening and closing ---- */
 
@@ -182,22 +183,19 @@ free_place(gd_parts *parts)
 static gd_part_image **
 make_place(gd_parts *parts, gd_error *err)
 {
-    const gd_env *env = parts->repo->env;
     gd_part_image **place = free_place(parts);
     if (place != NULL) {
         return place;
     }
-    gd_part_image **images = gd_calloc(env, 2 * parts->image_room,
-                                       sizeof *images, err);
+    size_t used = parts->image_room;
+    gd_part_image **images =
+        gd_array_reserve(parts->repo->env, parts->images, &parts->image_room,
+                         used + 1, sizeof *images, err);
     if (images == NULL) {
         return NULL;
     }
-    memcpy(images, parts->images, parts->image_room * sizeof *images);
-    env->release(env, parts->images);
     parts->images = images;
-    place = &images[parts->image_room];
-    parts->image_room *= 2;
-    return place;
+    return &images[used];
 }
 
 static gd_status
@@ -349,23 +347,23 @@ static gd_status
 source_extent(const gd_part_source *source, uint64_t at, uint64_t length,
               uint64_t *alike, bool *zeros, gd_error *err)
 {
-    const gd_recipe *recipe = &source->image->recipe;
-    gd_recipe_page page;
-    uint32_t index;
-    uint64_t offset = source->from + at, end = offset + length;
-    gd_status s = gd_recipe_seek(recipe, offset, &page, &index, err);
-    if (s != GD_OK) {
-        return s;
+    gd_extent_cursor cursor;
+    gd_status s = GD_OK;
+    bool same = true;
+    *alike = 0;
+    gd_extent_cursor_open(&cursor, &source->image->recipe, source->from + at,
+                          length);
+    while (s == GD_OK && same && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        if (s == GD_OK) {
+            bool is_zeros = part.extent->kind == GD_EXTENT_ZEROS;
+            *zeros = *alike == 0 ? is_zeros : *zeros;
+            same = is_zeros == *zeros;
+            *alike += same ? part.length : 0;
+        }
     }
-    *zeros = page.extents[index].kind == GD_EXTENT_ZEROS;
-    uint64_t until = offset;
-    while (index < page.count && until < end &&
-           (page.extents[index].kind == GD_EXTENT_ZEROS) == *zeros) {
-        until = page.extents[index].offset + page.extents[index].length;
-        index++;
-    }
-    *alike = (until < end ? until : end) - offset;
-    return GD_OK;
+    return s;
 }
 
 gd_status

@@ -12,7 +12,7 @@
 #include <pthread.h>
 
 #include "engine/volume/journal.h"
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 #include "engine/volume/overlay.h"
 #include "engine/volume/parts.h"
 #include "engine/volume/volume.h"

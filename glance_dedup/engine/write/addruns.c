@@ -156,24 +156,18 @@ add_extent(adding *a, const gd_extent *extent, gd_range range, gd_error *err)
 static gd_status
 add_range(adding *a, gd_range range, gd_error *err)
 {
-    const gd_recipe *recipe = &a->source->recipe;
-    gd_recipe_page page;
-    uint32_t at;
-    gd_status s = gd_recipe_seek(recipe, range.offset, &page, &at, err);
-    while (s == GD_OK && range.length > 0) {
-        if (at == page.count) {
-            s = gd_recipe_next_page(recipe, range.offset, &page, err);
-            at = 0;
-            continue;
+    gd_extent_cursor cursor;
+    gd_status s = GD_OK;
+    gd_extent_cursor_open(&cursor, &a->source->recipe, range.offset,
+                          range.length);
+    while (s == GD_OK && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        range.offset = cursor.offset;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        if (s == GD_OK) {
+            range.length = part.length;
+            s = add_extent(a, part.extent, range, err);
         }
-        const gd_extent *extent = &page.extents[at++];
-        uint64_t here = extent->offset + extent->length - range.offset;
-        if (here > range.length) {
-            here = range.length;
-        }
-        s = add_extent(a, extent, (gd_range){range.offset, here}, err);
-        range.offset += here;
-        range.length -= here;
     }
     return s;
 }
@@ -184,9 +178,6 @@ gd_add_runs(gd_intake *intake, gd_image *source, gd_range range,
 {
     const gd_env *env = intake->repo->env;
     adding a = {.intake = intake, .source = source, .stored = stored};
-    if (range.length == 0) {
-        return GD_OK;
-    }
     gd_status s = gd_plan_open(&a.plan, intake->repo, &source->recipe, err);
     if (s == GD_OK) {
         s = add_range(&a, range, err);

@@ -7,7 +7,7 @@
 #include "engine/volume/volume.h"
 
 #include "engine/files/spool.h"
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * names.h - the names of a volume's files and recipes (format.rst, "Volumes").
+ * volumenames.h - the names of a volume's files and recipes (format.rst, "Volumes").
  */
-#ifndef GD_VOLUME_NAMES_H
-#define GD_VOLUME_NAMES_H
+#ifndef GD_VOLUMENAMES_H
+#define GD_VOLUMENAMES_H
 
 #include <stdbool.h>
 #include <stdint.h>

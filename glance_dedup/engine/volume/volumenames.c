@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * names.c - see names.h.
+ * volumenames.c - see volumenames.h.
  */
-#include "engine/volume/names.h"
+#include "engine/volume/volumenames.h"
 
 #include <inttypes.h>
 #include <stdio.h>
