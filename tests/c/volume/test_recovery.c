@@ -13,7 +13,7 @@
 enum { P = MODEL_PART_SECTORS };
 
 /* Every so manyth case is tried; with GLANCE_DEDUP_FAULTS=all, every one. */
-static uint64_t stride = 4 * SWEEP_STRIDE;
+static uint64_t stride = 6 * SWEEP_STRIDE;
 
 #define FAULTS (&the_scratch.f)
 
@@ -602,7 +602,6 @@ run_random(uint64_t seed)
             break;
         case 1:
             model_crash();
-            model_start_shadow();
             CHECK_OK(model_open());
             if (the_volume != NULL) {
                 model_compare();
