@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the package and its C extension, ``glance_dedup._engine``.
 
-The metadata is in setup.cfg, read by pbr. Two variables change the build of
-the extension:
+Where nbdkit-plugin.h is installed, this also builds the plugin with which
+nbdkit serves volumes. The metadata is in setup.cfg, read by pbr. Two variables
+change the build of both:
 
 ``GLANCE_DEDUP_WERROR=1``
     makes warnings errors. The project's own tools set it; a distribution's
     newer compiler must not fail to build a release because of a new warning.
 ``GLANCE_DEDUP_SANITIZE=address,undefined``
-    instruments the extension. Python must then be started with the
+    instruments them. Python and nbdkit must then be started with the
     sanitizer's runtime preloaded.
 """
 
 import glob
 import os
+import shlex
 import subprocess
+import sys
+import sysconfig
 
 import setuptools
+from setuptools.command import build_ext
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARIES = ['crypto', 'xxhash', 'lz4', 'zstd']
+ENGINE = 'glance_dedup/engine/*/*'
+PLUGIN = 'glance_dedup.nbdkit-glance-dedup-plugin'
+INCLUDE_DIRS = ['glance_dedup']
+MACROS = [('_GNU_SOURCE', None)]
+SANITIZE = os.environ.get('GLANCE_DEDUP_SANITIZE')
 
 
 def sources(pattern):
@@ -50,36 +60,95 @@ def set_fallback_version():
         os.environ.setdefault('PBR_VERSION', '0.0.1.dev0')
 
 
-def engine():
-    compile_args = [
+def compile_args():
+    args = [
         '-std=c11', '-O2', '-g', '-fvisibility=hidden', '-pthread',
         '-Wall', '-Wextra']
-    link_args = ['-pthread']
     if os.environ.get('GLANCE_DEDUP_WERROR') == '1':
-        compile_args.append('-Werror')
-    sanitize = os.environ.get('GLANCE_DEDUP_SANITIZE')
-    if sanitize:
-        compile_args += [
-            f'-fsanitize={sanitize}', '-fno-omit-frame-pointer',
-            '-fno-sanitize-recover=all']
-        link_args.append(f'-fsanitize={sanitize}')
+        args.append('-Werror')
+    if SANITIZE:
+        args += [f'-fsanitize={SANITIZE}', '-fno-omit-frame-pointer',
+                 '-fno-sanitize-recover=all']
+    return args
+
+
+def extension(name, pattern, **options):
+    """A library that the engine is linked into.
+
+    :param pattern: its own files, without the ending
+    """
+    link_args = ['-pthread']
+    if SANITIZE:
+        link_args.append(f'-fsanitize={SANITIZE}')
     return setuptools.Extension(
-        'glance_dedup._engine',
-        sources=(sources('glance_dedup/binding/*.c')
-                 + sources('glance_dedup/engine/*/*.c')),
-        depends=(sources('glance_dedup/binding/*.h')
-                 + sources('glance_dedup/engine/*/*.h')),
-        include_dirs=['glance_dedup'],
-        define_macros=[
-            ('_GNU_SOURCE', None),
-            ('Py_LIMITED_API', '0x030B0000'),
-        ],
+        name,
+        sources=sources(f'{pattern}.c'),
+        depends=(sources(f'{pattern}.h') + sources(f'{ENGINE}.c')
+                 + sources(f'{ENGINE}.h')),
+        include_dirs=INCLUDE_DIRS,
         libraries=LIBRARIES,
-        extra_compile_args=compile_args,
+        extra_compile_args=compile_args(),
         extra_link_args=link_args,
+        **options)
+
+
+def has_nbdkit():
+    """Whether the compiler finds the header for plugins of nbdkit."""
+    command = shlex.split(
+        os.environ.get('CC') or sysconfig.get_config_var('CC') or 'cc')
+    for variable in ('CPPFLAGS', 'CFLAGS'):
+        command += shlex.split(os.environ.get(variable, ''))
+    try:
+        return subprocess.run(
+            [*command, '-E', '-x', 'c', '-'], text=True,
+            input='#include <nbdkit-plugin.h>\n', stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def extensions():
+    yield extension(
+        'glance_dedup._engine', 'glance_dedup/binding/*',
+        define_macros=[*MACROS, ('Py_LIMITED_API', '0x030B0000')],
         py_limited_api=True)
+    if has_nbdkit():
+        yield extension(PLUGIN, 'glance_dedup/nbdkit/*', define_macros=MACROS)
+    else:
+        print('nbdkit-plugin.h was not found: the plugin for nbdkit is not '
+              'built, and "glance-dedup volume serve" will not work',
+              file=sys.stderr)
+
+
+class BuildExt(build_ext.build_ext):
+    """Compiles the engine once for all extensions that it is linked into."""
+
+    def build_extensions(self):
+        objects = self.compiler.compile(
+            sources(f'{ENGINE}.c'), output_dir=self.build_temp,
+            macros=MACROS, include_dirs=INCLUDE_DIRS,
+            extra_postargs=compile_args(), depends=sources(f'{ENGINE}.h'))
+        for ext in self.extensions:
+            ext.extra_objects = objects
+        super().build_extensions()
+
+    def get_ext_filename(self, fullname):
+        if PLUGIN.endswith(fullname):
+            # nbdkit loads it, so the file has no mark of a Python.
+            return fullname.replace('.', '/') + '.so'
+        return super().get_ext_filename(fullname)
+
+
+class Distribution(setuptools.Distribution):
+    """Has a command of this file; pbr drops what cmdclass names."""
+
+    def get_command_class(self, command):
+        if command == 'build_ext':
+            return BuildExt
+        return super().get_command_class(command)
 
 
 set_fallback_version()
 setuptools.setup(
-    setup_requires=['pbr>=6.1.1'], pbr=True, ext_modules=[engine()])
+    setup_requires=['pbr>=6.1.1'], pbr=True, ext_modules=[*extensions()],
+    distclass=Distribution)

@@ -53,7 +53,9 @@ def test_libvirt_can_start_qemu():
 
 
 @pytest.mark.parametrize('program, package', [
-    ('/usr/bin/fincore', 'util-linux-extra'),
+    ('/usr/bin/fincore', 'util-linux-extra'), ('/usr/bin/fio', 'fio'),
+    ('/usr/bin/nbdkit', 'nbdkit'),
+    ('/usr/include/nbdkit-plugin.h', 'nbdkit-plugin-dev'),
     ('/sbin/mkfs.ext4', 'e2fsprogs'), ('/sbin/mkfs.xfs', 'xfsprogs')])
 def test_programs_of_tests(program, package):
     """A Debian made for a container or a cloud may come without them."""

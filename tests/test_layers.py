@@ -40,6 +40,8 @@ ENGINE = {
 }
 #: The binding to Python includes itself and all of the engine.
 BINDING = 'binding'
+#: So does the plugin for nbdkit, which does without Python.
+NBDKIT = 'nbdkit'
 #: Folders of ``tests/c`` beside those of the engine.
 TESTS_ALONE = {'support', 'whole'}
 
@@ -88,11 +90,12 @@ PACKAGES = {
         'what the repository holds',
         '_engine base repository maintenance'),
     'dedupd.errors': ('how tasks failed', 'base'),
+    'dedupd.pressure': ('what volumes have left', '_engine base'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda'),
+        'errors agenda pressure'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository tasks scheduler'),
@@ -144,6 +147,7 @@ TESTED_BY = {
     'glance_dedup.check.space': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.spares': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.spool': 'unit/check/test_checker_in_use.py',
+    'glance_dedup.check.volume_reader': 'unit/check/test_volumes.py',
     'glance_dedup.repository.hostfilter':
         'unit/repository/test_repository_filter.py',
     'glance_dedup.repository.layout':
@@ -175,6 +179,8 @@ TESTED_BY = {
     'glance_dedup.cli.mount': 'functional/test_mount.py',
     'glance_dedup.cli.replication': 'functional/test_sites.py',
     'glance_dedup.cli.sharing': 'functional/test_trial.py',
+    'glance_dedup.cli.volumeserve': 'functional/test_volume_nbd.py',
+    'glance_dedup.client.volume_control': 'functional/test_volume_control.py',
     'glance_dedup.mount': 'functional/test_mount.py',
     'glance_dedup.trial.files': 'functional/test_trial.py',
     'glance_dedup.trial.findings': 'functional/test_trial.py',
@@ -220,14 +226,14 @@ def place_of(path):
     match path.split('/'):
         case ['engine', folder, _] if folder in ENGINE:
             return folder
-        case ['binding', _]:
-            return BINDING
+        case ['binding' | 'nbdkit' as folder, _]:
+            return folder
     return None
 
 
 def may_include(folder):
-    if folder == BINDING:
-        return {BINDING, *ENGINE}
+    if folder in (BINDING, NBDKIT):
+        return {folder, *ENGINE}
     order = list(ENGINE)
     return set(order[:order.index(folder) + 1])
 
@@ -270,13 +276,15 @@ def c_files(top):
 def test_engine():
     files = c_files(PACKAGE)
     assert not (found := complaints(files)), '\n'.join(found)
-    assert {place_of(path) for path in files} == {*ENGINE, BINDING}
+    assert {place_of(path) for path in files} == {*ENGINE, BINDING, NBDKIT}
 
 
 GOOD = {
     'engine/base/env.h': '#include <stdint.h>\n',
     'engine/base/pool.h': '#include "engine/base/env.h"\n',
     'engine/files/spool.c': '#include "engine/base/pool.h"\n',
+    'nbdkit/plugin.c': '#include <nbdkit-plugin.h>\n'
+                       '#include "engine/files/spool.c"\n',
     'binding/module.c': '#include <Python.h>\n'
                         '#include "engine/files/spool.c"\n',
 }
@@ -291,6 +299,9 @@ def test_engine_that_keeps_the_order():
      'base may include only base'),
     ('engine/base/pool.h', '#ifdef X\n # include "binding/module.c"\n#endif\n',
      'base may include only base'),
+    ('nbdkit/plugin.c', '#include "binding/module.c"\n',
+     'nbdkit may include only base'),
+    ('nbdkit/plugin.c', '#include <Python.h>\n', 'the binding alone'),
     ('engine/files/spool.c', '#include "env.h"\n', 'write "engine/'),
     ('engine/files/spool.c', '#include "../base/env.h"\n', 'write "engine/'),
     ('engine/files/spool.c', '#include <engine/base/env.h>\n',

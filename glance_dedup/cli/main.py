@@ -57,6 +57,7 @@ COMMANDS = {
     'image pull': 'glance_dedup.cli.image:Pull',
     'image verify': 'glance_dedup.cli.adoption:Verify',
     'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
+    'volume serve': 'glance_dedup.cli.volumeserve:Serve',
 }
 INTERRUPTED = 130
 NO_READER = 141

@@ -8,6 +8,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.check import checker
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
@@ -47,6 +48,11 @@ class Create(common.RepositoryCommand, show.ShowOne):
             'or only if their bytes are (value). xxh3-128 needs value, and '
             'its damaged blocks are not healed. Default: %(default)s.')
         parser.add_argument(
+            '--volumes', action='store_true',
+            help='Make a repository of format 2.0, which may have volumes. '
+            'Programs that know only format 1 refuse it. Default: format '
+            "1.1; 'repository upgrade --volumes' can change it later.")
+        parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
@@ -63,6 +69,7 @@ class Create(common.RepositoryCommand, show.ShowOne):
             segment_size=parsed_args.segment_size,
             fingerprint=parsed_args.fingerprint,
             compare=parsed_args.compare,
+            volumes=parsed_args.volumes,
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
@@ -74,7 +81,7 @@ def _described(path, parameters) -> dict:
     return {
         'path': os.path.abspath(path),
         'repository_id': parameters.repository_id,
-        'format': f'{parameters.major}.{parameters.minor}',
+        'format': parameters.version,
         'block_size': common.Size(parameters.block_size),
         'group_slots': parameters.group_slots,
         'segment_size': common.Size(parameters.segment_size),
@@ -87,7 +94,8 @@ def _described(path, parameters) -> dict:
 class Show(common.RepositoryCommand, show.ShowOne):
     """Show a repository's parameters, its images' sums, and its filter.
 
-    The sums come from the recipes; no block is read.
+    The sums come from the recipes, those of volumes among them; no block is
+    read.
     """
 
     def take_action(self, parsed_args):
@@ -105,15 +113,18 @@ class Show(common.RepositoryCommand, show.ShowOne):
         return common.shown(fields)
 
     def _sums(self, repo, group_bytes) -> dict:
+        from glance_dedup.repository import volumes
+
         images = logical = zeros = new = stored = 0
-        for found in common.stats(repo, self.app):
-            images += 1
+        for found in common.stats(repo, self.app, of_volumes=True):
+            images += imageids.is_image(found.image_id)
             logical += found.size
             zeros += found.zero_bytes
             new += found.new_bytes
             stored += found.stored_bytes
         return {
             'images': images,
+            'volumes': len(volumes.names(self.path)),
             'logical_bytes': common.Size(logical),
             'zero_bytes': common.Size(zeros),
             'new_bytes': common.Size(new),
@@ -139,7 +150,7 @@ class Space(common.RepositoryCommand, lister.Lister):
 
     The parts are the blocks, by the codec that compressed them, and every kind
     of metadata. One percentage is of the live blocks before compression, the
-    other of the images' bytes that are not zeros.
+    other of the bytes of images and volumes that are not zeros.
     """
 
     def take_action(self, parsed_args):
@@ -153,7 +164,8 @@ class Space(common.RepositoryCommand, lister.Lister):
             with self.progress('looking', unit='groups') as progress:
                 parts = space.parts(repo, progress.update, tell)
             nonzero = sum(found.size - found.zero_bytes
-                          for found in common.stats(repo, self.app))
+                          for found in common.stats(repo, self.app,
+                                                    of_volumes=True))
         plain = sum(part.plain_bytes or 0 for part in parts)
         parts.append(space.Part('all', sum(part.bytes for part in parts),
                                 plain))
@@ -183,9 +195,11 @@ class Check(common.RepositoryCommand, show.ShowOne):
             fields[name] = (
                 common.Size(value) if name.endswith('_bytes') else value)
         fields['damaged_images'] = common.Words(report.damaged_images)
+        fields['damaged_volumes'] = common.Words(report.damaged_volumes)
         fields['findings'] = common.Lines([{
             'severity': f.severity, 'file': f.file, 'offset': f.offset,
-            'sentence': f.sentence, 'images': list(f.images)}
+            'sentence': f.sentence, 'images': list(f.images),
+            'volumes': list(f.volumes)}
             for f in report.findings])
         if parsed_args.formatter not in ('json', 'yaml'):
             for finding in report.findings:
@@ -217,11 +231,13 @@ class RebuildFilter(common.RepositoryCommand, show.ShowOne):
 
 
 class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
-    """Bring a repository to this program's version of the format.
+    """Bring a repository to a newer version of the format.
 
-    A repository of a newer major version is refused. If an upgrade is
-    necessary, stop the repository's daemon first. An interrupted upgrade goes
-    on when you start it again.
+    Without --volumes, the repository keeps its major version, and older
+    programs can go on using it. If an upgrade is necessary, stop the
+    repository's daemon first. An interrupted upgrade goes on when you start it
+    again. There is no way back. A repository of a newer major version than
+    this program knows is refused.
     """
 
     def get_parser(self, prog_name):
@@ -229,27 +245,35 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
         parser.add_argument(
             '--dry-run', action='store_true',
             help='Only tell what would be done.')
+        parser.add_argument(
+            '--volumes', action='store_true',
+            help='Go to format 2.0, so that the repository may have volumes. '
+            'Programs that know only format 1 refuse it from then on. First '
+            'upgrade the program on all hosts, and stop everything that has '
+            'the repository open: glance-api, dedupd, mounts and commands.')
         return parser
 
     def take_action(self, parsed_args):
+        from glance_dedup.repository import parameters
         from glance_dedup.repository import upgrade
 
         with self.open() as repo:
-            before = upgrade.version_of(repo)
-            steps = upgrade.plan(repo)
+            before = repo.parameters.version
+            steps = upgrade.plan(repo, parsed_args.volumes)
             done = bool(steps) and not parsed_args.dry_run
             if done:
-                steps = self._upgrade(repo)
+                steps = self._upgrade(repo, parsed_args.volumes)
             return common.shown({
                 'path': os.path.abspath(self.path),
-                'format': upgrade.words(upgrade.version_of(repo)),
-                'format_before': upgrade.words(before),
-                'format_of_program': upgrade.words(upgrade.CURRENT),
+                'format': repo.parameters.version,
+                'format_before': before,
+                'format_of_program': parameters.words(
+                    parameters.WITH_VOLUMES),
                 'steps': common.Words([step.what for step in steps]),
                 'result': 'done' if done else 'to be done' if steps
                 else 'nothing to do'})
 
-    def _upgrade(self, repo):
+    def _upgrade(self, repo, volumes):
         from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:
@@ -257,7 +281,9 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
                 progress.what = what
                 progress.update(done, total)
             try:
-                return upgrade.upgrade(repo, update)
+                return upgrade.upgrade(repo, update, volumes)
+            except upgrade.InUseError:
+                raise           # whose handle it is, the locks do not tell
             except exceptions.BusyError as e:
                 if self.daemon() is None or self.status is None:
                     raise

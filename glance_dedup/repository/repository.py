@@ -36,6 +36,7 @@ from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
 from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import volumes
 
 #: How much room storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
@@ -74,6 +75,7 @@ class Repository:
         as their names say. AccessDenied also for the superuser, if the
         repository is somebody else's
     :raises UnfitFileSystem: the file system's locks would not keep others out
+    :raises BusyError: the repository is being upgraded
 
     The first store operation opens this host's filter. If that fails (no room
     on the tmpfs), it gives a RuntimeWarning: images are stored without the
@@ -106,7 +108,9 @@ class Repository:
         self._mutex = threading.Lock()
         self._closed = False
         self._engine: _engine.Repository | None = None
-        self.parameters = layout.read_parameters(self.path, _allow_weak)
+        self._read_parameters = functools.partial(
+            layout.read_parameters, self.path, _allow_weak)
+        self.parameters = self._read_parameters()
         self.key = layout.read_key(self.path)
         self._open_engine = functools.partial(
             _engine.Repository, os.fsencode(self.path),
@@ -145,6 +149,7 @@ class Repository:
         (``_engine.pyi``). Callers must not close it, nor keep it past a fork.
 
         :raises ClosedError: the repository is closed
+        :raises BusyError: the repository is being upgraded
         """
         handle = self._engine
         if handle is not None:
@@ -153,10 +158,31 @@ class Repository:
             if self._closed:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
-                engine = self._open_engine()
+                engine = self._open_handle()
                 engine.set_segment_cache(self._segment_cache_bytes)
                 self._engine = engine
             return self._engine
+
+    def _open_handle(self) -> _engine.Repository:
+        """A handle that keeps upgrades to another major version out.
+
+        It does so from when it is open. An upgrade may have ended between the
+        reading of repository.json and that.
+        """
+        for _ in range(parameters_module.WITH_VOLUMES[0] + 1):
+            engine = self._open_engine(major=self.parameters.major)
+            try:
+                found = self._read_parameters()
+                if found.major == self.parameters.major:
+                    return engine
+            except BaseException:
+                engine.close()
+                raise
+            engine.close()
+            self.parameters = found
+        raise exceptions.BusyError(
+            f'the format of the repository {self.path} changed each time it '
+            'was read: try again')
 
     def close(self) -> None:
         """Close the repository. Open images stay readable until closed.
@@ -193,6 +219,29 @@ class Repository:
         with files.os_errors(f'cannot look at {self.path}'):
             return access.is_shared(os.stat(self.path))
 
+    @property
+    def has_volumes(self) -> bool:
+        """Whether the repository may have volumes."""
+        return self.parameters.has_volumes
+
+    def need_volumes(self) -> None:
+        """Prepare for the first use of a volume.
+
+        A killed upgrade may have left the new ``repository.json`` under its
+        name, but not durably. After a crash of the machine the old one would
+        let older programs in, which know nothing of volumes.
+
+        :raises VersionError: the repository has none; says what to do
+        """
+        if not self.has_volumes:
+            raise exceptions.VersionError(
+                f'{self.path} has format version {self.parameters.version}, '
+                'which has no volumes: stop all programs that use the '
+                'repository, on all hosts, upgrade them, and run '
+                "'glance-dedup repository upgrade --volumes'")
+        with files.os_errors(f'cannot sync {self.path}'):
+            files.sync_directory(self.path)
+
     def room(self) -> tuple[int, int]:
         """Bytes free on the file system, and those that storing leaves free.
 
@@ -220,10 +269,10 @@ class Repository:
         :raises ImageExists: at once, if the image is committed already
         :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of
-            ``A-Z a-z 0-9 _ -``
+            ``A-Z a-z 0-9 _ -``, and for that of a volume's recipe
         """
-        for name, value in (('image id', image_id), ('project', project)):
-            need_text(name, value)
+        need_text('project', project)
+        self.need_image(image_id)
         scope_id = scopes.choose(scope, project)
         handle = self.handle()
         self.filter.complete(handle)
@@ -307,8 +356,10 @@ class Repository:
 
         :param upload_id: delete the image only if it is of this upload
         :raises ImageNotFound, BusyError: as their names say
+        :raises InvalidParameter: if it is a recipe of a volume that is there
         """
         need_text('image id', image_id)
+        self._need_no_volume(image_id)
         with layout.image_errors(self.path):
             self.handle().delete(image_id, _upload_bytes(upload_id))
         hashes.forget(self.path, image_id)
@@ -322,7 +373,13 @@ class Repository:
         :param upload_id: open the image only if it is of this upload
         :raises ImageNotFound: if there is no such image
         :raises DamagedError: if its recipe is damaged
+        :raises InvalidParameter: if it is no image, but a volume's recipe
         """
+        self.need_image(image_id)
+        return self._open(image_id, upload_id)
+
+    def _open(self, image_id: str, upload_id: str | None = None
+              ) -> openimages.Image:
         need_text('image id', image_id)
         with layout.image_errors(self.path):
             return openimages.Image(self.handle().open_image(
@@ -333,12 +390,42 @@ class Repository:
         return openimages.BlockReader(self.handle().block_reader(), self)
 
     def stat(self, image_id: str) -> openimages.ImageStat:
-        """The facts in an image's recipe; raises as :meth:`open_image`."""
-        with self.open_image(image_id) as image:
+        """The facts in the recipe of an image, or of a volume.
+
+        :raises ImageNotFound: if there is no such recipe
+        :raises DamagedError: if it is damaged
+        """
+        with self._open(image_id) as image:
             return image.stat
 
+    def need_image(self, image_id: str) -> None:
+        """Refuse an id that belongs to a volume's recipe.
+
+        :raises InvalidParameter: it does; the message names the volume
+        """
+        need_text('image id', image_id)
+        what = volumes.words(self.path, image_id)
+        if what is not None:
+            raise exceptions.InvalidParameter(
+                f'{image_id} is no image: the id is that of {what}')
+
+    def _need_no_volume(self, image_id: str) -> None:
+        """Refuse to delete a recipe that a volume may need.
+
+        A recipe of a volume comes after the volume's directory, and goes
+        before it. So nobody needs the recipe if no volume has its id now.
+        """
+        recipe = imageids.of_volume(image_id)
+        if recipe is not None and volumes.name_of(
+                self.path, recipe.volume_id) is not None:
+            self.need_image(image_id)
+
     def images(self) -> list[str]:
-        """The ids of all committed images, sorted.
+        """The ids of all committed images, sorted; see :meth:`recipes`."""
+        return list(filter(imageids.is_image, self.recipes()))
+
+    def recipes(self) -> list[str]:
+        """The ids of all images and of all recipes of volumes, sorted.
 
         Names that are no image ids are left out: a network file system gives
         such a name to a file that is removed while it is open.

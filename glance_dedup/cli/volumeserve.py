@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The command ``volume serve``: a volume as a disk, over NBD.
+
+nbdkit speaks the protocol. The command checks the repository and the volume,
+and then becomes nbdkit with our plugin, so a service manager sees one process.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import socket
+import stat
+import struct
+
+from glance_dedup.cli import common
+
+PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)),
+                      'nbdkit-glance-dedup-plugin.so')
+# The longest path that an address of a Unix socket has room for, less what the
+# socket's first name adds.
+_LONGEST_PATH = 96
+# The descriptor that systemd.socket(5) has a service find its socket at.
+_FIRST_INHERITED = 3
+_NAME = re.compile('[A-Za-z0-9_-]{1,64}')
+
+
+class Serve(common.RepositoryCommand):
+    """Serve a volume over NBD, as a disk that can be written to.
+
+    The command runs until it gets SIGTERM or SIGINT. It then finishes the
+    requests, and makes a checkpoint. Clients use the export named like the
+    volume, or the default export, on any number of connections. Without TLS, a
+    Unix socket is the only choice: NBD itself asks nobody who they are.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('name', metavar='VOLUME')
+        place = parser.add_mutually_exclusive_group(required=True)
+        place.add_argument(
+            '--nbd-socket', metavar='PATH',
+            help='Listen on this Unix socket. A socket that nobody serves is '
+            'replaced.')
+        place.add_argument(
+            '--port', type=int, metavar='NUMBER',
+            help='Listen on this TCP port, with TLS.')
+        parser.add_argument(
+            '--address', metavar='ADDRESS',
+            help='With --port: the address to listen on. Default: all.')
+        parser.add_argument(
+            '--socket-mode', type=_mode, default=0o600, metavar='MODE',
+            help='The mode of the Unix socket, octal. Whoever may write to '
+            'it can read and change the volume. Default: 600.')
+        parser.add_argument(
+            '--tls-certificates', metavar='DIR',
+            help="A directory with ca-cert.pem, server-cert.pem and "
+            'server-key.pem. Clients must then use TLS, and show a '
+            'certificate that this authority has signed.')
+        parser.add_argument(
+            '--threads', type=int, default=16, metavar='N',
+            help='Requests of a connection that are worked on at once. '
+            'Default: %(default)s.')
+        parser.add_argument(
+            '--cache-mib', type=int, default=64, metavar='MIB',
+            help='Memory for decompressed segments. Default: %(default)s.')
+        common.add_codec(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        _check_options(parsed_args)
+        nbdkit = _find_programs()
+        with self.open(codec=parsed_args.codec) as repo:
+            _check_volume(repo.path, parsed_args.name)
+            keys = _keys(repo, parsed_args, self.app.options.reserve_mib)
+        if parsed_args.nbd_socket:
+            _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
+        os.execv(nbdkit, [nbdkit, *_options(parsed_args), PLUGIN, *keys])
+
+
+def _mode(text: str) -> int:
+    if not re.fullmatch('0?[0-7]{3}', text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a mode, like 660")
+    return int(text, 8)
+
+
+def _check_options(args) -> None:
+    if args.port is not None:
+        if not 1 <= args.port <= 65535:
+            raise common.UsageError(f'--port: {args.port} is not 1 to 65535')
+        if not args.tls_certificates:
+            raise common.UsageError(
+                '--port needs --tls-certificates: without TLS everybody who '
+                'reaches the port could change the volume. Use --nbd-socket '
+                'for clients on this host')
+    elif args.address:
+        raise common.UsageError('--address needs --port')
+    elif len(os.fsencode(args.nbd_socket)) > _LONGEST_PATH:
+        raise common.UsageError(
+            f'--nbd-socket: the path is longer than {_LONGEST_PATH} bytes, '
+            'the most that a Unix socket can have here')
+    if not 1 <= args.threads <= 256:
+        raise common.UsageError(f'--threads: {args.threads} is not 1 to 256')
+    if not 0 <= args.cache_mib <= 1 << 20:
+        raise common.UsageError(
+            f'--cache-mib: {args.cache_mib} is not 0 to {1 << 20}')
+
+
+def _find_programs() -> str:
+    """The path of nbdkit, if the plugin is there, too."""
+    nbdkit = shutil.which('nbdkit')
+    if nbdkit is None:
+        raise common.UsageError(
+            'nbdkit was not found: install the package nbdkit of the '
+            'distribution')
+    if not os.path.exists(PLUGIN):
+        raise common.UsageError(
+            f'the plugin {PLUGIN} was not built. Install the package '
+            'nbdkit-plugin-dev (nbdkit-devel), which has nbdkit-plugin.h, '
+            'and build glance-dedup again: pip install --force-reinstall '
+            '--no-deps --no-binary glance-dedup glance-dedup')
+    return nbdkit
+
+
+def _check_volume(repository: str, name: str) -> None:
+    """Refuse a volume that is missing, or that another process serves."""
+    if not _NAME.fullmatch(name):
+        raise common.UsageError(
+            f"'{name}' is no name of a volume: it has 1 to 64 characters out "
+            'of A-Z a-z 0-9 _ -')
+    path = os.path.join(repository, 'volumes', name)
+    try:
+        fd = os.open(os.path.join(path, 'lock'),
+                     os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as e:
+        raise common.UsageError(
+            f'there is no volume {name} in {repository}') from e
+    try:
+        flock = struct.Struct('@hhqqi4x')
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
+            fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    finally:
+        os.close(fd)
+    if flock.unpack(answer)[0] != fcntl.F_UNLCK:
+        raise common.UsageError(
+            f'the volume {name} is in use: another process has its lock, '
+            f'{path}/lock. Stop it first; it may run on another host')
+
+
+def _listen(path: str, mode: int) -> None:
+    """Listen at a path, as nbdkit's inherited descriptor.
+
+    nbdkit's own socket would have a fixed mode, and would not replace that of
+    a server that was killed.
+    """
+    temporary = f'{path}.{os.getpid()}'
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise common.UsageError(
+                f'--nbd-socket: {path} exists and is not a socket')
+        with socket.socket(socket.AF_UNIX) as probe:
+            if not probe.connect_ex(path):
+                raise common.UsageError(
+                    f'--nbd-socket: another process serves {path}')
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        # The file gets the mode of the socket, less what the umask takes.
+        os.fchmod(sock.fileno(), 0o600)
+        sock.bind(temporary)
+        os.chmod(temporary, mode)
+        sock.listen(128)
+        # The socket gets its name once it has its mode and answers.
+        os.rename(temporary, path)
+    except OSError as e:
+        raise common.UsageError(
+            f'--nbd-socket: cannot listen at {path}: {e.strerror}') from e
+    # It may have this number already.
+    os.dup2(sock.detach(), _FIRST_INHERITED)
+    os.set_inheritable(_FIRST_INHERITED, True)
+    os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
+
+
+def _options(args) -> list[str]:
+    """nbdkit's own options."""
+    options = ['--foreground', f'--threads={args.threads}']
+    if args.port is not None:
+        options.append(f'--port={args.port}')
+        if args.address:
+            options.append(f'--ipaddr={args.address}')
+    if args.tls_certificates:
+        options += ['--tls=require', '--tls-verify-peer',
+                    f'--tls-certificates={args.tls_certificates}']
+    return options
+
+
+def _keys(repo, args, reserve_mib: int) -> list[str]:
+    """What the plugin must know (``nbdkit/settings.h``)."""
+    parameters = repo.parameters
+    cut_minimum, cut_average = parameters.cuts
+    keys = {
+        'repository': repo.path,
+        'volume': args.name,
+        'repository-id': parameters.repository_id,
+        'block-size': parameters.block_size,
+        'cut-minimum': cut_minimum,
+        'cut-average': cut_average,
+        'group-slots': parameters.group_slots,
+        'segment-size': parameters.segment_size,
+        'fingerprint': parameters.fingerprint,
+        'compare': parameters.compare,
+        'codec': args.codec,
+        'threads': min(4, len(os.sched_getaffinity(0))),
+        'reserve': reserve_mib << 20,
+        'segment-cache': args.cache_mib << 20,
+    }
+    # Makes the host's filter, or warns that there is none.
+    repo.filter.attach(repo.handle())
+    if repo.filter.file is not None and repo.filter.error is None:
+        keys['filter'] = repo.filter.file
+    return [f'{key}={value}' for key, value in keys.items()]

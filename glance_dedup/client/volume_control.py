@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Requests to the process that serves a volume, by its control socket.
+
+Only the owner of a volume can change it, so a command that finds the volume
+served asks its server. The head of ``nbdkit/control.h`` has the protocol. The
+client bounds what it receives, and checks its form.
+"""
+
+import os
+import socket
+import time
+
+from glance_dedup.base import exceptions
+
+# The most bytes of an answer.
+_LONGEST = 64 << 10
+_CONNECT_SECONDS = 5.0
+
+_EXCEPTIONS: dict[str, type[exceptions.RepositoryError]] = {
+    'io': exceptions.StorageError,
+    'corrupt': exceptions.DamagedError,
+    'nospace': exceptions.NoSpaceError,
+    'notfound': exceptions.ImageNotFound,
+    'exists': exceptions.ImageExists,
+    'busy': exceptions.BusyError,
+    'version': exceptions.VersionError,
+    'invalid': exceptions.InvalidParameter,
+    'denied': exceptions.AccessDenied,
+    'closed': exceptions.ClosedError,
+}
+
+
+class NotServed(exceptions.RepositoryError):
+    """No process serves the volume, or it does not answer in time."""
+
+
+class VolumeControl:
+    """The server of one volume; any number of threads may ask it.
+
+    Each call raises :class:`NotServed`, or the exception of the server's
+    error.
+
+    :param repository: the repository's path
+    :param name: the volume's
+    :param timeout: seconds for an answer
+    """
+
+    def __init__(self, repository: str, name: str,
+                 timeout: float = 3600.0) -> None:
+        self._directory = os.path.join(repository, 'volumes', name)
+        self._name = name
+        self._timeout = timeout
+
+    def status(self) -> dict[str, str]:
+        """The volume's size, journal and counters, by name, as text."""
+        return self._ask('status')
+
+    def snapshot(self, image_id: str, project: str = '') -> dict[str, str]:
+        """Commit an image with the volume's bytes at one moment.
+
+        Returns the image's facts.
+
+        :raises ImageExists: there is an image of this id
+        """
+        if ' ' in image_id:
+            raise exceptions.InvalidParameter(
+                f"the image id '{image_id}' holds a space")
+        return self._ask(f'snapshot {image_id} {project}')
+
+    def resize(self, size: int) -> None:
+        """Change the volume's size, in bytes.
+
+        Clients that are connected see the new size when they connect again.
+        """
+        self._ask(f'resize {size}')
+
+    def checkpoint(self) -> None:
+        """Bring all that was written before into recipes."""
+        self._ask('checkpoint')
+
+    def _ask(self, request: str) -> dict[str, str]:
+        deadline = time.monotonic() + self._timeout
+        if not request.isprintable():
+            raise exceptions.InvalidParameter(
+                'a request to a volume cannot hold control characters')
+        with self._connect() as sock:
+            try:
+                sock.sendall(request.encode() + b'\n')
+                answer = self._receive(sock, deadline)
+            except OSError as e:
+                raise NotServed(f'the server of the volume {self._name} does '
+                                f'not answer: {e}') from e
+        return self._parse(answer)
+
+    def _connect(self) -> socket.socket:
+        """A connection; the path may be longer than an address."""
+        try:
+            directory = os.open(
+                self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as e:
+            raise NotServed(f'there is no volume {self._name}: '
+                            f'{self._directory}: {e.strerror}') from e
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(_CONNECT_SECONDS)
+            sock.connect(f'/proc/self/fd/{directory}/control')
+        except OSError as e:
+            sock.close()
+            raise NotServed(f'no process serves the volume {self._name}: '
+                            f'{self._directory}/control: {e.strerror}') from e
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            os.close(directory)
+        return sock
+
+    def _receive(self, sock: socket.socket, deadline: float) -> bytes:
+        answer = b''
+        while not answer.endswith(b'\n\n'):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise NotServed(
+                    f'the server of the volume {self._name} has not answered '
+                    f'in {self._timeout:g} seconds')
+            sock.settimeout(left)
+            piece = sock.recv(_LONGEST)
+            answer += piece
+            if not piece or len(answer) > _LONGEST:
+                raise NotServed(f'the answer of the server of the volume '
+                                f'{self._name} is incomplete')
+        return answer
+
+    def _parse(self, answer: bytes) -> dict[str, str]:
+        first, *lines = answer.decode(errors='replace')[:-2].split('\n')
+        word, _, rest = first.partition(' ')
+        if word == 'error':
+            kind, _, text = rest.partition(' ')
+            raise _EXCEPTIONS.get(kind, exceptions.StorageError)(text)
+        if first != 'ok':
+            raise NotServed(f'the server of the volume {self._name} answered '
+                            f"'{first[:80]}'")
+        return {key: value for key, _, value in (
+            line.partition(' ') for line in lines)}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * keeper.c - see keeper.h.
+ */
+#include "nbdkit/keeper.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "nbdkit/complain.h"
+#include "nbdkit/monotonic.h"
+
+enum {
+    LOOK_MS = 1000,
+    IDLE_MS = 5000,
+    RENEW_MS = 30 * 1000,
+    FIRST_PAUSE_MS = 2000, /* after a failure; each next is twice as long */
+    LONGEST_PAUSE_MS = 60 * 1000,
+    FILTER_SLOTS = 1 << 19, /* read into the filter at a time */
+};
+
+/* Work that may fail, and is tried again. */
+typedef struct attempt {
+    const char *what; /* for the log */
+    uint64_t not_before_ms;
+    uint64_t pause_ms; /* 0: it did not fail */
+} attempt;
+
+struct gd_nbdkit_keeper {
+    gd_repo *repo;
+    gd_volume *volume;
+    const gd_nbdkit_settings *settings;
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t awake;
+    bool called, stopping; /* guarded by mutex */
+    atomic_ullong written_ms;
+    atomic_bool due;
+    /* The thread's own: */
+    attempt checkpoint, filter;
+    uint64_t renew_ms;
+    bool filtered;
+};
+
+static void
+note_result(attempt *a, gd_status s, const gd_error *err)
+{
+    if (s == GD_OK) {
+        if (a->pause_ms != 0) {
+            gd_nbdkit_complain("%s works again", a->what);
+        }
+        a->pause_ms = 0;
+        return;
+    }
+    gd_nbdkit_complain("%s failed, and is tried again: %s", a->what,
+                       err->text);
+    a->pause_ms = a->pause_ms == 0 ? FIRST_PAUSE_MS : 2 * a->pause_ms;
+    if (a->pause_ms > LONGEST_PAUSE_MS) {
+        a->pause_ms = LONGEST_PAUSE_MS;
+    }
+    a->not_before_ms = gd_nbdkit_now_ms() + a->pause_ms;
+}
+
+/* Opens the filter, or reads some groups into it. */
+static void
+fill_filter(gd_nbdkit_keeper *keeper)
+{
+    gd_repo *repo = keeper->repo;
+    const gd_nbdkit_settings *settings = keeper->settings;
+    gd_status s = GD_OK;
+    gd_error err;
+    bool more = true;
+    if (atomic_load(&repo->filter) == NULL) {
+        s = gd_repo_attach_filter(repo, settings->filter,
+                                  settings->filter_size, &err);
+    }
+    if (s == GD_OK) {
+        uint32_t done, total;
+        unsigned groups = FILTER_SLOTS / settings->params.group_slots;
+        s = gd_repo_rebuild_filter(repo, groups > 64 ? 64 : groups, &more,
+                                   &done, &total, &err);
+    }
+    note_result(&keeper->filter, s, &err);
+    keeper->filtered = !more;
+}
+
+/* Whether a checkpoint is to be made now. */
+static bool
+wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
+{
+    gd_volume_info info;
+    if (gd_volume_needs_checkpoint(keeper->volume)) {
+        return true;
+    }
+    if (now - atomic_load(&keeper->written_ms) < IDLE_MS) {
+        return false;
+    }
+    gd_volume_get_info(keeper->volume, &info);
+    return info.journal_records > 0;
+}
+
+static void
+make_checkpoint(gd_nbdkit_keeper *keeper)
+{
+    gd_error err;
+    note_result(&keeper->checkpoint,
+                gd_volume_checkpoint(keeper->volume, &err), &err);
+}
+
+/* Does what is due; returns the milliseconds until the next look. */
+static unsigned
+look(gd_nbdkit_keeper *keeper)
+{
+    uint64_t now = gd_nbdkit_now_ms();
+    atomic_store(&keeper->due, false);
+    if (now >= keeper->checkpoint.not_before_ms &&
+        wants_checkpoint(keeper, now)) {
+        make_checkpoint(keeper);
+    }
+    if (now >= keeper->renew_ms) {
+        gd_volume_renew(keeper->volume);
+        keeper->renew_ms = now + RENEW_MS;
+    }
+    if (!keeper->filtered && now >= keeper->filter.not_before_ms) {
+        fill_filter(keeper);
+        return keeper->filter.pause_ms == 0 && !keeper->filtered ? 1 : LOOK_MS;
+    }
+    return LOOK_MS;
+}
+
+/* Waits for a call, or so long.  False: the thread is to end. */
+static bool
+wait_for_call(gd_nbdkit_keeper *keeper, unsigned ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += (time_t)(ms / 1000);
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    int rc = 0;
+    pthread_mutex_lock(&keeper->mutex);
+    while (!keeper->called && !keeper->stopping && rc == 0) {
+        rc = pthread_cond_timedwait(&keeper->awake, &keeper->mutex, &until);
+    }
+    keeper->called = false;
+    bool go_on = !keeper->stopping;
+    pthread_mutex_unlock(&keeper->mutex);
+    return go_on;
+}
+
+static void *
+run(void *arg)
+{
+    gd_nbdkit_keeper *keeper = arg;
+    while (wait_for_call(keeper, look(keeper))) {
+    }
+    return NULL;
+}
+
+gd_status
+gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
+                       const gd_nbdkit_settings *settings,
+                       gd_nbdkit_keeper **out, gd_error *err)
+{
+    gd_nbdkit_keeper *keeper = calloc(1, sizeof *keeper);
+    if (keeper == NULL) {
+        return gd_fail(err, GD_NOMEM, "no memory to serve the volume");
+    }
+    keeper->repo = repo;
+    keeper->volume = volume;
+    keeper->settings = settings;
+    keeper->filtered = settings->filter == NULL;
+    keeper->checkpoint.what = "the checkpoint";
+    keeper->filter.what = "opening the fingerprint filter";
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&keeper->awake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    pthread_mutex_init(&keeper->mutex, NULL);
+    int rc = pthread_create(&keeper->thread, NULL, run, keeper);
+    if (rc != 0) {
+        pthread_cond_destroy(&keeper->awake);
+        pthread_mutex_destroy(&keeper->mutex);
+        free(keeper);
+        return gd_fail_errno(err, rc, "cannot start the keeper's thread");
+    }
+    *out = keeper;
+    return GD_OK;
+}
+
+static void
+call(gd_nbdkit_keeper *keeper, bool *flag)
+{
+    pthread_mutex_lock(&keeper->mutex);
+    *flag = true;
+    pthread_cond_signal(&keeper->awake);
+    pthread_mutex_unlock(&keeper->mutex);
+}
+
+void
+gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper)
+{
+    atomic_store(&keeper->written_ms, gd_nbdkit_now_ms());
+    /* One of the writers calls, until the thread has looked. */
+    if (!atomic_load(&keeper->due) &&
+        gd_volume_needs_checkpoint(keeper->volume) &&
+        !atomic_exchange(&keeper->due, true)) {
+        call(keeper, &keeper->called);
+    }
+}
+
+void
+gd_nbdkit_keeper_stop(gd_nbdkit_keeper *keeper)
+{
+    gd_volume_info info;
+    gd_error err;
+    call(keeper, &keeper->stopping);
+    pthread_join(keeper->thread, NULL);
+    gd_volume_get_info(keeper->volume, &info);
+    if (info.journal_records > 0 &&
+        gd_volume_checkpoint(keeper->volume, &err) != GD_OK) {
+        gd_nbdkit_complain("the last checkpoint failed; the journal keeps "
+                           "what was written: %s",
+                           err.text);
+    }
+    pthread_cond_destroy(&keeper->awake);
+    pthread_mutex_destroy(&keeper->mutex);
+    free(keeper);
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * keeper.h - the thread that does what a served volume needs now and then.
+ *
+ * It makes a checkpoint when the journal is large, or when nothing was written
+ * for five seconds.  It opens recipes again that a merge has replaced.  It
+ * fills the host's fingerprint filter.  After a failed checkpoint it tries
+ * again, with growing pauses.  A failure that lasts is logged once.
+ */
+#ifndef GD_NBDKIT_KEEPER_H
+#define GD_NBDKIT_KEEPER_H
+
+#include "engine/volume/volume.h"
+#include "nbdkit/settings.h"
+
+typedef struct gd_nbdkit_keeper gd_nbdkit_keeper;
+
+/* Starts the thread.  It borrows repo, volume and settings until the stop. */
+gd_status gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
+                                 const gd_nbdkit_settings *settings,
+                                 gd_nbdkit_keeper **keeper, gd_error *err);
+/* Tells the thread of a write that has ended.  Thread-safe, and does not
+ * wait. */
+void gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper);
+/* Ends the thread, and makes the last checkpoint. */
+void gd_nbdkit_keeper_stop(gd_nbdkit_keeper *keeper);
+
+#endif

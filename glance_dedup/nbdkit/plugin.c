@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plugin.c - nbdkit's plugin that serves one volume as a disk.
+ *
+ * nbdkit speaks the protocol, with TLS; this file maps its calls to those of
+ * volume.h.  One process serves one volume, on any number of connections and
+ * threads at once, so clients may open several connections: a flush on one
+ * makes durable what was written on all of them.
+ *
+ * nbdkit may fork after the settings are complete.  A repository's handle
+ * belongs to its process, so everything is opened after that.
+ *
+ * Errors: nbdkit sends EINVAL for an errno that the protocol does not have.
+ * NBD_ENOSPC reaches the guest's hypervisor, which can stop the guest until
+ * there is room.  A volume that takes no more writes (V3) answers them with
+ * EIO; reads go on.
+ */
+#define NBDKIT_API_VERSION 2
+#define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
+
+#include <nbdkit-plugin.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/handle/segcache.h"
+#include "engine/volume/volume.h"
+#include "nbdkit/complain.h"
+#include "nbdkit/control.h"
+#include "nbdkit/ending.h"
+#include "nbdkit/keeper.h"
+#include "nbdkit/monotonic.h"
+#include "nbdkit/settings.h"
+
+enum {
+    MOST_BYTES = 32 << 20,  /* of a request, as clients are told */
+    CACHE_PIECE = 1 << 20,  /* read at a time to fill caches */
+    DRAIN_MS = 30 * 1000,   /* for the last requests, when the server ends */
+};
+
+static gd_nbdkit_settings settings;
+
+/* What is served, from before the first request to after the last.  Requests
+ * hold the lock shared, and the end of the server holds it exclusively. */
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static gd_repo *repo;
+static gd_volume *volume;
+static gd_nbdkit_keeper *keeper;
+static gd_nbdkit_control *control;
+
+/* ---- errors ---- */
+
+static int
+errno_of(gd_status s)
+{
+    switch (s) {
+    case GD_NOSPACE:
+        return ENOSPC;
+    case GD_NOMEM:
+        return ENOMEM;
+    case GD_INVALID:
+        return EINVAL;
+    default:
+        return EIO;
+    }
+}
+
+/* What a callback returns. */
+static int
+result_of(gd_status s, const gd_error *err)
+{
+    if (s == GD_OK) {
+        return 0;
+    }
+    gd_nbdkit_complain("%s", err->text);
+    nbdkit_set_error(errno_of(s));
+    return -1;
+}
+
+/* ---- settings ---- */
+
+static void
+plugin_load(void)
+{
+    gd_nbdkit_settings_init(&settings);
+}
+
+static int
+plugin_config(const char *key, const char *value)
+{
+    gd_error err;
+    char *path = NULL;
+    if (strcmp(key, "repository") == 0) {
+        /* nbdkit changes its directory if it goes into the background. */
+        path = nbdkit_realpath(value);
+        if (path == NULL) {
+            return -1;
+        }
+        value = path;
+    }
+    int rc = result_of(gd_nbdkit_settings_set(&settings, key, value, &err),
+                       &err);
+    free(path);
+    return rc;
+}
+
+static int
+plugin_config_complete(void)
+{
+    gd_error err;
+    return result_of(gd_nbdkit_settings_check(&settings, &err), &err);
+}
+
+/* ---- beginning and end ---- */
+
+static gd_status
+open_volume(gd_error *err)
+{
+    gd_status s = gd_repo_open(gd_env_posix(), settings.repository,
+                               &settings.params, false, &repo, err);
+    if (s == GD_OK) {
+        gd_segcache_set_budget(repo->segcache, settings.segment_cache);
+        s = gd_volume_open(repo, settings.volume, &volume, err);
+    }
+    if (s == GD_OK) {
+        s = gd_nbdkit_keeper_start(repo, volume, &settings, &keeper, err);
+    }
+    if (s == GD_OK) {
+        s = gd_nbdkit_control_start(repo, volume, settings.volume, &control,
+                                    err);
+    }
+    return s;
+}
+
+static void
+close_volume(void)
+{
+    if (control != NULL) {
+        gd_nbdkit_control_stop(control);
+    }
+    if (keeper != NULL) {
+        gd_nbdkit_keeper_stop(keeper);
+    }
+    if (volume != NULL) {
+        gd_volume_close(volume);
+    }
+    if (repo != NULL) {
+        gd_repo_close(repo);
+    }
+    control = NULL;
+    keeper = NULL;
+    volume = NULL;
+    repo = NULL;
+}
+
+/* Waits for the requests that are being worked on.  Later ones wait for ever,
+ * and are never answered: a client that is disconnected can connect again, but
+ * an error would reach its guest. */
+static void
+end_volume(void)
+{
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    uint64_t deadline = gd_nbdkit_now_ms() + DRAIN_MS;
+    while (pthread_rwlock_trywrlock(&lock) != 0) {
+        if (gd_nbdkit_now_ms() > deadline) {
+            gd_nbdkit_complain("a request does not end, so there is no last "
+                               "checkpoint; the journal keeps what was "
+                               "written");
+            return;
+        }
+        nanosleep(&pause, NULL);
+    }
+    close_volume();
+}
+
+static int
+plugin_after_fork(void)
+{
+    gd_error err;
+    gd_status s = open_volume(&err);
+    if (s == GD_OK) {
+        s = gd_nbdkit_ending_watch(end_volume, &err);
+    }
+    if (s != GD_OK) {
+        close_volume();
+    }
+    return result_of(s, &err);
+}
+
+/* nbdkit has no more clients. */
+static void
+plugin_cleanup(void)
+{
+    gd_nbdkit_ending_stop();
+    close_volume();
+}
+
+static void
+plugin_unload(void)
+{
+    gd_nbdkit_settings_release(&settings);
+}
+
+/* ---- connections ---- */
+
+static void *
+plugin_open(int readonly)
+{
+    (void)readonly;
+    const char *name = nbdkit_export_name();
+    if (name == NULL) {
+        return NULL;
+    }
+    if (name[0] != '\0' && strcmp(name, settings.volume) != 0) {
+        gd_nbdkit_complain("a client asked for the export '%.64s'; this "
+                           "server has the volume %s",
+                           name, settings.volume);
+        return NULL;
+    }
+    return NBDKIT_HANDLE_NOT_NEEDED;
+}
+
+static int
+plugin_list_exports(int readonly, int is_tls, struct nbdkit_exports *exports)
+{
+    (void)readonly;
+    (void)is_tls;
+    return nbdkit_add_export(exports, settings.volume, NULL);
+}
+
+static const char *
+plugin_default_export(int readonly, int is_tls)
+{
+    (void)readonly;
+    (void)is_tls;
+    return settings.volume;
+}
+
+/* Each request is between these two. */
+static void
+begin_request(void)
+{
+    pthread_rwlock_rdlock(&lock);
+}
+
+static int
+end_request(gd_status s, const gd_error *err)
+{
+    pthread_rwlock_unlock(&lock);
+    return result_of(s, err);
+}
+
+static int64_t
+plugin_get_size(void *handle)
+{
+    (void)handle;
+    gd_volume_info info;
+    begin_request();
+    gd_volume_get_info(volume, &info);
+    end_request(GD_OK, NULL);
+    return (int64_t)info.head.size;
+}
+
+static int
+plugin_block_size(void *handle, uint32_t *minimum, uint32_t *preferred,
+                  uint32_t *maximum)
+{
+    (void)handle;
+    *minimum = 1;
+    *preferred = settings.params.block_size;
+    *maximum = MOST_BYTES;
+    return 0;
+}
+
+static int
+yes(void *handle)
+{
+    (void)handle;
+    return 1;
+}
+
+static int
+no(void *handle)
+{
+    (void)handle;
+    return 0;
+}
+
+static int
+plugin_can_fua(void *handle)
+{
+    (void)handle;
+    return NBDKIT_FUA_NATIVE;
+}
+
+static int
+plugin_can_cache(void *handle)
+{
+    (void)handle;
+    return NBDKIT_CACHE_NATIVE;
+}
+
+/* ---- requests ---- */
+
+static int
+plugin_pread(void *handle, void *buf, uint32_t count, uint64_t offset,
+             uint32_t flags)
+{
+    (void)handle;
+    (void)flags;
+    gd_error err;
+    begin_request();
+    gd_status s = gd_volume_read(volume, buf, count, offset, &err);
+    return end_request(s, &err);
+}
+
+/* The rest of a request that changed bytes. */
+static int
+end_change(gd_status s, uint32_t flags, gd_error *err)
+{
+    if (s == GD_OK && (flags & NBDKIT_FLAG_FUA) != 0) {
+        s = gd_volume_flush(volume, err);
+    }
+    gd_nbdkit_keeper_wrote(keeper);
+    return end_request(s, err);
+}
+
+static int
+plugin_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset,
+              uint32_t flags)
+{
+    (void)handle;
+    gd_error err;
+    begin_request();
+    gd_status s = gd_volume_write(volume, buf, count, offset, &err);
+    return end_change(s, flags, &err);
+}
+
+/* Serves trim, too.  It costs the same for any length, so it is fast; no space
+ * is reserved for zeros that are to be no hole, as nothing is overwritten in
+ * place here. */
+static int
+plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+    (void)handle;
+    gd_error err;
+    begin_request();
+    gd_status s = gd_volume_zero(volume, count, offset, &err);
+    return end_change(s, flags, &err);
+}
+
+static int
+plugin_flush(void *handle, uint32_t flags)
+{
+    (void)handle;
+    (void)flags;
+    gd_error err;
+    begin_request();
+    gd_status s = gd_volume_flush(volume, &err);
+    return end_request(s, &err);
+}
+
+/* Reads and forgets: what is read is then in the caches. */
+static int
+plugin_cache(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+    (void)handle;
+    (void)flags;
+    gd_error err;
+    gd_status s = GD_OK;
+    begin_request();
+    uint32_t piece = count < CACHE_PIECE ? count : CACHE_PIECE;
+    uint8_t *buffer = malloc(piece == 0 ? 1 : piece);
+    if (buffer == NULL) {
+        s = gd_fail(&err, GD_NOMEM, "no memory to read ahead");
+    }
+    while (s == GD_OK && count > 0) {
+        piece = count < CACHE_PIECE ? count : CACHE_PIECE;
+        s = gd_volume_read(volume, buffer, piece, offset, &err);
+        count -= piece;
+        offset += piece;
+    }
+    free(buffer);
+    return end_request(s, &err);
+}
+
+typedef struct extents_visit {
+    struct nbdkit_extents *extents;
+    bool one;
+    bool failed;
+} extents_visit;
+
+static bool
+visit_extent(void *arg, uint64_t offset, uint64_t length, bool zeros)
+{
+    extents_visit *visit = arg;
+    uint32_t type = zeros ? NBDKIT_EXTENT_HOLE | NBDKIT_EXTENT_ZERO : 0;
+    visit->failed =
+        nbdkit_add_extent(visit->extents, offset, length, type) < 0;
+    return !visit->failed && !visit->one;
+}
+
+static int
+plugin_extents(void *handle, uint32_t count, uint64_t offset, uint32_t flags,
+               struct nbdkit_extents *extents)
+{
+    (void)handle;
+    extents_visit visit = {.extents = extents,
+                           .one = (flags & NBDKIT_FLAG_REQ_ONE) != 0};
+    gd_error err;
+    begin_request();
+    gd_status s = gd_volume_extents(volume, count, offset, visit_extent, &visit, &err);
+    int rc = end_request(s, &err);
+    return visit.failed ? -1 : rc;
+}
+
+static struct nbdkit_plugin plugin = {
+    .name = "glance-dedup",
+    .longname = "a volume of a glance-dedup repository",
+    .description = "Serves a volume whose blocks are shared with images.\n"
+                   "'glance-dedup volume serve' starts it.",
+    .config_help = GD_NBDKIT_KEYS,
+    .load = plugin_load,
+    .unload = plugin_unload,
+    .config = plugin_config,
+    .config_complete = plugin_config_complete,
+    .after_fork = plugin_after_fork,
+    .cleanup = plugin_cleanup,
+    .list_exports = plugin_list_exports,
+    .default_export = plugin_default_export,
+    .open = plugin_open,
+    .get_size = plugin_get_size,
+    .block_size = plugin_block_size,
+    .is_rotational = no,
+    .can_write = yes,
+    .can_flush = yes,
+    .can_trim = yes,
+    .can_zero = yes,
+    .can_fast_zero = yes,
+    .can_extents = yes,
+    .can_multi_conn = yes,
+    .can_fua = plugin_can_fua,
+    .can_cache = plugin_can_cache,
+    .pread = plugin_pread,
+    .pwrite = plugin_pwrite,
+    .flush = plugin_flush,
+    .trim = plugin_zero,
+    .zero = plugin_zero,
+    .extents = plugin_extents,
+    .cache = plugin_cache,
+};
+
+NBDKIT_REGISTER_PLUGIN(plugin)

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * request.h - what a line on the control socket asks for, and the answer
+ * (control.h has the protocol).
+ */
+#ifndef GD_NBDKIT_REQUEST_H
+#define GD_NBDKIT_REQUEST_H
+
+#include "engine/volume/volume.h"
+
+enum {
+    GD_NBDKIT_LINE = 512, /* bytes of a request, with its line feed */
+    GD_NBDKIT_ANSWER = 4096,
+};
+
+typedef struct gd_nbdkit_answer {
+    char text[GD_NBDKIT_ANSWER];
+    size_t length;
+} gd_nbdkit_answer;
+
+/* Does what the line asks for; length counts its bytes without the line
+ * feed. */
+void gd_nbdkit_request_run(gd_volume *volume, const char *line, size_t length,
+                           gd_nbdkit_answer *answer);
+/* The answer to what is not a request. */
+void gd_nbdkit_request_refuse(const char *why, gd_nbdkit_answer *answer);
+
+#endif

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * settings.c - see settings.h.
+ */
+#include "nbdkit/settings.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A key whose value is a whole number. */
+typedef struct number_key {
+    const char *key;
+    size_t at; /* in gd_nbdkit_settings */
+    size_t size; /* 4 or 8 bytes */
+    uint64_t low, high;
+} number_key;
+
+#define NUMBER(key, field, low, high) \
+    {key, offsetof(gd_nbdkit_settings, field), \
+     sizeof((gd_nbdkit_settings *)0)->field, low, high}
+
+static const number_key numbers[] = {
+    NUMBER("block-size", params.block_size, 512, 65536),
+    NUMBER("cut-minimum", params.cut_minimum, 0, 65536),
+    NUMBER("cut-average", params.cut_average, 0, 65536),
+    NUMBER("group-slots", params.group_slots, GD_SLOTS_MIN, 32768),
+    NUMBER("segment-size", params.segment_size, 512, 1 << 20),
+    NUMBER("codec-level", params.codec_level, 0, 19),
+    NUMBER("threads", params.threads, 0, 64),
+    NUMBER("lock-timeout-ms", params.lock_timeout_ms, 0, 3600000),
+    NUMBER("reserve", params.reserve, 0, UINT64_C(1) << 50),
+    NUMBER("segment-cache", segment_cache, 0, UINT64_C(1) << 50),
+    NUMBER("filter-size", filter_size, 0, UINT64_C(1) << 50),
+};
+
+void
+gd_nbdkit_settings_init(gd_nbdkit_settings *settings)
+{
+    memset(settings, 0, sizeof *settings);
+    settings->filter_size = UINT64_C(64) << 20;
+    settings->segment_cache = UINT64_C(64) << 20;
+    settings->params.codec = GD_CODEC_LZ4;
+    settings->params.threads = 2;
+    settings->params.lock_timeout_ms = 30000;
+    settings->params.reserve = UINT64_C(64) << 20;
+}
+
+void
+gd_nbdkit_settings_release(gd_nbdkit_settings *settings)
+{
+    free(settings->repository);
+    free(settings->volume);
+    free(settings->filter);
+    memset(settings, 0, sizeof *settings);
+}
+
+static gd_status
+set_number(gd_nbdkit_settings *settings, const number_key *found,
+           const char *value, gd_error *err)
+{
+    char *end;
+    errno = 0;
+    unsigned long long number = strtoull(value, &end, 10);
+    if (!isdigit((unsigned char)value[0]) || *end != '\0' || errno != 0 ||
+        number < found->low || number > found->high) {
+        return gd_fail(err, GD_INVALID,
+                       "%s: '%.40s' is not a number from %llu to %llu",
+                       found->key, value, (unsigned long long)found->low,
+                       (unsigned long long)found->high);
+    }
+    char *at = (char *)settings + found->at;
+    if (found->size == sizeof(uint32_t)) {
+        uint32_t small = (uint32_t)number;
+        memcpy(at, &small, sizeof small);
+    } else {
+        uint64_t large = number;
+        memcpy(at, &large, sizeof large);
+    }
+    return GD_OK;
+}
+
+static gd_status
+set_text(char **text, const char *value, gd_error *err)
+{
+    char *copy = strdup(value);
+    if (copy == NULL) {
+        return gd_fail(err, GD_NOMEM, "no memory for the settings");
+    }
+    free(*text);
+    *text = copy;
+    return GD_OK;
+}
+
+/* A value that is one of two words; *second: whether it is the second. */
+static gd_status
+set_choice(bool *second, const char *key, const char *value,
+           const char *words[2], gd_error *err)
+{
+    *second = strcmp(value, words[1]) == 0;
+    if (!*second && strcmp(value, words[0]) != 0) {
+        return gd_fail(err, GD_INVALID, "%s: '%.40s' is neither %s nor %s",
+                       key, value, words[0], words[1]);
+    }
+    return GD_OK;
+}
+
+static gd_status
+set_id(gd_nbdkit_settings *settings, const char *value, gd_error *err)
+{
+    uint8_t *id = settings->params.repository_id;
+    size_t length = strlen(value);
+    if (length != 2 * GD_ID_SIZE ||
+        strspn(value, "0123456789abcdef") != length) {
+        return gd_fail(err, GD_INVALID,
+                       "repository-id has not 32 hexadecimal digits");
+    }
+    for (unsigned i = 0; i < GD_ID_SIZE; i++) {
+        char digits[3] = {value[2 * i], value[2 * i + 1], '\0'};
+        id[i] = (uint8_t)strtoul(digits, NULL, 16);
+    }
+    settings->has_id = true;
+    return GD_OK;
+}
+
+static gd_status
+set_digest(gd_params *params, const char *value, gd_error *err)
+{
+    if (strlen(value) >= sizeof params->digest) {
+        return gd_fail(err, GD_INVALID, "there is no digest '%.40s'", value);
+    }
+    strcpy(params->digest, value);
+    return GD_OK;
+}
+
+gd_status
+gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
+                       const char *value, gd_error *err)
+{
+    static const char *compare[2] = {"hash", "value"};
+    static const char *yes[2] = {"no", "yes"};
+    gd_params *params = &settings->params;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (strcmp(key, numbers[i].key) == 0) {
+            return set_number(settings, &numbers[i], value, err);
+        }
+    }
+    if (strcmp(key, "repository") == 0) {
+        return set_text(&settings->repository, value, err);
+    } else if (strcmp(key, "volume") == 0) {
+        return set_text(&settings->volume, value, err);
+    } else if (strcmp(key, "filter") == 0) {
+        return set_text(&settings->filter, value, err);
+    } else if (strcmp(key, "repository-id") == 0) {
+        return set_id(settings, value, err);
+    } else if (strcmp(key, "fingerprint") == 0) {
+        return set_digest(params, value, err);
+    } else if (strcmp(key, "codec") == 0) {
+        return gd_codec_parse(value, &params->codec, err);
+    } else if (strcmp(key, "compare") == 0) {
+        return set_choice(&params->by_value, key, value, compare, err);
+    } else if (strcmp(key, "codec-yields") == 0) {
+        return set_choice(&params->codec_yields, key, value, yes, err);
+    } else if (strcmp(key, "direct-io") == 0) {
+        return set_choice(&params->direct_io, key, value, yes, err);
+    }
+    return gd_fail(err, GD_INVALID, "there is no key '%.40s'", key);
+}
+
+gd_status
+gd_nbdkit_settings_check(const gd_nbdkit_settings *settings, gd_error *err)
+{
+    const gd_params *params = &settings->params;
+    const char *missing =
+        settings->repository == NULL ? "repository"
+        : settings->volume == NULL   ? "volume"
+        : !settings->has_id          ? "repository-id"
+        : params->block_size == 0    ? "block-size"
+        : params->group_slots == 0   ? "group-slots"
+        : params->segment_size == 0  ? "segment-size"
+        : params->digest[0] == '\0'  ? "fingerprint"
+                                     : NULL;
+    if (missing != NULL) {
+        return gd_fail(err, GD_INVALID,
+                       "the key %s is missing: start this plugin with "
+                       "'glance-dedup volume serve'",
+                       missing);
+    }
+    /* The server tells clients of it as the preferred size. */
+    if ((params->block_size & (params->block_size - 1)) != 0) {
+        return gd_fail(err, GD_INVALID,
+                       "block-size: %u is not a power of two",
+                       params->block_size);
+    }
+    return GD_OK;
+}

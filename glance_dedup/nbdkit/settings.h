@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * settings.h - the keys of nbdkit's command line.
+ *
+ * `glance-dedup volume serve` writes them: it reads repository.json, so the
+ * plugin parses no JSON.  Every number is checked here again, as anybody can
+ * start nbdkit.
+ */
+#ifndef GD_NBDKIT_SETTINGS_H
+#define GD_NBDKIT_SETTINGS_H
+
+#include "engine/format/params.h"
+
+/* The text for nbdkit --help. */
+#define GD_NBDKIT_KEYS \
+    "repository=DIR         (required) The repository's directory.\n" \
+    "volume=NAME            (required) The volume.\n" \
+    "repository-id=DIGITS   (required) From repository.json, as are\n" \
+    "block-size, group-slots, segment-size, fingerprint, compare (required),\n" \
+    "cut-minimum and cut-average.\n" \
+    "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
+    "reserve, segment-cache, filter, filter-size: how to store and read."
+
+typedef struct gd_nbdkit_settings {
+    char *repository; /* an absolute path */
+    char *volume;
+    char *filter; /* the filter's file; NULL: use none */
+    uint64_t filter_size;   /* bytes of a new filter */
+    uint64_t segment_cache; /* bytes */
+    bool has_id;
+    gd_params params;
+} gd_nbdkit_settings;
+
+void gd_nbdkit_settings_init(gd_nbdkit_settings *settings);
+void gd_nbdkit_settings_release(gd_nbdkit_settings *settings);
+/* GD_INVALID for an unknown key or a value out of its bounds. */
+gd_status gd_nbdkit_settings_set(gd_nbdkit_settings *settings,
+                                 const char *key, const char *value,
+                                 gd_error *err);
+/* GD_INVALID if a key that is required is missing. */
+gd_status gd_nbdkit_settings_check(const gd_nbdkit_settings *settings,
+                                   gd_error *err);
+
+#endif

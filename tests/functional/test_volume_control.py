@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The control socket of a served volume, its client, and hostile peers."""
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from glance_dedup.base import exceptions
+from glance_dedup.client import volume_control
+from tests.support import daemons
+from tests.support import nbd
+from tests.support import repositories
+from tests.support import volumes
+
+MIB = 1 << 20
+SIZE = 4 * MIB
+#: A user that has nothing to do with the repository.
+STRANGER = 12345
+#: Seconds that the server waits for a request (control.h).
+PATIENCE = 5
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return repositories.create(tmp_path / 'repository', group_slots=512)
+
+
+@pytest.fixture
+def server(repository, tmp_path):
+    volumes.create(repository, 'disk', SIZE)
+    with volumes.Server(repository, tmp_path) as found:
+        yield found.start()
+
+
+def image(server, image_id):
+    with repositories.open_repository(server.repository) as repo:
+        return repositories.read_all(repo, image_id)
+
+
+# -- requests -----------------------------------------------------------------
+
+def test_status(server):
+    with server.session() as session:
+        volumes.write(session, 0, b'x' * 1000)
+        volumes.ask(session, nbd.TRIM, 500, 100)
+        session.read(0, 10)
+    found = server.control.status()
+    assert found['size'] == str(SIZE) and found['broken'] == ''
+    assert found['pid'] == str(server.process.pid)
+    assert found['project'] == found['source'] == ''
+    assert found['written'] == '1000' and found['zeroed'] == '100'
+    assert found['read'] == '10' and found['journal_records'] == '2'
+    assert int(found['journal_bytes']) > 1000
+    server.control.checkpoint()
+    assert server.number('journal_records') == 0
+
+
+def test_snapshot(server):
+    data = repositories.mixture(SIZE, 5)
+    with server.session() as session:
+        volumes.write(session, 0, data)
+        found = server.control.snapshot('one', 'a project')
+        assert found['image_id'] == 'one' and found['size'] == str(SIZE)
+        volumes.write(session, 100, b'changed')
+        assert image(server, 'one') == data
+        with pytest.raises(exceptions.ImageExists, match='one'):
+            server.control.snapshot('one')
+        server.control.snapshot('two')
+        assert image(server, 'two') == (
+            data[:100] + b'changed' + data[107:])
+    with repositories.open_repository(server.repository) as repo:
+        assert repo.stat('one').project == 'a project'
+        assert repo.stat('one').upload_id == found['upload_id']
+        assert repo.stat('two').new_bytes == 0
+    for wrong in ('', 'a/b', 'x' * 129, '..'):
+        with pytest.raises(exceptions.InvalidParameter):
+            server.control.snapshot(wrong)
+    with pytest.raises(exceptions.InvalidParameter):
+        server.control.snapshot('three', 'x' * 129)
+
+
+@pytest.mark.parametrize('count', [
+    25, pytest.param(1000, marks=[pytest.mark.long,
+                                  pytest.mark.timeout(3600)])])
+def test_snapshots_are_of_one_moment(server, count):
+    """Of two writes in order, in two parts, never the second alone."""
+    ended = threading.Event()
+
+    def write():
+        with server.session() as session:
+            n = 0
+            while not ended.is_set():
+                n += 1
+                volumes.write(session, 0, n.to_bytes(8))
+                volumes.write(session, 3 * MIB, n.to_bytes(8))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for n in range(count):
+            server.control.snapshot(f'image-{n}')
+            found = image(server, f'image-{n}')
+            first = int.from_bytes(found[:8])
+            second = int.from_bytes(found[3 * MIB:3 * MIB + 8])
+            assert second <= first <= second + 1
+    finally:
+        ended.set()
+        writer.join(nbd.LIMIT)
+    assert first > count
+
+
+def test_resize(server):
+    with server.session() as old:
+        volumes.write(old, SIZE - 10, b'the end...')
+        server.control.resize(SIZE + 2 * MIB)
+        with server.session() as session:
+            assert session.size == SIZE + 2 * MIB
+            assert session.read(SIZE - 10, 20) == b'the end...' + bytes(10)
+            volumes.write(session, SIZE + MIB, b'beyond')
+            server.control.resize(SIZE - 2 * MIB)
+            # It still believes in the larger size.
+            error, _ = session.answer(nbd.READ, SIZE, 1)
+            assert error == nbd.EINVAL
+            error, _ = session.answer(nbd.WRITE, SIZE, 1, data=b'x')
+            assert error == nbd.EINVAL
+        server.control.resize(SIZE + 2 * MIB)
+        with server.session() as session:
+            assert not any(session.read(SIZE - 2 * MIB, 4 * MIB))
+    for wrong in (0, 1, SIZE + 1, 1 << 47, -1):
+        with pytest.raises(exceptions.InvalidParameter):
+            server.control.resize(wrong)
+    assert server.number('size') == SIZE + 2 * MIB
+
+
+# -- the socket ---------------------------------------------------------------
+
+def test_no_server(server):
+    server.kill()
+    control = server.repository / 'volumes/disk/control'
+    assert control.exists()
+    with pytest.raises(volume_control.NotServed, match='no process serves'):
+        server.control.status()
+    # The next owner replaces it.
+    server.start()
+    assert server.control.status()['pid'] == str(server.process.pid)
+    assert control.stat().st_mode & 0o777 == 0o600
+    server.stop()
+    assert not control.exists()
+    with pytest.raises(volume_control.NotServed):
+        server.control.status()
+    with pytest.raises(volume_control.NotServed, match='there is no volume'):
+        volume_control.VolumeControl(str(server.repository), 'x').status()
+
+
+def test_a_long_path(tmp_path):
+    """An address of a socket has room for 107 bytes."""
+    place = tmp_path / ('d' * 100) / ('e' * 100)
+    place.mkdir(parents=True)
+    path = repositories.create(place / 'repository', group_slots=512)
+    name = 'n' * 64
+    volumes.create(path, name, SIZE)
+    with volumes.Server(path, tmp_path, name) as server:
+        server.start()
+        assert server.control.status()['size'] == str(SIZE)
+        server.stop()
+        assert not (path / 'volumes' / name / 'control').exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='other users need root')
+@pytest.mark.parametrize('shared', [False, True])
+def test_other_users(tmp_path, shared):
+    """Those of the group, if it shares the repository, and no others."""
+    path = repositories.create(tmp_path / 'repository', group_slots=512,
+                               group_access=shared)
+    directory = volumes.create(path, 'disk', SIZE)
+    with volumes.Server(path, tmp_path) as server:
+        server.start()
+        control = directory / 'control'
+        assert control.stat().st_mode & 0o777 == (0o660 if shared else 0o600)
+        # Let only the server itself judge.
+        control.chmod(0o666)
+        for place in (directory, *directory.parents):
+            if place == tmp_path.parents[-1]:
+                break
+            place.chmod(place.stat().st_mode | 0o011)
+        answer = daemons.connect_as(str(control), STRANGER, b'status\n')
+        # The stranger keeps our group.
+        assert answer == (b'ok\npid ' + b'%d' % server.process.pid)[:9] if (
+            shared) else answer == b''
+
+
+# -- hostile peers ------------------------------------------------------------
+
+def raw(server, data, shut=True):
+    """What comes for these bytes."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(2 * PATIENCE)
+        connect(server, sock)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(data)
+            if shut:
+                sock.shutdown(socket.SHUT_WR)
+        answer = b''
+        with contextlib.suppress(ConnectionResetError):
+            while piece := sock.recv(65536):
+                answer += piece
+        return answer
+
+
+def connect(server, sock):
+    directory = os.open(server.repository / 'volumes' / server.name,
+                        os.O_PATH)
+    try:
+        sock.connect(f'/proc/self/fd/{directory}/control')
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize('data', [
+    b'', b'\n', b' status\n', b'status \n', b'status x\n', b'STATUS\n',
+    b'status', b'status\nstatus\n', b'status\r\n', b'sta\0tus\n', b'\xff\n',
+    b'resize\n', b'resize \n', b'resize -1\n', b'resize 1e9\n',
+    b'resize 99999999999999999999999\n', b'resize 512 512\n',
+    b'snapshot\n', b'snapshot  x\n', b'snapshot \x1b[2J\n',
+    b'checkpoint now\n', b'delete\n', b'x' * 511 + b'\n', b'x' * 512 + b'\n',
+    b'x' * 100_000, b'%s%n%x\n', b'snapshot ' + b'x' * 300 + b'\n'])
+def test_what_is_no_request(server, data):
+    answer = raw(server, data)
+    assert answer.startswith(b'error invalid ') and answer.endswith(b'\n\n')
+    assert answer.count(b'\n') == 2
+    assert server.number('size') == SIZE
+
+
+def test_any_bytes(server):
+    rng = random.Random(3)
+    words = [b'status', b'snapshot', b'resize', b'checkpoint', b' ', b'\n',
+             b'512', b'\0', b'image']
+    for _ in range(300):
+        data = b''.join(rng.choice([*words, rng.randbytes(rng.randrange(9))])
+                        for _ in range(rng.randrange(8)))
+        answer = raw(server, data)
+        assert answer.startswith((b'ok\n', b'error ')), data
+        assert answer.endswith(b'\n\n')
+    assert server.is_up()
+    assert 'error' not in server.text()
+
+
+def test_half_a_line_and_slow_ones(server):
+    start = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as sock:
+        connect(server, sock)
+        sock.settimeout(2 * PATIENCE)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() < start + 2 * PATIENCE:
+                sock.sendall(b'x')
+                time.sleep(0.1)
+        assert PATIENCE - 1 < time.monotonic() - start < PATIENCE + 3
+
+
+def test_silent_clients(server):
+    """They hold their places for some seconds, and only theirs."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(30):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connect(server, sock)
+        # The disk is not held up.
+        with server.session() as session:
+            volumes.write(session, 0, b'x')
+        start = time.monotonic()
+        assert server.number('size') == SIZE
+        assert time.monotonic() - start < 3 * PATIENCE
+        # Nor is the server's end.
+        for _ in range(30):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            connect(server, sock)
+        start = time.monotonic()
+        server.stop()
+        assert time.monotonic() - start < PATIENCE
+
+
+def test_clients_that_take_no_answer(server):
+    for _ in range(100):
+        with socket.socket(socket.AF_UNIX) as sock:
+            connect(server, sock)
+            sock.sendall(b'status\n')
+    assert server.number('size') == SIZE
+
+
+# -- a server that lies -------------------------------------------------------
+
+@pytest.mark.parametrize('answer, error', [
+    (b'', volume_control.NotServed), (b'ok\n', volume_control.NotServed),
+    (b'o', volume_control.NotServed), (b'\n\n', volume_control.NotServed),
+    (b'okay\n\n', volume_control.NotServed),
+    (b'x' * 100_000, volume_control.NotServed),
+    (b'error nospace full\n\n', exceptions.NoSpaceError),
+    (b'error busy x\n\n', exceptions.BusyError),
+    (b'error other x\n\n', exceptions.StorageError),
+    (b'error\n\n', exceptions.StorageError), (None, volume_control.NotServed)])
+def test_answers(tmp_path, answer, error):
+    directory = tmp_path / 'volumes' / 'disk'
+    directory.mkdir(parents=True)
+    ended = threading.Event()
+
+    def serve(listener):
+        with listener.accept()[0] as sock:
+            sock.recv(100)
+            if answer is None:
+                ended.wait(10)
+            else:
+                with contextlib.suppress(OSError):
+                    sock.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(directory / 'control'))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        control = volume_control.VolumeControl(str(tmp_path), 'disk', 0.5)
+        try:
+            with pytest.raises(error):
+                control.status()
+        finally:
+            ended.set()
+            thread.join(10)
+
+
+def test_requests_that_cannot_be_sent(tmp_path):
+    control = volume_control.VolumeControl(str(tmp_path), 'disk')
+    for request in (lambda: control.snapshot('a b'),
+                    lambda: control.snapshot('a', 'two\nlines')):
+        with pytest.raises(exceptions.InvalidParameter):
+            request()

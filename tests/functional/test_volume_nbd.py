@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Volumes as disks: nbdkit with our plugin, libnbd's and others' clients."""
+
+import json
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dedupd.tasks import collector
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.cli import volumeserve
+from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.support import certificates
+from tests.support import daemons
+from tests.support import disks
+from tests.support import maintenance
+from tests.support import nbd
+from tests.support import ports
+from tests.support import repositories
+from tests.support import volumes
+
+MIB = 1 << 20
+SECTOR = 512
+SIZE = 5 * MIB + 3 * SECTOR
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return repositories.create(tmp_path / 'repository', group_slots=512)
+
+
+@pytest.fixture
+def server(repository, tmp_path):
+    volumes.create(repository, 'disk', SIZE)
+    with volumes.Server(repository, tmp_path) as found:
+        yield found.start()
+
+
+def run(program, *arguments, status=0, limit=120):
+    nbd.need(program)
+    done = subprocess.run(
+        [program, *map(str, arguments)], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=limit)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout
+
+
+# -- others' clients ----------------------------------------------------------
+
+def test_facts(server):
+    found, = json.loads(run('nbdinfo', '--json', server.uri))['exports']
+    assert found['export-size'] == SIZE and not found['is_read_only']
+    for able in ('multi_conn', 'flush', 'fua', 'trim', 'zero', 'fast_zero',
+                 'cache', 'df'):
+        assert found[f'can_{able}'], able
+    assert (found['block_size_minimum'], found['block_size_preferred'],
+            found['block_size_maximum']) == (1, 4096, 32 * MIB)
+    listed = json.loads(run('nbdinfo', '--list', '--json', server.uri))
+    assert [e['export-name'] for e in listed['exports']] == ['disk']
+    # The default export is the volume, too; there are no others.
+    run('nbdinfo', f'nbd+unix:///?socket={server.socket}')
+    run('nbdinfo', f'nbd+unix:///other?socket={server.socket}', status=1)
+
+
+def test_nbdcopy(server, tmp_path):
+    """There and back, and what is zeros is not copied."""
+    data = repositories.mixture(SIZE - 2 * MIB, 3) + bytes(2 * MIB)
+    (tmp_path / 'image').write_bytes(data)
+    run('nbdcopy', '--flush', tmp_path / 'image', server.uri)
+    run('nbdcopy', server.uri, tmp_path / 'back')
+    assert (tmp_path / 'back').read_bytes() == data
+    assert os.stat(tmp_path / 'back').st_blocks * 512 < SIZE - MIB
+    assert server.number('written') < SIZE - MIB
+    server.stop()
+    repositories.need_clean(server.repository)
+    server.start()
+    run('nbdcopy', server.uri, tmp_path / 'again')
+    assert (tmp_path / 'again').read_bytes() == data
+
+
+@pytest.mark.parametrize('seconds, depth', [
+    (4, 16), pytest.param(1800, 16, marks=[
+        pytest.mark.long, pytest.mark.timeout(2400)])])
+def test_fio(repository, tmp_path, seconds, depth):
+    """Random writes, each verified when it is read."""
+    volumes.create(repository, 'disk', 64 * MIB, 16 * MIB)
+    with volumes.Server(repository, tmp_path) as server:
+        server.start()
+        text = run(
+            'fio', '--name=random', '--ioengine=nbd', f'--uri={server.uri}',
+            '--rw=randwrite', '--bs=4k',
+            f'--iodepth={depth}', '--size=64m', '--fsync=32',
+            '--time_based', f'--runtime={seconds}', '--randseed=7',
+            '--verify=xxhash', '--verify_fatal=1', '--verify_backlog=512',
+            '--output-format=json', limit=seconds + 300)
+        job, = json.loads(text[text.index('{'):])['jobs']
+        assert job['error'] == 0 and job['write']['total_ios'] > 200
+        server.stop()
+    repositories.need_clean(repository)
+
+
+# -- an oracle ----------------------------------------------------------------
+
+class Oracle:
+    """A volume and what it must hold; each request is checked."""
+
+    def __init__(self, server, seed):
+        self.server = server
+        self.model = bytearray(SIZE)
+        self.rng = random.Random(seed)
+        self.sessions = []
+
+    def connect(self):
+        for session in self.sessions:
+            session.close()
+        self.sessions = [self.server.session() for _ in range(3)]
+
+    def some(self):
+        """A range of any alignment; most are short."""
+        longest = self.rng.choice([3, 700, 5000, 70_000, 300_000])
+        length = self.rng.randrange(1, longest)
+        offset = self.rng.choice([
+            self.rng.randrange(SIZE - length),
+            # Across the border of two parts, and at the end.
+            self.rng.randrange(1, 6) * MIB - length // 2, SIZE - length])
+        return min(offset, SIZE - length), length
+
+    def data(self, length):
+        rng = self.rng
+        return rng.choice([
+            lambda: rng.randbytes(length), lambda: bytes(length),
+            # What the store may have already.
+            lambda: repositories.noise(length, rng.randrange(5))])()
+
+    def step(self):
+        rng, session = self.rng, self.rng.choice(self.sessions)
+        offset, length = self.some()
+        end = offset + length
+        flags = rng.choice([0, 0, 0, volumes.FUA])
+        kind = rng.choice(['read', 'read', 'write', 'write', 'write', 'trim',
+                           'zero', 'flush', 'cache', 'extents'])
+        if kind == 'read':
+            assert session.read(offset, length) == self.model[offset:end]
+        elif kind == 'write':
+            data = self.data(length)
+            volumes.write(session, offset, data, flags)
+            self.model[offset:end] = data
+        elif kind in ('trim', 'zero'):
+            if kind == 'zero':
+                flags |= rng.choice([0, volumes.NO_HOLE, volumes.FAST_ZERO])
+            volumes.ask(session, nbd.TRIM if kind == 'trim' else nbd.ZEROES,
+                        offset, length, flags=flags)
+            self.model[offset:end] = bytes(length)
+        elif kind == 'extents':
+            self.check_extents(session, offset, length,
+                               rng.choice([0, nbd.ONE]))
+        else:
+            volumes.ask(session, nbd.FLUSH if kind == 'flush' else nbd.CACHE,
+                        *((0, 0) if kind == 'flush' else (offset, length)))
+
+    def check_extents(self, session, offset, length, flags=0):
+        found = volumes.ask(session, nbd.STATUS, offset, length, flags=flags)
+        assert flags == 0 or len(found) == 1
+        at = offset
+        for count, status in found:
+            assert count and status in (0, 3)
+            assert not status or not any(self.model[at:at + count])
+            at += count
+        assert at >= offset + length if flags == 0 else at > offset
+
+    def check(self):
+        for session in self.sessions:
+            assert session.read(0, SIZE) == self.model
+            self.check_extents(session, 0, SIZE)
+
+
+@pytest.mark.parametrize('seed, steps', [
+    (1, 1200), pytest.param(2, 1_000_000, marks=[
+        pytest.mark.long, pytest.mark.timeout(7200)])])
+def test_oracle(server, seed, steps):
+    oracle = Oracle(server, seed)
+    oracle.connect()
+    for step in range(steps):
+        oracle.step()
+        if step % 150 == 70:
+            server.control.checkpoint()
+        if step % 400 == 399:
+            oracle.check()
+            oracle.rng.choice([server.stop, server.kill])()
+            server.start()
+            oracle.connect()
+            oracle.check()
+    oracle.check()
+    server.stop()
+    repositories.need_clean(server.repository)
+
+
+def test_overlapping_writes_at_once(server):
+    """A record is written whole, whatever is written beside it."""
+    length, rounds = 60_000, 60
+    wrong = []
+
+    def work(seed):
+        rng = random.Random(seed)
+        with server.session() as session:
+            for _ in range(rounds):
+                volumes.write(session, 12_345, bytes([rng.randrange(256)])
+                              * length)
+                found = session.read(12_345, length)
+                if found != found[:1] * length:
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(nbd.LIMIT)
+    assert not wrong
+    assert 'error' not in server.text()
+
+
+def test_many_requests_at_once(server):
+    """On one connection, answered in any order."""
+    count, length = 256, 3000
+    expected = [repositories.noise(length, n) for n in range(count)]
+    with server.session() as session:
+        for cookie in range(count):
+            session.send_request(nbd.WRITE, cookie * length, length,
+                                 cookie=cookie, data=expected[cookie])
+        replies = [session.reply({n: 0 for n in range(count)})
+                   for _ in range(count)]
+        assert sorted(cookie for cookie, _, _ in replies) == [*range(count)]
+        assert not any(error for _, error, _ in replies)
+        assert session.read(0, count * length) == b''.join(expected)
+
+
+# -- what is durable ----------------------------------------------------------
+
+@pytest.mark.parametrize('seed', range(3))
+def test_killed(server, seed):
+    """What was flushed is there; of the rest each sector is old or new."""
+    rng = random.Random(seed)
+    history = [[bytes(SECTOR)] for _ in range(64)]
+
+    def writing(session, sector):
+        data = rng.randbytes(SECTOR)
+        history[sector].append(data)
+        session.send_request(nbd.WRITE, sector * SECTOR, SECTOR, data=data)
+
+    for _ in range(3):
+        with server.session() as session:
+            for _ in range(rng.randrange(1, 40)):
+                writing(session, rng.randrange(64))
+                session.reply({1: 0})
+            volumes.ask(session, nbd.FLUSH)
+            for states in history:
+                del states[:-1]
+            if rng.random() < 0.5:
+                server.control.checkpoint()
+            for _ in range(rng.randrange(20)):
+                writing(session, rng.randrange(64))
+            time.sleep(rng.random() / 50)
+            server.kill()
+        server.start()
+        with server.session() as session:
+            found = session.read(0, 64 * SECTOR)
+        for sector, states in enumerate(history):
+            now = found[sector * SECTOR:(sector + 1) * SECTOR]
+            assert now in states, sector
+            states[:] = [now]
+
+
+def test_fua_and_flush_are_counted(server):
+    with server.session() as session:
+        before = server.number('flushes')
+        volumes.write(session, 0, b'x', volumes.FUA)
+        volumes.ask(session, nbd.TRIM, 0, 1, flags=volumes.FUA)
+        volumes.ask(session, nbd.ZEROES, 0, 1, flags=volumes.FUA)
+        volumes.ask(session, nbd.FLUSH)
+        assert server.number('flushes') == before + 4
+        volumes.write(session, 0, b'x')
+        assert server.number('flushes') == before + 4
+
+
+def test_a_checkpoint_when_idle(server):
+    with server.session() as session:
+        volumes.write(session, 0, b'x' * 10_000)
+        assert server.number('journal_records') > 0
+        repositories.eventually(
+            lambda: not server.number('journal_records'), 20)
+        assert session.read(0, 10_000) == b'x' * 10_000
+    assert server.number('checkpoints') == 1
+
+
+def test_the_last_checkpoint(server):
+    """A client that stays connected does not keep the server from ending."""
+    with server.session() as session:
+        volumes.write(session, 0, b'x' * 10_000)
+        server.stop()
+    assert not (server.repository / 'volumes/disk/control').exists()
+    server.start()
+    assert server.number('journal_records') == 0
+    with server.session() as session:
+        assert session.read(0, 10_000) == b'x' * 10_000
+
+
+# -- clients that do harm -----------------------------------------------------
+
+def test_what_is_refused(server):
+    with server.session() as session:
+        for command in (nbd.READ, nbd.TRIM, nbd.ZEROES, nbd.CACHE,
+                        nbd.STATUS):
+            for offset, length in ((SIZE, 1), (SIZE - 1, 2), (1 << 63, 1)):
+                error, _ = session.answer(command, offset, length)
+                assert error in (nbd.EINVAL, volumes.ENOSPC), command
+        error, _ = session.answer(nbd.WRITE, SIZE - 1, 2, data=b'xy')
+        assert error in (nbd.EINVAL, volumes.ENOSPC)
+        assert session.read(SIZE - 1, 1) == b'\0'
+
+
+def test_garbage(server):
+    rng = random.Random(11)
+    for n in range(40):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(nbd.LIMIT)
+            sock.connect(str(server.socket))
+            sock.sendall(rng.randbytes(rng.randrange(1, 3000)))
+    for n in range(20):
+        # Into transmission; half a request, or half of its data.
+        with server.session() as session:
+            session.send_request(nbd.WRITE, 0, 1000, data=b'x' * n)
+            session.send(rng.randbytes(n))
+    with server.session() as session:
+        assert len(session.read(0, SIZE)) == SIZE
+        volumes.write(session, 0, b'still')
+        assert session.read(0, 5) == b'still'
+
+
+# -- the command --------------------------------------------------------------
+
+def command(repository, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+         repository, 'volume', 'serve', *map(str, arguments)],
+        cwd=daemons.ROOT, env={
+            **os.environ, 'PYTHONPATH': str(daemons.ROOT), **environment},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert 'Traceback' not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_a_second_owner(server, tmp_path):
+    status, text = command(server.repository, 'disk', '--nbd-socket',
+                           tmp_path / 'second')
+    assert status == 2 and 'the volume disk is in use' in text
+    assert not (tmp_path / 'second').exists()
+    # The engine refuses it, too, if nbdkit is started by hand.
+    line = pathlib.Path(f'/proc/{server.process.pid}/cmdline').read_bytes()
+    arguments = [word for word in line.decode().split('\0') if word]
+    done = subprocess.run(
+        [*arguments, '--unix', tmp_path / 'third'], capture_output=True,
+        text=True, timeout=60)
+    assert done.returncode == 1 and 'disk' in done.stderr, done.stderr
+    with server.session() as session:
+        volumes.write(session, 0, b'still')
+
+
+def test_the_socket(server, tmp_path):
+    """It has its mode; a dead one is replaced, and nothing else is."""
+    assert server.socket.stat().st_mode & 0o777 == 0o600
+    volumes.create(server.repository, 'other', SIZE)
+    status, text = command(server.repository, 'other', '--nbd-socket',
+                           server.socket)
+    assert status == 2 and 'another process serves' in text
+    (tmp_path / 'file').write_text('mine')
+    status, text = command(server.repository, 'other', '--nbd-socket',
+                           tmp_path / 'file')
+    assert status == 2 and 'is not a socket' in text
+    assert (tmp_path / 'file').read_text() == 'mine'
+    server.kill()
+    server.start('--socket-mode', '660')
+    assert server.socket.stat().st_mode & 0o777 == 0o660
+    server.session().close()
+
+
+def test_what_the_command_refuses(repository, tmp_path):
+    volumes.create(repository, 'disk', SIZE)
+    sock = tmp_path / 'sock'
+    for arguments, words in [
+            (['none', '--nbd-socket', sock], 'there is no volume none in'),
+            (['../disk', '--nbd-socket', sock], 'is no name of a volume'),
+            (['disk'], 'one of the arguments'),
+            (['disk', '--port', 1], '--port needs --tls-certificates'),
+            (['disk', '--port', 0], 'is not 1 to 65535'),
+            (['disk', '--nbd-socket', sock, '--address', '::1'],
+             '--address needs --port'),
+            (['disk', '--nbd-socket', 'x' * 100], 'longer than'),
+            (['disk', '--nbd-socket', tmp_path / 'no' / 'x'],
+             'cannot listen at'),
+            (['disk', '--nbd-socket', sock, '--socket-mode', '999'],
+             'is not a mode'),
+            (['disk', '--nbd-socket', sock, '--threads', 0],
+             'is not 1 to 256')]:
+        status, text = command(repository, *arguments)
+        assert status == 2 and words in text, (arguments, text)
+    status, text = command(repository, 'disk', '--nbd-socket', sock,
+                           PATH='/nowhere')
+    assert status == 2 and 'install the package nbdkit' in text
+    assert not sock.exists()
+
+
+def test_without_the_plugin(monkeypatch):
+    monkeypatch.setattr(volumeserve, 'PLUGIN', '/nowhere/plugin.so')
+    with pytest.raises(Exception, match='was not built. Install the package'):
+        volumeserve._find_programs()
+
+
+def test_a_damaged_volume(server):
+    """It is not served; the log says what is damaged."""
+    server.stop()
+    journal, = (server.repository / 'volumes/disk').glob('journal-*')
+    repositories.ruin(journal, 100)
+    status, text = command(server.repository, 'disk', '--nbd-socket',
+                           server.socket)
+    assert status == 1 and journal.name in text and 'damaged' in text
+
+
+@pytest.mark.parametrize('keys, words', [
+    (['block-size=4097'], 'is not a power of two'),
+    (['block-size=-1'], 'is not a number from 512 to 65536'),
+    (['block-size=4096x'], 'is not a number'),
+    (['repository-id=xyz'], 'has not 32 hexadecimal digits'),
+    (['compare=other'], 'is neither hash nor value'),
+    (['color=red'], "there is no key 'color'"),
+    (['codec=none'], 'the key repository is missing')])
+def test_keys(keys, words):
+    done = subprocess.run(
+        ['nbdkit', '-f', '-U', '-', volumeserve.PLUGIN,
+         *(['repository=/', 'volume=x', f'repository-id={"0" * 32}',
+            'group-slots=64', 'segment-size=4096', 'fingerprint=sha256']
+           if 'block-size=4097' in keys else []), *keys],
+        capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and words in done.stderr, done.stderr
+
+
+def test_tls(server, tmp_path):
+    """Over TCP; a client without a certificate of ours gets nothing."""
+    place = tmp_path / 'pki'
+    for authority in ('ours', 'theirs'):
+        directory = place / authority
+        directory.mkdir(parents=True)
+        signer = certificates.Authority(directory, 'ca-cert')
+        for name in ('server', 'client'):
+            both = pathlib.Path(signer.issue(name)).read_text()
+            at = both.index('-----BEGIN PRIVATE')
+            (directory / f'{name}-cert.pem').write_text(both[:at])
+            (directory / f'{name}-key.pem').write_text(both[at:])
+    server.stop()
+    port = ports.free_port()
+    server.start('--port', port, '--address', '127.0.0.1',
+                 '--tls-certificates', place / 'ours')
+    address = f'localhost:{port}/disk'
+    assert run('nbdinfo', '--size', f'nbds://{address}?tls-certificates='
+               f'{place / "ours"}') == f'{SIZE}\n'
+    for refused in (f'nbd://{address}', f'nbds://{address}?tls-certificates='
+                    f'{place / "theirs"}'):
+        run('nbdinfo', refused, status=1)
+
+
+# -- a full disk --------------------------------------------------------------
+
+def test_without_room(tmp_path):
+    """ENOSPC reaches the client; deleting and collecting make room again."""
+    filters = {'filter_dir': str(tmp_path / 'filter')}
+    with disks.mounted(tmp_path, 'ext4') as root:
+        repository = repositories.create(root / 'repository', group_slots=512)
+        with repositories.open_repository(repository, **filters) as repo:
+            repositories.put(repo, 'image', repositories.noise(12 * MIB, 1))
+            collect(repo)
+        volumes.create(repository, 'disk', 256 * MIB, 4 * MIB)
+        with volumes.Server(repository, tmp_path) as server:
+            server.start()
+            with server.session() as session:
+                volumes.write(session, 0, repositories.noise(2 * MIB, 2))
+                server.control.checkpoint()
+                volumes.write(session, MIB, repositories.noise(MIB, 3))
+                disks.fill_bytes(root)
+                at = 2 * MIB
+                error = 0
+                while not error and at < 200 * MIB:
+                    error, _ = session.answer(
+                        nbd.WRITE, at, 65536,
+                        data=repositories.noise(65536, at))
+                    at += 65536
+                assert error == volumes.ENOSPC
+                with pytest.raises(exceptions.NoSpaceError):
+                    server.control.checkpoint()
+                assert session.read(0, 2 * MIB) == (
+                    repositories.noise(2 * MIB, 2)[:MIB]
+                    + repositories.noise(MIB, 3))
+                # Nothing is said again and again.
+                assert server.text().count('error:') < 5, server.text()
+                with repositories.open_repository(
+                        repository, **filters) as repo:
+                    repo.delete('image')
+                    collect(repo)
+                volumes.write(session, 8 * MIB, b'x' * 4096, volumes.FUA)
+                server.control.checkpoint()
+                assert session.read(8 * MIB, 4096) == b'x' * 4096
+            server.stop()
+
+
+def collect(repo):
+    with maintainer_module.Maintainer(repo) as maintainer:
+        maintenance.account(maintainer)
+        collector.run_once(maintainer, task.Pace())

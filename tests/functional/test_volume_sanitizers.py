@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The plugin for nbdkit with all of the engine, under the sanitizers."""
+
+import concurrent.futures
+import pathlib
+import random
+import subprocess
+import threading
+
+import pytest
+
+from glance_dedup.base import exceptions
+from glance_dedup.client import volume_control
+from tests.support import nbd
+from tests.support import repositories
+from tests.support import volumes
+from tests.unit import test_c
+
+MIB = 1 << 20
+SIZE = 6 * MIB
+
+pytestmark = pytest.mark.slow
+
+# In place of nbdkit's own plugin, with the sanitizer's runtime for nbdkit
+# alone.
+BEFORE = '''
+import os
+from glance_dedup.cli import volumeserve
+volumeserve.PLUGIN = {plugin!r}
+os.environ['LD_PRELOAD'] = {runtime!r}
+'''
+
+
+@pytest.fixture(scope='module', params=['asan', 'tsan'])
+def plugin(request, tmp_path_factory):
+    """The sanitizer's name, the plugin, and the runtime."""
+    place = tmp_path_factory.mktemp('plugin')
+    flags = test_c.VARIANTS[request.param]
+    sources = [*test_c.sources(test_c.ENGINE),
+               *test_c.sources(test_c.ENGINE.parent / 'nbdkit')]
+
+    def build(source):
+        target = place / test_c.object_name(source)
+        subprocess.run([*test_c.COMPILE, *flags, '-fPIC', '-c', source, '-o',
+                        target], check=True, timeout=test_c.BUILD_TIMEOUT)
+        return target
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        objects = [*pool.map(build, sources)]
+    found = place / 'plugin.so'
+    subprocess.run(['gcc', '-shared', *flags, *objects, '-o', found,
+                    *test_c.LIBRARIES], check=True, timeout=60)
+    runtime = subprocess.run(
+        ['gcc', f'-print-file-name=lib{request.param}.so'], check=True,
+        capture_output=True, text=True, timeout=60).stdout.strip()
+    return request.param, found, str(pathlib.Path(runtime).resolve())
+
+
+@pytest.mark.timeout(900)
+def test_all_at_once(plugin, tmp_path):
+    """Writers, checkpoints, snapshots, resizes and the end, at once."""
+    kind, path, runtime = plugin
+    repository = repositories.create(tmp_path / 'repository', group_slots=512)
+    volumes.create(repository, 'disk', SIZE)
+    ended = threading.Event()
+    failed = []
+
+    def guarded(work):
+        def run():
+            try:
+                while not ended.is_set():
+                    work()
+            except Exception as e:
+                if not ended.is_set():
+                    failed.append(e)
+        return threading.Thread(target=run)
+
+    with volumes.Server(
+            repository, tmp_path,
+            before=BEFORE.format(plugin=str(path), runtime=runtime),
+            # nbdkit keeps memory and threads to its end.
+            ASAN_OPTIONS='detect_leaks=0', UBSAN_OPTIONS='print_stacktrace=1',
+            TSAN_OPTIONS='report_thread_leaks=0') as server:
+        server.start()
+        sessions = [server.session() for _ in range(3)]
+        threads = []
+        for n, session in enumerate(sessions):
+            rng = random.Random(n)
+            threads.append(guarded(
+                lambda session=session, rng=rng: requests(session, rng)))
+        count = iter(range(1_000_000))
+
+        def snapshot():
+            server.control.snapshot(f'image-{next(count)}')
+
+        def resize():
+            server.control.resize(SIZE + 512 * (next(count) % 9))
+            with pytest.raises(exceptions.InvalidParameter):
+                server.control.resize(3)
+
+        for work in (snapshot, resize, server.control.checkpoint,
+                     server.control.status):
+            threads.append(guarded(work))
+        for thread in threads:
+            thread.start()
+        ended.wait(15)
+        assert not failed, failed
+        # It ends in the middle of it all.
+        ended.set()
+        server.stop()
+        for thread in threads:
+            thread.join(nbd.LIMIT)
+        assert 'Sanitizer' not in server.text(), server.text()
+        assert 'runtime error' not in server.text(), server.text()
+        with pytest.raises(volume_control.NotServed):
+            server.control.status()
+    assert next(count) > 5
+
+
+def requests(session, rng):
+    offset = rng.randrange(SIZE - 100_000)
+    length = rng.randrange(1, 100_000)
+    volumes.write(session, offset, rng.randbytes(length),
+                  rng.choice([0, 0, volumes.FUA]))
+    session.read(*rng.choice([(offset, length), (0, 100_000)]))
+    volumes.ask(session, rng.choice([nbd.TRIM, nbd.ZEROES, nbd.CACHE,
+                                     nbd.STATUS]), offset, length)
