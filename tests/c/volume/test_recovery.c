@@ -562,6 +562,26 @@ test_spoiled_chain(void)
     }
 }
 
+/* A head claims that billions of journals are needed: no memory is taken for
+ * them. */
+static void
+test_long_chain(void)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_head head;
+    uint8_t raw[GD_VOLUME_HEAD];
+    model_setup(0);
+    CHECK_OK(model_create(P));
+    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    head.journal = UINT32_MAX;
+    gd_volume_head_encode(&head, raw);
+    gd_volume_journal_name("disk", UINT32_MAX, name);
+    scratch_write(&the_scratch, name, raw, sizeof raw, 0);
+    CHECK_INT(model_open(), GD_CORRUPT);
+    CHECK_CONTAINS(model_words(), "journal 2 of volume disk is missing");
+    model_teardown();
+}
+
 /* V8: journals that are not needed any more mean nothing when a crash brings
  * them back. */
 static void
@@ -667,6 +687,7 @@ main(int argc, char **argv)
     RUN(test_failed_write_is_overwritten);
     RUN(test_missing_recipe);
     RUN(test_spoiled_chain);
+    RUN(test_long_chain);
     RUN(test_old_journal_comes_back);
     RUN(test_deleting_is_durable_first);
     RUN(test_making_is_interrupted);
