@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/base/array.h"
+#include "engine/files/file.h"
 #include "engine/files/spool.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
@@ -197,14 +199,39 @@ find_needed(gd_volume *volume, gd_journal *newest, gd_error *err)
     return s;
 }
 
+/* Makes room for one more frozen journal, and for how far it must reach: a
+ * head may claim that billions are needed. */
+static gd_status
+reserve_frozen(gd_volume *volume, uint64_t **before, size_t *room,
+               gd_error *err)
+{
+    const gd_env *env = volume->repo->env;
+    size_t wanted = volume->frozen_count + 1;
+    uint64_t *lengths = gd_array_reserve(env, *before, room, wanted,
+                                         sizeof *lengths, err);
+    if (lengths == NULL) {
+        return GD_NOMEM;
+    }
+    *before = lengths;
+    gd_journal **frozen =
+        gd_array_reserve(env, volume->frozen, &volume->frozen_room, wanted,
+                         sizeof(gd_journal *), err);
+    if (frozen == NULL) {
+        return GD_NOMEM;
+    }
+    volume->frozen = frozen;
+    return GD_OK;
+}
+
 /* Opens the needed journals before the newest, oldest first, into frozen, and
  * fills in how far each must reach. */
 static gd_status
-open_needed(gd_volume *volume, gd_journal *newest, uint64_t *before,
+open_needed(gd_volume *volume, gd_journal *newest, uint64_t **before,
             gd_error *err)
 {
     gd_repo *repo = volume->repo;
-    gd_status s = GD_OK;
+    size_t room = 0;
+    gd_status s = reserve_frozen(volume, before, &room, err);
     uint32_t first = volume->head.needed;
     for (uint32_t n = first; s == GD_OK && n < newest->number; n++) {
         gd_volume_head head;
@@ -223,18 +250,20 @@ open_needed(gd_volume *volume, gd_journal *newest, uint64_t *before,
         }
         repo->env->release(repo->env, marks);
         if (n > first) {
-            before[n - first - 1] = head.before;
+            (*before)[n - first - 1] = head.before;
         }
         volume->frozen_count++;
         if (memcmp(head.volume_id, volume->head.volume_id, GD_ID_SIZE) != 0 ||
             head.part_size != volume->head.part_size) {
             s = gd_fail(err, GD_CORRUPT, "journal %u of volume %s is of "
                         "another volume", (unsigned)n, volume->name);
+        } else {
+            s = reserve_frozen(volume, before, &room, err);
         }
     }
     if (s == GD_OK) {
         if (newest->number > first) {
-            before[newest->number - first - 1] = volume->head.before;
+            (*before)[newest->number - first - 1] = volume->head.before;
         }
         volume->frozen[volume->frozen_count++] = newest;
     }
@@ -249,11 +278,6 @@ scan_journals(gd_volume *volume, const uint64_t *before, gd_error *err)
         recovery r = {.volume = volume,
                       .journal = volume->frozen[i],
                       .newest = i + 1 == volume->frozen_count};
-        if (!r.newest && before[i] == 0) {
-            return gd_fail(err, GD_CORRUPT, "journal %u of volume %s does not "
-                           "say where the one before it ends",
-                           (unsigned)r.journal->number + 1, volume->name);
-        }
         s = gd_journal_scan(r.journal, r.newest ? 0 : before[i], take_record,
                             &r, err);
     }
@@ -265,12 +289,8 @@ static gd_status
 recover(gd_volume *volume, gd_journal *newest, gd_error *err)
 {
     const gd_env *env = volume->repo->env;
-    size_t count = newest->number - volume->head.needed + (size_t)1;
-    volume->frozen = gd_calloc(env, count + 1, sizeof(gd_journal *), err);
-    uint64_t *before = gd_calloc(env, count, sizeof *before, err);
-    gd_status s = volume->frozen == NULL || before == NULL
-                      ? GD_NOMEM
-                      : open_needed(volume, newest, before, err);
+    uint64_t *before = NULL;
+    gd_status s = open_needed(volume, newest, &before, err);
     if (s == GD_OK) {
         s = scan_journals(volume, before, err);
     } else if (volume->frozen_count == 0 ||
@@ -314,10 +334,9 @@ begin_journal(gd_volume *volume, gd_error *err)
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
     head.needed = head.journal;
-    head.before = 0;
+    head.before = 0; /* what was read may be in the page cache only */
     if (volume->recovered) {
         head.needed = volume->head.needed;
-        head.before = volume->frozen[volume->frozen_count - 1]->end;
     } else {
         forget_frozen(volume);
         gd_overlay_clear(&volume->stale);
@@ -441,9 +460,12 @@ begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
     gd_journal *journal;
+    char directory[GD_NAME_SIZE];
     bool named;
     if (head->state != GD_VOLUME_READY) {
-        return GD_OK; /* it is unfinished already */
+        /* It is unfinished already, but perhaps not durably. */
+        gd_volume_directory(name, directory);
+        return gd_sync_dir(repo->env, repo->root, directory, err);
     }
     head->journal++;
     head->needed = head->journal;

@@ -36,7 +36,7 @@ struct gd_volume {
     gd_journal *active;
     gd_overlay fresh;    /* of the active journal */
     gd_journal **frozen; /* oldest first */
-    size_t frozen_count;
+    size_t frozen_count, frozen_room;
     gd_overlay stale;    /* of the frozen ones */
     bool recovered;      /* the frozen ones are of an owner before (V4) */
     bool held;           /* writes wait (resizing) */

@@ -298,10 +298,21 @@ def test_good_fields(repository, volume, fields):
 
 def test_needed_and_before_contradict(repository, volume):
     volume.journal().save()
-    journal = volume.journal(2, needed=1, before=0).save()
+    journal = volume.journal(2, needed=2, before=4096).save()
     assert only(repository).offset == 104
-    rewritten(journal, before=4097)
+    rewritten(journal, needed=1, before=4097)
     assert only(repository).offset == 104
+
+
+def test_an_end_that_was_not_durable(repository, volume):
+    first = volume.journal().data(0, noise(1)).data(512, noise(2))
+    first.data(0, noise(3)).data(512, noise(4)).save()
+    volume.journal(2, needed=1, before=0).data(0, noise(5)).save()
+    clean(repository)
+    os.truncate(first.path, first.end - 8)
+    clean(repository)
+    patch(first.path, first.ends[1] + 20, b'\xee')
+    assert only(repository).offset == first.ends[1]
 
 
 @pytest.mark.parametrize('fields, offset', [
