@@ -26,9 +26,9 @@ mapping
 from typing import Any
 
 class Repository:
-    def __init__(self, path: bytes, *, repository_id: bytes, block_size: int,
-                 group_slots: int, segment_size: int, fingerprint: str,
-                 by_value: bool, codec: str, codec_level: int, threads: int,
+    def __init__(self, path: bytes, *, major: int, repository_id: bytes,
+                 block_size: int, group_slots: int, segment_size: int,
+                 fingerprint: str, by_value: bool, codec: str, codec_level: int, threads: int,
                  lock_timeout_ms: int, allow_weak: bool = False,
                  reserve: int = 0, codec_yields: bool = False,
                  direct_io: bool = False, cut_minimum: int = 0,
@@ -46,6 +46,13 @@ class Repository:
     def statistics(self) -> dict[str, int]: ...
     def room(self) -> tuple[int, int]: ...
     def check_room(self, size: int) -> None: ...
+    def share_version(self, major: int) -> bool:
+        """Hold the lock of this major version of the format, shared, instead
+        of what the handle held before. False, and nothing has changed, if an
+        upgrade from that version is at work."""
+    def exclude_version(self) -> bool:
+        """Hold the lock of the handle's version alone, until it is shared
+        again. False if another handle has it."""
     def close(self) -> None: ...
 
     # Added for the daemon (segment cache):

@@ -42,7 +42,11 @@ class BusyError(RepositoryError):
 
 
 class VersionError(RepositoryError):
-    """The format has a newer major version than this program knows."""
+    """The format's version does not fit.
+
+    It has a newer major version than this program knows, or is older than what
+    was asked for needs.
+    """
 
 
 class InvalidParameter(RepositoryError, ValueError):

@@ -30,15 +30,16 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
              gd_params *params)
 {
     static char *names[] = {
-        "path",         "repository_id",   "block_size", "group_slots",
-        "segment_size", "fingerprint",     "by_value",   "codec",
-        "codec_level",  "threads",         "lock_timeout_ms",
-        "allow_weak",   "reserve",         "codec_yields",
-        "direct_io",    "cut_minimum",     "cut_average", NULL};
+        "path",         "major",           "repository_id", "block_size",
+        "group_slots",  "segment_size",    "fingerprint",   "by_value",
+        "codec",        "codec_level",     "threads",
+        "lock_timeout_ms",                 "allow_weak",    "reserve",
+        "codec_yields", "direct_io",       "cut_minimum",   "cut_average",
+        NULL};
     return PyArg_ParseTupleAndKeywords(
-        args, keywords, "O&y#IIIspsiII|pKppII", names, PyUnicode_FSConverter,
-        &raw->path, &raw->id, &raw->id_length, &params->block_size,
-        &params->group_slots, &params->segment_size, &raw->fingerprint,
+        args, keywords, "O&Iy#IIIspsiII|pKppII", names, PyUnicode_FSConverter,
+        &raw->path, &params->major, &raw->id, &raw->id_length,
+        &params->block_size, &params->group_slots, &params->segment_size, &raw->fingerprint,
         &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
         &params->lock_timeout_ms, &raw->allow_weak, &raw->reserve,
         &raw->codec_yields, &raw->direct_io, &params->cut_minimum,
@@ -326,8 +327,47 @@ repository_statistics(PyObject *object, PyObject *unused)
     return result;
 }
 
+/* share_version(major): gd_locks_share_version */
+static PyObject *
+repository_share_version(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    uint32_t major;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &major) ||
+        !gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_locks_share_version(self->repo->locks, major, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    return gd_py_not_busy(object, s, &err);
+}
+
+/* exclude_version(): gd_locks_exclude_version */
+static PyObject *
+repository_exclude_version(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    repository_object *self = (repository_object *)object;
+    gd_error err;
+    gd_status s;
+    if (!gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_locks_exclude_version(self->repo->locks, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    return gd_py_not_busy(object, s, &err);
+}
+
 static PyMethodDef repository_methods[] = {
     {"begin", gd_py_begin, METH_VARARGS, NULL},
+    {"share_version", repository_share_version, METH_VARARGS, NULL},
+    {"exclude_version", repository_exclude_version, METH_NOARGS, NULL},
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
     {"open_image", gd_py_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},

@@ -121,6 +121,7 @@ class _Checker:
                 f'{self.directories.path} is not a repository: it has no '
                 'repository.json')
         self.directories.check_own_mode()
+        has_volumes = self.directories.has_volumes(names)
         self.parameters = parameters.check(self.directories)
         if self.parameters:
             self.repository_id = bytes.fromhex(
@@ -131,6 +132,10 @@ class _Checker:
         self.directories.check_own_names(names)
         hashes.check(self.directories)
         locks.check(self.directories)
+        if self.parameters:
+            major = self.parameters['major']
+            self.directories.check_volumes(major, has_volumes)
+            locks.check_versions(self.directories, major)
         quarantined = len(self.directories.names('quarantine'))
         if quarantined:
             self.findings.find(

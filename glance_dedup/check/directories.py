@@ -15,8 +15,9 @@ from glance_dedup.check import format as form
 from glance_dedup.check import report
 
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+VOLUMES = 'volumes'             # must be there if the format has volumes
 # The maintainer's, and one for hashes: each is made when it is needed.
-OPTIONAL = ('catalog', 'spares', hashes.DIRECTORY)
+OPTIONAL = ('catalog', 'spares', hashes.DIRECTORY, VOLUMES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,
@@ -92,21 +93,31 @@ class Directories:
 
         :param names: what lies in the repository's own directory
         """
-        made = {'key', *DIRECTORIES}
+        directories = {*DIRECTORIES, VOLUMES}
+        made = {'key', *directories}
         if not made.intersection(names) or any(
                 name not in made and name != 'lost+found'
                 and not NEW_FILE.match(name) for name in names):
             return False
-        for name in set(names).intersection(DIRECTORIES) - {'locks'}:
-            with contextlib.suppress(OSError):
-                fd = self._open(name)
-                try:
-                    if not os.listdir(fd):
-                        continue
-                finally:
-                    os.close(fd)
-            return False
-        return True
+        return all(self._is_empty(name) for name in
+                   directories.intersection(names) - {'locks'})
+
+    def has_volumes(self, names: Iterable[str]) -> bool:
+        """Whether something is in the directory of volumes.
+
+        :param names: what lies in the repository's own directory
+        """
+        return VOLUMES in names and not self._is_empty(VOLUMES)
+
+    def _is_empty(self, name: str) -> bool:
+        """Whether a directory that is not open yet can be read, and is so."""
+        with contextlib.suppress(OSError):
+            fd = self._open(name)
+            try:
+                return not os.listdir(fd)
+            finally:
+                os.close(fd)
+        return False
 
     def check_own_names(self, names: Iterable[str]) -> None:
         """Report those in the repository's own directory that are unknown."""
@@ -131,6 +142,25 @@ class Directories:
             else:
                 self._opened[name] = fd
                 self.check_mode(os.fstat(fd), name, 0o700)
+
+    def check_volumes(self, major: int, used: bool) -> None:
+        """Report a directory of volumes that contradicts the format's version.
+
+        :param major: the major version in repository.json
+        :param used: whether something was in the directory before that was
+            read: no program puts anything there before the upgrade
+        """
+        if major >= form.WITH_VOLUMES:
+            if VOLUMES not in self:
+                self._find(
+                    form.DAMAGE, VOLUMES, None, 'the directory is missing, '
+                    f'which a repository of format {major}.x has')
+        elif used:
+            # An upgrade that was interrupted leaves an empty one.
+            self._find(
+                form.DAMAGE, VOLUMES, None, 'the directory is not empty, but '
+                f'repository.json has format {major}.x, which knows no '
+                'volumes: an older one was put in its place')
 
     def _open(self, name: str) -> int:
         return os.open(name, _OPENING | os.O_NOFOLLOW, dir_fd=self._root)

@@ -24,8 +24,11 @@ KIND = 'glance-dedup repository'
 LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'replication.json': ('glance-dedup replication', 'images', 1 << 20),
          'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20)}
-MAJOR = 1
+MAJOR = 1                       # of block groups and recipes
 MINOR = 1
+REPOSITORY_MAJOR = 2            # of repository.json, at most
+WITH_VOLUMES = 2                # its first one with volumes
+VERSION_BYTE = 1 << 35          # plus the major version, in locks/groups
 KEY_LENGTH = 82
 # Digests by which two different blocks can have equal fingerprints; some
 # have more names than these.

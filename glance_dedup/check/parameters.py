@@ -57,10 +57,10 @@ def _parse(text: bytes) -> dict:
     found = json_objects.load(text, form.KIND)
     # First: a newer version may have another checksum.
     major = found.get('major')
-    if type(major) is int and major > form.MAJOR:
+    if type(major) is int and major > form.REPOSITORY_MAJOR:
         raise exceptions.VersionError(
             f'repository.json has format {major}.{found.get("minor")}; this '
-            f'program reads {form.MAJOR}.x')
+            f'program reads up to {form.REPOSITORY_MAJOR}.x')
     json_objects.need_checksum(found)
     texts = ('kind', 'repository_id', 'cutting', 'fingerprint', 'compare',
              'checksum')
@@ -73,7 +73,7 @@ def _parse(text: bytes) -> dict:
             raise form.Damage(f'{key} is not of the type that it should be')
     block, segment = found['block_size'], found['segment_size']
     for key, holds in (
-            ('major', major == form.MAJOR),
+            ('major', found['major'] >= 1),
             ('minor', found['minor'] >= 0),
             ('repository_id', form.HEX_ID.match(found['repository_id'])),
             ('block_size', form.MIN_BLOCK <= block <= form.MAX_BLOCK

@@ -47,6 +47,11 @@ class Create(common.RepositoryCommand, show.ShowOne):
             'or only if their bytes are (value). xxh3-128 needs value, and '
             'its damaged blocks are not healed. Default: %(default)s.')
         parser.add_argument(
+            '--volumes', action='store_true',
+            help='Make a repository of format 2.0, which may have volumes. '
+            'Programs that know only format 1 refuse it. Default: format '
+            "1.1; 'repository upgrade --volumes' can change it later.")
+        parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
@@ -63,6 +68,7 @@ class Create(common.RepositoryCommand, show.ShowOne):
             segment_size=parsed_args.segment_size,
             fingerprint=parsed_args.fingerprint,
             compare=parsed_args.compare,
+            volumes=parsed_args.volumes,
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
@@ -74,7 +80,7 @@ def _described(path, parameters) -> dict:
     return {
         'path': os.path.abspath(path),
         'repository_id': parameters.repository_id,
-        'format': f'{parameters.major}.{parameters.minor}',
+        'format': parameters.version,
         'block_size': common.Size(parameters.block_size),
         'group_slots': parameters.group_slots,
         'segment_size': common.Size(parameters.segment_size),
@@ -217,11 +223,13 @@ class RebuildFilter(common.RepositoryCommand, show.ShowOne):
 
 
 class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
-    """Bring a repository to this program's version of the format.
+    """Bring a repository to a newer version of the format.
 
-    A repository of a newer major version is refused. If an upgrade is
-    necessary, stop the repository's daemon first. An interrupted upgrade goes
-    on when you start it again.
+    Without --volumes, the repository keeps its major version, and older
+    programs can go on using it. If an upgrade is necessary, stop the
+    repository's daemon first. An interrupted upgrade goes on when you start it
+    again. There is no way back. A repository of a newer major version than
+    this program knows is refused.
     """
 
     def get_parser(self, prog_name):
@@ -229,27 +237,35 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
         parser.add_argument(
             '--dry-run', action='store_true',
             help='Only tell what would be done.')
+        parser.add_argument(
+            '--volumes', action='store_true',
+            help='Go to format 2.0, so that the repository may have volumes. '
+            'Programs that know only format 1 refuse it from then on. First '
+            'upgrade the program on all hosts, and stop everything that has '
+            'the repository open: glance-api, dedupd, mounts and commands.')
         return parser
 
     def take_action(self, parsed_args):
+        from glance_dedup.repository import parameters
         from glance_dedup.repository import upgrade
 
         with self.open() as repo:
-            before = upgrade.version_of(repo)
-            steps = upgrade.plan(repo)
+            before = repo.parameters.version
+            steps = upgrade.plan(repo, parsed_args.volumes)
             done = bool(steps) and not parsed_args.dry_run
             if done:
-                steps = self._upgrade(repo)
+                steps = self._upgrade(repo, parsed_args.volumes)
             return common.shown({
                 'path': os.path.abspath(self.path),
-                'format': upgrade.words(upgrade.version_of(repo)),
-                'format_before': upgrade.words(before),
-                'format_of_program': upgrade.words(upgrade.CURRENT),
+                'format': repo.parameters.version,
+                'format_before': before,
+                'format_of_program': parameters.words(
+                    parameters.WITH_VOLUMES),
                 'steps': common.Words([step.what for step in steps]),
                 'result': 'done' if done else 'to be done' if steps
                 else 'nothing to do'})
 
-    def _upgrade(self, repo):
+    def _upgrade(self, repo, volumes):
         from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:
@@ -257,7 +273,9 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
                 progress.what = what
                 progress.update(done, total)
             try:
-                return upgrade.upgrade(repo, update)
+                return upgrade.upgrade(repo, update, volumes)
+            except upgrade.InUseError:
+                raise           # whose handle it is, the locks do not tell
             except exceptions.BusyError as e:
                 if self.daemon() is None or self.status is None:
                     raise

@@ -25,6 +25,8 @@ PARAMETERS_FILE = 'repository.json'
 CATALOG_RESERVE = 'catalog-reserve'
 _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
+#: In repositories whose format has volumes.
+VOLUMES = 'volumes'
 _LOCK_FILES = ('locks/groups', 'locks/images')
 
 
@@ -53,7 +55,8 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
         _need_fresh(path)
         access.settle(path, group_access)
         mode = access.file_mode(path)
-        for name in _DIRECTORIES:
+        for name in (*_DIRECTORIES,
+                     *([VOLUMES] if parameters.has_volumes else ())):
             access.make_directory(os.path.join(path, name),
                                   access.directory_mode(path))
         for name in _LOCK_FILES:
@@ -78,7 +81,7 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
 
 
 def _need_fresh(path: str) -> None:
-    ours = {_KEY_FILE, *_DIRECTORIES, 'lost+found'}
+    ours = {_KEY_FILE, *_DIRECTORIES, VOLUMES, 'lost+found'}
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
         raise exceptions.ImageExists(f'{path} is a repository already')
@@ -89,7 +92,7 @@ def _need_fresh(path: str) -> None:
             f'{path} is neither empty nor a repository: it holds '
             f'{strange[0]}')
     # With a new id, existing files would count as damaged.
-    for name in names & {'groups', 'images'}:
+    for name in names & {'groups', 'images', VOLUMES}:
         if os.listdir(os.path.join(path, name)):
             if os.path.lexists(os.path.join(path, PARAMETERS_FILE)):
                 # Another process was faster, and stores already.

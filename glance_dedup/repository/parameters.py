@@ -16,8 +16,12 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import hexids
 
-FORMAT_MAJOR = 1
-FORMAT_MINOR = 1
+Version = tuple[int, int]
+#: The version of new repositories, unless they are to have volumes. All
+#: programs of major version 1 can use it.
+DEFAULT: Version = (1, 1)
+#: The version of repositories with volumes, and the newest that is known.
+WITH_VOLUMES: Version = (2, 0)
 _KIND = 'glance-dedup repository'
 _GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
 #: The meaning of ``gear`` without numbers, and the block size for it.
@@ -43,6 +47,11 @@ def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
             f'{name}: {value!r} is not a power of two from {low} to {high}')
 
 
+def words(version: Version) -> str:
+    """A version of the format as people write it: ``1.1``."""
+    return f'{version[0]}.{version[1]}'
+
+
 def full_cutting(cutting: str) -> str:
     """A cutting as ``repository.json`` has it, with its numbers."""
     return GEAR if cutting == 'gear' else cutting
@@ -63,25 +72,29 @@ class Parameters:
     fingerprint: str
     compare: str
     cutting: str = 'fixed'
-    major: int = FORMAT_MAJOR
-    minor: int = FORMAT_MINOR
+    major: int = DEFAULT[0]
+    minor: int = DEFAULT[1]
 
     @classmethod
     def choose(cls, *, block_size: int | None = None,
                group_slots: int = 32768, segment_size: int = 65536,
                fingerprint: str = 'sha256', compare: str = 'hash',
-               cutting: str = 'fixed') -> 'Parameters':
+               cutting: str = 'fixed',
+               volumes: bool = False) -> 'Parameters':
         """Parameters of a new repository, with a new id.
 
         :param block_size: bytes; None: 4096, or with cutting by content 16384
         :param cutting: ``fixed``; ``gear``; or ``gear`` with the smallest and
             the average block's bytes, as in ``gear 2048 4096``
+        :param volumes: the repository may have volumes, so older programs
+            refuse it
         :raises InvalidParameter: for a value out of bounds
         """
         if block_size is None:
             block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
         found = cls(secrets.token_hex(16), block_size, group_slots,
-                    segment_size, fingerprint, compare, full_cutting(cutting))
+                    segment_size, fingerprint, compare, full_cutting(cutting),
+                    *(WITH_VOLUMES if volumes else DEFAULT))
         found.validate()
         return found
 
@@ -146,6 +159,16 @@ class Parameters:
         return int(match[1]), int(match[2])
 
     @property
+    def version(self) -> str:
+        """The format's version as people write it: ``1.1``."""
+        return words((self.major, self.minor))
+
+    @property
+    def has_volumes(self) -> bool:
+        """Whether the format's version has volumes."""
+        return self.major >= WITH_VOLUMES[0]
+
+    @property
     def average_block(self) -> int:
         """About how many bytes a block has."""
         return self.cuts[1] or self.block_size
@@ -176,10 +199,10 @@ class Parameters:
         if kind != _KIND:
             raise exceptions.DamagedError(
                 f'{path} does not describe a repository of glance-dedup')
-        if not isinstance(major, int) or major > FORMAT_MAJOR:
+        if not isinstance(major, int) or major > WITH_VOLUMES[0]:
             raise exceptions.VersionError(
                 f'{path} has format version {major}; this program knows up '
-                f'to {FORMAT_MAJOR}')
+                f'to {WITH_VOLUMES[0]}')
         if checksum != files.json_checksum({'kind': kind, **fields}):
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:

@@ -74,6 +74,7 @@ class Repository:
         as their names say. AccessDenied also for the superuser, if the
         repository is somebody else's
     :raises UnfitFileSystem: the file system's locks would not keep others out
+    :raises BusyError: the repository is being upgraded
 
     The first store operation opens this host's filter. If that fails (no room
     on the tmpfs), it gives a RuntimeWarning: images are stored without the
@@ -106,7 +107,9 @@ class Repository:
         self._mutex = threading.Lock()
         self._closed = False
         self._engine: _engine.Repository | None = None
-        self.parameters = layout.read_parameters(self.path, _allow_weak)
+        self._read_parameters = functools.partial(
+            layout.read_parameters, self.path, _allow_weak)
+        self.parameters = self._read_parameters()
         self.key = layout.read_key(self.path)
         self._open_engine = functools.partial(
             _engine.Repository, os.fsencode(self.path),
@@ -145,6 +148,7 @@ class Repository:
         (``_engine.pyi``). Callers must not close it, nor keep it past a fork.
 
         :raises ClosedError: the repository is closed
+        :raises BusyError: the repository is being upgraded
         """
         handle = self._engine
         if handle is not None:
@@ -153,10 +157,31 @@ class Repository:
             if self._closed:
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
-                engine = self._open_engine()
+                engine = self._open_handle()
                 engine.set_segment_cache(self._segment_cache_bytes)
                 self._engine = engine
             return self._engine
+
+    def _open_handle(self) -> _engine.Repository:
+        """A handle that keeps upgrades to another major version out.
+
+        It does so from when it is open. An upgrade may have ended between the
+        reading of repository.json and that.
+        """
+        for _ in range(parameters_module.WITH_VOLUMES[0] + 1):
+            engine = self._open_engine(major=self.parameters.major)
+            try:
+                found = self._read_parameters()
+                if found.major == self.parameters.major:
+                    return engine
+            except BaseException:
+                engine.close()
+                raise
+            engine.close()
+            self.parameters = found
+        raise exceptions.BusyError(
+            f'the format of the repository {self.path} changed each time it '
+            'was read: try again')
 
     def close(self) -> None:
         """Close the repository. Open images stay readable until closed.
@@ -192,6 +217,29 @@ class Repository:
         """Whether all members of a group may use the repository."""
         with files.os_errors(f'cannot look at {self.path}'):
             return access.is_shared(os.stat(self.path))
+
+    @property
+    def has_volumes(self) -> bool:
+        """Whether the repository may have volumes."""
+        return self.parameters.has_volumes
+
+    def need_volumes(self) -> None:
+        """Prepare for the first use of a volume.
+
+        A killed upgrade may have left the new ``repository.json`` under its
+        name, but not durably. After a crash of the machine the old one would
+        let older programs in, which know nothing of volumes.
+
+        :raises VersionError: the repository has none; says what to do
+        """
+        if not self.has_volumes:
+            raise exceptions.VersionError(
+                f'{self.path} has format version {self.parameters.version}, '
+                'which has no volumes: stop all programs that use the '
+                'repository, on all hosts, upgrade them, and run '
+                "'glance-dedup repository upgrade --volumes'")
+        with files.os_errors(f'cannot sync {self.path}'):
+            files.sync_directory(self.path)
 
     def room(self) -> tuple[int, int]:
         """Bytes free on the file system, and those that storing leaves free.

@@ -31,6 +31,9 @@ _NOTES = {
     'quarantine': ('are set aside',),
     'groups': ('',),        # tails that nobody leased yet
     'spares': ('',),
+    # A process that lives on is replayed an upgrade, which its lock would
+    # have kept out.
+    'locks': ('works by format 1.x',),
     'catalog': ('instead of 0', 'index records of blocks that are no more'),
 }
 #: And where something was damaged before.

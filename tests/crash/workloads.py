@@ -25,9 +25,11 @@ from dedupd.tasks import evictor
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
+from glance_dedup.base import files
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
+from glance_dedup.repository import layout
 from glance_dedup.repository import space
 from glance_dedup.repository import upgrade
 from glance_dedup.transfer import assembler
@@ -775,6 +777,35 @@ def upgrading(stage):
     with stage.open() as repo:
         stage.put(repo, 'a', (1, 20), (2, 10))
         upgrade.upgrade(repo, lambda *arguments: None)
+        stage.put(repo, 'b', (1, 20), (3, 10))
+
+
+@workload
+def first_volume(stage):
+    """An upgrade to the version with volumes dies as its last name is synced.
+
+    Another program makes a volume then. The check tells of a volume in a
+    repository whose version has none.
+    """
+    class Killed(BaseException):
+        pass
+
+    def die_at_the_end(path):
+        with open(os.path.join(path, layout.PARAMETERS_FILE)) as f:
+            if '"major": 2' in f.read():
+                raise Killed
+        sync(path)
+    sync = files.sync_directory
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        with mock.patch.object(files, 'sync_directory', die_at_the_end):
+            with contextlib.suppress(Killed):
+                upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
+    with stage.open() as repo:
+        repo.need_volumes()
+        os.mkdir(os.path.join(stage.path, layout.VOLUMES, 'disk'), 0o700)
+        files.sync_directory(os.path.join(stage.path, layout.VOLUMES))
         stage.put(repo, 'b', (1, 20), (3, 10))
 
 

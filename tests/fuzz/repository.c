@@ -29,6 +29,7 @@ repository_init(repository *r)
     }
     r->params = (gd_params){
         .block_size = 512,
+        .major = 1,
         .group_slots = 64,
         .segment_size = 2048,
         .digest = "sha256",

@@ -32,7 +32,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.repository import upgrade
+from glance_dedup.repository import parameters
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
@@ -251,8 +251,9 @@ def make(name, directory, everything, **parameters):
 
 
 def main(version):
-    if version != upgrade.words(upgrade.CURRENT):
-        sys.exit(f'this program writes {upgrade.words(upgrade.CURRENT)}')
+    writes = parameters.words(parameters.DEFAULT)
+    if version != writes:
+        sys.exit(f'this writes {writes}')
     if list(HERE.glob(f'{version}-*')):
         sys.exit(f'those of {version} are made, and are never made again')
     with tempfile.TemporaryDirectory() as directory:

@@ -16,6 +16,7 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
 from glance_dedup.base import task
+from glance_dedup.repository import parameters
 from glance_dedup.repository import upgrade
 from tests.golden import make
 from tests.support import maintenance
@@ -63,12 +64,12 @@ def need_images(repo, expected):
 
 
 def test_there_are_some_of_each_version():
-    """Of this program's, too."""
+    """Of what this program makes by default, too."""
     assert NAMES
     versions = {name.partition('-')[0] for name in NAMES}
-    assert upgrade.words(upgrade.CURRENT) in versions
+    assert parameters.words(parameters.DEFAULT) in versions
     for step in upgrade.STEPS:
-        assert upgrade.words(step.before) in versions
+        assert parameters.words(step.before) in versions
 
 
 def test_they_are_read(path, expected):
@@ -130,10 +131,15 @@ def test_the_catalog_is_made_anew(path, expected):
         need_images(repo, expected)
 
 
-def test_they_are_upgraded(path, expected):
+@pytest.mark.parametrize('volumes', [False, True], ids=['', 'volumes'])
+def test_they_are_upgraded(path, expected, volumes):
     with repositories.open_repository(path) as repo:
-        upgrade.upgrade(repo, lambda *arguments: None)
-        assert upgrade.version_of(repo) == upgrade.CURRENT
+        upgrade.upgrade(repo, lambda *arguments: None, volumes)
+        assert upgrade.version_of(repo) == (
+            parameters.WITH_VOLUMES if volumes else parameters.DEFAULT)
+        need_images(repo, expected)
+    assert make.report_of(path) == expected['check']
+    with repositories.open_repository(path) as repo:
         need_images(repo, expected)
 
 

@@ -31,11 +31,24 @@ from glance_dedup.repository import repository
 PAGE = 4096
 SHARE_BYTE = 1 << 32
 INTENT_BYTE = 1 << 33
+VERSION_BYTE = 1 << 35
 WRITER_BYTE = 0
 USERS_BYTE = 1
 
 LIVE, VOID, FREED, DAMAGED = 1, 2, 3, 4
 POISONED = 1
+
+
+# Commands that open the repository before they need anything else.
+COMMANDS = (
+    'image copy image other', 'image delete image', 'image get image -',
+    'image list', 'image mark-lost image --yes', 'image put other /dev/null',
+    'image show image', 'image verify --all --no-glance', 'export --all /tmp',
+    'orphans --delete', 'collect', 'collect --dry-run', 'merge', 'recompress',
+    'scrub', 'scrub --full', 'space', 'repository check', 'repository collect',
+    'repository rebuild-catalog', 'repository rebuild-filter',
+    'repository show', 'repository upgrade', 'repository upgrade --dry-run',
+    'evict --limit-mib 1', 'missing --store x')
 
 
 # -- contents -----------------------------------------------------------------

@@ -31,11 +31,18 @@ intent_byte(uint32_t group)
     return (UINT64_C(1) << 33) + group;
 }
 
+static uint64_t
+version_byte(uint32_t major)
+{
+    return (UINT64_C(1) << 35) + major;
+}
+
 struct gd_locks {
     const gd_env *env;
     int fd;
     pthread_mutex_t mutex; /* guards the maps, and the lock calls that go with
-                            * them */
+                            * them, and major */
+    uint32_t major;        /* whose version byte this handle has; 0: none */
     gd_groupmap shared;    /* users of the shared lock in this process */
     gd_groupmap leased;    /* 1: someone in this process has it */
     gd_groupmap excluded;  /* 1: this process's collector is working in it */
@@ -263,6 +270,32 @@ void
 gd_locks_unlease(gd_locks *locks, uint32_t group)
 {
     drop_exclusive(locks, &locks->leased, group, lease_byte(group));
+}
+
+gd_status
+gd_locks_share_version(gd_locks *locks, uint32_t major, gd_error *err)
+{
+    pthread_mutex_lock(&locks->mutex);
+    /* If this handle has that byte alone, the kernel makes the lock a shared
+     * one, without a moment between. */
+    gd_status s = try_byte(locks, version_byte(major), F_RDLCK, err);
+    if (s == GD_OK) {
+        if (locks->major != 0 && locks->major != major) {
+            drop_byte(locks, version_byte(locks->major));
+        }
+        locks->major = major;
+    }
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
+}
+
+gd_status
+gd_locks_exclude_version(gd_locks *locks, gd_error *err)
+{
+    pthread_mutex_lock(&locks->mutex);
+    gd_status s = try_byte(locks, version_byte(locks->major), F_WRLCK, err);
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
 }
 
 /* Each caller opens the file anew, so the lock separates the threads of one

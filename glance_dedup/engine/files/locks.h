@@ -56,6 +56,20 @@ void gd_locks_withdraw_all(gd_locks *locks);
 gd_status gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unlease(gd_locks *locks, uint32_t group);
 
+/* The version bytes.  A handle shares the byte of the format's major version
+ * that it works by, so an upgrade to another major version, which must have
+ * that byte alone, knows that nobody works by the old one.
+ *
+ * Shares the byte of a major version, and then lets go of any other that this
+ * handle has, or of being alone.  GD_BUSY, without words, and nothing has
+ * changed, if another handle has it alone. */
+gd_status gd_locks_share_version(gd_locks *locks, uint32_t major,
+                                 gd_error *err);
+/* Takes the byte that this handle shares alone, until the next
+ * gd_locks_share_version.  GD_BUSY, without words, if another handle shares it,
+ * in this process too. */
+gd_status gd_locks_exclude_version(gd_locks *locks, gd_error *err);
+
 /* The image lock, for deletes and merges only.  Waits up to timeout_ms, then
  * returns GD_BUSY with words.  *fd is the lock: gd_image_unlock closes it. */
 gd_status gd_image_lock(const gd_env *env, int root, const char *image_id,

@@ -12,13 +12,15 @@
 #include "engine/format/segment.h"
 
 enum {
-    GD_FORMAT_MAJOR = 1,
+    GD_FORMAT_MAJOR = 1, /* of groups and recipes */
     GD_FORMAT_MINOR = 1,
+    GD_REPOSITORY_MAJOR = 2, /* of repository.json, at most */
     GD_SLOTS_MIN = 64,
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };
 
 typedef struct gd_params {
+    uint32_t major; /* of repository.json, when it was read */
     uint8_t repository_id[GD_ID_SIZE];
     uint32_t block_size; /* bytes of a block, at most */
     uint32_t cut_minimum, cut_average; /* 0: all blocks have one size */

@@ -30,6 +30,11 @@ choose_chunker(const gd_params *params, gd_chunker *chunker, gd_error *err)
 static gd_status
 check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 {
+    if (params->major < 1 || params->major > GD_REPOSITORY_MAJOR) {
+        return gd_fail(err, GD_VERSION,
+                       "the repository has format version %u; this program "
+                       "knows up to %d", params->major, GD_REPOSITORY_MAJOR);
+    }
     if (params->group_slots < GD_SLOTS_MIN ||
         params->group_slots > GD_MAX_SLOTS) {
         return gd_fail(err, GD_INVALID, "group slots: %u is not %d to %d",
@@ -49,6 +54,22 @@ check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
                        "comparison by value", params->digest);
     }
     return gd_codec_check_level(params->codec, params->codec_level, err);
+}
+
+static gd_status
+open_locks(gd_repo *repo, const char *path, gd_error *err)
+{
+    gd_status s = gd_locks_open(repo->env, repo->root, &repo->locks, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_locks_share_version(repo->locks, repo->params.major, err);
+    if (s == GD_BUSY) {
+        return gd_fail(err, GD_BUSY,
+                       "the format of the repository %s is being upgraded: "
+                       "try again when 'repository upgrade' has ended", path);
+    }
+    return s;
 }
 
 static gd_status
@@ -83,7 +104,7 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
         s = gd_pool_open(env, repo->params.threads, &repo->pool, err);
     }
     if (s == GD_OK) {
-        s = gd_locks_open(env, repo->root, &repo->locks, err);
+        s = open_locks(repo, path, err);
     }
     if (s == GD_OK) {
         s = gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err);

@@ -75,7 +75,13 @@ struct gd_repo {
 };
 
 /* Opens the repository in the directory path.  It has no filter yet: only
- * storing needs one.  params are copied. */
+ * storing needs one.  params are copied.
+ *
+ * The handle shares the version byte of params->major until it is closed.  An
+ * upgrade may have ended after the caller read repository.json and before that:
+ * the caller reads the file again now, and if it has another major version,
+ * closes the handle and starts again.  GD_BUSY: an upgrade is at work;
+ * GD_VERSION: a major version that this engine does not know. */
 gd_status gd_repo_open(const gd_env *env, const char *path,
                        const gd_params *params, bool allow_weak_digest,
                        gd_repo **repo, gd_error *err);

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/c/support/check.h"
@@ -58,6 +59,7 @@ is_free(const fixture *t, uint64_t byte)
 
 #define SHARE_BYTE(group) ((UINT64_C(1) << 32) + (group))
 #define INTENT_BYTE(group) ((UINT64_C(1) << 33) + (group))
+#define VERSION_BYTE(major) ((UINT64_C(1) << 35) + (major))
 
 /* The bytes of format.rst, and no others. */
 static void
@@ -452,6 +454,155 @@ test_image_lock_is_waited_for(void)
 
 /* ---- failures ---- */
 
+/* ---- the version bytes ---- */
+
+static void
+test_version_byte_is_shared(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share_version(t.a, 1, NULL), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.b, 1, NULL), GD_OK);
+    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_RDLCK), 0); /* shared */
+    raw_lock(&t, VERSION_BYTE(1), F_UNLCK);
+    CHECK(!is_free(&t, VERSION_BYTE(1)));
+    CHECK(is_free(&t, VERSION_BYTE(0)) && is_free(&t, VERSION_BYTE(2)));
+    /* Another major version in place of the first. */
+    CHECK_INT(gd_locks_share_version(t.a, 2, NULL), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.b, 2, NULL), GD_OK);
+    CHECK(is_free(&t, VERSION_BYTE(1)) && !is_free(&t, VERSION_BYTE(2)));
+    CHECK_INT(raw_lock(&t, VERSION_BYTE(3), F_WRLCK), 0);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(gd_locks_share_version(t.a, 3, &err), GD_BUSY);
+    CHECK(strcmp(err.text, "as it was") == 0);
+    CHECK(!is_free(&t, VERSION_BYTE(2))); /* a still has what it had */
+    gd_locks_close(t.b);
+    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_OK);
+    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &t.b, &err), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_excluding_a_version(void)
+{
+    fixture t;
+    setup(&t);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(gd_locks_share_version(t.a, 1, &err), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.b, 1, &err), GD_OK);
+    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_BUSY);
+    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_RDLCK), 0); /* as it was */
+    raw_lock(&t, VERSION_BYTE(1), F_UNLCK);
+    CHECK_INT(gd_locks_share_version(t.b, 2, &err), GD_OK);
+    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_OK);
+    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_RDLCK), -EAGAIN);
+    CHECK_INT(gd_locks_share_version(t.b, 1, &err), GD_BUSY);
+    CHECK(strcmp(err.text, "as it was") == 0);
+    /* The upgrade failed: as before. */
+    CHECK_INT(gd_locks_share_version(t.a, 1, &err), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.b, 1, &err), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.b, 2, &err), GD_OK);
+    /* It succeeded. */
+    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.a, 2, &err), GD_OK);
+    CHECK(is_free(&t, VERSION_BYTE(1)) && !is_free(&t, VERSION_BYTE(2)));
+    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_BUSY); /* b */
+    teardown(&t);
+}
+
+static int
+hold_version(const fixture *t)
+{
+    int go[2];
+    CHECK_INT(pipe(go), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        gd_locks *mine;
+        gd_error err;
+        if (gd_locks_open(t->x.env, t->x.root, &mine, &err) != GD_OK ||
+            gd_locks_share_version(mine, 1, &err) != GD_OK ||
+            write(go[1], "x", 1) != 1) {
+            _exit(1);
+        }
+        alarm(60);
+        for (;;) {
+            pause();
+        }
+    }
+    char byte;
+    CHECK_INT(read(go[0], &byte, 1), 1);
+    close(go[0]);
+    close(go[1]);
+    return child;
+}
+
+/* A killed process lets go of it, and a forked child that closes what it
+ * inherited does not. */
+static void
+test_version_byte_across_processes(void)
+{
+    fixture t;
+    int status;
+    setup(&t);
+    CHECK_INT(gd_locks_share_version(t.a, 1, NULL), GD_OK);
+    pid_t child = hold_version(&t);
+    CHECK_INT(gd_locks_exclude_version(t.a, NULL), GD_BUSY);
+    CHECK_INT(kill(child, SIGKILL), 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(gd_locks_exclude_version(t.a, NULL), GD_OK);
+    CHECK_INT(gd_locks_share_version(t.a, 1, NULL), GD_OK);
+    fflush(NULL);
+    child = fork();
+    if (child == 0) {
+        for (int fd = 3; fd < 256; fd++) {
+            close(fd);
+        }
+        _exit(0);
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(gd_locks_share_version(t.b, 1, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude_version(t.b, NULL), GD_BUSY);
+    teardown(&t);
+}
+
+/* Each handle holds the byte of its major version while it is open. */
+static void
+test_a_handle_holds_its_version(void)
+{
+    fixture t;
+    gd_repo *one, *two;
+    setup(&t);
+    CHECK_INT(t.x.params.major, 1);
+    one = scratch_repo(&t.x);
+    two = scratch_repo(&t.x);
+    CHECK(!is_free(&t, VERSION_BYTE(1)) && is_free(&t, VERSION_BYTE(2)));
+    gd_repo_close(one);
+    CHECK(!is_free(&t, VERSION_BYTE(1)));
+    gd_repo_close(two);
+    CHECK(is_free(&t, VERSION_BYTE(1)));
+    /* While an upgrade is at work, nobody comes in, and nobody waits. */
+    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_WRLCK), 0);
+    CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, t.x.dir);
+    CHECK_CONTAINS(t.x.err.text, "is being upgraded");
+    t.x.params.major = 2;
+    one = scratch_repo(&t.x);
+    CHECK(!is_free(&t, VERSION_BYTE(2)));
+    gd_repo_close(one);
+    for (uint32_t major = 0; major < 4; major += 3) {
+        t.x.params.major = major;
+        CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_VERSION);
+        CHECK_CONTAINS(t.x.err.text, "format version");
+    }
+    t.x.params.major = 1;
+    raw_lock(&t, VERSION_BYTE(1), F_UNLCK);
+    fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
+    CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_IO);
+    CHECK_CONTAINS(t.x.err.text, "locks/groups");
+    teardown(&t);
+}
+
 static void
 test_failures(void)
 {
@@ -466,6 +617,8 @@ test_failures(void)
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_IO);
     CHECK_INT(gd_locks_exclude(t.a, 3, &err), GD_IO);
     CHECK_INT(gd_locks_announce(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_share_version(t.a, 1, &err), GD_IO);
+    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_IO);
     CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 50, &fd, &err), GD_IO);
     CHECK_CONTAINS(err.text, "image i");
     fault_env_heal(&t.x.f);
@@ -508,6 +661,10 @@ main(int argc, char **argv)
     RUN(test_maintainer_lock_of_a_file_that_was_replaced);
     RUN(test_image_lock);
     RUN(test_image_lock_is_waited_for);
+    RUN(test_version_byte_is_shared);
+    RUN(test_excluding_a_version);
+    RUN(test_version_byte_across_processes);
+    RUN(test_a_handle_holds_its_version);
     RUN(test_failures);
     return REPORT();
 }

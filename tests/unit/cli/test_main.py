@@ -111,7 +111,7 @@ def test_not_a_repository(cli, tmp_path, command):
 def test_newer_format(created):
     path = created.path / 'repository.json'
     fields = json.loads(path.read_text())
-    fields['major'] = 2
+    fields['major'] = 3
     del fields['checksum']
     from tests.unit.repository import format_writer
     text = json.dumps(fields, sort_keys=True, separators=(',', ':'))
@@ -119,7 +119,7 @@ def test_newer_format(created):
     path.write_text(json.dumps(fields))
     for command in ('repository show', 'repository check', 'image list',
                     'image put a /dev/null'):
-        created(*command.split()).refused('2')
+        created(*command.split()).refused('3')
 
 
 def test_debug_shows_where(cli):

@@ -249,8 +249,8 @@ def test_not_writable(public_tmp):
 
 
 def test_repository_of_a_newer_format(path):
-    repositories.edit_parameters(path, major=2)
-    with pytest.raises(exceptions.VersionError, match='version 2'):
+    repositories.edit_parameters(path, major=3)
+    with pytest.raises(exceptions.VersionError, match='version 3'):
         open_repository(path)
 
 

@@ -9,6 +9,7 @@ import stat
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.repository import parameters
 from glance_dedup.repository import upgrade
 from tests.support import daemons
 from tests.support import maintenance
@@ -71,27 +72,33 @@ def no_progress(done, total, what):
     pass
 
 
-def test_the_steps_lead_to_this_programs_version():
-    version = upgrade.STEPS[0].before if upgrade.STEPS else upgrade.CURRENT
+def test_the_steps_lead_to_the_newest_version():
+    version = upgrade.STEPS[0].before
+    ends = []
     for step in upgrade.STEPS:
         assert step.before == version
         assert step.after > step.before
+        if step.is_major:
+            ends.append(version)
         version = step.after
-    assert version == upgrade.CURRENT
+    assert version == parameters.WITH_VOLUMES
+    # Without being asked for, no step locks programs out that the default
+    # would let in.
+    assert ends == [parameters.DEFAULT]
 
 
 def test_to_this_programs_version(path, repo):
     repositories.put(repo, 'image', DATA)
     assert [step.after for step in upgrade.plan(repo)] == [(1, 1)]
     upgrade.upgrade(repo, no_progress)
-    assert version(path) == upgrade.CURRENT
+    assert version(path) == parameters.DEFAULT
     with repositories.open_repository(path) as again:
         assert repositories.read_all(again, 'image') == DATA
     repositories.need_clean(path)
 
 
 def test_nothing_to_do(path):
-    repositories.edit_parameters(path, minor=upgrade.CURRENT[1])
+    repositories.edit_parameters(path, minor=parameters.DEFAULT[1])
     with repositories.open_repository(path) as repo:
         need_nothing(path, repo)
 
@@ -217,13 +224,13 @@ def test_two_upgrades(path, repo, steps, other):
 # -- the command --------------------------------------------------------------
 
 def test_command_with_nothing_to_do(path, cli):
-    repositories.edit_parameters(path, minor=upgrade.CURRENT[1])
+    repositories.edit_parameters(path, minor=parameters.DEFAULT[1])
     for options in ((), ('--dry-run',)):
         found = cli('repository', 'upgrade', '-f', 'json', *options)
         assert found.status == 0, found.err
         assert found.json() == {
             'path': str(path), 'format': '1.1', 'format_before': '1.1',
-            'format_of_program': '1.1', 'steps': [],
+            'format_of_program': '2.0', 'steps': [],
             'result': 'nothing to do'}
         assert found.err == ''
 
@@ -256,9 +263,9 @@ def test_command_says_which_daemon_has_the_lock(path, cli, steps):
 
 
 def test_newer_versions_are_refused(path, cli):
-    repositories.edit_parameters(path, major=2)
-    cli('repository', 'upgrade').refused('repository.json', 'version 2',
-                                         'up to 1')
+    repositories.edit_parameters(path, major=3)
+    cli('repository', 'upgrade').refused('repository.json', 'version 3',
+                                         'up to 2')
 
 
 def test_newer_minor_versions_are_left(path, cli):

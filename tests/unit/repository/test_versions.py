@@ -70,21 +70,18 @@ def set_version(path, name, version, offset=8, good=True):
 # -- repository.json ----------------------------------------------------------
 
 def test_newer_repository(path, cli, configure, tmp_path):
-    repositories.edit_parameters(path, major=2)
+    repositories.edit_parameters(path, major=3)
     with pytest.raises(exceptions.VersionError,
-                       match='repository.json .* version 2; .* up to 1'):
+                       match='repository.json .* version 3; .* up to 2'):
         repositories.open_repository(path)
     with pytest.raises(exceptions.VersionError,
-                       match=r'repository.json .* 2\.1; .* 1\.x'):
+                       match=r'repository.json .* 3\.1; .* up to 2\.x'):
         checker.check(path)
-    for command in ('repository show', 'repository check',
-                    'repository upgrade', 'repository upgrade --dry-run',
-                    'repository rebuild-filter', 'image list', 'image get x y',
-                    'image delete x', 'collect', 'merge', 'scrub'):
-        cli(*command.split()).refused('repository.json', '2', '1')
+    for command in (*repositories.COMMANDS, 'repository upgrade --volumes'):
+        cli(*command.split()).refused('repository.json', '3', 'up to 2')
     store = configure(one={'dedup_store_datadir': path})
     with pytest.raises(store_exceptions.BadStoreConfiguration,
-                       match='repository.json .* version 2; .* up to 1'):
+                       match='repository.json .* version 3; .* up to 2'):
         store.configure_add()
     with pytest.raises(store_exceptions.StoreAddDisabled):
         stores.add(b'data')
@@ -93,7 +90,7 @@ def test_newer_repository(path, cli, configure, tmp_path):
     with daemons.Daemon(path) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(60) != 0
-        assert 'repository.json has format version 2' in daemon.text()
+        assert 'repository.json has format version 3' in daemon.text()
         assert 'Traceback' not in daemon.text()
 
 

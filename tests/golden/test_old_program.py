@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The last program that knows only format 1, against newer repositories.
+
+It is built from the project's history. It can use what this program makes by
+default. It refuses a repository of format 2.0, whatever it is told to do, and
+changes nothing there.
+"""
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from glance_dedup.repository import upgrade
+from tests.support import daemons
+from tests.support import repositories
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+#: The last commit before format 2.0.
+COMMIT = 'b06ac10b3dcb8b8f58857c9c829bc10fdf674699'
+SCRIPT = TOP / 'tests' / 'golden' / 'old_program.py'
+VOLUME = f'v_{"5" * 32}'
+DATA = repositories.mixture(200_000)
+
+pytestmark = pytest.mark.slow
+
+
+def need_history():
+    found = subprocess.run(
+        ['git', 'cat-file', '-e', f'{COMMIT}^{{commit}}'], cwd=TOP,
+        capture_output=True, text=True)
+    if found.returncode != 0:
+        pytest.skip('the old program cannot be built: there is no commit '
+                    f'{COMMIT} here, as in an sdist or a shallow clone')
+
+
+class OldProgram:
+    """A built tree of it."""
+
+    def __init__(self, tree):
+        self.tree = tree
+        self.environment = {**os.environ, 'PYTHONPATH': str(tree),
+                            'PBR_VERSION': '0.0.1.dev0'}
+
+    def build(self):
+        packed = subprocess.run(
+            ['git', 'archive', COMMIT, 'glance_dedup', 'dedupd', 'setup.py',
+             'setup.cfg', 'README.rst', 'pyproject.toml', 'requirements.txt'],
+            cwd=TOP, capture_output=True, check=True, timeout=60)
+        subprocess.run(['tar', '-x'], cwd=self.tree, input=packed.stdout,
+                       check=True, timeout=60)
+        self.python('setup.py', '-q', 'build_ext', '--inplace', timeout=240)
+
+    def python(self, *arguments, timeout=120, **keywords):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.tree, timeout=timeout,
+            env=self.environment, text=True, capture_output=True, **keywords)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self, path, *commands, **more):
+        """What `old_program` found; the program cannot be another one."""
+        asked = {'options': ['--repository', str(path), '--socket', '',
+                             '--filter-dir', f'{path}-filter'],
+                 'commands': commands, **more}
+        found = json.loads(self.python(
+            str(SCRIPT), input=json.dumps(asked)).splitlines()[-1])
+        assert found['package'].startswith(f'{self.tree}/'), found['package']
+        return found
+
+
+@pytest.fixture(scope='module')
+def old(tmp_path_factory):
+    need_history()
+    old = OldProgram(tmp_path_factory.mktemp('old'))
+    old.build()
+    return old
+
+
+@pytest.fixture
+def path(tmp_path):
+    """What this program makes by default."""
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'image', DATA)
+        repositories.put(repo, f'{VOLUME}_0_1', DATA[:70_000])
+        repositories.put(repo, 'deleted', DATA[::-1])
+        repo.delete('deleted')
+    return path
+
+
+@pytest.fixture
+def with_volumes(path):
+    """The same, upgraded, with a volume of which nothing can be right."""
+    with repositories.open_repository(path) as repo:
+        upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
+    (path / 'volumes' / 'disk').mkdir(mode=0o700)
+    for name in ('lock', 'journal-00000001'):
+        (path / 'volumes' / 'disk' / name).write_bytes(
+            b'GDVOLJ\0\0' if '-' in name else b'')
+    return path
+
+
+def everything(path):
+    """Names, kinds, modes, sizes and contents, but not times."""
+    found = {}
+    for file in [path, *path.rglob('*')]:
+        status = file.lstat()
+        found[str(file.relative_to(path))] = (
+            status.st_mode, status.st_ino, status.st_nlink,
+            file.read_bytes() if stat.S_ISREG(status.st_mode) else None)
+    assert len(found) > 12
+    return found
+
+
+def test_it_uses_what_this_program_makes(old, path):
+    found = old.run(path, 'image put other ' + str(SCRIPT), 'image list',
+                    'collect', 'repository check', 'repository upgrade',
+                    datadir=str(path))
+    assert [c['status'] for c in found['commands']] == [0] * 5, found
+    assert found['driver'] is None
+    with repositories.open_repository(path) as repo:
+        assert repositories.read_all(repo, 'other') == SCRIPT.read_bytes()
+        assert repositories.read_all(repo, 'image') == DATA
+    repositories.need_clean(path)
+
+
+def test_it_refuses_format_2(old, with_volumes):
+    before = everything(with_volumes)
+    found = old.run(with_volumes, *repositories.COMMANDS,
+                    datadir=str(with_volumes))
+    assert everything(with_volumes) == before
+    assert len(found['commands']) == len(repositories.COMMANDS)
+    for command, result in zip(repositories.COMMANDS, found['commands']):
+        assert result['status'] == 2, (command, result)
+        lines = result['words'].splitlines()
+        assert len(lines) == 1, (command, result)
+        assert 'repository.json has format' in lines[0], (command, result)
+        assert 'version 2;' in lines[0] or 'format 2.0;' in lines[0], lines
+    assert 'has format version 2; this program knows up to 1' in (
+        found['driver'])
+    repositories.need_clean(with_volumes)
+
+
+@pytest.mark.parametrize('mode', ['store', 'cache'])
+def test_its_daemon_refuses_format_2(old, with_volumes, mode):
+    before = everything(with_volumes)
+    with daemons.Daemon(with_volumes, mode=mode) as daemon:
+        done = subprocess.run(
+            [sys.executable, '-m', 'dedupd.main', '--config-file',
+             str(daemon.config)], cwd=old.tree, env=old.environment,
+            text=True, capture_output=True, timeout=60)
+    assert done.returncode != 0
+    assert 'repository.json has format version 2' in done.stdout + done.stderr
+    assert everything(with_volumes) == before
