@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ SIZE = 5 * MIB + 3 * SECTOR
 
 @pytest.fixture
 def repository(tmp_path):
-    return repositories.create(tmp_path / 'repository', group_slots=512)
+    return volumes.create_repository(tmp_path / 'repository')
 
 
 @pytest.fixture
@@ -424,6 +425,16 @@ def test_without_the_plugin(monkeypatch):
         volumeserve._find_programs()
 
 
+def test_the_unit_is_valid():
+    unit = daemons.ROOT / 'etc' / 'glance-dedup-volume@.service'
+    line, = re.findall('^ExecStart=/usr/bin/glance-dedup volume serve (.*)$',
+                       unit.read_text(), re.MULTILINE)
+    parser = volumeserve.Serve(None, None).get_parser('volume serve')
+    args = parser.parse_args(line.replace('%i', 'disk').split())
+    assert args.name == 'disk'
+    assert args.nbd_socket == '/run/glance-dedup-volume-disk/nbd.sock'
+
+
 def test_a_damaged_volume(server):
     """It is not served; the log says what is damaged."""
     server.stop()
@@ -434,11 +445,32 @@ def test_a_damaged_volume(server):
     assert status == 1 and journal.name in text and 'damaged' in text
 
 
+def test_a_repository_without_volumes(tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    status, text = command(path, 'disk', '--nbd-socket', tmp_path / 'sock')
+    assert status == 2 and 'repository upgrade --volumes' in text
+
+
+def test_parameters_that_changed(server):
+    """An upgrade between the command's look and the plugin's."""
+    line = pathlib.Path(f'/proc/{server.process.pid}/cmdline').read_bytes()
+    arguments = [word for word in line.decode().split('\0') if word]
+    server.stop()
+    file = server.repository / 'repository.json'
+    file.write_bytes(file.read_bytes() + b'\n')
+    done = subprocess.run(
+        [*arguments, '--unix', server.socket.with_suffix('.new')],
+        capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and 'has changed just now' in done.stderr
+
+
 @pytest.mark.parametrize('keys, words', [
     (['block-size=4097'], 'is not a power of two'),
     (['block-size=-1'], 'is not a number from 512 to 65536'),
     (['block-size=4096x'], 'is not a number'),
     (['repository-id=xyz'], 'has not 32 hexadecimal digits'),
+    (['parameters=0'], 'has not 16 hexadecimal digits'),
+    (['major=3'], 'is not a number from 1 to 2'),
     (['compare=other'], 'is neither hash nor value'),
     (['color=red'], "there is no key 'color'"),
     (['codec=none'], 'the key repository is missing')])
@@ -446,7 +478,8 @@ def test_keys(keys, words):
     done = subprocess.run(
         ['nbdkit', '-f', '-U', '-', volumeserve.PLUGIN,
          *(['repository=/', 'volume=x', f'repository-id={"0" * 32}',
-            'group-slots=64', 'segment-size=4096', 'fingerprint=sha256']
+            f'parameters={"0" * 16}', 'major=2', 'group-slots=64',
+            'segment-size=4096', 'fingerprint=sha256']
            if 'block-size=4097' in keys else []), *keys],
         capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and words in done.stderr, done.stderr
@@ -482,7 +515,7 @@ def test_without_room(tmp_path):
     """ENOSPC reaches the client; deleting and collecting make room again."""
     filters = {'filter_dir': str(tmp_path / 'filter')}
     with disks.mounted(tmp_path, 'ext4') as root:
-        repository = repositories.create(root / 'repository', group_slots=512)
+        repository = volumes.create_repository(root / 'repository')
         with repositories.open_repository(repository, **filters) as repo:
             repositories.put(repo, 'image', repositories.noise(12 * MIB, 1))
             collect(repo)
