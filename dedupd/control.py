@@ -21,6 +21,7 @@ from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import volumes
 
 LOG = log.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class Control:
         statistics = self._repository.statistics()
         scheduler, catalog = self._scheduler, self._scheduler.catalog()
         maintainer = scheduler.maintainer
-        damaged_blocks, damaged_images = self._figures.damage()
+        damaged_blocks, damaged = self._figures.damage()
+        images, names = volumes.apart(self._repository.path, damaged)
         return {
             'repository': {
                 'path': self._repository.path,
@@ -105,8 +107,8 @@ class Control:
             'tasks': self._tasks(),
             'replication': (None if self._replicator is None
                             else self._replicator.status()),
-            'damage': {'blocks': damaged_blocks,
-                       'images': sorted(damaged_images)},
+            'damage': {'blocks': damaged_blocks, 'images': images,
+                       'volumes': names},
             'filter': {
                 **{name: value for name, value in statistics.items()
                    if name.startswith('filter_')},

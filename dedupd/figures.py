@@ -17,7 +17,9 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import volumes
 
 #: The most images between which sharing is computed.
 SHARING_IMAGES = 24
@@ -87,6 +89,9 @@ class Figures:
         path = self._repository.path
         disk = {name: _disk_bytes(os.path.join(path, name))
                 for name in ('groups', 'spares', 'images', 'catalog')}
+        names = volumes.names(path)
+        disk['journals'] = sum(_disk_bytes(os.path.join(
+            path, layout.VOLUMES, name)) for name in names)
         system = os.statvfs(path)
         fields: Fields = dict.fromkeys((
             'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
@@ -103,6 +108,8 @@ class Figures:
                     * self._repository.parameters.average_block)
         total = sum(disk.values())
         fields |= {
+            'volumes': len(names),
+            'journal_bytes': disk['journals'],
             'disk_bytes': total,
             'metadata_bytes': (disk['images'] + disk['catalog']
                                + self._store_bytes()),

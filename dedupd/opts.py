@@ -454,6 +454,26 @@ Related options:
     * ``recompress_codec``
 
 """),
+    cfg.IntOpt('collect_volumes_mib',
+               default=256,
+               min=0,
+               max=1 << 20,
+               mutable=True,
+               help="""
+MiB that volumes may leave behind before a collection runs ahead of
+its interval.
+
+A volume that is overwritten leaves its old blocks behind. The daemon looks
+every five seconds at what checkpoints of volumes have deleted.
+
+Possible values:
+    * 0: collections run at their interval only
+    * MiB
+
+Related options:
+    * ``collect_interval``; if it is 0, no collection runs by itself
+
+"""),
     cfg.IntOpt('collect_live_share',
                default=50,
                min=0,

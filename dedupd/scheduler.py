@@ -32,6 +32,7 @@ from dedupd.cache import index as index_module
 from dedupd import errors as errors_module
 from dedupd import figures as figures_module
 from dedupd import history as history_module
+from dedupd import pressure as pressure_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
@@ -48,6 +49,8 @@ TRIAL_INTERVAL = 60.0
 RETRY_INTERVAL = 600.0
 #: Seconds between two samples of the history.
 SAMPLE_INTERVAL = 300.0
+#: Seconds between two looks at what volumes have left.
+LOOK_INTERVAL = 5.0
 
 _MIB = 1 << 20
 
@@ -65,6 +68,7 @@ def _troubles(result: Fields) -> Iterator[str]:
     if result.get('found'):
         yield f'{result["found"]} damaged blocks were found'
     for key, words in (('failed', 'failed'),
+                       ('failed_volumes', 'volumes cannot be removed'),
                        ('unreadable', 'cannot be read')):
         for what, error in sorted((result.get(key) or {}).items())[:1]:
             yield f'{len(result[key])} {words}; the first is {what}: {error}'
@@ -170,6 +174,8 @@ class Scheduler:
         self._agenda = agenda_module.Agenda(conf, self._records)
         self._running: Job | None = None
         self._sampled = 0.0
+        self._looked = 0.0
+        self._pressure: pressure_module.Pressure | None = None
         self._maintainer: maintainer_module.Maintainer | None = None
         self._logged = 0
         self.past = history_module.Past(repository.path)
@@ -345,6 +351,8 @@ class Scheduler:
         with self._changed:
             self._records['rebuild-catalog'].job = self._running = None
             self._maintainer = maintainer
+            if self._repository.has_volumes:
+                self._pressure = pressure_module.Pressure(maintainer.engine)
             self.is_maintainer = True
             self.catalog_state = 'ready'
             self._agenda.begin()
@@ -355,7 +363,7 @@ class Scheduler:
 
     def _leave(self) -> None:
         with self._changed:
-            self._maintainer = None
+            self._maintainer = self._pressure = None
             self._running = None
             if self.catalog_state != 'failed':
                 self.catalog_state = 'absent'
@@ -407,8 +415,11 @@ class Scheduler:
                     return job
                 now = time.monotonic()
                 until = self._agenda.until(self._sampled + SAMPLE_INTERVAL)
+                if self._pressure is not None:
+                    until = min(until, self._looked + LOOK_INTERVAL)
                 if until > now:
                     self._changed.wait(until - now)
+            self._look()
             if self._sampled + SAMPLE_INTERVAL <= time.monotonic():
                 self._keep_sample(maintainer)
 
@@ -420,6 +431,10 @@ class Scheduler:
         if job.name not in self._records:
             job.arguments['run'](maintainer)
             return
+        # Now, since accounting removes what the look sees.
+        self._look(now=True)
+        if job.name == 'collect' and not job.only_plans and self._pressure:
+            self._pressure.collected()
         first = job.began is None
         self._begin(job)
         if first:
@@ -508,8 +523,28 @@ class Scheduler:
 
     def _progress(self) -> None:
         """Called in each step of a task, which may have to make way."""
+        self._look()
         with self._changed:
             self._make_way()
+
+    def _look(self, now: bool = False) -> None:
+        """Have a collection be due if volumes have left enough.
+
+        :param now: also if the last look was a moment ago
+        """
+        pressure, moment = self._pressure, time.monotonic()
+        if pressure is None or not now and (
+                moment < self._looked + LOOK_INTERVAL):
+            return
+        self._looked = moment
+        limit = self._conf.dedupd.collect_volumes_mib * _MIB
+        # What cannot be read now is counted at the next look.
+        with contextlib.suppress(exceptions.RepositoryError):
+            pressure.look()
+        if limit and pressure.bytes >= limit:
+            with self._changed:
+                if self._agenda.interval('collect'):
+                    self._agenda.collect_by(moment)
 
     def _make_way(self) -> None:
         """Stop the running job after its step if it is to make way."""

@@ -3,9 +3,10 @@
 """What the engine offers to Python.
 
 Every call raises the classes of :mod:`glance_dedup.base.exceptions`. All but the
-functions at the end release the GIL. Repository, Transaction and Image are
-documented in ``repository.py`` and ``openimages.py``, which alone use them; the
-maintainer's types are used by ``maintainer.py`` and by the tasks in ``dedupd/``.
+functions at the end release the GIL. Repository, Transaction, Image and Volume
+are documented in ``repository.py``, ``openimages.py`` and ``openvolumes.py``,
+which alone use them; the maintainer's types are used by ``maintainer.py`` and by
+the tasks in ``dedupd/``.
 
 Arguments are positional; only those of the types, and of ``Group.rewrite``,
 have the names given here. OverflowError for a number that has not the 32 bits
@@ -43,6 +44,23 @@ class Repository:
     def open_image(self, image_id: str,
                    upload_id: bytes | None = None) -> 'Image': ...
     def block_reader(self) -> 'BlockReader': ...
+    def create_volume(self, name: str, size: int, project: str, scope: bytes,
+                      image: 'Image | None', part_size: int = 0) -> int:
+        """Make a volume, a clone of an image that the same Repository has
+        open, or of zeros. Returns how many bytes of the image were stored
+        again. A size of 0 is the image's, rounded up; a part_size of 0 the
+        usual. Messages of ImageNotFound and ImageExists, here and below, name
+        the volume."""
+    def open_volume(self, name: str) -> 'Volume':
+        """Become the owner (V1), and read the journals (V4). BusyError if
+        there is one; DamagedError if acknowledged bytes are lost (V5)."""
+    def look_at_volume(self, name: str) -> dict[str, Any]:
+        """The head of a volume, whoever owns it: ``volume_id`` and ``scope``
+        (16 bytes), ``state`` (making, ready or deleting), ``size``,
+        ``base_size``, ``part_size``, ``project``, ``source`` (an image's id,
+        or ''), ``created``, and ``counters``: a dict of the volume's whole
+        life."""
+    def delete_volume(self, name: str) -> None: ...
     def statistics(self) -> dict[str, int]: ...
     def room(self) -> tuple[int, int]: ...
     def check_room(self, size: int) -> None: ...
@@ -127,6 +145,32 @@ class Image:
         of its bytes is of a block asked for: others may be, or have been, of an
         image that the caller may not read. Every block is verified first
         (I7)."""
+
+class Volume:
+    """A volume that this process owns. Offset and length may be any within the
+    volume; InvalidParameter for others."""
+
+    def readinto(self, buffer: Any, offset: int) -> None:
+        """Fill the whole buffer."""
+    def read(self, length: int, offset: int) -> bytes: ...
+    def write(self, data: Any, offset: int) -> None: ...
+    def zero(self, length: int, offset: int) -> None: ...
+    def flush(self) -> None: ...
+    def extents(self, length: int,
+                offset: int) -> list[tuple[int, int, bool]]:
+        """Offset, length and whether it is known to be zeros, of up to 1,024
+        pieces of the range, in order, without gap, from its start."""
+    def checkpoint(self) -> None: ...
+    def needs_checkpoint(self) -> bool: ...
+    def renew(self) -> None: ...
+    def snapshot(self, image_id: str, project: str) -> dict[str, Any]:
+        """As Transaction.commit."""
+    def resize(self, size: int) -> None: ...
+    def info(self) -> dict[str, Any]:
+        """As Repository.look_at_volume, as of now, with ``journal_bytes``,
+        ``journal_records``, and ``broken``: why it takes no writes, or ''."""
+    def close(self) -> None:
+        """Takes effect when the last call is done. Makes no checkpoint."""
 
 class BlockReader:
     """Reads blocks back by address, whose groups' shared locks somebody holds

@@ -129,7 +129,7 @@ class FromDaemon(Source):
             if isinstance(name, str):
                 created[name] = when if isinstance(when, int) else 0
         self._created = created
-        return sorted(filter(imageids.is_valid, created))
+        return sorted(filter(imageids.is_image, created))
 
     def facts(self, image_id: str) -> Facts:
         upload_id, size = self._call(self._head, image_id)
@@ -248,7 +248,7 @@ class Operations(pyfuse3.Operations):
         if name in (b'.', b'..'):
             return self._directory()
         image_id = name.decode(errors='replace')
-        if not imageids.is_valid(image_id):
+        if not imageids.is_image(image_id):
             raise pyfuse3.FUSEError(errno.ENOENT)
         facts = await self._call(self._source.facts, image_id)
         number = self._inodes.number(facts)

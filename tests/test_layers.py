@@ -90,11 +90,12 @@ PACKAGES = {
         'what the repository holds',
         '_engine base repository maintenance'),
     'dedupd.errors': ('how tasks failed', 'base'),
+    'dedupd.pressure': ('what volumes have left', '_engine base'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda'),
+        'errors agenda pressure'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository tasks scheduler'),
@@ -146,6 +147,7 @@ TESTED_BY = {
     'glance_dedup.check.space': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.spares': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.spool': 'unit/check/test_checker_in_use.py',
+    'glance_dedup.check.volume_reader': 'unit/check/test_volumes.py',
     'glance_dedup.repository.hostfilter':
         'unit/repository/test_repository_filter.py',
     'glance_dedup.repository.layout':

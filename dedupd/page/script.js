@@ -404,7 +404,8 @@
     setFigure('disk', number(space.disk_bytes), bytes(space.disk_bytes));
     setFigure('metadata', number(space.metadata_bytes),
               bytes(space.metadata_bytes));
-    setText($('images-note'), plural(space.images, 'image'));
+    setText($('images-note'), plural(space.images, 'image')
+            + (space.volumes ? ', ' + plural(space.volumes, 'volume') : ''));
     drawSplit(space);
     setText($('filesystem'),
       `${bytes(space.filesystem_free_bytes)} of `

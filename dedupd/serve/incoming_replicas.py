@@ -474,6 +474,9 @@ class Receiving:
         if not imageids.is_valid(image_id):
             raise messages.HTTPError(
                 400, 'An image id has 1 to 128 characters of A-Z a-z 0-9 _ -.')
+        if not imageids.is_image(image_id):
+            raise messages.HTTPError(
+                400, f'{image_id} is no image: such ids belong to volumes.')
         upload_id = _hex(request, 'upload')
         sender = _hex(request, 'sender')
         project = request.query.get('project', '')

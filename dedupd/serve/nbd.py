@@ -384,7 +384,7 @@ class _Connection:
     async def _reading(self, name: bytes) -> readings.Reading:
         """:raises ImageNotFound: if no image has this name"""
         image_id = name.decode(errors='replace')
-        if not imageids.is_valid(image_id):
+        if not imageids.is_image(image_id):
             raise exceptions.ImageNotFound(
                 f'there is no image {image_id[:200]!r}')
         self._name = image_id

@@ -254,7 +254,7 @@ class Reads:
         if upload_id is not None and not hexids.is_valid(upload_id):
             raise messages.HTTPError(
                 400, 'upload: an upload id has 32 hexadecimal digits.')
-        if not imageids.is_valid(image_id):
+        if not imageids.is_image(image_id):
             # No image has such a name.
             raise messages.HTTPError(404, 'There is no such image.')
         said = None

@@ -18,6 +18,7 @@ from typing import Any
 
 from dedupd.tasks import accounting
 from dedupd.tasks import merger
+from dedupd.tasks import volumes
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -106,6 +107,10 @@ class Result:
     """Groups not rewritten or evacuated, because the disk lacks the room."""
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
     """Groups that are damaged, or whose disk failed, each with its error."""
+    removed_volumes: int = 0
+    """Volumes whose making or deleting had been interrupted."""
+    failed_volumes: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Such volumes that could not be removed, each with its error."""
 
 
 # Errors of a group's own file.
@@ -336,6 +341,9 @@ class _Run:
 
     def run(self) -> Result:
         try:
+            result = self._result
+            result.removed_volumes, result.failed_volumes = volumes.finish(
+                self._maintainer, self._pace)
             # A spool entry may have been lost before it was settled, or a
             # counted recipe may have been lost.
             self._maintainer.reconcile(self._pace.step)

@@ -29,6 +29,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
 
@@ -46,6 +47,15 @@ def listed(items: Sequence[Any]) -> str:
     return words or 'none'
 
 
+def listed_images(maintainer: maintainer_module.Maintainer,
+                  image_ids: Sequence[str]) -> str:
+    """The first LISTED ids; a volume's recipes say whose they are."""
+    path = maintainer.repository.path
+    return listed([volumes.described(path, image_id)
+                   for image_id in image_ids[:LISTED]]
+                  + [*image_ids[LISTED:]])
+
+
 def images_with(maintainer: maintainer_module.Maintainer,
                 addresses: Iterable[int]) -> dict[str, set[int]]:
     """The images that name some of the addresses, and which they name.
@@ -54,7 +64,7 @@ def images_with(maintainer: maintainer_module.Maintainer,
     """
     return {image.image_id: image.found
             for image in addresses_module.which_named(
-                maintainer.engine, maintainer.repository.images(), addresses)
+                maintainer.engine, maintainer.repository.recipes(), addresses)
             if image.found}
 
 
@@ -181,7 +191,7 @@ class Damage:
                     addresses_module.of_slots(number, slots)))
             LOG.error('%d blocks of group %08x are damaged, in the slots %s. '
                       'Images hit: %s', len(slots), number, listed(slots),
-                      listed(hit))
+                      listed_images(self._maintainer, hit))
         self.load()
 
     def _count(self, address: int) -> int:
@@ -282,7 +292,8 @@ class Damage:
                 continue
             except (exceptions.BusyError, exceptions.NoSpaceError,
                     *exceptions.UNREADABLE) as e:
-                LOG.warning('Image %s cannot be healed now: %s', image_id, e)
+                LOG.warning('Image %s cannot be healed now: %s',
+                            listed_images(self._maintainer, [image_id]), e)
             self._pace.step(done + 1, len(images), 'healing images')
 
     def _forget(self, images: dict[str, set[int]]) -> None:

@@ -679,7 +679,7 @@ class _Run:
         def is_wanted(recipe: _engine.Recipe, naming: Iterator[bytes]) -> bool:
             return any(naming) and not self._exclude(accounts.facts_of(
                 recipe.header(), recipe.measure()))
-        images = sorted(self._maintainer.repository.images())
+        images = self._maintainer.repository.recipes()
         for done, image in enumerate(addresses_module.look_for(
                 self._maintainer.engine, images, addresses, is_wanted)):
             if image.found:

@@ -32,6 +32,7 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ class Result:
     unreadable: dict[str, str]
     """Recipes and groups known to be unreadable, each with its error. Findings
     of an earlier pass stay until this one looks there."""
+    volumes: list[str] = dataclasses.field(default_factory=list)
+    """Names of volumes that now cannot be read completely."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
@@ -99,7 +102,8 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     """Give up an image whose recipe cannot be read.
 
     While the image is there, nothing may be freed anywhere, because nobody
-    knows what it names. This keeps its file in ``quarantine/``. The next
+    knows what it names. A volume's recipe is given up like an image: then the
+    volume cannot read what the recipe had. This keeps its file in ``quarantine/``. The next
     collection frees the blocks that only this image named.
 
     :returns: the name of the file in ``quarantine/``
@@ -112,9 +116,11 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     with contextlib.closing(
             maintainer.engine.open_recipe(image_id)) as recipe:
         if _error_of(recipe) is None:
+            what = volumes.words(maintainer.repository.path, image_id)
             raise exceptions.InvalidParameter(
-                f'the recipe of image {image_id} can be read: it can be '
-                'deleted like any other')
+                f'the recipe of image {image_id} can be read: '
+                + ('it can be deleted like any other' if what is None
+                   else f'it is {what}, which is not lost'))
         with maintainer.image_lock(image_id) as free:
             if not free:
                 raise exceptions.BusyError(
@@ -139,7 +145,8 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     state = maintainer.catalog.scrub_state()
     if state.get('unreadable', {}).pop(f'images/{image_id}', None):
         maintainer.catalog.set_scrub_state(state)
-    LOG.warning('Image %s was given up; its recipe is in %s', image_id, aside)
+    LOG.warning('Image %s was given up; its recipe is in %s',
+                volumes.described(maintainer.repository.path, image_id), aside)
     return aside
 
 
@@ -210,16 +217,19 @@ class _Run:
     def _result(self) -> Result:
         state = self._state
         spares = state['spares']
+        images, names = volumes.apart(
+            self._maintainer.repository.path,
+            self._maintainer.catalog.damaged_images())
         return Result(
             state['blocks'], state['bytes'],
             len(self._damage.met.union(state['waiting'])), state['damaged'],
             self._damage.healed,
-            sorted(self._maintainer.catalog.damaged_images()),
+            images,
             self._damage.quarantined, state['complete'],
             spares.get('blocks', 0), spares.get('bytes', 0),
             len(state['waiting']), state['worn'],
             {name: hit['error']
-             for name, hit in state['unreadable'].items()})
+             for name, hit in state['unreadable'].items()}, names)
 
     def _save(self) -> None:
         self._maintainer.catalog.set_scrub_state(self._state)
@@ -256,7 +266,7 @@ class _Run:
         """Read all recipes after the one at the cursor."""
         if self._state['image'] is None:
             return
-        images = sorted(self._maintainer.repository.images())
+        images = self._maintainer.repository.recipes()
         for done, image_id in enumerate(images):
             if image_id <= self._state['image']:
                 continue
@@ -323,7 +333,7 @@ class _Run:
             return
         images = list(images)
         LOG.error('%s cannot be read: %s. Images hit: %s', name, error,
-                  damage_module.listed(images))
+                  damage_module.listed_images(self._maintainer, images))
         self._state['unreadable'][name] = {'error': error, 'images': images}
 
     # -- groups -----------------------------------------------------------

@@ -9,7 +9,8 @@
  *     module                           the module: registers all
  *     repository        maintenance    what all begins with
  *     transaction       recipe         what these open
- *     image             group
+ *     volume            group
+ *     image
  *     blockreader       rewriting
  *                       merge          Merge, Relocation, the index functions
  *     scrub             spare
@@ -36,6 +37,7 @@ typedef struct module_state {
     PyTypeObject *repository_type;
     PyTypeObject *transaction_type;
     PyTypeObject *image_type;
+    PyTypeObject *volume_type;
     PyTypeObject *block_reader_type;
     PyTypeObject *maintenance_type;
     PyTypeObject *recipe_type;
@@ -48,7 +50,7 @@ typedef struct repository_object {
     PyObject_HEAD
     gd_repo *repo;
     Py_ssize_t users; /* calls in progress; open transactions, images,
-                       * maintenances */
+                       * volumes, maintenances */
     int closed;
     pid_t owner; /* this and the next stay after the handle is gone */
     unsigned long forks;
@@ -200,6 +202,12 @@ PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
  * REQUIRES: object is an Image. */
 int gd_py_enter_image(PyObject *object, gd_image **image);
 void gd_py_leave_image(PyObject *object);
+
+extern PyType_Spec gd_py_volume_spec; /* volume.c */
+PyObject *gd_py_create_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_open_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_look_at_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_delete_volume(PyObject *repository, PyObject *args);
 
 extern PyType_Spec gd_py_block_reader_spec; /* blockreader.c */
 PyObject *gd_py_open_block_reader(PyObject *repository, PyObject *unused);

@@ -5,8 +5,8 @@
  *
  * The binding converts arguments to C.  It releases the GIL around everything
  * that computes, waits or does I/O, and turns a gd_error into the exception of
- * its class.  repository.py and openimages.py document the API for images;
- * maintainer.py and the daemon's tasks use the rest.
+ * its class.  repository.py, openimages.py and openvolumes.py document the API for
+ * images and volumes; maintainer.py and the daemon's tasks use the rest.
  */
 #include "binding/binding.h"
 
@@ -20,6 +20,7 @@ add_types(PyObject *module, module_state *state)
         {&gd_py_repository_spec, &state->repository_type},
         {&gd_py_transaction_spec, &state->transaction_type},
         {&gd_py_image_spec, &state->image_type},
+        {&gd_py_volume_spec, &state->volume_type},
         {&gd_py_block_reader_spec, &state->block_reader_type},
         {&gd_py_maintenance_spec, &state->maintenance_type},
         {&gd_py_recipe_spec, &state->recipe_type},
@@ -79,6 +80,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->repository_type);
     Py_CLEAR(state->transaction_type);
     Py_CLEAR(state->image_type);
+    Py_CLEAR(state->volume_type);
     Py_CLEAR(state->block_reader_type);
     Py_CLEAR(state->maintenance_type);
     Py_CLEAR(state->recipe_type);

@@ -4,7 +4,7 @@
  * else is opened with.
  *
  * Lifetimes: objects opened with it keep it alive.  close() frees the handle
- * when the last call, transaction, image and maintenance is done.  Threads: any
+ * when the last call, transaction, image, volume and maintenance is done.  Threads: any
  * number at once.  In a forked child it refuses, and leaves the handle as it
  * is.
  */
@@ -371,6 +371,10 @@ static PyMethodDef repository_methods[] = {
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
     {"open_image", gd_py_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},
+    {"create_volume", gd_py_create_volume, METH_VARARGS, NULL},
+    {"open_volume", gd_py_open_volume, METH_VARARGS, NULL},
+    {"look_at_volume", gd_py_look_at_volume, METH_VARARGS, NULL},
+    {"delete_volume", gd_py_delete_volume, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
     {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},

@@ -7,7 +7,7 @@ This is a second implementation of the format, written from
 engine, so that a mistake of the engine's is not judged by that same mistake.
 
 The order is: the listings, the recipes in ``images/``, those in ``spool/``,
-the spare copies, then the groups, one at a time.  What a recipe names was
+the volumes, the spare copies, then the groups, one at a time.  What a recipe names was
 durable before the recipe got its name, so what is read later is at least as
 new as the recipe that names it.
 
@@ -33,10 +33,10 @@ the extents of all recipes, by their groups, and what is known of each recipe
 
 Here is only the order of things.  Each structure has a module of its name:
 ``directories``, ``parameters``, ``lists``, ``hashes``, ``locks``, ``fence``,
-``recipes``, ``spool``, ``spares``, ``groups``, ``catalog`` with its ``index``,
-and ``space`` for the figures.  How one file is read and verified is in
-``files``, ``recipe_reader`` and ``group_reader``, the constants of the format
-are in ``format``.
+``recipes``, ``spool``, ``volumes``, ``spares``, ``groups``, ``catalog`` with
+its ``index``, and ``space`` for the figures.  How one file is read and verified
+is in ``files``, ``recipe_reader``, ``volume_reader`` and ``group_reader``, the
+constants of the format are in ``format``.
 """
 
 import collections
@@ -61,6 +61,7 @@ from glance_dedup.check import recipes as recipes_module
 from glance_dedup.check import report as report_module
 from glance_dedup.check import spares as spares_module
 from glance_dedup.check import spool
+from glance_dedup.check import volumes as volumes_module
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
@@ -90,6 +91,10 @@ class _Checker:
             recipes.read_images(self.directories.known_names(
                 'images', images, form.IMAGE_NAME))
             spool.Spool(self.directories, recipes).check()
+            volumes = volumes_module.Volumes(
+                self.directories, self.repository_id, images)
+            stack.callback(volumes.close)
+            volumes.check()
             if self.catalog is not None:
                 self.catalog.check_ledger(recipes.uncounted())
             self.check_groups(stack, recipes, groups, spares)

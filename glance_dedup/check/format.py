@@ -72,6 +72,8 @@ POISONED, UNSETTLED = 1, 2
 
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')
+VOLUME_RECIPE = re.compile(
+    r'v_([0-9a-f]{32})_(?:base_0|[0-9]{1,20}_[0-9]{1,20})\Z')
 SPOOL_NAME = re.compile(r'[TDGMOX]-[0-9a-f]{32}\Z')
 HEX_ID = re.compile(r'[0-9a-f]{32}\Z')
 

@@ -15,6 +15,7 @@ FIGURES = ('images', 'groups', 'logical_bytes', 'zero_bytes',
            'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
            'garbage_blocks', 'freed_blocks', 'damaged_blocks',
            'spares', 'spare_bytes', 'index_records', 'index_stale',
+           'volumes', 'volumes_in_use', 'journal_bytes',
            'damage', 'notes', 'findings_left_off')
 
 
@@ -28,6 +29,8 @@ class Finding:
     :ivar sentence: what is wrong
     :ivar images: the ids of the images that are hit by it; they lose content
         if the report says so, and no spare copy stands in for what is damaged
+    :ivar volumes: the volumes that are hit by it: their names, or the id of
+        one whose name is not known
     """
 
     severity: str
@@ -35,6 +38,7 @@ class Finding:
     offset: int | None
     sentence: str
     images: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
     def __str__(self):
         where = self.file
@@ -50,12 +54,15 @@ class Report:
     :ivar findings: all, in the order in which they were found
     :ivar figures: whole numbers by name; sizes are in bytes
     :ivar damaged_images: the sorted ids of the images that lost content
+    :ivar damaged_volumes: the sorted names of the volumes that did, or the id
+        of one whose name is not known
     :ivar ok: whether there is no damage; notes do not count
     """
 
     findings: list[Finding] = dataclasses.field(default_factory=list)
     figures: dict[str, int] = dataclasses.field(default_factory=dict)
     damaged_images: list[str] = dataclasses.field(default_factory=list)
+    damaged_volumes: list[str] = dataclasses.field(default_factory=list)
     ok: bool = True
 
 
@@ -66,34 +73,41 @@ class Findings:
         read, and the name of the file
     :ivar figures: those of the report
     :ivar total: bytes that there are to read, as far as it is known
+    :ivar names: of volumes, by the 32 hexadecimal digits of their ids
     """
 
     def __init__(self, progress: Callable[[int, int, str], None] | None
                  ) -> None:
         self.figures = dict.fromkeys(FIGURES, 0)
         self.total = 0
+        self.names: dict[str, str] = {}
         self._progress = progress
         self._report = Report(figures=self.figures)
         self._damaged_images: set[str] = set()
+        self._damaged_volumes: set[str] = set()
         self._done = 0
 
     def find(self, severity: str, file: str, offset: int | None,
              sentence: str, images: Collection[str] = (),
-             lost: Collection[str] | None = None) -> None:
+             lost: Collection[str] | None = None,
+             volume: str | None = None) -> None:
         """Report something.
 
-        :param images: those that are hit by it
+        :param images: those that are hit by it, recipes of volumes among them
         :param lost: those of the images that lose content; None: all
+        :param volume: the name of a volume that is hit by it
         """
         images = tuple(sorted(images))
         self.count(severity)
         if severity == form.DAMAGE:
             self._damaged_images.update(images if lost is None else lost)
+            self._damaged_volumes.update(() if volume is None else [volume])
         if len(self._report.findings) >= MAX_FINDINGS:
             self.figures['findings_left_off'] += 1
             return
         self._report.findings.append(
-            Finding(severity, form.printable(file), offset, sentence, images))
+            Finding(severity, form.printable(file), offset, sentence, images,
+                    () if volume is None else (volume,)))
 
     def count(self, severity: str, count: int = 1) -> None:
         """Count findings, which the report may name or leave off."""
@@ -114,5 +128,26 @@ class Findings:
 
     def report(self) -> Report:
         """The report of all that was found so far."""
-        self._report.damaged_images = sorted(self._damaged_images)
+        images, volumes = self._apart(self._damaged_images)
+        self._report.damaged_images = images
+        self._report.damaged_volumes = sorted(
+            self._damaged_volumes.union(volumes))
+        for i, finding in enumerate(self._report.findings):
+            images, volumes = self._apart(finding.images)
+            if volumes:
+                self._report.findings[i] = dataclasses.replace(
+                    finding, images=tuple(images), volumes=tuple(
+                        sorted({*finding.volumes, *volumes})))
         return self._report
+
+    def _apart(self, recipes: Collection[str]
+               ) -> tuple[list[str], list[str]]:
+        """The images among recipes, and the volumes that have the others."""
+        images, volumes = [], set()
+        for recipe in recipes:
+            match = form.VOLUME_RECIPE.match(recipe)
+            if match is None:
+                images.append(recipe)
+            else:
+                volumes.add(self.names.get(match[1], match[1]))
+        return sorted(images), sorted(volumes)

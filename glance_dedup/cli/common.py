@@ -160,9 +160,12 @@ def add_stat(fields: dict, stat) -> dict:
     return fields
 
 
-def stats(repo, app):
-    """The stats of all images; tells `app` of recipes that cannot be read."""
-    for image_id in repo.images():
+def stats(repo, app, of_volumes=False):
+    """The stats of all images; tells `app` of recipes that cannot be read.
+
+    :param of_volumes: also the stats of the recipes of volumes
+    """
+    for image_id in repo.recipes() if of_volumes else repo.images():
         try:
             yield repo.stat(image_id)
         except exceptions.ImageNotFound:

@@ -347,6 +347,7 @@ class Show(Known, show.ShowOne):
 
     def take_action(self, parsed_args):
         with self.open() as repo:
+            repo.need_image(parsed_args.id)
             found = repo.stat(parsed_args.id)
             return common.shown(
                 self._described(found, self._damaged_images(repo)))

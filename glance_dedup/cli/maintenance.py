@@ -17,6 +17,7 @@ from cliff import show
 from oslo_config import cfg
 
 from dedupd.tasks import registry
+from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
@@ -117,13 +118,15 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
 
     def _without_daemon(self) -> dict:
         from dedupd import figures as figures_module
+        from glance_dedup.repository import volumes
 
         with self.open() as repo, daemon_module.catalog_of(repo) as catalog:
             parameters = repo.parameters
             figures = figures_module.Figures(repo, lambda: catalog)
             with contextlib.closing(figures):
                 space = figures.space()
-                blocks, images = figures.damage()
+                blocks, damaged = figures.damage()
+            images, names = volumes.apart(repo.path, damaged)
             if catalog is None:
                 space |= self._sums(repo)
             return {
@@ -137,7 +140,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                 'daemon': None,
                 'space': space,
                 'damage': None if catalog is None else {
-                    'blocks': blocks, 'images': sorted(images)},
+                    'blocks': blocks, 'images': images, 'volumes': names},
                 'filter': {
                     **{name: value for name, value
                        in repo.statistics().items()
@@ -146,10 +149,10 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
             }
 
     def _sums(self, repo) -> dict:
-        """The images' sums, from their recipes."""
+        """The sums over all recipes; only images are counted."""
         images = logical = zeros = 0
-        for found in common.stats(repo, self.app):
-            images += 1
+        for found in common.stats(repo, self.app, of_volumes=True):
+            images += imageids.is_image(found.image_id)
             logical += found.size
             zeros += found.zero_bytes
         return {'images': images, 'logical_bytes': logical,
@@ -347,7 +350,7 @@ class Scrub(TaskCommand):
 
     def _judged(self, result):
         if result.get('damaged', 0) > result.get('healed', 0) or any(
-                result.get(name) for name in ('found', 'images',
+                result.get(name) for name in ('found', 'images', 'volumes',
                                               'unreadable')):
             self.app.status = 1
         return super()._judged(result)
@@ -447,9 +450,13 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         if not parsed_args.yes:
+            from glance_dedup.repository import volumes
+
+            image = volumes.described(
+                self.app.options.repository or None, parsed_args.id)
             raise common.UsageError(
-                f'image {parsed_args.id} would be lost for ever; confirm it '
-                'with --yes')
+                f'image {image} would be lost for ever; confirm it with '
+                '--yes')
         client = self.need_daemon_or_repository()
         if client is not None:
             client.mark_lost(parsed_args.id)

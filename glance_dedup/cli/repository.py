@@ -8,6 +8,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.check import checker
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
@@ -93,7 +94,8 @@ def _described(path, parameters) -> dict:
 class Show(common.RepositoryCommand, show.ShowOne):
     """Show a repository's parameters, its images' sums, and its filter.
 
-    The sums come from the recipes; no block is read.
+    The sums come from the recipes, those of volumes among them; no block is
+    read.
     """
 
     def take_action(self, parsed_args):
@@ -111,15 +113,18 @@ class Show(common.RepositoryCommand, show.ShowOne):
         return common.shown(fields)
 
     def _sums(self, repo, group_bytes) -> dict:
+        from glance_dedup.repository import volumes
+
         images = logical = zeros = new = stored = 0
-        for found in common.stats(repo, self.app):
-            images += 1
+        for found in common.stats(repo, self.app, of_volumes=True):
+            images += imageids.is_image(found.image_id)
             logical += found.size
             zeros += found.zero_bytes
             new += found.new_bytes
             stored += found.stored_bytes
         return {
             'images': images,
+            'volumes': len(volumes.names(self.path)),
             'logical_bytes': common.Size(logical),
             'zero_bytes': common.Size(zeros),
             'new_bytes': common.Size(new),
@@ -145,7 +150,7 @@ class Space(common.RepositoryCommand, lister.Lister):
 
     The parts are the blocks, by the codec that compressed them, and every kind
     of metadata. One percentage is of the live blocks before compression, the
-    other of the images' bytes that are not zeros.
+    other of the bytes of images and volumes that are not zeros.
     """
 
     def take_action(self, parsed_args):
@@ -159,7 +164,8 @@ class Space(common.RepositoryCommand, lister.Lister):
             with self.progress('looking', unit='groups') as progress:
                 parts = space.parts(repo, progress.update, tell)
             nonzero = sum(found.size - found.zero_bytes
-                          for found in common.stats(repo, self.app))
+                          for found in common.stats(repo, self.app,
+                                                    of_volumes=True))
         plain = sum(part.plain_bytes or 0 for part in parts)
         parts.append(space.Part('all', sum(part.bytes for part in parts),
                                 plain))
@@ -189,9 +195,11 @@ class Check(common.RepositoryCommand, show.ShowOne):
             fields[name] = (
                 common.Size(value) if name.endswith('_bytes') else value)
         fields['damaged_images'] = common.Words(report.damaged_images)
+        fields['damaged_volumes'] = common.Words(report.damaged_volumes)
         fields['findings'] = common.Lines([{
             'severity': f.severity, 'file': f.file, 'offset': f.offset,
-            'sentence': f.sentence, 'images': list(f.images)}
+            'sentence': f.sentence, 'images': list(f.images),
+            'volumes': list(f.volumes)}
             for f in report.findings])
         if parsed_args.formatter not in ('json', 'yaml'):
             for finding in report.findings:

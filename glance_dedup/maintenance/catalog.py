@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import contextlib
 from typing import Any
 
+from glance_dedup.base import imageids
 from glance_dedup.base import leveldb
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import addresses
@@ -65,7 +66,9 @@ class Catalog(accounts.Accounts):
     # -- statistics -------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
-        """Sums over the counted images, and over all groups.
+        """Sums over the counted recipes, and over all groups.
+
+        The recipes of volumes are in all sums but ``images``.
 
         ``images``, ``logical_bytes``, ``zero_bytes``, ``nonzero_bytes``,
         ``new_bytes``, ``stored_bytes``, ``blocks`` (counted each time that a
@@ -80,7 +83,8 @@ class Catalog(accounts.Accounts):
                     sums = projects.setdefault(
                         facts['project'],
                         dict.fromkeys(('images', *_LEDGER_SUMS), 0))
-                    sums['images'] += 1
+                    sums['images'] += (
+                        imageids.of_volume(facts['image_id']) is None)
                     for name in _LEDGER_SUMS:
                         sums[name] += facts[name]
                 except (KeyError, TypeError) as e:

@@ -60,7 +60,8 @@ class Extent:
     blocks: int
 
 
-def _image_stat(header: dict[str, Any]) -> ImageStat:
+def image_stat(header: dict[str, Any]) -> ImageStat:
+    """The facts in a header, as the engine hands it over."""
     return ImageStat(**{**header, 'scope': header['scope'].hex(),
                         'upload_id': header['upload_id'].hex(),
                         'hash_value': header['hash_value'].hex()})
@@ -192,7 +193,7 @@ class Transaction:
         :raises StorageError: if the disk failed. If it failed after the image
             came to exist, the image stays: :meth:`Repository.stat` tells.
         """
-        return _image_stat(self._engine.commit())
+        return image_stat(self._engine.commit())
 
     def commit_open(self) -> 'Image':
         """Commit, and return the image, open for reading.
@@ -223,7 +224,7 @@ class Image:
                  repository: object) -> None:
         self._engine = engine
         self._repository = repository  # as in Transaction
-        self.stat = _image_stat(engine.header())
+        self.stat = image_stat(engine.header())
 
     @property
     def size(self) -> int:

@@ -36,6 +36,7 @@ from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
 from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import volumes
 
 #: How much room storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
@@ -268,10 +269,10 @@ class Repository:
         :raises ImageExists: at once, if the image is committed already
         :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of
-            ``A-Z a-z 0-9 _ -``
+            ``A-Z a-z 0-9 _ -``, and for that of a volume's recipe
         """
-        for name, value in (('image id', image_id), ('project', project)):
-            need_text(name, value)
+        need_text('project', project)
+        self.need_image(image_id)
         scope_id = scopes.choose(scope, project)
         handle = self.handle()
         self.filter.complete(handle)
@@ -355,8 +356,10 @@ class Repository:
 
         :param upload_id: delete the image only if it is of this upload
         :raises ImageNotFound, BusyError: as their names say
+        :raises InvalidParameter: if it is a recipe of a volume that is there
         """
         need_text('image id', image_id)
+        self._need_no_volume(image_id)
         with layout.image_errors(self.path):
             self.handle().delete(image_id, _upload_bytes(upload_id))
         hashes.forget(self.path, image_id)
@@ -370,7 +373,13 @@ class Repository:
         :param upload_id: open the image only if it is of this upload
         :raises ImageNotFound: if there is no such image
         :raises DamagedError: if its recipe is damaged
+        :raises InvalidParameter: if it is no image, but a volume's recipe
         """
+        self.need_image(image_id)
+        return self._open(image_id, upload_id)
+
+    def _open(self, image_id: str, upload_id: str | None = None
+              ) -> openimages.Image:
         need_text('image id', image_id)
         with layout.image_errors(self.path):
             return openimages.Image(self.handle().open_image(
@@ -381,12 +390,42 @@ class Repository:
         return openimages.BlockReader(self.handle().block_reader(), self)
 
     def stat(self, image_id: str) -> openimages.ImageStat:
-        """The facts in an image's recipe; raises as :meth:`open_image`."""
-        with self.open_image(image_id) as image:
+        """The facts in the recipe of an image, or of a volume.
+
+        :raises ImageNotFound: if there is no such recipe
+        :raises DamagedError: if it is damaged
+        """
+        with self._open(image_id) as image:
             return image.stat
 
+    def need_image(self, image_id: str) -> None:
+        """Refuse an id that belongs to a volume's recipe.
+
+        :raises InvalidParameter: it does; the message names the volume
+        """
+        need_text('image id', image_id)
+        what = volumes.words(self.path, image_id)
+        if what is not None:
+            raise exceptions.InvalidParameter(
+                f'{image_id} is no image: the id is that of {what}')
+
+    def _need_no_volume(self, image_id: str) -> None:
+        """Refuse to delete a recipe that a volume may need.
+
+        A recipe of a volume comes after the volume's directory, and goes
+        before it. So nobody needs the recipe if no volume has its id now.
+        """
+        recipe = imageids.of_volume(image_id)
+        if recipe is not None and volumes.name_of(
+                self.path, recipe.volume_id) is not None:
+            self.need_image(image_id)
+
     def images(self) -> list[str]:
-        """The ids of all committed images, sorted.
+        """The ids of all committed images, sorted; see :meth:`recipes`."""
+        return list(filter(imageids.is_image, self.recipes()))
+
+    def recipes(self) -> list[str]:
+        """The ids of all images and of all recipes of volumes, sorted.
 
         Names that are no image ids are left out: a network file system gives
         such a name to a file that is removed while it is open.

@@ -23,7 +23,8 @@ CODECS = ('none', 'lz4', 'zstd')
 #: Directories whose files are all of one kind, and the names of their parts.
 _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
                 'catalog': 'catalog', 'spares': 'spare copies',
-                'quarantine': 'quarantine'}
+                'quarantine': 'quarantine',
+                layout.VOLUMES: 'journals of volumes'}
 
 
 @dataclasses.dataclass

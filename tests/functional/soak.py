@@ -349,7 +349,8 @@ class Soak:
             status = client.status()
         # A daemon that only reads does not know.
         known = 0 if status['daemon']['role'] == 'maintainer' else None
-        assert status['damage'] == {'blocks': known, 'images': []}
+        assert status['damage'] == {'blocks': known, 'images': [],
+                                    'volumes': []}
         assert status['catalog'].get('unreadable', {}) == {}
         assert status['errors'] == []
         text = daemon.text()

@@ -236,7 +236,8 @@ def test_space_of_a_deleted_image_comes_back(tmp_path):
         for name in ('merge', 'scrub'):
             last = daemon.run(name)['last']
             assert last['error'] is None, last
-        assert daemon.status()['damage'] == {'blocks': 0, 'images': []}
+        assert daemon.status()['damage'] == {
+            'blocks': 0, 'images': [], 'volumes': []}
         daemon.write_config(collect_interval=1)
         daemon.process.send_signal(signal.SIGHUP)
         opened.delete('later')

@@ -126,7 +126,7 @@ def test_status_with_a_catalog(filled):
     filled('collect')
     found = filled('status', '-f', 'json').json()
     assert found['space']['unique_blocks'] == 120
-    assert found['damage'] == {'blocks': 0, 'images': []}
+    assert found['damage'] == {'blocks': 0, 'images': [], 'volumes': []}
     with repositories.open_repository(filled.path) as repo:
         with maintainer_module.Maintainer(repo):
             found = filled('status', '-f', 'json').json()

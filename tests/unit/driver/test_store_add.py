@@ -56,6 +56,12 @@ def test_round_trip(store, length, known):
     assert repo(store).images() == []
 
 
+def test_the_id_of_a_volume_s_recipe(store):
+    with pytest.raises(exceptions.Invalid, match='is no image'):
+        add(noise(100), f'v_{"a" * 32}_0_1')
+    assert repo(store).recipes() == []
+
+
 def test_zeros_and_duplicates(store):
     data = bytes(3 * MIB) + noise(MIB) * 3
     first, second = add(data, 'a')[0], add(data, 'b')[0]

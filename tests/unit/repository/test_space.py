@@ -18,6 +18,7 @@ from tests.support.maintenance import SLOTS
 from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import put
+from tests.support import volume_writer
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
@@ -51,6 +52,8 @@ def filled(path, repo, other):
     put(other, 'deleted', noise(3 * BLOCK, 4))
     other.delete('deleted')
     put(other, 'not-counted', noise(2 * BLOCK, 5))
+    volume = volume_writer.Volume(path, bytes.fromhex(repo.repository_id))
+    volume.journal().data(0, noise(30000, 6)).save()
     return path
 
 
@@ -61,7 +64,7 @@ def test_every_byte_is_of_some_part(filled, other):
     assert set(found) >= {
         'blocks, none', 'blocks, zstd', 'segment headers',
         'fingerprint stores', 'recipes', 'recipes in flight', 'catalog',
-        'spare copies', 'reserve', 'others'}
+        'journals of volumes', 'spare copies', 'reserve', 'others'}
     assert found['fingerprint stores'].bytes == GROUP_START * len(
         maintenance.groups(filled))
 

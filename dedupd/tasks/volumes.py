@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Volumes whose making or deleting was interrupted: removes them (V9).
+
+A collection does this first, so that it counts and frees what they had.
+"""
+
+import logging
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import volumes
+
+LOG = logging.getLogger(__name__)
+
+
+def finish(maintainer: maintainer_module.Maintainer, pace: task.Pace
+           ) -> tuple[int, dict[str, str]]:
+    """Remove every volume that is unfinished and that nobody owns.
+
+    :returns: how many were removed; and the names of those that could not be,
+        each with its error
+    :raises task.Stopped: between two volumes
+    """
+    path = maintainer.repository.path
+    removed, failed = 0, {}
+    names = volumes.names(path)
+    for done, name in enumerate(names):
+        try:
+            if not volumes.look(path, name).is_ready:
+                _remove(maintainer.handle, name)
+                LOG.warning('Volume %s was removed: its making or deleting '
+                            'had been interrupted', name)
+                removed += 1
+        except exceptions.BusyError:
+            pass    # somebody is at it
+        except (exceptions.ImageNotFound, exceptions.DamagedError,
+                exceptions.VersionError):
+            # It is gone by now; or it is not known to be unfinished.
+            pass
+        except exceptions.RepositoryError as e:
+            failed[name] = str(e)
+        pace.step(done + 1, len(names), 'looking at volumes')
+    return removed, failed
+
+
+def _remove(handle: _engine.Repository, name: str) -> None:
+    """Remove a volume that is still unfinished when its lock is held.
+
+    Since it was looked at, another process may have made a volume of the name.
+    """
+    handle.volume_delete(name, unfinished=True)

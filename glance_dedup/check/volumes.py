@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The volumes: what each directory of ``volumes/`` says, and its recipes.
+
+Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+How one journal is read is in ``volume_reader.py``. What the recipes name is
+judged with those of images.
+
+An owner changes a volume's journals and recipes while they are read. So each
+volume is looked at several times if something looks wrong, and only what every
+look found is reported. What an owner has yet to remove is worth a note only if
+there is no owner.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import os
+import stat
+import struct
+
+from glance_dedup.check import directories as directories_module
+from glance_dedup.check import files
+from glance_dedup.check import format as form
+from glance_dedup.check import locks
+from glance_dedup.check import recipe_reader
+from glance_dedup.check import store as store_module
+from glance_dedup.check import volume_reader as reader
+
+_OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+# A mark as it is remembered: part, edition.
+_PART = struct.Struct('>Q')
+
+#: Severity, file, offset, sentence.
+Finding = tuple[str, str, int | None, str]
+
+
+class _Look:
+    """One look at a volume.
+
+    :ivar findings: what looked wrong, in the order in which it was found
+    :ivar volume_id: 32 hexadecimal digits; None: it is not known
+    :ivar owned: whether the volume had an owner
+    """
+
+    def __init__(self, judge: 'Volumes', name: str, fd: int) -> None:
+        self._judge = judge
+        self._name = name
+        self._fd = fd
+        self._advance = judge.directories.findings.advance
+        self._repository_id = judge.repository_id
+        self._marks = judge.marks
+        self._marks.close()
+        self.findings: list[Finding] = []
+        self.volume_id: str | None = None
+        self.owned = self._is_owned()
+        self._heads: dict[int, reader.Head] = {}
+
+    def run(self) -> None:
+        """Judge the journals, then the recipes."""
+        numbers = self._numbers()
+        if not numbers:
+            self._unowned('', 'has no journal: it was being made or deleted, '
+                          'and the next collection removes it')
+            return
+        newest = numbers[-1]
+        head = self._read_head(newest)
+        if head is None:
+            return
+        self.volume_id = head.volume_id.hex()
+        if head.state != reader.READY:
+            what = ('making' if head.state == reader.MAKING else 'deleting')
+            self._unowned('', f'is in the state {what}, and nobody is at '
+                          'it: the next collection removes it')
+            return
+        for number in numbers:
+            if number < head.needed:
+                self._unowned(self._journal(number), 'is not needed any more: '
+                              'the next owner removes it')
+        needed = [n for n in numbers if n >= head.needed]
+        self._check_chain(head, needed)
+        for number in needed[:-1]:
+            self._read_journal(number)
+        # Without the newest, nobody knows which editions the volume needs.
+        if self._read_journal(newest, self._keep_mark):
+            self._check_recipes(head)
+
+    # -- what was found ----------------------------------------------------
+
+    def _damage(self, file: str, offset: int | None, sentence: str) -> None:
+        self.findings.append((
+            form.DAMAGE, file, offset,
+            f'{sentence}; volume {self._name} cannot be used until the file '
+            'is restored from a backup; without one, delete the volume'))
+
+    def _unowned(self, file: str, sentence: str) -> None:
+        """Note something that only an owner may leave as it is."""
+        if not self.owned:
+            file = file or f'volumes/{self._name}'
+            self.findings.append((form.NOTE, file, None, sentence))
+
+    def _journal(self, number: int) -> str:
+        return f'volumes/{self._name}/journal-{number:08x}'
+
+    # -- the directory -----------------------------------------------------
+
+    def _is_owned(self) -> bool:
+        try:
+            with files.File(self._fd, 'lock', f'volumes/{self._name}/lock'
+                            ) as f:
+                return locks.is_locked(f.fd, 0)
+        except (files.Gone, form.Damage):
+            return False
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the journals, sorted."""
+        matches = map(reader.JOURNAL_NAME.match, os.listdir(self._fd))
+        return sorted(filter(None, (int(m[1], 16) for m in matches if m)))
+
+    def _open(self, number: int) -> files.File:
+        file = self._journal(number)
+        return files.File(self._fd, os.path.basename(file), file)
+
+    @contextlib.contextmanager
+    def _noting(self, number: int) -> Iterator[None]:
+        """Turn what is wrong with a journal into a finding."""
+        file = self._journal(number)
+        try:
+            yield
+        except files.Gone:
+            self._damage(file, None, 'is missing')
+        except form.Damage as e:
+            self._damage(file, e.offset, e.sentence)
+
+    # -- journals ----------------------------------------------------------
+
+    def _read_head(self, number: int) -> reader.Head | None:
+        head = None
+        with self._noting(number), self._open(number) as f:
+            head = self._heads[number] = reader.parse_head(
+                f.read(0, reader.HEAD), number, self._repository_id)
+        return head
+
+    def _check_chain(self, newest: reader.Head, needed: list[int]) -> None:
+        """Judge whether the needed journals are there, and of one volume."""
+        expected = range(newest.needed, newest.number + 1)
+        for number, there in zip(expected, needed):
+            if number != there:
+                missing = len(expected) - len(needed)
+                self._damage(self._journal(number), None, 'is missing' + (
+                    f', as are {missing - 1} later ones' if missing > 1
+                    else ''))
+                break
+        for number in needed[:-1]:
+            head = self._read_head(number)
+            if head is None:
+                continue
+            for what, offset, its, theirs in (
+                    ('is of another volume than the newest journal', 32,
+                     head.volume_id, newest.volume_id),
+                    ('has another scope than the newest journal', 48,
+                     head.scope, newest.scope),
+                    ('has parts of another size than the newest journal', 88,
+                     head.part_size, newest.part_size)):
+                if its != theirs:
+                    self._damage(self._journal(number), offset, what)
+            if head.needed > newest.needed:
+                self._damage(
+                    self._journal(number), 100, 'needs no journal before '
+                    f'{head.needed}, but the newest one needs '
+                    f'{newest.needed}')
+
+    def _read_journal(self, number: int,
+                      found: Callable[[int, int], None]
+                      = lambda part, edition: None) -> bool:
+        """Read marks and records; return whether all is well.
+
+        :param found: called with part and edition of each mark
+        """
+        head = self._heads.get(number)
+        if head is None:
+            return False
+        follower = self._heads.get(number + 1)
+        limit = None if follower is None else follower.before or None
+        with self._noting(number), self._open(number) as f:
+            journal = reader.JournalReader(f, head, found, self._advance)
+            journal.read_marks()
+            journal.read_records(limit)
+            if limit is not None:
+                if journal.end != limit:
+                    raise form.Damage(
+                        f'has valid records up to here, and journal '
+                        f'{number + 1} says that they end at {limit}: '
+                        'writes are lost', journal.end)
+            else:
+                proof = journal.proof()
+                if proof is not None:
+                    raise form.Damage(
+                        'has no valid record here, but the record at '
+                        f'{proof} says that it was durable: writes that '
+                        'were acknowledged are lost', journal.end)
+            return True
+        return False
+
+    def _keep_mark(self, part: int, edition: int) -> None:
+        self._marks.put(_PART.pack(part), _PART.pack(edition))
+
+    # -- recipes -----------------------------------------------------------
+
+    def _check_recipes(self, head: reader.Head) -> None:
+        used = set()
+        before = len(self.findings)
+        if head.base_size:
+            name = f'v_{self.volume_id}_base_0'
+            used.add(name)
+            header = self._read_recipe(name, 'the base', head)
+            if header is not None and header.size < head.base_size:
+                self._damage(
+                    f'images/{name}', 80, f'has {header.size} bytes, and the '
+                    f'base has {head.base_size}')
+        for key, value in self._marks.items(b''):
+            (part,), (edition,) = _PART.unpack(key), _PART.unpack(value)
+            name = f'v_{self.volume_id}_{part}_{edition}'
+            used.add(name)
+            header = self._read_recipe(name, f'part {part}', head)
+            # The last part may have been longer before the volume was shrunk.
+            if header is not None and header.size > head.part_size:
+                self._damage(f'images/{name}', 80, f'has {header.size} bytes, '
+                             f'and a part has {head.part_size}')
+        if len(self.findings) == before:
+            for name in self._judge.recipes_of(self.volume_id):
+                if name not in used and self._judge.exists(name):
+                    self._unowned(
+                        f'images/{name}', f'is a recipe of volume '
+                        f'{self._name} without a mark: the next owner removes '
+                        'it')
+
+    def _read_recipe(self, name: str, what: str, head: reader.Head
+                     ) -> recipe_reader.RecipeHeader | None:
+        """The header of a recipe that the volume needs."""
+        file = f'images/{name}'
+        try:
+            with files.File(self._judge.directories['images'], name, file
+                            ) as f:
+                header = recipe_reader.parse_header(
+                    f.read(0, form.PAGE), f.size(), self._repository_id)
+        except (KeyError, files.Gone):
+            self._damage(file, None, f'is missing: it has {what}')
+            return None
+        except form.Damage as e:
+            # Those that were listed were read, and reported, before.
+            if not self._judge.was_listed(name):
+                self._damage(file, e.offset, e.sentence)
+            return None
+        if header.scope != head.scope:
+            self._damage(file, 32, f'has another scope than volume '
+                         f'{self._name}')
+        return header
+
+
+class Volumes:
+    """Judges all volumes.
+
+    :param images: the names in ``images/``, listed before
+    :ivar marks: editions by their parts, of the volume that is looked at
+    """
+
+    def __init__(self, directories: directories_module.Directories,
+                 repository_id: bytes | None, images: list[str]) -> None:
+        self.directories = directories
+        self.repository_id = repository_id
+        self.marks = store_module.Store()
+        self._findings = directories.findings
+        self._recipes: dict[str, set[str]] = {}
+        for name in images:
+            match = form.VOLUME_RECIPE.match(name)
+            if match is not None:
+                self._recipes.setdefault(match[1], set()).add(name)
+        self._unknown = False   # a volume's id is not known
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.marks.close()
+
+    def recipes_of(self, volume_id: str | None) -> list[str]:
+        """The recipes of a volume that were listed, sorted."""
+        return sorted(self._recipes.get(volume_id or '', ()))
+
+    def was_listed(self, recipe: str) -> bool:
+        """Whether a volume's recipe was there when the images were listed."""
+        return recipe in self._recipes.get(recipe[2:34], ())
+
+    def exists(self, recipe: str) -> bool:
+        """Whether a recipe is there now."""
+        return ('images' in self.directories and self.directories.status_of(
+            'images', recipe) is not None)
+
+    def check(self) -> None:
+        """Report what is wrong with the volumes and their recipes."""
+        for name in self.directories.names('volumes'):
+            file = f'volumes/{name}'
+            try:
+                fd = os.open(name, _OPENING, dir_fd=self.directories['volumes']
+                             )
+            except FileNotFoundError:
+                continue        # it was deleted meanwhile
+            except OSError as e:
+                files.refused_by_system(e, file)
+                self._findings.find(
+                    form.NOTE, file, None,
+                    f'is no directory of a volume: {e.strerror}')
+                continue
+            try:
+                if reader.NAME.match(name):
+                    self._check_volume(name, fd)
+                else:
+                    self._findings.find(form.NOTE, file, None,
+                                        'has an unknown name')
+            finally:
+                os.close(fd)
+        self._check_others()
+
+    def _check_volume(self, name: str, fd: int) -> None:
+        figures = self._findings.figures
+        figures['volumes'] += 1
+        size = self._check_names(name, fd)
+        figures['journal_bytes'] += size
+        self._findings.total += size
+        suspects: list[Finding] | None = None
+        for _ in files.looks():
+            look = _Look(self, name, fd)
+            look.run()
+            found = set(look.findings)
+            suspects = (look.findings if suspects is None
+                        else [s for s in suspects if s in found])
+            if not suspects:
+                break
+        if not os.fstat(fd).st_nlink:
+            figures['volumes'] -= 1
+            return              # it was deleted meanwhile
+        figures['volumes_in_use'] += look.owned
+        if look.volume_id is None:
+            self._unknown |= any(s[0] == form.DAMAGE for s in suspects or ())
+        elif look.volume_id in self._findings.names:
+            self._findings.find(
+                form.DAMAGE, f'volumes/{name}', None, 'has the same id as '
+                f'volume {self._findings.names[look.volume_id]}: it is a '
+                'copy. Remove the copy, and use neither before',
+                volume=name)
+        else:
+            self._findings.names[look.volume_id] = name
+        for severity, file, offset, sentence in suspects or ():
+            self._findings.find(severity, file, offset, sentence,
+                                volume=name)
+
+    def _check_names(self, name: str, fd: int) -> int:
+        """Report unknown names and wrong modes.
+
+        :returns: the bytes of the journals
+        """
+        find, check_mode = self._findings.find, self.directories.check_mode
+        check_mode(os.fstat(fd), f'volumes/{name}', 0o700)
+        total = 0
+        names = sorted(os.listdir(fd))
+        for inner in names:
+            file = f'volumes/{name}/{inner}'
+            try:
+                status = os.stat(inner, dir_fd=fd, follow_symlinks=False)
+            except OSError:
+                continue
+            match = reader.JOURNAL_NAME.match(inner)
+            if inner == 'control' and stat.S_ISSOCK(status.st_mode):
+                continue
+            if not stat.S_ISREG(status.st_mode) or not (
+                    inner in ('lock', 'journal.new')
+                    or match is not None and int(match[1], 16)):
+                find(form.NOTE, file, None, 'has an unknown name'
+                     if stat.S_ISREG(status.st_mode) else
+                     'is not a regular file')
+                continue
+            check_mode(status, file, 0o600)
+            if match is not None:
+                total += status.st_size
+            elif inner == 'lock' and status.st_size:
+                find(form.NOTE, file, None,
+                     'has content; it should only carry locks')
+        if 'lock' not in names and any(
+                map(reader.JOURNAL_NAME.match, names)) and (
+                    os.fstat(fd).st_nlink):
+            find(form.DAMAGE, f'volumes/{name}/lock', None,
+                 'is missing, so that nothing keeps a second owner out: stop '
+                 'what serves the volume, and make an empty file of this name '
+                 'and of mode 0600', volume=name)
+        return total
+
+    def _check_others(self) -> None:
+        """Report recipes of volumes that are not there."""
+        for volume_id in sorted(self._recipes.keys() - self._findings.names):
+            for name in sorted(self._recipes[volume_id]):
+                if self.exists(name):
+                    self._findings.find(
+                        form.NOTE, f'images/{name}', None,
+                        'is of no volume that can be read' if self._unknown
+                        else 'is of a volume that does not exist: '
+                        f'glance-dedup image delete {name} removes it')

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Volumes: disks that a server writes to, made, opened and deleted.
+
+``doc/source/contributor/volumes.rst`` has the terms, and the rules that are
+cited here. The functions need a repository of format 2.0; for others each
+raises VersionError, which says how to upgrade.
+
+Sizes and offsets are in bytes.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import fcntl
+import os
+import struct
+from typing import Any
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import scopes
+from glance_dedup.repository import layout
+from glance_dedup.repository import openimages
+from glance_dedup.repository import parameters
+from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import volumes
+
+_MOST = (1 << 63) - 1
+_FLOCK = struct.Struct('@hhqqi4x')
+
+
+@dataclasses.dataclass(frozen=True)
+class VolumeStat:
+    """The facts in the newest head of a volume's journal."""
+
+    name: str
+    volume_id: str
+    """32 hexadecimal digits."""
+    state: str
+    """'ready'; 'making' or 'deleting', if that goes on or was interrupted."""
+    size: int
+    base_size: int
+    """So many of the first bytes may still be read from the base."""
+    part_size: int
+    project: str
+    source: str
+    """The id of the image that it was cloned from; '': of none."""
+    scope: str
+    """As of an image: 32 hexadecimal digits."""
+    created: int
+    """Seconds since 1970."""
+    counters: dict[str, int]
+    """Of the volume's whole life, in bytes: ``read``, ``written``, ``zeroed``;
+    ``overwritten`` before a checkpoint; and what checkpoints stored:
+    ``unique``, ``duplicate`` and ``zero``. Besides, the numbers of ``flushes``
+    and ``checkpoints``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenVolumeStat(VolumeStat):
+    """What only a volume's owner knows, and the rest as of now."""
+
+    journal_bytes: int
+    journal_records: int
+    """Records that no checkpoint has stored yet."""
+    broken: str
+    """Why it takes no writes; '': it does (V3)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VolumeExtent:
+    """A piece of a volume."""
+
+    offset: int
+    length: int
+    zeros: bool
+    """Whether it is known to read as zeros."""
+
+
+def _facts(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, 'name': name, 'volume_id': found['volume_id'].hex(),
+            'scope': found['scope'].hex()}
+
+
+class Volume:
+    """A volume that this process owns (V1).
+
+    Any number of threads may use it at once; a write that has returned is seen
+    by every read that begins later. In a forked child each call raises
+    ClosedError, and the parent keeps the volume.
+
+    After the sync of a journal failed, writes raise the error of that failure
+    until the volume is opened again (V3).
+
+    :ivar name: the volume's name
+    """
+
+    def __init__(self, name: str, engine: _engine.Volume,
+                 repository: repository_module.Repository) -> None:
+        self.name = name
+        self._engine = engine
+        # A fork closes only the descriptors of repositories that still exist.
+        self._repository = repository
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole volume, as of now."""
+        return self._engine.info()['size']
+
+    def info(self) -> OpenVolumeStat:
+        """The volume's facts, as of now."""
+        return OpenVolumeStat(**_facts(self.name, self._engine.info()))
+
+    def read(self, length: int, offset: int) -> bytes:
+        """Exactly `length` bytes from `offset`.
+
+        :raises InvalidParameter: the range is not within the volume
+        :raises DamagedError: names the file, and the offset in it
+        """
+        _need_range(length, offset)
+        if length > self.size:
+            raise exceptions.InvalidParameter(
+                f'volume {self.name} does not have {length} bytes')
+        return self._engine.read(length, offset)
+
+    def readinto(self, buffer: Any, offset: int) -> None:
+        """Fill a writable buffer from `offset`. Raises as :meth:`read`."""
+        _need_range(0, offset)
+        self._engine.readinto(buffer, offset)
+
+    def write(self, data: Any, offset: int) -> None:
+        """Write bytes. They are durable after the next :meth:`flush`.
+
+        The caller may reuse the buffer when this returns. This waits while the
+        journal is full, and makes a checkpoint then.
+
+        :raises InvalidParameter: the range is not within the volume
+        :raises NoSpaceError: only the reserve is free on the file system
+        """
+        _need_range(0, offset)
+        self._engine.write(data, offset)
+
+    def zero(self, length: int, offset: int) -> None:
+        """Have a range read as zeros. Raises as :meth:`write`."""
+        _need_range(length, offset)
+        self._engine.zero(length, offset)
+
+    def flush(self) -> None:
+        """Make durable what was written before the call."""
+        self._engine.flush()
+
+    def extents(self, offset: int = 0,
+                length: int | None = None) -> Iterator[VolumeExtent]:
+        """The pieces of a range, in order, without gap.
+
+        :param length: None: up to the volume's end
+        :raises InvalidParameter: the range is not within the volume
+        """
+        if length is None:
+            length = max(0, self.size - offset)
+        _need_range(length, offset)
+        end = offset + length
+        while True:
+            found = self._engine.extents(end - offset, offset)
+            for fields in found:
+                yield VolumeExtent(*fields)
+                offset = fields[0] + fields[1]
+            if offset >= end:
+                return
+
+    def checkpoint(self) -> None:
+        """Bring all that was written before into recipes (V6).
+
+        After an error the journal still has it, and the next checkpoint goes
+        on.
+        """
+        self._engine.checkpoint()
+
+    def needs_checkpoint(self) -> bool:
+        """Whether a checkpoint is due, since the journal is large."""
+        return self._engine.needs_checkpoint()
+
+    def renew(self) -> None:
+        """Open those recipes again that a merge has replaced.
+
+        Until then the old ones keep their blocks.
+        """
+        self._engine.renew()
+
+    def snapshot(self, image_id: str,
+                 project: str = '') -> openimages.ImageStat:
+        """Store the volume's bytes of one moment as an image.
+
+        The moment is during the call. Other threads may go on writing.
+
+        :raises ImageExists: there is an image of this id
+        :raises InvalidParameter: for an id that no image may have
+        """
+        repository_module.need_text('project', project)
+        self._repository.need_image(image_id)
+        return openimages.image_stat(self._engine.snapshot(image_id, project))
+
+    def resize(self, size: int) -> None:
+        """Change the size. New bytes are zeros, bytes behind it are lost.
+
+        :raises InvalidParameter: for a size that no volume may have
+        """
+        parameters.need_range('size', size, 0, _MOST)
+        self._engine.resize(size)
+
+    def close(self) -> None:
+        """Close the volume when the calls under way are done. Idempotent.
+
+        It makes no checkpoint and no flush.
+        """
+        self._engine.close()
+
+    def __enter__(self) -> 'Volume':
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+
+def _need_range(length: int, offset: int) -> None:
+    parameters.need_range('length', length, 0, _MOST)
+    parameters.need_range('offset', offset, 0, _MOST)
+
+
+# -- volumes by their names ---------------------------------------------------
+
+def create(repository: repository_module.Repository, name: str,
+           size: int | None = None, *, project: str = '',
+           scope: str | bytes = 'global',
+           image: openimages.Image | None = None,
+           part_size: int | None = None) -> int:
+    """Make a volume; nobody owns it then.
+
+    In the image's scope the volume shares its blocks, and no bytes move. In
+    another scope the image is read and stored.
+
+    :param name: 1 to 64 characters out of ``A-Z a-z 0-9 _ -``
+    :param size: a multiple of 512; None: the image's size, rounded up
+    :param project: the project that the volume belongs to
+    :param scope: as for an image
+    :param image: one that `repository` opened, which the volume becomes a clone
+        of; None: the volume begins with zeros
+    :param part_size: a power of two; None: the usual 256 MiB
+    :returns: the bytes that were read from the image and stored
+    :raises ImageExists: there is a volume of this name
+    :raises InvalidParameter: for a size that is not allowed, or is less than
+        the image's
+    """
+    for what, value in (('name', name), ('project', project)):
+        repository_module.need_text(what, value)
+    if size is None and image is None:
+        raise exceptions.InvalidParameter('a volume needs a size, or an image')
+    if size is not None:
+        parameters.need_range('size', size, 1, _MOST)
+    repository.need_volumes()
+    handle = repository.handle()
+    repository.filter.complete(handle)
+    with _errors(repository):
+        return handle.create_volume(
+            name, size or 0, project, scopes.choose(scope, project),
+            None if image is None else image._engine, part_size or 0)
+
+
+def open_volume(repository: repository_module.Repository,
+                name: str) -> Volume:
+    """Become a volume's owner, until it is closed.
+
+    :raises ImageNotFound: there is no such volume
+    :raises BusyError: it has an owner
+    :raises DamagedError: acknowledged bytes are lost (V5)
+    """
+    repository_module.need_text('name', name)
+    repository.need_volumes()
+    handle = repository.handle()
+    # A checkpoint stores blocks.
+    repository.filter.complete(handle)
+    with _errors(repository):
+        return Volume(name, handle.open_volume(name), repository)
+
+
+def look(repository: repository_module.Repository, name: str) -> VolumeStat:
+    """The facts of a volume, whoever owns it.
+
+    If it has an owner, they are those of its last checkpoint.
+
+    :raises ImageNotFound: there is no such volume
+    :raises DamagedError: its newest journal is damaged
+    """
+    repository_module.need_text('name', name)
+    repository.need_volumes()
+    with _errors(repository):
+        return VolumeStat(**_facts(
+            name, repository.handle().look_at_volume(name)))
+
+
+def names(repository: repository_module.Repository) -> list[str]:
+    """The names of all volumes, sorted; also of those being made or deleted."""
+    repository.need_volumes()
+    with _errors(repository):
+        found = volumes.names(repository.path)
+        if not found:
+            _need_directory(repository)
+        return found
+
+
+def delete(repository: repository_module.Repository, name: str) -> None:
+    """Delete a volume. A later collection frees its space.
+
+    :raises ImageNotFound: there is no such volume
+    :raises BusyError: it has an owner
+    """
+    repository_module.need_text('name', name)
+    repository.need_volumes()
+    with _errors(repository):
+        repository.handle().delete_volume(name)
+
+
+def is_in_use(repository: repository_module.Repository, name: str) -> bool:
+    """Whether some process, perhaps on another host, owns a volume.
+
+    The lock is only asked for, not taken. This process's own volumes count,
+    too.
+
+    :raises ImageNotFound: there is no such volume
+    """
+    path = os.path.join(repository.path, layout.VOLUMES, name, 'lock')
+    with files.os_errors(f'cannot look at {path}'):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(
+                fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        finally:
+            os.close(fd)
+    return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+
+
+@contextlib.contextmanager
+def _errors(repository: repository_module.Repository) -> Iterator[None]:
+    """As :func:`layout.image_errors`, for the directory of volumes, too."""
+    try:
+        with layout.image_errors(repository.path):
+            yield
+    except exceptions.ImageNotFound:
+        _need_directory(repository)
+        raise
+
+
+def _need_directory(repository: repository_module.Repository) -> None:
+    directory = os.path.join(repository.path, layout.VOLUMES)
+    if not os.path.isdir(directory):
+        raise exceptions.StorageError(
+            f"the directory {directory} is missing. Mount the repository's "
+            'disk, or restore the directory from a backup')

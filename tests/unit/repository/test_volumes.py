@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Recipes of volumes are no images, for everybody but the store itself."""
+
+import asyncio
+import contextlib
+import io
+import json
+
+import pyfuse3
+import pytest
+
+from dedupd.cache import index
+from dedupd import figures
+from dedupd.http import messages
+from dedupd.serve import incoming_replicas
+from dedupd.serve import reads
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import scrubber
+from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
+from glance_dedup.base import task
+from glance_dedup.base import workers
+from glance_dedup.cli import main
+from glance_dedup.maintenance import addresses
+from glance_dedup import mount
+from glance_dedup.repository import volumes
+from tests.support import maintenance
+from tests.support.repositories import noise
+from tests.support.repositories import put
+from tests.support.repositories import read_all
+from tests.support import volume_writer as writer
+from tests.unit.dedupd.tasks import scrubbing
+
+pytest_plugins = ['tests.support.maintainer_fixtures']
+
+ID = 'a' * 32
+
+
+@pytest.fixture
+def volume(path, repo):
+    """A volume whose part 3 has an edition; beside it, an image."""
+    found = writer.Volume(path, bytes.fromhex(repo.repository_id))
+    found.journal(marks={3: 7}).save()
+    writer.store_recipe(repo, found.recipe(3, 7), maintenance.content(2))
+    put(repo, 'image', maintenance.content(1))
+    return found
+
+
+@pytest.fixture
+def part(volume):
+    return volume.recipe(3, 7)
+
+
+@pytest.mark.parametrize('image_id, found', [
+    (f'v_{ID}_base_0', (ID, None, 0)),
+    (f'v_{ID}_0_1', (ID, 0, 1)),
+    (f'v_{ID}_262143_18446744073709551615', (ID, 262143, 2 ** 64 - 1)),
+    *((name, None) for name in (
+        'image', f'v_{ID}', f'v_{ID}_base_1', f'v_{ID}_1', f'V_{ID}_0_1',
+        f'v_{ID[:-1]}_0_1', f'v_{ID}a_0_1', f'v_{ID.upper()}_0_1',
+        f'v_{ID}_-1_1', f'v_{ID}_0_1_', f'v_{ID}_0_1\n', f'v_{ID}_a_1',
+        f'xv_{ID}_0_1', f'v_{ID}_0_' + '1' * 21, ''))])
+def test_ids(image_id, found):
+    assert imageids.of_volume(image_id) == found
+    if found is not None:
+        assert imageids.is_valid(image_id)
+        assert not imageids.is_image(image_id)
+    elif image_id and imageids.is_valid(image_id):
+        assert imageids.is_image(image_id)
+
+
+def test_only_the_store_sees_them(repo, part):
+    assert repo.images() == ['image']
+    assert repo.recipes() == ['image', part]
+    assert repo.stat(part).image_id == part
+
+
+@pytest.mark.parametrize('call', [
+    lambda repo, part: repo.begin(part),
+    lambda repo, part: repo.begin(part.replace('_7', '_8')),
+    lambda repo, part: repo.put(part, io.BytesIO(b'x')),
+    lambda repo, part: repo.open_image(part),
+    lambda repo, part: repo.delete(part),
+    lambda repo, part: repo.copy(repo.open_image('image'), part),
+    lambda repo, part: repo.need_image(part)])
+def test_calls_on_images_refuse_them(repo, part, call):
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='is no image: .* part 3 of volume disk'):
+        call(repo, part)
+    assert repo.recipes() == ['image', part]
+
+
+def test_the_name_of_a_volume(path, repo, volume, part):
+    digits = volume.id.hex()
+    assert volumes.names(repo.path) == ['disk']
+    assert volumes.name_of(repo.path, digits) == 'disk'
+    assert volumes.words(repo.path, part) == 'part 3 of volume disk'
+    assert volumes.words(repo.path, volume.recipe(None)) == (
+        'the base of volume disk')
+    assert volumes.words(None, part) == f'part 3 of volume {digits}'
+    assert volumes.words(repo.path, 'image') is None
+    assert volumes.described(repo.path, 'image') == 'image'
+    assert volumes.described(repo.path, part) == (
+        f'{part} (part 3 of volume disk)')
+    assert volumes.apart(repo.path, ['z', part, 'b', volume.recipe(None)]) == (
+        ['b', 'z'], ['disk'])
+    # The newest journal is the truth.
+    volume.journal(2, volume_id=writer.some_id('another')).save()
+    assert volumes.name_of(repo.path, digits) is None
+    assert volumes.words(repo.path, part) == f'part 3 of volume {digits}'
+
+
+@pytest.mark.parametrize('damage, kind', [
+    (lambda head: head[:4000], exceptions.DamagedError),
+    (lambda head: bytes(4096), exceptions.DamagedError),
+    (lambda head: head[:50] + b'?' + head[51:], exceptions.DamagedError),
+    (lambda head: head[:8] + b'\2' + head[9:], exceptions.VersionError)])
+def test_a_volume_that_cannot_be_read(repo, volume, part, damage, kind):
+    file = volume.journal().path
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(kind, match='journal-00000001'):
+        volumes.look(repo.path, 'disk')
+    assert volumes.words(repo.path, part) == (
+        f'part 3 of volume {volume.id.hex()}')
+    # It may be the one that needs the recipe.
+    with pytest.raises(kind):
+        repo.delete(part)
+    assert part in repo.recipes()
+
+
+def test_no_volumes(repo):
+    assert volumes.names(repo.path) == []
+    with pytest.raises(exceptions.ImageNotFound):
+        volumes.look(repo.path, 'disk')
+
+
+def test_what_no_volume_has_can_be_deleted(repo, volume, part):
+    volume.journal().path.unlink()
+    assert volumes.look(repo.path, 'disk').volume_id is None
+    repo.delete(part)
+    assert repo.recipes() == ['image']
+
+
+# -- commands -----------------------------------------------------------------
+
+@pytest.fixture
+def command(path, tmp_path, capfd):
+    def run(*arguments):
+        capfd.readouterr()
+        status = main.main([
+            '--repository', str(path), '--filter-dir',
+            str(tmp_path / 'filter'), '--socket', str(tmp_path / 'none'),
+            *arguments])
+        out, err = capfd.readouterr()
+        return status, out, err
+    return run
+
+
+@pytest.mark.parametrize('words', [
+    ('image', 'show', 'PART'), ('image', 'get', 'PART', '-'),
+    ('image', 'delete', 'PART'), ('image', 'put', 'PART', '/dev/null'),
+    ('image', 'copy', 'image', 'PART'), ('image', 'copy', 'PART', 'new'),
+    ('image', 'verify', '--no-glance', 'PART'),
+    ('export', '/tmp', 'PART'),
+    ('image', 'mark-lost', 'PART')])
+def test_commands_say_what_it_is(command, repo, part, words):
+    status, _, err = command(*(part if word == 'PART' else word
+                               for word in words))
+    assert status == 2
+    assert 'part 3 of volume disk' in err
+    assert repo.recipes() == ['image', part]
+
+
+def test_lists_and_sums(command, part):
+    status, out, _ = command('image', 'list', '-f', 'json')
+    assert [row['image_id'] for row in json.loads(out)] == ['image']
+    status, out, _ = command('repository', 'show', '-f', 'json')
+    shown = json.loads(out)
+    assert (shown['images'], shown['volumes']) == (1, 1)
+    size = len(maintenance.content(1))
+    assert shown['logical_bytes'] == 2 * size
+    status, out, _ = command('status', '-f', 'json')
+    shown = json.loads(out)
+    assert (shown['space']['images'], shown['space']['volumes']) == (1, 1)
+    assert shown['space']['logical_bytes'] == 2 * size
+    assert shown['space']['journal_bytes'] == 8192
+
+
+# -- figures and tasks --------------------------------------------------------
+
+def test_figures(repo, maintainer, part):
+    maintainer.rebuild()
+    found = figures.Figures(repo, lambda: maintainer.catalog)
+    with contextlib.closing(found):
+        space = found.space()
+        assert (space['images'], space['volumes']) == (1, 1)
+        assert space['logical_bytes'] == 2 * len(maintenance.content(1))
+        assert [i['image_id'] for i in found.images()] == ['image']
+        assert found.sharing()['images'] == ['image']
+
+
+def test_their_blocks_stay(repo, maintainer, part):
+    put(repo, 'other', maintenance.content(3))
+    repo.delete('other')
+    assert collector.run_once(maintainer, task.Pace()).freed_blocks
+    with contextlib.closing(repo.handle().open_image(part)) as image:
+        assert image.read(len(maintenance.content(2)), 0) == (
+            maintenance.content(2))
+    assert read_all(repo, 'image') == maintenance.content(1)
+
+
+def test_damage_names_the_volume(path, repo, maintainer, part, caplog):
+    recipe = path / 'images' / part
+    recipe.write_bytes(bytes(4096) + recipe.read_bytes()[4096:])
+    scrubber.run_once(maintainer, task.Pace())
+    assert f'{part} (part 3 of volume disk)' in caplog.text
+    caplog.clear()
+    scrubber.mark_lost(maintainer, part)
+    assert f'{part} (part 3 of volume disk)' in caplog.text
+    assert repo.recipes() == ['image']
+
+
+def test_scrub_says_which_volume_a_block_is_missing_in(
+        path, repo, maintainer, volume, part, caplog):
+    with contextlib.closing(maintainer.engine.open_recipe(part)) as recipe:
+        group, slot, _ = next(iter(addresses.runs_in(recipe.runs())))
+    scrubbing.damage(path, (group, slot))
+    maintainer.rebuild()
+    result = scrubber.run_once(maintainer, task.Pace(), full=True)
+    assert (result.images, result.volumes) == ([], ['disk'])
+    assert f'Images hit: {part} (part 3 of volume disk)' in caplog.text
+
+
+def test_merging_has_them_share(repo, maintainer, volume):
+    """With an image that was stored at the same time."""
+    data = noise(3 << 20)
+    name = volume.recipe(1, 1)
+    handle = repo.handle()
+    # Each stores what it has of 1 MiB or more before it is committed.
+    transactions = [handle.begin(image_id, '', bytes(16))
+                    for image_id in ('twin', name)]
+    for transaction in transactions:
+        transaction.write(data)
+    for transaction in transactions:
+        transaction.commit()
+    maintainer.rebuild()
+    merged = merger.run_once(maintainer, task.Pace())
+    assert merged.images == 1
+    runs = []
+    for image_id in ('twin', name):
+        with contextlib.closing(
+                maintainer.engine.open_recipe(image_id)) as recipe:
+            runs.append(recipe.runs())
+    assert runs[0] == runs[1]
+
+
+def test_a_good_part_is_not_lost(maintainer, part):
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='part 3 of volume disk, which is not lost'):
+        scrubber.mark_lost(maintainer, part)
+
+
+# -- other ways in and out ----------------------------------------------------
+
+def request(**query):
+    return messages.Request('POST', query, {}, messages.Peer('unix', 0), b'')
+
+
+def status_of(handler, *arguments):
+    with pytest.raises(messages.HTTPError) as caught:
+        asyncio.run(handler(*arguments))
+    return caught.value.status
+
+
+def test_no_replica_comes_under_such_an_id(repo, part):
+    receiving = incoming_replicas.Receiving(repo, True)
+    assert status_of(receiving.begin, request(), part) == 400
+
+
+def test_the_daemon_serves_none(repo, part):
+    served = reads.Reads(repo, workers.Workers('read', 1))
+    assert status_of(served._admit, request(), part) == 404
+
+
+def test_the_cache_does_not_evict_them(path, repo, part):
+    (path / index.NAME).write_bytes(b'')
+    with contextlib.closing(index.Held(repo)) as held:
+        assert held.candidates() == ['image']
+
+
+def test_the_mount_shows_none(repo, part):
+    assert mount.FromRepository(repo).names() == ['image']
+    with pytest.raises(pyfuse3.FUSEError):
+        asyncio.run(mount.Operations.lookup(
+            None, pyfuse3.ROOT_INODE, part.encode(), None))
