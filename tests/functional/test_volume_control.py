@@ -78,7 +78,8 @@ def test_snapshot(server):
         assert repo.stat('one').project == 'a project'
         assert repo.stat('one').upload_id == found['upload_id']
         assert repo.stat('two').new_bytes == 0
-    for wrong in ('', 'a/b', 'x' * 129, '..'):
+    # The last is the name of a volume's recipe.
+    for wrong in ('', 'a/b', 'x' * 129, '..', f'v_{"0" * 32}_base_0'):
         with pytest.raises(exceptions.InvalidParameter):
             server.control.snapshot(wrong)
     with pytest.raises(exceptions.InvalidParameter):
