@@ -314,6 +314,25 @@ def test_the_last_checkpoint(server):
         assert session.read(0, 10_000) == b'x' * 10_000
 
 
+def test_blocks_are_shared_with_images(repository, tmp_path):
+    """The server uses the host's filter, and fills a new one."""
+    data = repositories.noise(2 * MIB, 9)
+    with repositories.open_repository(
+            repository, filter_dir=str(tmp_path / 'elsewhere')) as repo:
+        repositories.put(repo, 'image', data)
+    volumes.create(repository, 'disk', SIZE)
+    with volumes.Server(repository, tmp_path) as server:
+        server.start()
+        with server.session() as session:
+            volumes.write(session, MIB, data)
+            server.control.checkpoint()
+            found = server.control.status()
+            assert found['unique'] == '0'
+            assert found['duplicate'] == str(2 * MIB)
+            assert session.read(MIB, 2 * MIB) == data
+        assert 'error' not in server.text()
+
+
 # -- clients that do harm -----------------------------------------------------
 
 def test_what_is_refused(server):
