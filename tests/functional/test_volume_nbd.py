@@ -102,7 +102,8 @@ def test_fio(repository, tmp_path, seconds, depth):
             f'--iodepth={depth}', '--size=64m', '--fsync=32',
             '--time_based', f'--runtime={seconds}', '--randseed=7',
             '--verify=xxhash', '--verify_fatal=1', '--verify_backlog=512',
-            '--verify_state_save=0', '--output-format=json', limit=seconds + 300)
+            '--verify_state_save=0', '--output-format=json',
+            limit=seconds + 300)
         job, = json.loads(text[text.index('{'):])['jobs']
         assert job['error'] == 0 and job['write']['total_ios'] > 200
         server.stop()
