@@ -155,7 +155,7 @@ def test_wrong_arguments(made, content):
     made('volume', 'resize', 'none', '1M').refused('there is no volume none')
     made('volume', 'snapshot', 'none', 'x').refused('there is no volume none')
     made('volume', 'snapshot', 'disk', 'image').refused('exists already')
-    made('volume', 'snapshot', 'disk', 'a/b').refused('a/b')
+    made('volume', 'snapshot', 'disk', 'a/b').refused('0x2f')
     made('volume', 'snapshot', 'disk', f'v_{"a" * 32}_0_1').refused('no image')
     made('volume', 'clone', 'none', 'other').refused('none')
     made('volume', 'clone', 'image', 'other', '--size', '1M').refused(
