@@ -57,6 +57,13 @@ COMMANDS = {
     'image pull': 'glance_dedup.cli.image:Pull',
     'image verify': 'glance_dedup.cli.adoption:Verify',
     'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
+    'volume create': 'glance_dedup.cli.volume:Create',
+    'volume clone': 'glance_dedup.cli.volume:Clone',
+    'volume snapshot': 'glance_dedup.cli.volume:Snapshot',
+    'volume list': 'glance_dedup.cli.volume:List',
+    'volume show': 'glance_dedup.cli.volume:Show',
+    'volume resize': 'glance_dedup.cli.volume:Resize',
+    'volume delete': 'glance_dedup.cli.volume:Delete',
     'volume serve': 'glance_dedup.cli.volumeserve:Serve',
 }
 INTERRUPTED = 130

@@ -183,9 +183,9 @@ class Volume:
         return self._engine.needs_checkpoint()
 
     def renew(self) -> None:
-        """Open those recipes again that a merge has replaced.
+        """Close recipes that a merge has replaced, or a checkpoint deleted.
 
-        Until then the old ones keep their blocks.
+        Until then their blocks stay. Call it every few minutes.
         """
         self._engine.renew()
 

@@ -73,10 +73,10 @@ gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
             gd_journal_close(journal);
         }
         if (s != GD_NOTFOUND) {
-            break;
+            return s;
         }
     }
-    return s;
+    return gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
 }
 
 /* ---- opening ---- */
