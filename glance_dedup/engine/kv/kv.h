@@ -17,7 +17,9 @@
  * this.
  *
  * A store belongs to one thread at a time, and to the process that opened it:
- * a child must neither use nor close it after fork.
+ * a child must neither use nor close it after fork.  With LMDB, the thread that
+ * puts or deletes must commit, too, and other processes that want to change the
+ * store wait until it does.
  */
 #ifndef GD_KV_H
 #define GD_KV_H

@@ -223,7 +223,7 @@ test_model(void)
     }
 }
 
-/* ---- full ---- */
+/* ---- one key at a time ---- */
 
 static void
 put_one(fixture *x, uint64_t n, uint64_t value)
@@ -239,6 +239,34 @@ get_one(fixture *x, uint64_t n)
     CHECK_INT(gd_kv_get_batch(x->kv, &key, &value, 1, &x->err), GD_OK);
     return value;
 }
+
+/* A table of few places: probes go round its end. */
+static void
+test_small(void)
+{
+    enum { STEPS = 3000, MOST = 9 };
+    for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
+        fixture *x = malloc(sizeof *x);
+        setup(x, b, GD_KV_SPARSE, MOST);
+        for (unsigned step = 0; step < STEPS; step++) {
+            uint64_t n = draw(x, MOST), key = key_of(x, n);
+            if (b == GD_KV_INRAM && step % 50 == 0) {
+                reopen(x); /* with another hash */
+            }
+            x->model[n] = draw(x, 4) > 0;
+            if (x->model[n] == 0) {
+                CHECK_INT(gd_kv_delete_batch(x->kv, &key, 1, &x->err), GD_OK);
+            } else {
+                put_one(x, n, 1);
+            }
+            get_range(x, 0, MOST);
+        }
+        teardown(x);
+        free(x);
+    }
+}
+
+/* ---- full ---- */
 
 static void
 test_full(void)
@@ -497,6 +525,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_model);
+    RUN(test_small);
     RUN(test_full);
     RUN(test_arguments);
     RUN(test_two_processes);

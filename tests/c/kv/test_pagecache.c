@@ -102,6 +102,25 @@ test_all_pages(void)
     teardown(&x);
 }
 
+/* The same in no order: the hand meets changed pages everywhere. */
+static void
+test_any_order(void)
+{
+    fixture x;
+    uint8_t wanted[PAGES + 1] = {0};
+    setup(&x, FRAMES * GD_DTB_PAGE);
+    for (uint64_t i = 0; i < 5000; i++) {
+        uint64_t draw = gd_checksum(&i, sizeof i, 2);
+        uint64_t n = 1 + draw % PAGES;
+        if (draw >> 60 == 0) {
+            wanted[n] = (uint8_t)i;
+            memset(get(&x, n, true) + 16, wanted[n], GD_DTB_PAGE - 16);
+        }
+        CHECK_INT(get(&x, n, false)[GD_DTB_PAGE - 1], wanted[n]);
+    }
+    teardown(&x);
+}
+
 /* A page that is used again and again stays, while others pass through: it
  * leaves once at most, when the hand first comes round. */
 static void
@@ -165,6 +184,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_dirty_limit);
     RUN(test_all_pages);
+    RUN(test_any_order);
     RUN(test_clock);
     RUN(test_budget);
     RUN(test_failed_write);
