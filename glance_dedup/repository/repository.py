@@ -88,6 +88,8 @@ class Repository:
                  lock_timeout: float = 30.0, segment_cache_mib: int = 0,
                  reserve_mib: int = RESERVE_MIB,
                  codec_yields: bool = False, direct_io: bool = False,
+                 index: str = 'filter',
+                 index_dir: str | os.PathLike | None = None,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
@@ -97,6 +99,13 @@ class Repository:
         parameters_module.need_range(
             'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
         parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
+        if index not in hostfilter.INDEXES:
+            raise exceptions.InvalidParameter(
+                f"there is no index '{index}': choose "
+                f'{", ".join(hostfilter.INDEXES)}')
+        if index != 'filter' and index_dir is None:
+            raise exceptions.InvalidParameter(
+                f"the index '{index}' needs a directory: set index_dir")
         if codec not in _CODECS:
             raise exceptions.InvalidParameter(
                 f"there is no codec '{codec}': choose none, lz4 or zstd")
@@ -129,7 +138,10 @@ class Repository:
         self._segment_cache_bytes = segment_cache_mib << 20
         self.filter = hostfilter.HostFilter(
             self.path, self.parameters.repository_id,
-            self.parameters.group_slots, filter_dir, filter_mib << 20)
+            self.parameters.group_slots,
+            filter_dir if index == 'filter' else os.fspath(index_dir or ''),
+            filter_mib << 20, index,
+            self.parameters.cuts[1] or self.parameters.block_size)
         _live.add(self)
         filesystem.check_locks(self.path)
         self.handle()
