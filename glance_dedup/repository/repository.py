@@ -58,6 +58,9 @@ class Repository:
         host; None: a directory of this user's in ``/dev/shm``
     :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
         counts only if the filter does not exist yet
+    :param index: what gives look-ups their hints: ``'filter'``; or a store in
+        `index_dir`: ``'lmdb'``, or ``'dtb'``, which serves one process
+    :param index_dir: a directory of this host, where the stores lie
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
@@ -385,7 +388,8 @@ class Repository:
         * The host's filter: ``filter_bytes``, ``filter_places``,
           ``filter_hints``, ``filter_dropped``, ``filter_level``,
           ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
-          the host has no filter yet.
+          the host has no filter yet. If a store is the index, these are its
+          memory, its capacity, and its progress; hints and level are 0.
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)
