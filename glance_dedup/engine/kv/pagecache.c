@@ -66,8 +66,10 @@ gd_pagecache_open(const gd_env *env, const gd_pagecache_file *file,
     if (cache == NULL) {
         return GD_NOMEM;
     }
+    /* More would never be used: all pages may be changed. */
+    uint64_t most = (file->pages / 3 + 1) * 4;
     uint64_t count = budget / GD_DTB_PAGE;
-    count = count < file->pages ? count : file->pages;
+    count = count < most ? count : most;
     count = count > GD_PAGECACHE_LEAST ? count : GD_PAGECACHE_LEAST;
     cache->env = env;
     cache->file = *file;
