@@ -80,7 +80,7 @@ INDEXES = ('filter', 'lmdb', 'dtb')
 
 
 class HostFilter:
-    """The filter of an open repository, or what serves instead, in this process.
+    """The filter of an open repository in this process, or its substitute.
 
     Any number of threads may use it at once.
 
