@@ -171,8 +171,7 @@ class HostFilter:
                 error = e.strerror or error     # our own sentence
             if error != self.error:
                 self.error = error
-                warnings.warn(f'no fingerprint {self._name}, so duplicates '
-                              f'will be missed: {error}', RuntimeWarning,
+                warnings.warn(f'{self._lack()}: {error}', RuntimeWarning,
                               stacklevel=4)
 
     def complete(self, handle: _engine.Repository) -> None:
@@ -238,9 +237,10 @@ class HostFilter:
         return os.path.join(_directory_for(self._directory),
                             f'{self._repository_id}.{self._index}')
 
-    @property
-    def _name(self) -> str:
-        return 'filter' if self._index == 'filter' else f'index ({self._index})'
+    def _lack(self) -> str:
+        if self._index == 'filter':
+            return 'no fingerprint filter, so duplicates will be missed'
+        return 'no fingerprint index, so duplicates will be missed'
 
     def _open(self, handle: _engine.Repository, path: str) -> None:
         if self._index == 'filter':

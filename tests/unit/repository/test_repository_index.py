@@ -160,8 +160,8 @@ def test_a_directory_of_others(path, index):
         put(repo, 'first', DATA)
     store_file(path, index).parent.chmod(0o777)
     with open_with(path, index) as repo:
-        with pytest.warns(RuntimeWarning, match=f'no fingerprint index '
-                          rf'\({index}\).*may change'):
+        with pytest.warns(RuntimeWarning,
+                          match=r'no fingerprint index, .*may change'):
             assert put(repo, 'second', DATA).new_bytes == len(DATA)
 
 
