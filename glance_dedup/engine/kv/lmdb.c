@@ -7,6 +7,10 @@
  * commit ends it.  A commit writes the changed pages, syncs, and then writes
  * the page that has the tree's root.
  *
+ * A process must not open the store twice: closing one would release LMDB's
+ * locks of the other.  So it locks a byte of the file path-process, with the
+ * number of its process id.
+ *
  * LMDB reads pages of the file through a mapping, without checksums, and trusts
  * what is in them.  What can be checked is checked here: whose file it is, and
  * that it has all the pages that its root page counts.  The library makes its
@@ -52,6 +56,7 @@ typedef struct lmdb {
     MDB_dbi dbi;
     MDB_txn *writes; /* NULL: nothing to commit */
     MDB_txn *reads;  /* idle between calls */
+    int guard;       /* the file by which this process opens it only once */
     char name[PATH_ROOM];
 } lmdb;
 
@@ -325,12 +330,34 @@ static void
 lmdb_close(gd_kv *kv)
 {
     close_tree(of(kv));
+    if (of(kv)->guard >= 0) {
+        kv->env->close(kv->env, of(kv)->guard);
+    }
     kv->env->release(kv->env, kv);
 }
 
 static const gd_kv_calls CALLS = {
     lmdb_close, lmdb_get, lmdb_put, lmdb_remove, lmdb_iterate, lmdb_commit,
 };
+
+static gd_status
+take_guard(lmdb *t, gd_error *err)
+{
+    const gd_env *env = t->kv.env;
+    char path[PATH_ROOM + 16];
+    snprintf(path, sizeof path, "%s-process", t->name);
+    gd_status s = gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600,
+                          &t->guard, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->lock(env, t->guard, (uint64_t)env->getpid(env), F_WRLCK);
+    if (rc == -EAGAIN || rc == -EACCES) {
+        return gd_fail(err, GD_BUSY, "this process has %s open already",
+                       t->name);
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock %s", path) : GD_OK;
+}
 
 /* The file of the tree, and the one by which processes meet. */
 static gd_status
@@ -431,10 +458,14 @@ gd_lmdb_open(const gd_env *env, const char *path, const gd_kv_options *options,
         return GD_NOMEM;
     }
     t->kv = (gd_kv){.env = env, .calls = &CALLS, .options = *options};
+    t->guard = -1;
     gd_status s = load_library(&t->mdb, err);
     if (s == GD_OK && snprintf(t->name, sizeof t->name, "%s", path) >=
                           (int)sizeof t->name) {
         s = gd_fail(err, GD_INVALID, "the path %.100s... is too long", path);
+    }
+    if (s == GD_OK) {
+        s = take_guard(t, err);
     }
     if (s == GD_OK) {
         s = check_file(t, "", err);

@@ -379,6 +379,26 @@ test_two_processes(void)
     }
 }
 
+static void
+test_twice_in_one_process(void)
+{
+    for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
+        fixture *x = malloc(sizeof *x);
+        setup(x, b, GD_KV_SPARSE, KEYS);
+        gd_kv *other;
+        CHECK_INT(gd_kv_open(&x->f.env, b, x->path, &x->options, &other,
+                             &x->err), GD_BUSY);
+        CHECK(other == NULL);
+        put_one(x, 1, 11);
+        CHECK_INT(gd_kv_commit(x->kv, &x->err), GD_OK);
+        close_store(x);
+        CHECK_INT(open_store(x), GD_OK);
+        CHECK_INT(get_one(x, 1), 11);
+        teardown(x);
+        free(x);
+    }
+}
+
 /* ---- what lies at the path ---- */
 
 /* The file that is to be damaged. */
@@ -529,6 +549,7 @@ main(int argc, char **argv)
     RUN(test_full);
     RUN(test_arguments);
     RUN(test_two_processes);
+    RUN(test_twice_in_one_process);
     RUN(test_random_files);
     RUN(test_cut_files);
     RUN(test_files_of_others);
