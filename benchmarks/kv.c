@@ -4,14 +4,14 @@
  *
  *     kv BACKEND KIND PATH KEYS CACHE_BYTES BATCH COMMIT
  *
- * puts KEYS keys in random order (KIND sparse) or ascending (linear), BATCH at a
- * time, with a commit after every COMMIT keys (0: only at the end), closes the
+ * puts KEYS keys in random order (KIND sparse) or ascending (linear), BATCH at
+ * a time, with a commit after every COMMIT keys (0: only at the end), closes the
  * store and, unless it is in memory alone, opens it again; then looks up as
  * many keys of it in random order, and, if it is sparse, as many that are
- * absent.  Prints the seconds of putting, of finding and of not finding; the
- * bytes of memory of its own, and of files mapped, by which the process grew;
- * and the calls of the backend to the disk: reads, bytes read, writes, bytes
- * written and syncs.
+ * absent.  Prints the seconds of putting, finding and not finding, by the clock
+ * and then of processor time; the bytes of memory of its own, and of files
+ * mapped, by which the process grew; and the calls of the backend to the disk:
+ * reads, bytes read, writes, bytes written and syncs.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -41,12 +41,24 @@ key_of(gd_kv_kind kind, uint64_t n)
     return kind == GD_KV_LINEAR ? n : gd_checksum(&n, sizeof n, 1);
 }
 
+/* Seconds of the clock, and of processor time of all threads. */
+typedef struct spent {
+    double wall, cpu;
+} spent;
+
 static double
-seconds(void)
+seconds(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static spent
+since(spent start)
+{
+    return (spent){seconds(CLOCK_MONOTONIC) - start.wall,
+                   seconds(CLOCK_PROCESS_CPUTIME_ID) - start.cpu};
 }
 
 /* Bytes of the process's memory: "RssAnon" or "RssFile". */
@@ -72,17 +84,17 @@ put_all(gd_kv *kv, gd_kv_kind kind, uint64_t keys, size_t batch,
         uint64_t commit)
 {
     static gd_kv_pair pairs[MOST];
-    uint64_t since = 0;
+    uint64_t pending = 0;
     for (uint64_t at = 0; at < keys; at += batch) {
         size_t n = keys - at < batch ? (size_t)(keys - at) : batch;
         for (size_t i = 0; i < n; i++) {
             pairs[i] = (gd_kv_pair){key_of(kind, at + i), at + i + 1};
         }
         need(gd_kv_put_batch(kv, pairs, n, &err));
-        since += n;
-        if (commit != 0 && since >= commit) {
+        pending += n;
+        if (commit != 0 && pending >= commit) {
             need(gd_kv_commit(kv, &err));
-            since = 0;
+            pending = 0;
         }
     }
     need(gd_kv_commit(kv, &err));
@@ -129,7 +141,8 @@ int
 main(int argc, char **argv)
 {
     if (argc != 8) {
-        fprintf(stderr, "kv: BACKEND KIND PATH KEYS CACHE_BYTES BATCH COMMIT\n");
+        fprintf(stderr,
+                "kv: BACKEND KIND PATH KEYS CACHE_BYTES BATCH COMMIT\n");
         return 1;
     }
     gd_kv_backend backend = backend_of(argv[1]);
@@ -145,31 +158,32 @@ main(int argc, char **argv)
     gd_kv *kv;
     gd_kv_stats put, stats;
     uint64_t own = resident("RssAnon"), mapped = resident("RssFile");
-    double start = seconds(), put_time, hit_time, miss_time = 0;
+    spent start = since((spent){0, 0}), to_put, to_hit, to_miss = {0, 0};
     need(gd_kv_open(env, backend, argv[3], &options, &kv, &err));
     put_all(kv, options.kind, keys, batch, commit);
-    put_time = seconds() - start;
+    to_put = since(start);
     gd_kv_get_stats(kv, &put);
     if (backend != GD_KV_INRAM) {
         gd_kv_close(kv);
         need(gd_kv_open(env, backend, argv[3], &options, &kv, &err));
     }
-    start = seconds();
+    start = since((spent){0, 0});
     if (get_all(kv, options.kind, 0, keys, batch) + put.dropped < keys) {
         fprintf(stderr, "kv: keys are missing\n");
         return 1;
     }
-    hit_time = seconds() - start;
+    to_hit = since(start);
     if (options.kind == GD_KV_SPARSE) {
-        start = seconds();
+        start = since((spent){0, 0});
         (void)get_all(kv, options.kind, keys, keys, batch);
-        miss_time = seconds() - start;
+        to_miss = since(start);
     }
     gd_kv_get_stats(kv, &stats);
-    printf("%.6f %.6f %.6f %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64
+    printf("%.6f %.6f %.6f %.6f %.6f %.6f %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64
            " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n",
-           put_time, hit_time, miss_time, resident("RssAnon") - own,
-           resident("RssFile") - mapped, stats.reads, stats.bytes_read,
+           to_put.wall, to_hit.wall, to_miss.wall, to_put.cpu, to_hit.cpu,
+           to_miss.cpu, resident("RssAnon") - own, resident("RssFile") - mapped,
+           stats.reads, stats.bytes_read,
            put.writes, put.bytes_written, put.syncs);
     gd_kv_close(kv);
     return 0;

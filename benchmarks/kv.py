@@ -11,9 +11,9 @@ Run it from a checkout; gcc and the engine's libraries are needed::
 For each number of keys and each backend a new process makes a store in DIR
 (``kv.c``), puts the keys, opens the store again, and looks up as many keys
 that it has, in random order, and as many that it has not. The table shows
-thousands of keys per second, as the medians of the rounds; the memory that the
-process took, its own and mapped files; the store's size on the disk; and what
-DTB wrote per key.
+thousands of keys per second, and nanoseconds of processor time per key, as the
+medians of the rounds; the memory that the process took, its own and mapped
+files; the store's size on the disk; and the bytes that DTB wrote per key.
 
 ``--commit N`` syncs after each N keys: Dmdedup was measured with transactions
 of 1 and 1000 writes, and without limit (0). ``--cache-mib`` is the budget of
@@ -44,6 +44,9 @@ class Run(NamedTuple):
     put: float
     hit: float
     miss: float
+    put_cpu: float
+    hit_cpu: float
+    miss_cpu: float
     own: int
     mapped: int
     reads: int
@@ -69,20 +72,21 @@ def run(program: str, backend: str, keys: int,
             [program, backend, args.kind, os.path.join(d, 'store'), str(keys),
              str(args.cache_mib * MIB), str(args.batch), str(args.commit)],
             check=True, capture_output=True, text=True, timeout=LIMIT)
-        times, counts = (result.stdout.split()[:3], result.stdout.split()[3:])
-        return Run(*map(float, times), *map(int, counts), bytes_below(d))
+        words = result.stdout.split()
+        return Run(*map(float, words[:6]), *map(int, words[6:]),
+                   bytes_below(d))
 
 
 def show(backend: str, keys: int, runs: list[Run]) -> None:
     """Print a line of the table."""
-    def rate(seconds: list[float]) -> str:
-        median = statistics.median(seconds)
-        return f'{keys / median / 1000:10.0f}' if median else f'{"-":>10}'
-
+    row = f'{keys:11,}  {backend:8}'
+    medians = [statistics.median(values) for values in zip(*runs)]
+    for seconds in medians[:3]:
+        row += f'{keys / seconds / 1000:8.0f}' if seconds else f'{"-":>8}'
+    for seconds in medians[3:6]:
+        row += f'{seconds / keys * 1e9:8.0f}'
     last = runs[-1]
-    print(f'{keys:11,}  {backend:8}{rate([r.put for r in runs])}'
-          f'{rate([r.hit for r in runs])}{rate([r.miss for r in runs])}'
-          f'{last.own / MIB:9.1f}{last.mapped / MIB:9.1f}'
+    print(f'{row}{last.own / MIB:9.1f}{last.mapped / MIB:9.1f}'
           f'{last.disk / MIB:9.1f}{last.bytes_written / keys:9.0f}',
           flush=True)
 
@@ -111,10 +115,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
         program = synthetic.build(d, 'kv')
-        print(f'{"":21}{"thousand keys per second":^30}'
-              f'{"MiB":^27}{"written":>9}')
-        print(f'{"keys":>11}  {"backend":8}{"put":>10}{"found":>10}'
-              f'{"absent":>10}{"own":>9}{"mapped":>9}{"disk":>9}'
+        names = f'{"put":>8}{"found":>8}{"absent":>8}'
+        sizes = f'{"own":>9}{"mapped":>9}{"disk":>9}'
+        print(f'{"":21}{"thousand per second":>24}'
+              f'{"processor, ns per key":>24}{"MiB":^27}{"written":>9}')
+        print(f'{"keys":>11}  {"backend":8}{names}{names}{sizes}'
               f'{"per key":>9}', flush=True)
         for keys in args.keys:
             for backend in args.backends:
