@@ -327,8 +327,8 @@ def test_the_design_page_leads_to_each_group_of_modules():
     assert [name for name, row in rows if '`_' in row or ':doc:' in row] == [
         'base', 'format', 'files', 'kv', 'handle', 'read', 'write',
         'maintain', 'exchange', 'base', 'binding', 'repository', 'check',
-        'maintenance', 'client', 'transfer', 'adoption', 'driver', 'cli', 'tasks', 'http',
-        'cache', 'serve', 'rpc']
+        'maintenance', 'client', 'transfer', 'adoption', 'driver', 'cli',
+        'tasks', 'http', 'cache', 'serve', 'rpc']
 
 
 # -- commands -----------------------------------------------------------------
