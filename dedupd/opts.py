@@ -638,6 +638,23 @@ Possible values:
 Memory for the fingerprint filter, in MiB, if the daemon creates it;
 see ``dedup_store_filter_mib``.
 """),
+    cfg.StrOpt('index',
+               default='filter',
+               choices=['filter', 'lmdb', 'dtb'],
+               help="""
+What tells the daemon which blocks may be stored already, the same as
+glance-api's; see ``dedup_store_index``. But ``dtb`` serves one
+process of the host: leave this at ``filter`` where glance-api has it.
+
+Related options:
+    * ``index_dir``
+"""),
+    cfg.StrOpt('index_dir',
+               sample_default='/var/lib/glance/dedup-index',
+               help="""
+Directory for the indexes ``lmdb`` and ``dtb``, the same as
+glance-api's; see ``dedup_store_index_dir``.
+"""),
 ]
 
 #: Also on the command line.

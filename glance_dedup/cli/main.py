@@ -112,6 +112,18 @@ class App(common.Program):
             'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
             'directory of the user in /dev/shm.')
         parser.add_argument(
+            '--index', choices=('filter', 'lmdb', 'dtb'),
+            default=os.environ.get('GLANCE_DEDUP_INDEX', 'filter'),
+            help="What finds duplicates: the value of Glance's "
+            'dedup_store_index. The default is the environment variable '
+            'GLANCE_DEDUP_INDEX, or filter.')
+        parser.add_argument(
+            '--index-dir', metavar='DIR',
+            default=os.environ.get('GLANCE_DEDUP_INDEX_DIR'),
+            help="Directory of an index on a disk: the value of Glance's "
+            'dedup_store_index_dir. The default is the environment variable '
+            'GLANCE_DEDUP_INDEX_DIR.')
+        parser.add_argument(
             '--reserve-mib', type=int, metavar='MIB',
             default=os.environ.get('GLANCE_DEDUP_RESERVE_MIB', '64'),
             help='Space that storing leaves free on the file system, in MiB: '
