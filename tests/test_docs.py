@@ -326,7 +326,8 @@ def test_the_design_page_leads_to_each_group_of_modules():
                       first, re.MULTILINE | re.DOTALL)
     assert [name for name, row in rows if '`_' in row or ':doc:' in row] == [
         'base', 'format', 'files', 'kv', 'handle', 'read', 'write',
-        'volume', 'maintain', 'exchange', 'base', 'binding', 'nbdkit', 'repository',
+        'volume', 'maintain', 'exchange', 'base', 'binding', 'nbdkit',
+        'repository',
         'check', 'maintenance', 'client', 'transfer', 'adoption', 'driver',
         'cli', 'tasks', 'http', 'cache', 'serve', 'rpc']
 
