@@ -11,10 +11,25 @@
 #include "engine/volume/state.h"
 
 enum {
+    MAJOR = 2, /* of the repository's format: the first with volumes */
     MOST_FROZEN = 4, /* journals that an owner may find without storing them
                       * at once */
     LOOK_TRIES = 10, /* while the owner changes the journal */
 };
+
+/* What each call begins with. */
+static gd_status
+check_call(const gd_repo *repo, const char *name, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK && repo->params.major < MAJOR) {
+        s = gd_fail(err, GD_VERSION,
+                    "the repository has format version %u, which knows no "
+                    "volumes: run 'glance-dedup repository upgrade --volumes'",
+                    (unsigned)repo->params.major);
+    }
+    return s == GD_OK ? gd_volume_check_name(name, err) : s;
+}
 
 /* ---- looking ---- */
 
@@ -43,10 +58,7 @@ gd_status
 gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(name, err);
-    }
+    gd_status s = check_call(repo, name, err);
     if (s != GD_OK) {
         return s;
     }
@@ -405,10 +417,7 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                gd_error *err)
 {
     gd_volume *volume;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(name, err);
-    }
+    gd_status s = check_call(repo, name, err);
     if (s == GD_OK) {
         s = allocate(repo, name, &volume, err);
     }
@@ -477,10 +486,7 @@ gd_status
 gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
 {
     int lock;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(name, err);
-    }
+    gd_status s = check_call(repo, name, err);
     if (s == GD_OK) {
         s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
     }
@@ -497,10 +503,6 @@ static gd_status
 check_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
-    gd_status s = gd_volume_check_name(name, err);
-    if (s != GD_OK) {
-        return s;
-    }
     if (!gd_volume_size_allowed(plan->size)) {
         return gd_fail(err, GD_INVALID,
                        "volume %s: a size is a multiple of %d bytes, from %d "
@@ -631,7 +633,7 @@ gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     gd_volume_plan full = *plan;
     bool again = true;
     *stored = 0;
-    gd_status s = gd_repo_check_owner(repo, err);
+    gd_status s = check_call(repo, name, err);
     if (full.part_size == 0) {
         full.part_size = GD_VOLUME_PART;
     }
