@@ -167,6 +167,25 @@ def spool_seeds(recipes):
     yield from programs(3, 5, 200)
 
 
+def volume_seeds():
+    rng = random.Random(6)
+
+    def journal(number, needed, before, records):
+        yield struct.pack('<BBHHHBBBB', number, needed, before, 700, 1, 0, 1,
+                          0, len(records))
+        for kind in records:
+            yield struct.pack('<BBHH', kind, 0, rng.randrange(1000),
+                              rng.randrange(1000))
+        yield b'\0'
+
+    one = journal(0, 0, 0, [1, 2, 1, 3, 4, 1])
+    two = [*journal(0, 0, 0, [1, 1, 2]), *journal(1, 0, 0xffff, [1, 2, 1])]
+    yield b'\0' + b''.join(one)
+    yield b'\1' + b''.join(two)
+    yield b'\1' + b''.join(two) + struct.pack('<BHB', 0, 4200, 1)
+    yield from programs(7, 10, 120)
+
+
 def make(directory):
     with tempfile.TemporaryDirectory() as path:
         make_repository(path)
@@ -185,6 +204,7 @@ def make(directory):
         'spool': spool_seeds(recipes),
         'wire': programs(4, 20, 120),
         'reader': programs(5, 30, 120),
+        'volume': volume_seeds(),
         'writer': (writer_program(random.Random(seed)) for seed in range(30)),
     }
     for target, seeds in corpora.items():

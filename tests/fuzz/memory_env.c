@@ -364,6 +364,32 @@ memory_unlinkat(const gd_env *env, int dir, const char *name)
 }
 
 static int
+memory_rmdirat(const gd_env *env, int dir, const char *name)
+{
+    memory_env *m = self(env);
+    char path[MEMORY_PATH];
+    int rc = enter(m);
+    if (rc == 0) {
+        rc = resolve(m, dir, name, path);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    const memory_node *node = find_node(m, path);
+    if (node == NULL) {
+        return -ENOENT;
+    }
+    if (!S_ISDIR(node->mode)) {
+        return -ENOTDIR;
+    }
+    if (memory_count(m, path, "", NULL) > 0) {
+        return -ENOTEMPTY;
+    }
+    remove_name(m, path);
+    return 0;
+}
+
+static int
 memory_mkdirat(const gd_env *env, int dir, const char *name, mode_t mode)
 {
     memory_env *m = self(env);
@@ -688,7 +714,7 @@ memory_release(const gd_env *env, void *memory)
 /* ---- the environment itself ---- */
 
 /* A call that is new in env.h would lead to nowhere. */
-_Static_assert(sizeof(gd_env) == 36 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 37 * sizeof(void (*)(void)),
                "memory_env_init fills the whole table");
 
 void
@@ -707,6 +733,7 @@ memory_env_init(memory_env *m)
     m->env.linkat = memory_linkat;
     m->env.renameat = memory_renameat;
     m->env.unlinkat = memory_unlinkat;
+    m->env.rmdirat = memory_rmdirat;
     m->env.mkdirat = memory_mkdirat;
     m->env.fchmod = memory_fchmod;
     m->env.fstat = memory_fstat;

@@ -550,6 +550,23 @@ test_create_under_faults(void)
     }
 }
 
+/* V2: a name when the head is durable, and a durable name before records. */
+static void
+test_order_of_creating(void)
+{
+    gd_journal *other;
+    bool named;
+    setup();
+    t.head.journal = 4;
+    t.head.marks = 0;
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
+                                &other, &named, &t.x.err), GD_OK);
+    scratch_check_trace(&t.x, "unlinkat pwritev fdatasync renameat fsync");
+    gd_journal_close(other);
+    teardown();
+}
+
 static void
 test_last_number(void)
 {
@@ -583,6 +600,7 @@ main(int argc, char **argv)
     RUN(test_failed_append_is_gone);
     RUN(test_failed_append_cannot_be_removed);
     RUN(test_create_under_faults);
+    RUN(test_order_of_creating);
     RUN(test_last_number);
     return REPORT();
 }

@@ -185,7 +185,7 @@ static const fault faults[] = {
 /* The same owner goes on.  If the journal could not be synced, it says so, and
  * its next owner goes on. */
 static void
-go_on(void)
+go_on(bool checkpoint_first)
 {
     gd_volume_info info;
     if (the_volume == NULL) {
@@ -200,6 +200,10 @@ go_on(void)
         CHECK(model_flush() != GD_OK);
         CHECK_CONTAINS(model_words(), info.broken);
     } else {
+        if (checkpoint_first) {
+            CHECK_OK(model_checkpoint()); /* it goes on where it was */
+            model_compare();
+        }
         use();
     }
     model_close();
@@ -219,7 +223,7 @@ run_case(const work *w, const fault *f, uint64_t nth, outcome what,
     CHECK(s == GD_OK || the_scratch.err.text[0] != '\0');
     if (what == GO_ON) {
         fault_env_heal(FAULTS);
-        go_on();
+        go_on(nth % 2 == 0);
     } else if (what == KILL) {
         model_close();
         fault_env_heal(FAULTS);
@@ -478,6 +482,86 @@ test_part_comes_back(void)
     finish();
 }
 
+/* A checkpoint fails behind its first part, and the next one goes on there. */
+static void
+test_checkpoint_goes_on(void)
+{
+    for (uint64_t nth = 1; nth <= 3; nth++) {
+        begin(false);
+        fault_env_fail(FAULTS, FAULT_LINKAT, nth, EIO, false);
+        CHECK_INT(model_checkpoint(), GD_IO);
+        fault_env_heal(FAULTS);
+        model_compare();
+        CHECK_OK(model_checkpoint());
+        model_compare();
+        finish();
+    }
+}
+
+/* Where nobody can know which journal the next owner finds, nothing more is
+ * written to the old one. */
+static void
+test_journal_that_may_be_there(void)
+{
+    begin(false);
+    fault_env_fail(FAULTS, FAULT_FSYNC, 1, EIO, false);
+    CHECK_INT(model_checkpoint(), GD_IO);
+    fault_env_heal(FAULTS);
+    CHECK(model_write(0, 9) != GD_OK);
+    CHECK_CONTAINS(model_words(), "takes no more writes");
+    CHECK(model_flush() != GD_OK);
+    model_kill();
+    finish();
+}
+
+/* A record that has changed on the disk is not read (I7). */
+static void
+test_damaged_record_is_not_read(void)
+{
+    char name[GD_NAME_SIZE];
+    uint8_t data[512];
+    gd_volume_info info;
+    begin(false);
+    gd_volume_get_info(the_volume, &info);
+    gd_volume_journal_name("disk", info.head.journal, name);
+    CHECK_OK(gd_volume_read(the_volume, data, 512, 114 * 512,
+                            &the_scratch.err));
+    scratch_flip(&the_scratch, name, info.journal_bytes - 1, 1);
+    CHECK_INT(gd_volume_read(the_volume, data, 512, 110 * 512,
+                             &the_scratch.err), GD_CORRUPT);
+    CHECK_CONTAINS(model_words(), name);
+    CHECK(model_checkpoint() == GD_CORRUPT); /* nor is it stored */
+    CHECK_OK(gd_volume_read(the_volume, data, 512, 4 * P * 512,
+                            &the_scratch.err));
+    model_delete();
+    model_teardown();
+}
+
+static int (*real_fdatasync)(const gd_env *env, int fd);
+
+/* Another thread writes when the sync is over. */
+static int
+write_behind_sync(const gd_env *env, int fd)
+{
+    the_scratch.f.env.fdatasync = real_fdatasync;
+    int rc = real_fdatasync(env, fd);
+    CHECK_OK(model_write(77, 5));
+    return rc;
+}
+
+/* V3: a sync makes durable what was there when it began. */
+static void
+test_write_during_sync(void)
+{
+    begin(false);
+    real_fdatasync = the_scratch.f.env.fdatasync;
+    the_scratch.f.env.fdatasync = write_behind_sync;
+    CHECK_OK(gd_volume_flush(the_volume, &the_scratch.err));
+    CHECK_OK(model_flush());
+    model_crash();
+    finish();
+}
+
 /* Old records do not come back over newer ones when a write failed between. */
 static void
 test_failed_write_is_overwritten(void)
@@ -684,6 +768,10 @@ main(int argc, char **argv)
     RUN(test_failed_sync);
     RUN(test_crash_after_recovery);
     RUN(test_part_comes_back);
+    RUN(test_checkpoint_goes_on);
+    RUN(test_journal_that_may_be_there);
+    RUN(test_damaged_record_is_not_read);
+    RUN(test_write_during_sync);
     RUN(test_failed_write_is_overwritten);
     RUN(test_missing_recipe);
     RUN(test_spoiled_chain);
