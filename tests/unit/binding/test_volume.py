@@ -75,9 +75,8 @@ def test_requests(volume):
     volume.write(bytearray(b'hi'), SIZE - 2)
     volume.write(b'', SIZE)
     model = bytearray(SIZE)
-    model[100:103] = b'abc'
+    model[100:103], model[-2:] = b'abc', b'hi'
     model[PART - 1:PART + 2] = b'efg'
-    model[-2:] = b'hi'
     assert volume.read(SIZE, 0) == model
     volume.zero(2, 101)
     model[101:103] = bytes(2)
