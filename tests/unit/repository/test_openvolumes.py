@@ -483,7 +483,11 @@ def test_snapshots_are_of_one_moment(path, repo):
             repo.delete('image')
     volume.write(b'%08d' % 0 * 3, first)
     volume.write(b'%08d' % 0 * 3, second)
-    in_threads(snapshots, write)
+
+    def checkpoints(stop):
+        while not stop.is_set():
+            volume.checkpoint()
+    in_threads(snapshots, write, checkpoints)
     assert len(pairs) > 50
     assert {a - b for a, b in pairs} <= {0, 1}
     volume.close()
