@@ -460,8 +460,12 @@ def test_threads_that_write_different_ranges(path, repo):
 
 def test_snapshots_are_of_one_moment(path, repo):
     """Of two writes, one behind the other, none shows the second alone."""
-    volume = make(repo, size=3 * PART)
-    first, second = 700, 2 * PART + 100
+    parts = 48
+    volume = make(repo, size=parts * PART)
+    # A snapshot takes a while from the first to the second.
+    for part in range(parts):
+        volume.write(noise(PART, part), part * PART)
+    first, second = 700, (parts - 1) * PART + 100
 
     def write(stop):
         count = 0
@@ -472,7 +476,7 @@ def test_snapshots_are_of_one_moment(path, repo):
     pairs = set()
 
     def snapshots(stop):
-        for n in range(200):
+        for n in range(100):
             if stop.is_set():
                 return
             volume.snapshot('image')
@@ -483,8 +487,13 @@ def test_snapshots_are_of_one_moment(path, repo):
             repo.delete('image')
     volume.write(b'%08d' % 0 * 3, first)
     volume.write(b'%08d' % 0 * 3, second)
-    in_threads(snapshots, write)
-    assert len(pairs) > 50
+
+    def checkpoints(stop):
+        while not stop.is_set():
+            volume.checkpoint()
+            time.sleep(0.001)
+    in_threads(snapshots, write, checkpoints)
+    assert len(pairs) > 30
     assert {a - b for a, b in pairs} <= {0, 1}
     volume.close()
     repositories.need_clean(path)
