@@ -180,6 +180,7 @@ class Daemon:
         self._repository = repository_module.Repository(
             options.datadir, filter_dir=options.filter_dir,
             filter_mib=options.filter_mib,
+            index=options.index, index_dir=options.index_dir or None,
             segment_cache_mib=options.cache_mib,
             reserve_mib=options.reserve_mib)
         self._cache: service_module.Cache | None = None

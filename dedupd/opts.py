@@ -463,8 +463,8 @@ Related options:
 MiB that volumes may leave behind before a collection runs ahead of
 its interval.
 
-A volume that is overwritten leaves its old blocks behind. The daemon looks
-every five seconds at what checkpoints of volumes have deleted.
+A volume that is overwritten leaves its old blocks behind. The daemon
+looks every five seconds at what checkpoints of volumes have deleted.
 
 Possible values:
     * 0: collections run at their interval only
@@ -637,6 +637,23 @@ Possible values:
                help="""
 Memory for the fingerprint filter, in MiB, if the daemon creates it;
 see ``dedup_store_filter_mib``.
+"""),
+    cfg.StrOpt('index',
+               default='filter',
+               choices=['filter', 'lmdb', 'dtb'],
+               help="""
+What tells the daemon which blocks may be stored already, the same as
+glance-api's; see ``dedup_store_index``. But ``dtb`` serves one
+process of the host: leave this at ``filter`` where glance-api has it.
+
+Related options:
+    * ``index_dir``
+"""),
+    cfg.StrOpt('index_dir',
+               sample_default='/var/lib/glance/dedup-index',
+               help="""
+Directory for the indexes ``lmdb`` and ``dtb``, the same as
+glance-api's; see ``dedup_store_index_dir``.
 """),
 ]
 

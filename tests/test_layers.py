@@ -31,6 +31,7 @@ ENGINE = {
     'base': 'the outside world, and small tools',
     'format': 'every byte on the disk, as pure functions',
     'files': 'the files of a repository, and their locks',
+    'kv': 'key-value stores for hints',
     'handle': 'what one open repository keeps in memory',
     'read': 'from a recipe to bytes',
     'write': 'from bytes to a committed recipe',

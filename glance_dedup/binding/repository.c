@@ -181,6 +181,49 @@ repository_attach_filter(PyObject *object, PyObject *args)
     return gd_py_none(object, s, &err);
 }
 
+/* The backends that may serve in place of the filter. */
+static bool
+parse_backend(const char *name, gd_kv_backend *backend)
+{
+    for (*backend = 0; *backend < GD_KV_BACKENDS; ++*backend) {
+        if (strcmp(name, gd_kv_backend_name(*backend)) == 0) {
+            return true;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "there is no metadata backend '%s'", name);
+    return false;
+}
+
+/* attach_store(backend, path, capacity in keys, cache in bytes): REQUIRES the
+ * same as gd_repo_attach_store. */
+static PyObject *
+repository_attach_store(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *name;
+    PyObject *path = NULL;
+    unsigned long long capacity, cache;
+    gd_kv_backend backend;
+    gd_error err;
+    gd_status s;
+    if (!PyArg_ParseTuple(args, "sO&KK", &name, PyUnicode_FSConverter, &path,
+                          &capacity, &cache)) {
+        return NULL;
+    }
+    if (!parse_backend(name, &backend) || !gd_py_enter_repository(self)) {
+        Py_DECREF(path);
+        return NULL;
+    }
+    const char *c_path = PyBytes_AsString(path);
+    gd_kv_options options = {GD_KV_SPARSE, capacity, cache};
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_repo_attach_store(self->repo, backend, c_path, &options, &err);
+    Py_END_ALLOW_THREADS
+    gd_py_leave_repository(self);
+    Py_DECREF(path);
+    return gd_py_none(object, s, &err);
+}
+
 static PyObject *
 repository_rebuild_filter(PyObject *object, PyObject *args)
 {
@@ -197,10 +240,10 @@ repository_rebuild_filter(PyObject *object, PyObject *args)
     uint32_t done = 0, total = 0;
     gd_status s;
     Py_BEGIN_ALLOW_THREADS
-    if (clear && repo->filter != NULL &&
-        gd_filter_rebuild_lock(repo->filter)) {
-        gd_filter_clear(repo->filter);
-        gd_filter_rebuild_unlock(repo->filter);
+    gd_hintindex *index = repo->index;
+    if (clear && index != NULL && index->rebuild_lock(index)) {
+        index->clear(index);
+        index->rebuild_unlock(index);
     }
     s = gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &err);
     Py_END_ALLOW_THREADS
@@ -286,8 +329,9 @@ repository_statistics(PyObject *object, PyObject *unused)
     gd_segcache_stats s;
     gd_segcache_get_stats(self->repo->segcache, &s);
     memset(&f, 0, sizeof f);
-    if (self->repo->filter != NULL) {
-        gd_filter_get_stats(self->repo->filter, &f);
+    gd_hintindex *index = self->repo->index;
+    if (index != NULL) {
+        index->get_stats(index, &f);
     }
     PyObject *result = Py_BuildValue(
         "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
@@ -375,7 +419,9 @@ static PyMethodDef repository_methods[] = {
     {"open_volume", gd_py_open_volume, METH_VARARGS, NULL},
     {"look_at_volume", gd_py_look_at_volume, METH_VARARGS, NULL},
     {"delete_volume", gd_py_delete_volume, METH_VARARGS, NULL},
+    {"finish_volume", gd_py_finish_volume, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
+    {"attach_store", repository_attach_store, METH_VARARGS, NULL},
     {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
     {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},
     {"room", repository_room, METH_NOARGS, NULL},

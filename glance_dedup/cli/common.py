@@ -236,7 +236,9 @@ class RepositoryCommand(command.Command):
 
         return repository.Repository(
             self.path, filter_dir=self.app.options.filter_dir or None,
-            reserve_mib=self.app.options.reserve_mib, **options)
+            reserve_mib=self.app.options.reserve_mib,
+            index=self.app.options.index,
+            index_dir=self.app.options.index_dir or None, **options)
 
     def progress(self, what, total=None, **options):
         """A `Progress`, which is silent with ``--quiet``."""

@@ -57,6 +57,13 @@ COMMANDS = {
     'image pull': 'glance_dedup.cli.image:Pull',
     'image verify': 'glance_dedup.cli.adoption:Verify',
     'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
+    'volume create': 'glance_dedup.cli.volume:Create',
+    'volume clone': 'glance_dedup.cli.volume:Clone',
+    'volume snapshot': 'glance_dedup.cli.volume:Snapshot',
+    'volume list': 'glance_dedup.cli.volume:List',
+    'volume show': 'glance_dedup.cli.volume:Show',
+    'volume resize': 'glance_dedup.cli.volume:Resize',
+    'volume delete': 'glance_dedup.cli.volume:Delete',
     'volume serve': 'glance_dedup.cli.volumeserve:Serve',
 }
 INTERRUPTED = 130
@@ -104,6 +111,18 @@ class App(common.Program):
             "Glance's dedup_store_filter_dir, if that is set. The default "
             'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
             'directory of the user in /dev/shm.')
+        parser.add_argument(
+            '--index', choices=('filter', 'lmdb', 'dtb'),
+            default=os.environ.get('GLANCE_DEDUP_INDEX', 'filter'),
+            help="What finds duplicates: the value of Glance's "
+            'dedup_store_index. The default is the environment variable '
+            'GLANCE_DEDUP_INDEX, or filter.')
+        parser.add_argument(
+            '--index-dir', metavar='DIR',
+            default=os.environ.get('GLANCE_DEDUP_INDEX_DIR'),
+            help="Directory of an index on a disk: the value of Glance's "
+            'dedup_store_index_dir. The default is the environment variable '
+            'GLANCE_DEDUP_INDEX_DIR.')
         parser.add_argument(
             '--reserve-mib', type=int, metavar='MIB',
             default=os.environ.get('GLANCE_DEDUP_RESERVE_MIB', '64'),

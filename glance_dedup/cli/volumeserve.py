@@ -16,7 +16,11 @@ import socket
 import stat
 import struct
 
+import xxhash
+
+from glance_dedup.base import files
 from glance_dedup.cli import common
+from glance_dedup.repository import layout
 
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)),
                       'nbdkit-glance-dedup-plugin.so')
@@ -74,6 +78,7 @@ class Serve(common.RepositoryCommand):
         _check_options(parsed_args)
         nbdkit = _find_programs()
         with self.open(codec=parsed_args.codec) as repo:
+            repo.need_volumes()
             _check_volume(repo.path, parsed_args.name)
             keys = _keys(repo, parsed_args, self.app.options.reserve_mib)
         if parsed_args.nbd_socket:
@@ -198,12 +203,18 @@ def _options(args) -> list[str]:
 
 def _keys(repo, args, reserve_mib: int) -> list[str]:
     """What the plugin must know (``nbdkit/settings.h``)."""
+    # No upgrade changes it while `repo` is open. The plugin compares it again
+    # when it has opened the repository.
+    content = files.read_file(
+        os.path.join(repo.path, layout.PARAMETERS_FILE), 65536)
     parameters = repo.parameters
     cut_minimum, cut_average = parameters.cuts
     keys = {
         'repository': repo.path,
         'volume': args.name,
+        'parameters': xxhash.xxh3_64_hexdigest(content),
         'repository-id': parameters.repository_id,
+        'major': parameters.major,
         'block-size': parameters.block_size,
         'cut-minimum': cut_minimum,
         'cut-average': cut_average,

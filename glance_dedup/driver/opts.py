@@ -241,7 +241,8 @@ never grows beyond this size. A filter that is small for its
 repository misses some duplicates; it never costs correctness. 200 MiB
 for each TiB of unique data are enough for nearly all duplicates. The
 value takes effect when the filter is rebuilt: after a change, delete
-its file, or restart the host.
+its file, or restart the host. If ``dedup_store_index`` is ``dtb``,
+this is the memory of its cache instead.
 
 Possible values:
     * An integer of at least 1
@@ -267,6 +268,48 @@ Possible values:
 
 Related options:
     * ``dedup_store_filter_mib``
+
+"""),
+    cfg.StrOpt('dedup_store_index',
+               default='filter',
+               choices=[('filter', 'The fingerprint filter, in memory'),
+                        ('lmdb', 'An LMDB database on a disk of this host, '
+                                 'for any number of processes'),
+                        ('dtb', 'A hash table on a disk of this host, for '
+                                'one process')],
+               help="""
+What tells uploads which blocks may be stored already.
+
+The filter suits nearly every repository. The others know every
+block exactly and survive a restart of the host, but take space and
+write access on a disk, and memory as page cache. Blocks that other
+hosts store are not in them until they are rebuilt. With ``dtb`` only
+the first process that stores has an index; the others miss
+duplicates, so set glance-api's ``workers`` to 1.
+
+Whatever is chosen, merging finds the duplicates that were missed.
+All programs of a host should be given the same index.
+
+Related options:
+    * ``dedup_store_index_dir``
+    * ``dedup_store_filter_mib``
+
+"""),
+    cfg.StrOpt('dedup_store_index_dir',
+               sample_default='/var/lib/glance/dedup-index',
+               help="""
+Directory for the indexes ``lmdb`` and ``dtb``.
+
+It must be on a local disk of this host, not in the repository, and
+the same for all of the host's programs that use the repository. Its
+content may be deleted while none of them runs; it is then made again
+from the repository.
+
+Possible values:
+    * A directory, created if missing
+
+Related options:
+    * ``dedup_store_index``
 
 """),
     cfg.IntOpt('dedup_store_threads',

@@ -354,6 +354,8 @@ class Store(driver.Store):
             'threads': self._option('threads'),
             'filter_dir': self._option('filter_dir') or None,
             'filter_mib': self._option('filter_mib'),
+            'index': self._option('index'),
+            'index_dir': self._option('index_dir') or None,
             'reserve_mib': self._option('reserve_mib')}
         try:
             return repository.Repository(path, **settings)

@@ -15,10 +15,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "engine/volume/volumenames.h"
 #include "nbdkit/monotonic.h"
 #include "nbdkit/request.h"
-
-#define SOCKET_NAME "control"
 
 enum {
     MOST_CLIENTS = 16,
@@ -261,23 +260,22 @@ listen_in(gd_nbdkit_control *control, const char *path, gd_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path,
-             "/proc/self/fd/%d/" SOCKET_NAME, control->directory);
-    if (unlinkat(control->directory, SOCKET_NAME, 0) < 0 && errno != ENOENT) {
-        return gd_fail_errno(err, errno, "cannot remove %s/" SOCKET_NAME,
-                             path);
+             "/proc/self/fd/%d/" GD_VOLUME_CONTROL, control->directory);
+    if (unlinkat(control->directory, GD_VOLUME_CONTROL, 0) < 0 &&
+        errno != ENOENT) {
+        return gd_fail_errno(err, errno, "cannot remove %s", path);
     }
     /* The file gets the mode of the socket, less what the umask takes. */
     if (fchmod(control->listener, 0600) < 0 ||
         bind(control->listener, (struct sockaddr *)&address,
              sizeof address) < 0) {
-        return gd_fail_errno(err, errno, "cannot make %s/" SOCKET_NAME, path);
+        return gd_fail_errno(err, errno, "cannot make %s", path);
     }
     control->bound = true;
     mode_t mode = control->shared ? 0660 : 0600;
-    if (fchmodat(control->directory, SOCKET_NAME, mode, 0) < 0 ||
+    if (fchmodat(control->directory, GD_VOLUME_CONTROL, mode, 0) < 0 ||
         listen(control->listener, MOST_CLIENTS) < 0) {
-        return gd_fail_errno(err, errno, "cannot listen at %s/" SOCKET_NAME,
-                             path);
+        return gd_fail_errno(err, errno, "cannot listen at %s", path);
     }
     return GD_OK;
 }
@@ -286,19 +284,20 @@ static gd_status
 start(gd_nbdkit_control *control, const gd_repo *repo, const char *name,
       gd_error *err)
 {
-    char path[GD_NAME_SIZE];
-    snprintf(path, sizeof path, "volumes/%s", name);
+    char directory[GD_NAME_SIZE], path[GD_NAME_SIZE];
+    gd_volume_directory(name, directory);
+    gd_volume_file_name(name, GD_VOLUME_CONTROL, path);
     gd_status s = find_users(control, repo, err);
     if (s != GD_OK) {
         return s;
     }
-    control->directory = openat(repo->root, path,
+    control->directory = openat(repo->root, directory,
                                 O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     control->stop = eventfd(0, EFD_CLOEXEC);
     control->listener =
         socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (control->directory < 0 || control->stop < 0 || control->listener < 0) {
-        return gd_fail_errno(err, errno, "cannot serve %s/" SOCKET_NAME, path);
+        return gd_fail_errno(err, errno, "cannot serve %s", path);
     }
     s = listen_in(control, path, err);
     if (s != GD_OK) {
@@ -306,8 +305,7 @@ start(gd_nbdkit_control *control, const gd_repo *repo, const char *name,
     }
     int rc = pthread_create(&control->thread, NULL, accept_clients, control);
     return rc == 0 ? GD_OK
-                   : gd_fail_errno(err, rc, "cannot start the thread for "
-                                            "%s/" SOCKET_NAME,
+                   : gd_fail_errno(err, rc, "cannot start the thread for %s",
                                    path);
 }
 
@@ -323,7 +321,7 @@ static void
 release(gd_nbdkit_control *control)
 {
     if (control->bound) {
-        unlinkat(control->directory, SOCKET_NAME, 0);
+        unlinkat(control->directory, GD_VOLUME_CONTROL, 0);
     }
     close_open(control->listener);
     close_open(control->stop);

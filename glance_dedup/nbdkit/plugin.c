@@ -122,6 +122,9 @@ open_volume(gd_error *err)
                                &settings.params, false, &repo, err);
     if (s == GD_OK) {
         gd_segcache_set_budget(repo->segcache, settings.segment_cache);
+        s = gd_nbdkit_settings_compare(&settings, repo, err);
+    }
+    if (s == GD_OK) {
         s = gd_volume_open(repo, settings.volume, &volume, err);
     }
     if (s == GD_OK) {
@@ -411,7 +414,8 @@ plugin_extents(void *handle, uint32_t count, uint64_t offset, uint32_t flags,
                            .one = (flags & NBDKIT_FLAG_REQ_ONE) != 0};
     gd_error err;
     begin_request();
-    gd_status s = gd_volume_extents(volume, count, offset, visit_extent, &visit, &err);
+    gd_status s = gd_volume_extents(volume, count, offset, visit_extent,
+                                    &visit, &err);
     int rc = end_request(s, &err);
     return visit.failed ? -1 : rc;
 }

@@ -9,6 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/coding.h"
+
+#define PARAMETERS_FILE "repository.json"
+
+enum { PARAMETERS_MOST = 65536 }; /* bytes that are looked at */
+
 /* A key whose value is a whole number. */
 typedef struct number_key {
     const char *key;
@@ -22,6 +28,7 @@ typedef struct number_key {
      sizeof((gd_nbdkit_settings *)0)->field, low, high}
 
 static const number_key numbers[] = {
+    NUMBER("major", params.major, 1, GD_REPOSITORY_MAJOR),
     NUMBER("block-size", params.block_size, 512, 65536),
     NUMBER("cut-minimum", params.cut_minimum, 0, 65536),
     NUMBER("cut-average", params.cut_average, 0, 65536),
@@ -106,22 +113,36 @@ set_choice(bool *second, const char *key, const char *value,
     return GD_OK;
 }
 
+/* Bytes in hexadecimal digits. */
 static gd_status
-set_id(gd_nbdkit_settings *settings, const char *value, gd_error *err)
+set_bytes(uint8_t *bytes, unsigned count, const char *key, const char *value,
+          gd_error *err)
 {
-    uint8_t *id = settings->params.repository_id;
     size_t length = strlen(value);
-    if (length != 2 * GD_ID_SIZE ||
-        strspn(value, "0123456789abcdef") != length) {
-        return gd_fail(err, GD_INVALID,
-                       "repository-id has not 32 hexadecimal digits");
+    if (length != 2 * count || strspn(value, "0123456789abcdef") != length) {
+        return gd_fail(err, GD_INVALID, "%s has not %u hexadecimal digits",
+                       key, 2 * count);
     }
-    for (unsigned i = 0; i < GD_ID_SIZE; i++) {
+    for (unsigned i = 0; i < count; i++) {
         char digits[3] = {value[2 * i], value[2 * i + 1], '\0'};
-        id[i] = (uint8_t)strtoul(digits, NULL, 16);
+        bytes[i] = (uint8_t)strtoul(digits, NULL, 16);
     }
-    settings->has_id = true;
     return GD_OK;
+}
+
+static gd_status
+set_checksum(gd_nbdkit_settings *settings, const char *key, const char *value,
+             gd_error *err)
+{
+    uint8_t bytes[sizeof settings->checksum];
+    gd_status s = set_bytes(bytes, sizeof bytes, key, value, err);
+    if (s == GD_OK) {
+        for (unsigned i = 0; i < sizeof bytes; i++) {
+            settings->checksum = settings->checksum << 8 | bytes[i];
+        }
+        settings->has_checksum = true;
+    }
+    return s;
 }
 
 static gd_status
@@ -153,7 +174,10 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
     } else if (strcmp(key, "filter") == 0) {
         return set_text(&settings->filter, value, err);
     } else if (strcmp(key, "repository-id") == 0) {
-        return set_id(settings, value, err);
+        settings->has_id = true;
+        return set_bytes(params->repository_id, GD_ID_SIZE, key, value, err);
+    } else if (strcmp(key, "parameters") == 0) {
+        return set_checksum(settings, key, value, err);
     } else if (strcmp(key, "fingerprint") == 0) {
         return set_digest(params, value, err);
     } else if (strcmp(key, "codec") == 0) {
@@ -176,6 +200,8 @@ gd_nbdkit_settings_check(const gd_nbdkit_settings *settings, gd_error *err)
         settings->repository == NULL ? "repository"
         : settings->volume == NULL   ? "volume"
         : !settings->has_id          ? "repository-id"
+        : !settings->has_checksum    ? "parameters"
+        : params->major == 0         ? "major"
         : params->block_size == 0    ? "block-size"
         : params->group_slots == 0   ? "group-slots"
         : params->segment_size == 0  ? "segment-size"
@@ -194,4 +220,32 @@ gd_nbdkit_settings_check(const gd_nbdkit_settings *settings, gd_error *err)
                        params->block_size);
     }
     return GD_OK;
+}
+
+gd_status
+gd_nbdkit_settings_compare(const gd_nbdkit_settings *settings,
+                           const gd_repo *repo, gd_error *err)
+{
+    const gd_env *env = repo->env;
+    uint8_t *content = malloc(PARAMETERS_MOST);
+    if (content == NULL) {
+        return gd_fail(err, GD_NOMEM, "no memory for " PARAMETERS_FILE);
+    }
+    int fd = env->openat(env, repo->root, PARAMETERS_FILE,
+                         O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
+    ssize_t length =
+        fd < 0 ? fd : env->pread(env, fd, content, PARAMETERS_MOST, 0);
+    gd_status s = GD_OK;
+    if (length < 0) {
+        s = gd_fail_errno(err, (int)-length, "cannot read " PARAMETERS_FILE);
+    } else if (gd_checksum(content, (size_t)length, 0) != settings->checksum) {
+        s = gd_fail(err, GD_BUSY,
+                    PARAMETERS_FILE " has changed just now: start the "
+                                    "server again");
+    }
+    if (fd >= 0) {
+        env->close(env, fd);
+    }
+    free(content);
+    return s;
 }

@@ -3,21 +3,22 @@
  * settings.h - the keys of nbdkit's command line.
  *
  * `glance-dedup volume serve` writes them: it reads repository.json, so the
- * plugin parses no JSON.  Every number is checked here again, as anybody can
- * start nbdkit.
+ * plugin parses no JSON.  It only makes sure that the file has not changed
+ * since, as an upgrade changes it.  Every number is checked here again, since
+ * anybody can start nbdkit.
  */
 #ifndef GD_NBDKIT_SETTINGS_H
 #define GD_NBDKIT_SETTINGS_H
 
-#include "engine/format/params.h"
+#include "engine/handle/repo.h"
 
 /* The text for nbdkit --help. */
 #define GD_NBDKIT_KEYS \
     "repository=DIR         (required) The repository's directory.\n" \
     "volume=NAME            (required) The volume.\n" \
-    "repository-id=DIGITS   (required) From repository.json, as are\n" \
-    "block-size, group-slots, segment-size, fingerprint, compare (required),\n" \
-    "cut-minimum and cut-average.\n" \
+    "parameters=DIGITS      (required) XXH3 of repository.json, which has\n" \
+    "repository-id=DIGITS, major, block-size, group-slots, segment-size,\n" \
+    "fingerprint, compare (all required), cut-minimum and cut-average.\n" \
     "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
     "reserve, segment-cache, filter, filter-size: how to store and read."
 
@@ -28,6 +29,8 @@ typedef struct gd_nbdkit_settings {
     uint64_t filter_size;   /* bytes of a new filter */
     uint64_t segment_cache; /* bytes */
     bool has_id;
+    bool has_checksum;
+    uint64_t checksum; /* of repository.json */
     gd_params params;
 } gd_nbdkit_settings;
 
@@ -40,5 +43,9 @@ gd_status gd_nbdkit_settings_set(gd_nbdkit_settings *settings,
 /* GD_INVALID if a key that is required is missing. */
 gd_status gd_nbdkit_settings_check(const gd_nbdkit_settings *settings,
                                    gd_error *err);
+/* GD_BUSY if repository.json is not the file that the settings were made from.
+ * From then on nobody upgrades it as long as repo is open (repo.h). */
+gd_status gd_nbdkit_settings_compare(const gd_nbdkit_settings *settings,
+                                     const gd_repo *repo, gd_error *err);
 
 #endif

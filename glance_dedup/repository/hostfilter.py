@@ -9,6 +9,9 @@ and while it is filled; duplicates are missed then.
 The first store operation makes a missing filter, and reads the fingerprints of
 the stored blocks into it. If that takes more than some 20 ms, a thread does
 it.
+
+A key-value store on a disk of the host can serve instead of the filter. It is
+made and filled in the same way.
 """
 
 from collections.abc import Callable
@@ -35,6 +38,8 @@ _AGAIN = 30.0
 _MADE_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 16
 _READ_IN_TURN = 1 << 19
+# The most that the engine's stores can hold (GD_KV_MAX_CAPACITY).
+_MOST_KEYS = 1 << 36
 
 
 def _directory_for(path: str | None) -> str:
@@ -70,8 +75,12 @@ def _is_ours_alone(found: os.stat_result) -> bool:
             and found.st_uid == os.geteuid() and not found.st_mode & 0o022)
 
 
+#: What may give hints: the filter, or a metadata backend of the engine.
+INDEXES = ('filter', 'lmdb', 'dtb')
+
+
 class HostFilter:
-    """The filter of an open repository, in this process.
+    """The filter of an open repository in this process, or its substitute.
 
     Any number of threads may use it at once.
 
@@ -80,15 +89,20 @@ class HostFilter:
     :param group_slots: slots of each of its groups
     :param directory: for filters, on a tmpfs of this host; None: a directory
         of this user's in ``/dev/shm``
-    :param budget: bytes of a new filter
+    :param budget: bytes of a new filter, or of the cache of ``dtb``
+    :param index: one of :data:`INDEXES`
+    :param block_size: of an average block: a new store has places for as many
+        as the repository's file system can hold
 
-    :ivar file: the path of the filter that was opened last, or was tried
+    :ivar file: the path of the filter, or of the store's directory, that was
+        opened last, or was tried
     :ivar error: why the last try to open the filter failed, or would fail;
         None: nothing is known to be wrong
     """
 
     def __init__(self, repository: str, repository_id: str, group_slots: int,
-                 directory: str | None, budget: int) -> None:
+                 directory: str | None, budget: int, index: str = 'filter',
+                 block_size: int = 4096) -> None:
         self.file: str | None = None
         self.error: str | None = None
         self._repository = repository
@@ -96,6 +110,8 @@ class HostFilter:
         self._group_slots = group_slots
         self._directory = directory
         self._budget = budget
+        self._index = index
+        self._block_size = block_size
         self._again = 0.0       # by time.monotonic()
         self._closed = False
         self._forget_handle()
@@ -142,11 +158,12 @@ class HostFilter:
                 if self._attached:
                     return
                 self.file = path
-                handle.attach_filter(os.fsencode(path), self._budget)
+                self._open(handle, path)
                 # Last: no other thread may store before the filter is there.
                 self._attached = True
             self.error = None
-            self._tidy(path)
+            if self._index == 'filter':
+                self._tidy(path)
         except (OSError, exceptions.RepositoryError) as e:
             self._again = time.monotonic() + _AGAIN
             error = str(e)
@@ -154,8 +171,8 @@ class HostFilter:
                 error = e.strerror or error     # our own sentence
             if error != self.error:
                 self.error = error
-                warnings.warn('no fingerprint filter, so duplicates will be '
-                              f'missed: {error}', RuntimeWarning, stacklevel=4)
+                warnings.warn(f'{self._lack()}: {error}', RuntimeWarning,
+                              stacklevel=4)
 
     def complete(self, handle: _engine.Repository) -> None:
         """Make sure of a filter that knows the stored blocks.
@@ -218,10 +235,35 @@ class HostFilter:
 
     def _path(self) -> str:
         return os.path.join(_directory_for(self._directory),
-                            f'{self._repository_id}.filter')
+                            f'{self._repository_id}.{self._index}')
+
+    def _lack(self) -> str:
+        if self._index == 'filter':
+            return 'no fingerprint filter, so duplicates will be missed'
+        return 'no fingerprint index, so duplicates will be missed'
+
+    def _open(self, handle: _engine.Repository, path: str) -> None:
+        if self._index == 'filter':
+            handle.attach_filter(os.fsencode(path), self._budget)
+            return
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        if not _is_ours_alone(os.lstat(path)):
+            raise PermissionError(
+                1, f'{path} is not a directory that only '
+                f'{access.user_name(os.geteuid())} may change')
+        handle.attach_store(self._index, os.path.join(
+            os.fsencode(path), b'store'), self._capacity(), self._budget)
+
+    def _capacity(self) -> int:
+        """A power of two, so that it changes only where a disk grows much."""
+        system = os.statvfs(self._repository)
+        blocks = system.f_blocks * system.f_frsize // self._block_size
+        return min(1 << max(16, blocks.bit_length()), _MOST_KEYS)
 
     def _lack_of_room(self, path: str) -> str | None:
         """The error that making the missing filter would meet, if any."""
+        if self._index != 'filter':
+            return None
         place = os.path.dirname(path)
         system = os.statvfs(place)
         if system.f_bavail * system.f_frsize >= self._budget:
@@ -240,7 +282,8 @@ class HostFilter:
                     name='glance-dedup-filters').start()
 
     def _must_make_large(self) -> bool:
-        if (self._attached or self._budget <= _MADE_AT_ONCE
+        if (self._attached or self._index != 'filter'
+                or self._budget <= _MADE_AT_ONCE
                 or time.monotonic() < self._again):
             return False
         try:

@@ -59,6 +59,9 @@ class Repository:
         host; None: a directory of this user's in ``/dev/shm``
     :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
         counts only if the filter does not exist yet
+    :param index: what gives look-ups their hints: ``'filter'``; or a store in
+        `index_dir`: ``'lmdb'``, or ``'dtb'``, which serves one process
+    :param index_dir: a directory of this host, where the stores lie
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
@@ -90,6 +93,8 @@ class Repository:
                  lock_timeout: float = 30.0, segment_cache_mib: int = 0,
                  reserve_mib: int = RESERVE_MIB,
                  codec_yields: bool = False, direct_io: bool = False,
+                 index: str = 'filter',
+                 index_dir: str | os.PathLike | None = None,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
@@ -99,6 +104,13 @@ class Repository:
         parameters_module.need_range(
             'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
         parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
+        if index not in hostfilter.INDEXES:
+            raise exceptions.InvalidParameter(
+                f"there is no index '{index}': choose "
+                f'{", ".join(hostfilter.INDEXES)}')
+        if index != 'filter' and index_dir is None:
+            raise exceptions.InvalidParameter(
+                f"the index '{index}' needs a directory: set index_dir")
         if codec not in _CODECS:
             raise exceptions.InvalidParameter(
                 f"there is no codec '{codec}': choose none, lz4 or zstd")
@@ -133,7 +145,10 @@ class Repository:
         self._segment_cache_bytes = segment_cache_mib << 20
         self.filter = hostfilter.HostFilter(
             self.path, self.parameters.repository_id,
-            self.parameters.group_slots, filter_dir, filter_mib << 20)
+            self.parameters.group_slots,
+            filter_dir if index == 'filter' else os.fspath(index_dir or ''),
+            filter_mib << 20, index,
+            self.parameters.cuts[1] or self.parameters.block_size)
         _live.add(self)
         filesystem.check_locks(self.path)
         self.handle()
@@ -404,7 +419,7 @@ class Repository:
         :raises InvalidParameter: it does; the message names the volume
         """
         need_text('image id', image_id)
-        what = volumes.words(self.path, image_id)
+        what = volumes.words(self, image_id)
         if what is not None:
             raise exceptions.InvalidParameter(
                 f'{image_id} is no image: the id is that of {what}')
@@ -417,7 +432,7 @@ class Repository:
         """
         recipe = imageids.of_volume(image_id)
         if recipe is not None and volumes.name_of(
-                self.path, recipe.volume_id) is not None:
+                self, recipe.volume_id) is not None:
             self.need_image(image_id)
 
     def images(self) -> list[str]:
@@ -460,7 +475,8 @@ class Repository:
         * The host's filter: ``filter_bytes``, ``filter_places``,
           ``filter_hints``, ``filter_dropped``, ``filter_level``,
           ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
-          the host has no filter yet.
+          the host has no filter yet. If a store is the index, these are its
+          memory, its capacity, and its progress; hints and level are 0.
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)

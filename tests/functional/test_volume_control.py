@@ -28,7 +28,7 @@ PATIENCE = 5
 
 @pytest.fixture
 def repository(tmp_path):
-    return repositories.create(tmp_path / 'repository', group_slots=512)
+    return volumes.create_repository(tmp_path / 'repository')
 
 
 @pytest.fixture
@@ -78,7 +78,8 @@ def test_snapshot(server):
         assert repo.stat('one').project == 'a project'
         assert repo.stat('one').upload_id == found['upload_id']
         assert repo.stat('two').new_bytes == 0
-    for wrong in ('', 'a/b', 'x' * 129, '..'):
+    # The last is the name of a volume's recipe.
+    for wrong in ('', 'a/b', 'x' * 129, '..', f'v_{"0" * 32}_base_0'):
         with pytest.raises(exceptions.InvalidParameter):
             server.control.snapshot(wrong)
     with pytest.raises(exceptions.InvalidParameter):
@@ -162,7 +163,7 @@ def test_a_long_path(tmp_path):
     """An address of a socket has room for 107 bytes."""
     place = tmp_path / ('d' * 100) / ('e' * 100)
     place.mkdir(parents=True)
-    path = repositories.create(place / 'repository', group_slots=512)
+    path = volumes.create_repository(place / 'repository')
     name = 'n' * 64
     volumes.create(path, name, SIZE)
     with volumes.Server(path, tmp_path, name) as server:
@@ -176,8 +177,8 @@ def test_a_long_path(tmp_path):
 @pytest.mark.parametrize('shared', [False, True])
 def test_other_users(tmp_path, shared):
     """Those of the group, if it shares the repository, and no others."""
-    path = repositories.create(tmp_path / 'repository', group_slots=512,
-                               group_access=shared)
+    path = volumes.create_repository(tmp_path / 'repository',
+                                     group_access=shared)
     directory = volumes.create(path, 'disk', SIZE)
     with volumes.Server(path, tmp_path) as server:
         server.start()

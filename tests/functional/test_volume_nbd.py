@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -35,7 +36,7 @@ SIZE = 5 * MIB + 3 * SECTOR
 
 @pytest.fixture
 def repository(tmp_path):
-    return repositories.create(tmp_path / 'repository', group_slots=512)
+    return volumes.create_repository(tmp_path / 'repository')
 
 
 @pytest.fixture
@@ -101,7 +102,8 @@ def test_fio(repository, tmp_path, seconds, depth):
             f'--iodepth={depth}', '--size=64m', '--fsync=32',
             '--time_based', f'--runtime={seconds}', '--randseed=7',
             '--verify=xxhash', '--verify_fatal=1', '--verify_backlog=512',
-            '--output-format=json', limit=seconds + 300)
+            '--verify_state_save=0', '--output-format=json',
+            limit=seconds + 300)
         job, = json.loads(text[text.index('{'):])['jobs']
         assert job['error'] == 0 and job['write']['total_ios'] > 200
         server.stop()
@@ -313,6 +315,25 @@ def test_the_last_checkpoint(server):
         assert session.read(0, 10_000) == b'x' * 10_000
 
 
+def test_blocks_are_shared_with_images(repository, tmp_path):
+    """The server uses the host's filter, and fills a new one."""
+    data = repositories.noise(2 * MIB, 9)
+    with repositories.open_repository(
+            repository, filter_dir=str(tmp_path / 'elsewhere')) as repo:
+        repositories.put(repo, 'image', data)
+    volumes.create(repository, 'disk', SIZE)
+    with volumes.Server(repository, tmp_path) as server:
+        server.start()
+        with server.session() as session:
+            volumes.write(session, MIB, data)
+            server.control.checkpoint()
+            found = server.control.status()
+            assert found['unique'] == '0'
+            assert found['duplicate'] == str(2 * MIB)
+            assert session.read(MIB, 2 * MIB) == data
+        assert 'error' not in server.text()
+
+
 # -- clients that do harm -----------------------------------------------------
 
 def test_what_is_refused(server):
@@ -424,6 +445,16 @@ def test_without_the_plugin(monkeypatch):
         volumeserve._find_programs()
 
 
+def test_the_unit_is_valid():
+    unit = daemons.ROOT / 'etc' / 'glance-dedup-volume@.service'
+    line, = re.findall('^ExecStart=/usr/bin/glance-dedup volume serve (.*)$',
+                       unit.read_text(), re.MULTILINE)
+    parser = volumeserve.Serve(None, None).get_parser('volume serve')
+    args = parser.parse_args(line.replace('%i', 'disk').split())
+    assert args.name == 'disk'
+    assert args.nbd_socket == '/run/glance-dedup-volume-disk/nbd.sock'
+
+
 def test_a_damaged_volume(server):
     """It is not served; the log says what is damaged."""
     server.stop()
@@ -434,11 +465,32 @@ def test_a_damaged_volume(server):
     assert status == 1 and journal.name in text and 'damaged' in text
 
 
+def test_a_repository_without_volumes(tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    status, text = command(path, 'disk', '--nbd-socket', tmp_path / 'sock')
+    assert status == 2 and 'repository upgrade --volumes' in text
+
+
+def test_parameters_that_changed(server):
+    """An upgrade between the command's look and the plugin's."""
+    line = pathlib.Path(f'/proc/{server.process.pid}/cmdline').read_bytes()
+    arguments = [word for word in line.decode().split('\0') if word]
+    server.stop()
+    file = server.repository / 'repository.json'
+    file.write_bytes(file.read_bytes() + b'\n')
+    done = subprocess.run(
+        [*arguments, '--unix', server.socket.with_suffix('.new')],
+        capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and 'has changed just now' in done.stderr
+
+
 @pytest.mark.parametrize('keys, words', [
     (['block-size=4097'], 'is not a power of two'),
     (['block-size=-1'], 'is not a number from 512 to 65536'),
     (['block-size=4096x'], 'is not a number'),
     (['repository-id=xyz'], 'has not 32 hexadecimal digits'),
+    (['parameters=0'], 'has not 16 hexadecimal digits'),
+    (['major=3'], 'is not a number from 1 to 2'),
     (['compare=other'], 'is neither hash nor value'),
     (['color=red'], "there is no key 'color'"),
     (['codec=none'], 'the key repository is missing')])
@@ -446,7 +498,8 @@ def test_keys(keys, words):
     done = subprocess.run(
         ['nbdkit', '-f', '-U', '-', volumeserve.PLUGIN,
          *(['repository=/', 'volume=x', f'repository-id={"0" * 32}',
-            'group-slots=64', 'segment-size=4096', 'fingerprint=sha256']
+            f'parameters={"0" * 16}', 'major=2', 'group-slots=64',
+            'segment-size=4096', 'fingerprint=sha256']
            if 'block-size=4097' in keys else []), *keys],
         capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and words in done.stderr, done.stderr
@@ -482,7 +535,7 @@ def test_without_room(tmp_path):
     """ENOSPC reaches the client; deleting and collecting make room again."""
     filters = {'filter_dir': str(tmp_path / 'filter')}
     with disks.mounted(tmp_path, 'ext4') as root:
-        repository = repositories.create(root / 'repository', group_slots=512)
+        repository = volumes.create_repository(root / 'repository')
         with repositories.open_repository(repository, **filters) as repo:
             repositories.put(repo, 'image', repositories.noise(12 * MIB, 1))
             collect(repo)

@@ -13,7 +13,6 @@ import pytest
 from glance_dedup.base import exceptions
 from glance_dedup.client import volume_control
 from tests.support import nbd
-from tests.support import repositories
 from tests.support import volumes
 from tests.unit import test_c
 
@@ -61,7 +60,7 @@ def plugin(request, tmp_path_factory):
 def test_all_at_once(plugin, tmp_path):
     """Writers, checkpoints, snapshots, resizes and the end, at once."""
     kind, path, runtime = plugin
-    repository = repositories.create(tmp_path / 'repository', group_slots=512)
+    repository = volumes.create_repository(tmp_path / 'repository')
     volumes.create(repository, 'disk', SIZE)
     ended = threading.Event()
     failed = []

@@ -27,6 +27,11 @@ FUA, NO_HOLE, FAST_ZERO = 1, 2, 1 << 4
 ENOSPC = 28
 
 
+def create_repository(path, **options):
+    """One of the format that has volumes, with small groups."""
+    return repositories.create(path, group_slots=512, volumes=True, **options)
+
+
 def create(repository, name, size, part_size=1 << 20):
     """A volume of zeros, in the scope of all."""
     parameters = json.loads((repository / 'repository.json').read_text())

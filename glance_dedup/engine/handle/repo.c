@@ -150,11 +150,31 @@ gd_repo_attach_filter(gd_repo *repo, const char *path, uint64_t budget,
     gd_filter *filter;
     gd_status s = gd_filter_open(repo->env, path, repo->params.repository_id,
                                  budget, &filter, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_hintindex *index;
+    s = gd_hintindex_of_filter(repo->env, filter, &index, err);
+    if (s != GD_OK) {
+        gd_filter_close(repo->env, filter);
+        return s;
+    }
+    /* Set before any group is read into the filter: a block that is published
+     * meanwhile is either read, or its hint goes to this filter. */
+    repo->filter = filter;
+    repo->index = index;
+    return GD_OK;
+}
+
+gd_status
+gd_repo_attach_store(gd_repo *repo, gd_kv_backend backend, const char *path,
+                     const gd_kv_options *options, gd_error *err)
+{
+    gd_hintindex *index;
+    gd_status s =
+        gd_hintindex_of_store(repo->env, backend, path, options, &index, err);
     if (s == GD_OK) {
-        /* Set before any group is read into the filter: a block that is
-         * published meanwhile is either read, or its hint goes to this
-         * filter. */
-        repo->filter = filter;
+        repo->index = index;
     }
     return s;
 }
@@ -163,6 +183,10 @@ void
 gd_repo_close(gd_repo *repo)
 {
     const gd_env *env = repo->env;
+    gd_hintindex *index = repo->index;
+    if (index != NULL) {
+        index->close(index);
+    }
     if (repo->filter != NULL) {
         gd_filter_close(env, repo->filter);
     }
@@ -211,7 +235,7 @@ gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
                               bytes, err);
 }
 
-/* ---- groups, and rebuilding the filter ---- */
+/* ---- groups, and rebuilding the index ---- */
 
 typedef struct group_list {
     const gd_env *env;
@@ -278,23 +302,6 @@ gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
     return GD_OK;
 }
 
-static void
-insert_entries(gd_filter *filter, uint32_t group, const gd_entry *entries,
-               uint32_t count)
-{
-    enum { AHEAD = 16 }; /* fingerprints fetched while earlier ones are
-                          * inserted */
-    for (uint32_t i = 0; i < count; i++) {
-        if (i + AHEAD < count) {
-            gd_filter_prefetch(filter, &entries[i + AHEAD].fingerprint);
-        }
-        if (entries[i].state == GD_ENTRY_LIVE) {
-            gd_filter_insert(filter, &entries[i].fingerprint,
-                             (gd_address){group, i});
-        }
-    }
-}
-
 /* A group that cannot be read gives no hints; a reader of its blocks will
  * report it.  Without the group lock the entries read may be out of date, which
  * is good enough for hints. */
@@ -313,7 +320,8 @@ insert_group(gd_repo *repo, uint32_t number)
         gd_group_read_published(group, &record, NULL) == GD_OK &&
         gd_group_read_entries(group, 0, record.count, entries, NULL) ==
             GD_OK) {
-        insert_entries(repo->filter, number, entries, record.count);
+        gd_hintindex *index = repo->index;
+        index->add(index, number, 0, entries, record.count);
     }
     repo->env->release(repo->env, entries);
     gd_group_close(group);
@@ -325,15 +333,15 @@ gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
 {
     group_list list;
     gd_filter_stats stats;
+    gd_hintindex *index = repo->index;
     *more = false;
     *done = *total = 0;
     gd_status s = gd_repo_check_owner(repo, err);
-    if (s != GD_OK || repo->filter == NULL ||
-        !gd_filter_rebuild_lock(repo->filter)) {
+    if (s != GD_OK || index == NULL || !index->rebuild_lock(index)) {
         return s;
     }
     s = list_groups(repo, &list, err);
-    gd_filter_get_stats(repo->filter, &stats);
+    index->get_stats(index, &stats);
     size_t next = 0;
     while (next < list.count && list.numbers[next] <= stats.rebuilt) {
         next++;
@@ -342,19 +350,18 @@ gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
      * are read again at the end, which does no harm. */
     while (s == GD_OK && !stats.complete && next < list.count && groups > 0) {
         insert_group(repo, list.numbers[next]);
-        gd_filter_rebuild_set(repo->filter, list.numbers[next], false);
+        index->rebuild_set(index, list.numbers[next], false);
         next++;
         groups--;
     }
     if (s == GD_OK && next == list.count && !stats.complete) {
-        gd_filter_rebuild_set(repo->filter,
-                              next == 0 ? 0 : list.numbers[next - 1], true);
-        gd_filter_settle(repo->filter);
+        index->rebuild_set(index, next == 0 ? 0 : list.numbers[next - 1],
+                           true);
     }
     *total = (uint32_t)list.count;
     *done = stats.complete ? *total : (uint32_t)next;
     *more = s == GD_OK && next < list.count && !stats.complete;
     repo->env->release(repo->env, list.numbers);
-    gd_filter_rebuild_unlock(repo->filter);
+    index->rebuild_unlock(index);
     return s;
 }

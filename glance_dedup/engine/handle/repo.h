@@ -28,6 +28,7 @@
 #include "engine/format/fingerprint.h"
 #include "engine/format/params.h"
 #include "engine/handle/fpcache.h"
+#include "engine/handle/hintindex.h"
 
 /* Counts since the handle was opened. */
 typedef struct gd_counters {
@@ -67,14 +68,15 @@ struct gd_repo {
     struct gd_spare_index *spares;
     /* NULL: none could be opened, or not yet; duplicates are missed.  Once set
      * it stays, so a thread that saw it may go on using it. */
-    gd_filter *_Atomic filter;
+    gd_hintindex *_Atomic index;
+    gd_filter *filter; /* NULL where a store is the index */
     gd_counters counters;
     pthread_mutex_t mutex;
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
     gd_groupmap scopes; /* scopes of groups: tags of appender.c; likewise */
 };
 
-/* Opens the repository in the directory path.  It has no filter yet: only
+/* Opens the repository in the directory path.  It has no index yet: only
  * storing needs one.  params are copied.
  *
  * The handle shares the version byte of params->major until it is closed.  An
@@ -88,9 +90,14 @@ gd_status gd_repo_open(const gd_env *env, const char *path,
 /* Opens the host's filter for this repository, or creates it (gd_filter_open).
  * Transactions may be running; they use the filter as soon as it is there.
  * After a failure images can still be stored, but duplicates are missed.
- * REQUIRES: no filter yet. */
+ * REQUIRES: no index yet. */
 gd_status gd_repo_attach_filter(gd_repo *repo, const char *path,
                                 uint64_t budget, gd_error *err);
+/* The same for a key-value store of this host that serves instead of the filter
+ * (gd_hintindex_of_store). */
+gd_status gd_repo_attach_store(gd_repo *repo, gd_kv_backend backend,
+                               const char *path, const gd_kv_options *options,
+                               gd_error *err);
 /* REQUIRES: no transaction or image is open on it. */
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
@@ -105,7 +112,7 @@ gd_status gd_repo_check_room(const gd_repo *repo, uint64_t bytes,
 gd_status gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
                               gd_error *err);
 
-/* Reads up to `groups` groups into the filter that it does not have yet, unless
+/* Reads up to `groups` groups into the index that it does not have yet, unless
  * another process of the host is doing so.  *more: there is work left.  done
  * and total count groups. */
 gd_status gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,

@@ -13,10 +13,25 @@
 #include "engine/volume/state.h"
 
 enum {
+    MAJOR = 2, /* of the repository's format: the first with volumes */
     MOST_FROZEN = 4, /* journals that an owner may find without storing them
                       * at once */
     LOOK_TRIES = 10, /* while the owner changes the journal */
 };
+
+/* What each call begins with. */
+static gd_status
+check_call(const gd_repo *repo, const char *name, gd_error *err)
+{
+    gd_status s = gd_repo_check_owner(repo, err);
+    if (s == GD_OK && repo->params.major < MAJOR) {
+        s = gd_fail(err, GD_VERSION,
+                    "the repository has format version %u, which knows no "
+                    "volumes: run 'glance-dedup repository upgrade --volumes'",
+                    (unsigned)repo->params.major);
+    }
+    return s == GD_OK ? gd_volume_check_name(name, err) : s;
+}
 
 /* ---- looking ---- */
 
@@ -45,10 +60,7 @@ gd_status
 gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(name, err);
-    }
+    gd_status s = check_call(repo, name, err);
     if (s != GD_OK) {
         return s;
     }
@@ -61,10 +73,10 @@ gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
             gd_journal_close(journal);
         }
         if (s != GD_NOTFOUND) {
-            break;
+            return s;
         }
     }
-    return s;
+    return gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
 }
 
 /* ---- opening ---- */
@@ -424,10 +436,7 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                gd_error *err)
 {
     gd_volume *volume;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(name, err);
-    }
+    gd_status s = check_call(repo, name, err);
     if (s == GD_OK) {
         s = allocate(repo, name, &volume, err);
     }
@@ -495,22 +504,44 @@ delete_owned(gd_repo *repo, const char *name, gd_error *err)
     return s == GD_OK ? gd_volume_remove(repo->env, repo->root, name, err) : s;
 }
 
-gd_status
-gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
+/* REQUIRES: the owner's lock. */
+static gd_status
+finish_owned(gd_repo *repo, const char *name, gd_error *err)
+{
+    gd_volume_head head;
+    gd_status s = gd_volume_look(repo, name, &head, err);
+    if (s == GD_OK && head.state == GD_VOLUME_READY) {
+        return gd_fail(err, GD_EXISTS, "volume %s is whole", name);
+    }
+    return s == GD_OK || s == GD_NOTFOUND ? delete_owned(repo, name, err) : s;
+}
+
+static gd_status
+lock_and(gd_status (*work)(gd_repo *, const char *, gd_error *), gd_repo *repo,
+         const char *name, gd_error *err)
 {
     int lock;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(name, err);
-    }
+    gd_status s = check_call(repo, name, err);
     if (s == GD_OK) {
         s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
     }
     if (s == GD_OK) {
-        s = delete_owned(repo, name, err);
+        s = work(repo, name, err);
         repo->env->close(repo->env, lock);
     }
     return s;
+}
+
+gd_status
+gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
+{
+    return lock_and(delete_owned, repo, name, err);
+}
+
+gd_status
+gd_volume_finish(gd_repo *repo, const char *name, gd_error *err)
+{
+    return lock_and(finish_owned, repo, name, err);
 }
 
 /* ---- making (V9) ---- */
@@ -519,10 +550,6 @@ static gd_status
 check_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
-    gd_status s = gd_volume_check_name(name, err);
-    if (s != GD_OK) {
-        return s;
-    }
     if (!gd_volume_size_allowed(plan->size)) {
         return gd_fail(err, GD_INVALID,
                        "volume %s: a size is a multiple of %d bytes, from %d "
@@ -653,7 +680,7 @@ gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     gd_volume_plan full = *plan;
     bool again = true;
     *stored = 0;
-    gd_status s = gd_repo_check_owner(repo, err);
+    gd_status s = check_call(repo, name, err);
     if (full.part_size == 0) {
         full.part_size = GD_VOLUME_PART;
     }

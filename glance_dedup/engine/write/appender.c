@@ -43,12 +43,9 @@ static void
 insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
              const gd_entry *entries)
 {
-    gd_filter *filter = appender->repo->filter;
-    for (uint32_t i = 0; filter != NULL && i < count; i++) {
-        if (entries[i].state == GD_ENTRY_LIVE) {
-            gd_address address = {appender->group->number, base + i};
-            gd_filter_insert(filter, &entries[i].fingerprint, address);
-        }
+    gd_hintindex *index = appender->repo->index;
+    if (index != NULL) {
+        index->add(index, appender->group->number, base, entries, count);
     }
 }
 

@@ -12,6 +12,7 @@
 enum {
     AHEAD = 8,    /* how many blocks ahead memory is fetched */
     CHOSEN_AT_ONCE = 16,     /* stores read in one pass over the disk */
+    SEARCHED_AT_ONCE = 512,  /* blocks for which the index is asked together */
     CONFIRMED_AT_ONCE = 256, /* entries read together */
 };
 
@@ -259,45 +260,61 @@ drop_store(gd_lookup *lookup, int at)
     lookup->hit_at[at] = lookup->hit_at[lookup->store_count];
 }
 
+/* The blocks of one search in the index. */
+typedef struct search {
+    gd_lookup *lookup;
+    const gd_block *blocks[SEARCHED_AT_ONCE];
+    const gd_fingerprint *fps[SEARCHED_AT_ONCE];
+    size_t count;
+    size_t candidates;
+} search;
+
 /* A hint to a loaded store is false, since otherwise the block would have been
  * found there.  But the slot may have been published after the store was
  * loaded.  Then the store is given back, to be loaded again. */
 static void
-take_hint(gd_lookup *lookup, const gd_block *block, gd_address to)
+take_hint(void *arg, size_t i, gd_address to)
 {
+    search *s = arg;
+    gd_lookup *lookup = s->lookup;
+    gd_hintindex *index = lookup->repo->index;
     int at = store_of(lookup, to.group);
+    s->candidates++;
     if (at >= 0 && to.slot < lookup->stores[at]->count) {
         atomic_fetch_add(&lookup->repo->counters.false_candidates, 1);
-        gd_filter_remove(lookup->repo->filter, &block->fingerprint, to);
+        index->reject(index, s->fps[i], to);
         return;
     }
     if (at >= 0) {
         drop_store(lookup, at);
     }
-    gd_hints_add(lookup->hints, &block->address, to.group);
+    gd_hints_add(lookup->hints, &s->blocks[i]->address, to.group);
 }
 
-/* Asks the filter for the blocks that no loaded store has. */
+static void
+run_search(search *s)
+{
+    gd_hintindex *index = s->lookup->repo->index;
+    index->find(index, s->fps, s->count, take_hint, s);
+    s->count = 0;
+}
+
+/* Asks the index for the blocks that no loaded store has. */
 static void
 take_hints(gd_lookup *lookup, const gd_block *blocks, size_t count)
 {
-    const gd_filter *filter = lookup->repo->filter;
-    size_t candidates = 0;
+    search s = {.lookup = lookup};
     for (size_t i = 0; i < count; i++) {
-        if (i + AHEAD < count && blocks[i + AHEAD].address.group == 0) {
-            gd_filter_prefetch(filter, &blocks[i + AHEAD].fingerprint);
+        if (blocks[i].address.group == 0) {
+            s.blocks[s.count] = &blocks[i];
+            s.fps[s.count++] = &blocks[i].fingerprint;
         }
-        if (blocks[i].address.group != 0) {
-            continue;
-        }
-        gd_address hints[GD_FILTER_CANDIDATES];
-        size_t n = gd_filter_lookup(filter, &blocks[i].fingerprint, hints);
-        candidates += n;
-        for (size_t k = 0; k < n; k++) {
-            take_hint(lookup, &blocks[i], hints[k]);
+        if (s.count == SEARCHED_AT_ONCE) {
+            run_search(&s);
         }
     }
-    atomic_fetch_add(&lookup->repo->counters.candidates, candidates);
+    run_search(&s);
+    atomic_fetch_add(&lookup->repo->counters.candidates, s.candidates);
 }
 
 /* ---- loading stores ---- */
@@ -433,7 +450,7 @@ gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
 {
     lookup->batch++;
     probe_batch(lookup, blocks, count);
-    if (lookup->repo->filter != NULL) {
+    if (lookup->repo->index != NULL) {
         gd_hints_clear(lookup->hints);
         take_hints(lookup, blocks, count);
         load_hinted_stores(lookup, blocks, count, loads);

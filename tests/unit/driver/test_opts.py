@@ -51,6 +51,7 @@ def test_sample_defaults_are_what_the_repository_takes(tmp_path):
     ('group_slots', ['64', '32768'], ['63', '32769']),
     ('segment_size', ['512', '1048576'], ['511', '1048577']),
     ('compare', ['hash', 'value'], ['bytes']),
+    ('index', ['filter', 'lmdb', 'dtb'], ['', 'inram', 'leveldb']),
     ('filter_mib', ['1', '4096'], ['0', '-1', '1.5']),
     ('threads', ['1', '64'], ['0', '-1', '65', '100000']),
     ('timeout', ['0', '3600'], ['-1', '1.5', '30s'])])

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The rates of the metadata backends, and the memory that they take.
+
+Run it from a checkout; gcc and the engine's libraries are needed::
+
+    python benchmarks/kv.py [--keys 100000,1000000,10000000]
+        [--backends inram,dtb,lmdb,leveldb] [--kind sparse] [--cache-mib 64]
+        [--batch 1024] [--commit 0] [--rounds 3] [--dir DIR]
+
+For each number of keys and each backend a new process makes a store in DIR
+(``kv.c``), puts the keys, opens the store again, and looks up as many keys
+that it has, in random order, and as many that it has not. The table shows
+thousands of keys per second, and nanoseconds of processor time per key, as the
+medians of the rounds; the memory that the process took, its own and mapped
+files; the store's size on the disk; and the bytes that DTB wrote per key.
+
+``--commit N`` syncs after each N keys: Dmdedup was measured with transactions
+of 1 and 1000 writes, and without limit (0). ``--cache-mib`` is the budget of
+DTB's and LevelDB's own caches. DTB reads the disk past the page cache, so its
+budget is all that it has. LMDB and LevelDB also use the page cache, which is
+not limited here: where their files fit in it, they never wait for the disk.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+from typing import NamedTuple
+
+import common
+from common import MIB
+import synthetic
+
+BACKENDS = ('inram', 'dtb', 'lmdb', 'leveldb')
+LIMIT = 24 * 3600
+
+
+class Run(NamedTuple):
+    """What kv.c printed, and the store's bytes on the disk."""
+
+    put: float
+    hit: float
+    miss: float
+    put_cpu: float
+    hit_cpu: float
+    miss_cpu: float
+    own: int
+    mapped: int
+    reads: int
+    bytes_read: int
+    writes: int
+    bytes_written: int
+    syncs: int
+    disk: int
+
+
+def bytes_below(directory: str) -> int:
+    """The bytes that files below a directory take on the disk."""
+    return sum(path.stat().st_blocks * 512
+               for path in pathlib.Path(directory).rglob('*')
+               if path.is_file())
+
+
+def run(program: str, backend: str, keys: int,
+        args: argparse.Namespace) -> Run:
+    """Measure one backend once, in a new process and an empty store."""
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-kv-') as d:
+        result = subprocess.run(
+            [program, backend, args.kind, os.path.join(d, 'store'), str(keys),
+             str(args.cache_mib * MIB), str(args.batch), str(args.commit)],
+            check=True, capture_output=True, text=True, timeout=LIMIT)
+        words = result.stdout.split()
+        return Run(*map(float, words[:6]), *map(int, words[6:]),
+                   bytes_below(d))
+
+
+def show(backend: str, keys: int, runs: list[Run]) -> None:
+    """Print a line of the table."""
+    row = f'{keys:11,}  {backend:8}'
+    medians = [statistics.median(values) for values in zip(*runs)]
+    for seconds in medians[:3]:
+        row += f'{keys / seconds / 1000:8.0f}' if seconds else f'{"-":>8}'
+    for seconds in medians[3:6]:
+        row += f'{seconds / keys * 1e9:8.0f}'
+    last = runs[-1]
+    print(f'{row}{last.own / MIB:9.1f}{last.mapped / MIB:9.1f}'
+          f'{last.disk / MIB:9.1f}{last.bytes_written / keys:9.0f}',
+          flush=True)
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description='The rates of the metadata backends.')
+    parser.add_argument('--keys', default='100000,1000000,10000000',
+                        type=lambda text: [int(n) for n in text.split(',')],
+                        help='how many (default: %(default)s)')
+    parser.add_argument('--backends', default=','.join(BACKENDS),
+                        type=lambda text: text.split(','),
+                        help='which (default: %(default)s)')
+    parser.add_argument('--kind', choices=('sparse', 'linear'),
+                        default='sparse')
+    parser.add_argument('--cache-mib', type=int, default=64,
+                        help='for DTB and LevelDB (default: %(default)s)')
+    parser.add_argument('--batch', type=int, default=1024,
+                        help='keys in one call (default: %(default)s)')
+    parser.add_argument('--commit', type=int, default=0,
+                        help='sync after so many keys (default: at the end)')
+    parser.add_argument('--rounds', type=int, default=3,
+                        help='how often (default: %(default)s)')
+    common.add_directory(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+        program = synthetic.build(d, 'kv')
+        names = f'{"put":>8}{"found":>8}{"absent":>8}'
+        sizes = f'{"own":>9}{"mapped":>9}{"disk":>9}'
+        print(f'{"":21}{"thousand per second":>24}'
+              f'{"processor, ns per key":>24}{"MiB":^27}{"written":>9}')
+        print(f'{"keys":>11}  {"backend":8}{names}{names}{sizes}'
+              f'{"per key":>9}', flush=True)
+        for keys in args.keys:
+            for backend in args.backends:
+                show(backend, keys, [run(program, backend, keys, args)
+                                     for _ in range(args.rounds)])
+
+
+if __name__ == '__main__':
+    main()

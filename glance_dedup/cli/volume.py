@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The commands on volumes: making, cloning, resizing and deleting them.
+
+A volume that is in use belongs to the process that serves it. Commands that
+need its owner ask that process, over its control socket.
+"""
+
+import argparse
+import contextlib
+import re
+import threading
+
+from cliff import lister
+from cliff import show
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import scopes
+from glance_dedup.cli import common
+
+_UNITS = {'': 0, 'K': 10, 'M': 20, 'G': 30, 'T': 40}
+_COUNTERS = ('read', 'written', 'zeroed', 'flushes', 'checkpoints', 'unique',
+             'duplicate', 'zero', 'overwritten')
+# How long a server may take to tell its status.
+_STATUS_SECONDS = 5.0
+_NUMBERS = ('flushes', 'checkpoints')      # counters that are no bytes
+
+
+def size_of(text: str) -> int:
+    """A size as people write it: 1048576, 512K, 64M, 10G or 2T.
+
+    :raises argparse.ArgumentTypeError: it is none
+    """
+    match = re.fullmatch('([0-9]{1,19})([KMGT]?)', text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no size: give bytes, or a number with K, M, G or T, "
+            'as in 10G')
+    return int(match[1]) << _UNITS[match[2]]
+
+
+def _add_name(parser, **options):
+    parser.add_argument(
+        'name', metavar='NAME',
+        help='1 to 64 characters of A-Z a-z 0-9 _ -', **options)
+
+
+def _add_size(parser, name='size', **options):
+    parser.add_argument(
+        name, metavar='SIZE', type=size_of,
+        help='Bytes, a multiple of 512; or with K, M, G or T, as in 10G. '
+        + options.pop('more', ''), **options)
+
+
+class VolumeCommand(common.RepositoryCommand):
+    """A command on a volume, which another process may have in use."""
+
+    @staticmethod
+    def status(repo, name) -> dict[str, str] | None:
+        """What the server of a volume says; None: none answers."""
+        from glance_dedup.client import volume_control
+
+        try:
+            return volume_control.VolumeControl(
+                repo.path, name, _STATUS_SECONDS).status()
+        except volume_control.NotServed:
+            return None
+
+    @contextlib.contextmanager
+    def owned(self, repo, name):
+        """The volume, opened; or its server's control.
+
+        Both have `snapshot` and `resize`.
+
+        :raises BusyError: it is in use, and nobody answers for it
+        """
+        from glance_dedup.client import volume_control
+        from glance_dedup.repository import openvolumes
+
+        try:
+            volume = openvolumes.open_volume(repo, name)
+        except exceptions.BusyError as e:
+            if self.status(repo, name) is None:
+                raise exceptions.BusyError(
+                    f'volume {name} is in use by another process, which does '
+                    'not answer on this host. Run the command on the host '
+                    'that serves the volume, or stop what uses it') from e
+            yield volume_control.VolumeControl(repo.path, name)
+        else:
+            with volume:
+                yield volume
+
+    def described(self, repo, name) -> dict:
+        """The columns of a volume; those of its server are as of now."""
+        from glance_dedup.repository import openvolumes
+
+        stat = openvolumes.look(repo, name)
+        in_use = openvolumes.is_in_use(repo, name)
+        served = self.status(repo, name) or {} if in_use else {}
+
+        def number(key, value):
+            return int(served[key]) if key in served else value
+        fields = {
+            'name': name,
+            'volume_id': stat.volume_id,
+            'state': stat.state,
+            'in_use': common.YesNo(in_use),
+            'size': common.Size(number('size', stat.size)),
+            'project': stat.project,
+            'scope': scopes.describe(bytes.fromhex(stat.scope)),
+            'source': stat.source,
+            'created': common.Time(stat.created),
+        }
+        for key in _COUNTERS:
+            value = number(key, stat.counters[key])
+            if key in _NUMBERS:
+                fields[key] = value
+            else:
+                fields[f'{key}_bytes'] = common.Size(value)
+        fields['journal_bytes'] = common.Size(number('journal_bytes', None))
+        fields['broken'] = served.get('broken') or ''
+        return fields
+
+
+class _Watch:
+    """Shows how many bytes of images were read while a call runs."""
+
+    SECONDS = 0.2
+
+    def __init__(self, repo, progress):
+        self._repo = repo
+        self._progress = progress
+        self._before = self._read()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _read(self):
+        return self._repo.statistics()['bytes_read']
+
+    def _run(self):
+        while not self._end.wait(self.SECONDS):
+            self._progress.update(self._read() - self._before)
+
+    def __enter__(self):
+        self._thread.start()
+
+    def __exit__(self, *exc_info):
+        self._end.set()
+        self._thread.join()
+
+
+class Create(VolumeCommand, show.ShowOne):
+    """Make a volume of zeros."""
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_name(parser)
+        _add_size(parser)
+        parser.add_argument(
+            '--project', default='', metavar='NAME',
+            help='The project that the volume belongs to.')
+        common.add_scope(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        with self.open() as repo:
+            openvolumes.create(
+                repo, parsed_args.name, parsed_args.size,
+                project=parsed_args.project, scope=parsed_args.scope)
+            return common.shown(self.described(repo, parsed_args.name))
+
+
+class Clone(VolumeCommand, show.ShowOne):
+    """Make a volume that begins with the bytes of an image.
+
+    The volume shares the blocks of the image, so this takes a moment and
+    nearly no space, and the image may be deleted afterwards. In another scope
+    the blocks cannot be shared: the image is then read and stored.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', metavar='IMAGE',
+                            help='The id of the stored image.')
+        _add_name(parser)
+        _add_size(parser, '--size', more="Default: the image's size, rounded "
+                  'up to a multiple of 512. More bytes are zeros.')
+        parser.add_argument(
+            '--project', metavar='NAME',
+            help='The project that the volume belongs to. Default: that of '
+            'the image.')
+        parser.add_argument(
+            '--scope', choices=scopes.CHOICES,
+            help='Share equal blocks with all images of the scope global, or '
+            'only with those of the project. Default: as the image.')
+        common.add_codec(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        with (self.open(codec=parsed_args.codec) as repo,
+              repo.open_image(parsed_args.image) as image,
+              self.progress(f'cloning {parsed_args.image}', image.size
+                            ) as progress,
+              _Watch(repo, progress)):
+            project = parsed_args.project
+            if project is None:
+                project = image.stat.project
+            stored = openvolumes.create(
+                repo, parsed_args.name, parsed_args.size, image=image,
+                project=project, scope=parsed_args.scope or scopes.describe(
+                    bytes.fromhex(image.stat.scope)))
+            fields = self.described(repo, parsed_args.name)
+        fields['copied_bytes'] = common.Size(stored)
+        return common.shown(fields)
+
+
+class Snapshot(VolumeCommand, show.ShowOne):
+    """Store a volume's bytes, as of one moment, as an image.
+
+    The volume may be in use meanwhile. The image shares the volume's blocks.
+    It has what the disk would have if the power failed at that moment; freeze
+    the file systems of the server first if it is to have more.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_name(parser)
+        parser.add_argument(
+            'image', metavar='IMAGE',
+            help='The new id: 1 to 128 characters of A-Z a-z 0-9 _ -')
+        parser.add_argument(
+            '--project', metavar='NAME',
+            help='The project that the image belongs to. Default: that of '
+            'the volume.')
+        common.add_codec(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        with self.open(codec=parsed_args.codec) as repo:
+            project = parsed_args.project
+            if project is None:
+                project = openvolumes.look(repo, parsed_args.name).project
+            # A server of an older program would not refuse it.
+            repo.need_image(parsed_args.image)
+            with self.owned(repo, parsed_args.name) as volume:
+                volume.snapshot(parsed_args.image, project)
+            return common.shown(common.add_stat(
+                {}, repo.stat(parsed_args.image)))
+
+
+class Resize(VolumeCommand, show.ShowOne):
+    """Change the size of a volume.
+
+    New bytes are zeros. Clients that are connected to a volume in use see the
+    new size when they connect again.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_name(parser)
+        _add_size(parser)
+        parser.add_argument(
+            '--shrink', action='store_true',
+            help='Allow a smaller size. What is behind it is lost.')
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        name, size = parsed_args.name, parsed_args.size
+        with self.open() as repo:
+            before = openvolumes.look(repo, name).size
+            if size < before and not parsed_args.shrink:
+                raise common.UsageError(
+                    f'volume {name} has {before} bytes; {size} are less, and '
+                    'what is behind them would be lost. Shrink the file '
+                    'system first, then give --shrink')
+            with self.owned(repo, name) as volume:
+                volume.resize(size)
+            return common.shown(self.described(repo, name))
+
+
+class List(VolumeCommand, lister.Lister):
+    """List the volumes."""
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        rows = []
+        columns = ('name', 'size', 'state', 'in_use', 'source', 'created',
+                   'project')
+        with self.open() as repo:
+            for name in openvolumes.names(repo):
+                try:
+                    fields = self.described(repo, name)
+                except exceptions.ImageNotFound:
+                    continue            # deleted meanwhile, or not made yet
+                except exceptions.RepositoryError as e:
+                    self.app.tell(e)
+                    self.app.note(e)
+                else:
+                    rows.append(tuple(fields[key] for key in columns))
+        return columns, rows
+
+
+class Show(VolumeCommand, show.ShowOne):
+    """Show the figures of a volume.
+
+    If the volume is in use on this host, they are as of now, else of the last
+    checkpoint.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        _add_name(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        with self.open() as repo:
+            return common.shown(self.described(repo, parsed_args.name))
+
+
+class Delete(VolumeCommand, lister.Lister):
+    """Delete volumes.
+
+    The next collection frees the space. Images that were made by volume
+    snapshot stay.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('names', metavar='NAME', nargs='+')
+        return parser
+
+    def take_action(self, parsed_args):
+        rows = []
+        with self.open() as repo:
+            for name in parsed_args.names:
+                try:
+                    self._delete(repo, name)
+                except exceptions.RepositoryError as e:
+                    self.app.tell(e)
+                    self.app.note(e)
+                    rows.append((name, False, common.sentence_of(e)))
+                else:
+                    rows.append((name, True, ''))
+        return ('name', 'deleted', 'error'), rows
+
+    def _delete(self, repo, name):
+        from glance_dedup.repository import openvolumes
+
+        try:
+            openvolumes.delete(repo, name)
+        except exceptions.BusyError as e:
+            pid = (self.status(repo, name) or {}).get('pid')
+            who = (f'process {pid}' if pid else
+                   'another process, perhaps on another host,')
+            raise exceptions.BusyError(
+                f'volume {name} is in use: {who} serves it. Stop its server '
+                f'first (systemctl stop glance-dedup-volume@{name}), then '
+                'delete it') from e

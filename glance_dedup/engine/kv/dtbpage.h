@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dtbpage.h - the file of the backend DTB: its header, and its pages, as pure
+ * functions.
+ *
+ * All integers are little-endian.  The file is an array of pages of 4096
+ * bytes.  Page 0 is the header:
+ *
+ *      0  8  "GDKVTABL"
+ *      8  4  version: 1
+ *     12  4  kind: 0 sparse, 1 linear
+ *     16  8  capacity, keys
+ *     24  8  seed of the pages' checksums and of the hash
+ *     32 24  zeros
+ *     56  8  checksum of the bytes before
+ *     64     zeros
+ *
+ * Each other page:
+ *
+ *      0  8  checksum of the bytes after it, with seed + the page's number
+ *      8  2  number of keys (sparse)
+ *     10  2  1: a key that belongs here lies in the next page (sparse)
+ *     12  4  zeros
+ *     16     sparse: 255 keys of 8 bytes, then 255 values of 8 bytes
+ *            linear: 510 values of 8 bytes; 0: absent
+ *
+ * A page is valid if and only if (1) its checksum is right, or all of it is
+ * zeros, which is an empty page; and (2) its number of keys is at most 255.
+ */
+#ifndef GD_KV_DTBPAGE_H
+#define GD_KV_DTBPAGE_H
+
+#include "engine/base/coding.h"
+#include "engine/kv/kv.h"
+
+enum {
+    GD_DTB_PAGE = 4096,
+    GD_DTB_KEYS = 255,   /* in a page of a sparse store */
+    GD_DTB_VALUES = 510, /* in one of a linear store */
+};
+
+/* How many pages the store has behind the header. */
+uint64_t gd_dtb_pages(gd_kv_kind kind, uint64_t capacity);
+
+void gd_dtb_header_encode(uint8_t page[GD_DTB_PAGE],
+                          const gd_kv_options *options, uint64_t seed);
+/* False if it is no header of a store with this kind and capacity. */
+bool gd_dtb_header_decode(const uint8_t page[GD_DTB_PAGE],
+                          const gd_kv_options *options, uint64_t *seed);
+
+/* Sets the checksum. */
+void gd_dtb_seal(uint8_t *page, uint64_t number, uint64_t seed);
+bool gd_dtb_is_valid(const uint8_t *page, uint64_t number, uint64_t seed);
+
+/* ---- a valid page of a sparse store ---- */
+
+/* The page that a key belongs to, from 1 to pages. */
+uint64_t gd_dtb_home(uint64_t key, uint64_t seed, uint64_t pages);
+unsigned gd_dtb_count(const uint8_t *page);
+/* Whether the next page must be searched, too. */
+bool gd_dtb_overflows(const uint8_t *page);
+void gd_dtb_set_overflows(uint8_t *page);
+/* The place of the key, or -1. */
+int gd_dtb_find(const uint8_t *page, uint64_t key);
+gd_kv_pair gd_dtb_pair(const uint8_t *page, unsigned place);
+void gd_dtb_set_value(uint8_t *page, unsigned place, uint64_t value);
+/* REQUIRES: the count is below GD_DTB_KEYS, and the key is absent. */
+void gd_dtb_add(uint8_t *page, gd_kv_pair pair);
+/* The last pair takes the place. */
+void gd_dtb_drop(uint8_t *page, unsigned place);
+
+/* ---- a valid page of a linear store ---- */
+
+static inline uint8_t *
+gd_dtb_slot(uint8_t *page, unsigned slot)
+{
+    return page + 16 + 8 * slot;
+}
+
+#endif

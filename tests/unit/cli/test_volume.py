@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import random
+import socket
+import threading
+
+import pytest
+
+from glance_dedup.cli import volume as volume_commands
+from glance_dedup.repository import openvolumes
+from tests.support import repositories
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def made(cli):
+    """A repository that may have volumes."""
+    result = cli('repository', 'create', '--volumes')
+    assert result.status == 0, result.err
+    return cli
+
+
+@pytest.fixture
+def content(tmp_path):
+    data = random.Random(1).randbytes(300001) + bytes(MIB)
+    path = tmp_path / 'content'
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def repo(made, tmp_path):
+    with repositories.open_repository(
+            made.path, filter_dir=str(tmp_path / 'filter')) as repo:
+        yield repo
+
+
+class Server:
+    """Owns a volume, and answers on its control socket, as nbdkit does."""
+
+    def __init__(self, volume, directory):
+        self.volume = volume
+        self.asked = []
+        self.path = directory / 'control'
+        self._listener = socket.socket(socket.AF_UNIX)
+        # The path may be too long for an address.
+        fd = os.open(directory, os.O_PATH)
+        self._listener.bind(f'/proc/self/fd/{fd}/control')
+        os.close(fd)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return          # it was shut down
+            with client:
+                line = client.recv(512).decode()
+                self.asked.append(line.strip())
+                client.sendall((self._answer(*line.split()) + '\n\n').encode())
+
+    def _answer(self, word, *words):
+        if word == 'status':
+            info = self.volume.info()
+            return '\n'.join([
+                'ok', 'pid 1234', f'size {info.size}',
+                f'journal_bytes {info.journal_bytes}', 'broken ',
+                *(f'{key} {value}' for key, value in info.counters.items())])
+        if word == 'snapshot':
+            self.volume.snapshot(*words)
+        else:
+            self.volume.resize(int(words[0]))
+        return 'ok'
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def serving(repo, name, answers=True):
+    with openvolumes.open_volume(repo, name) as volume:
+        server = None
+        if answers:
+            server = Server(volume, pathlib.Path(
+                repo.path) / 'volumes' / name)
+        try:
+            yield server or volume
+        finally:
+            if server is not None:
+                server.close()
+
+
+# -- sizes --------------------------------------------------------------------
+
+@pytest.mark.parametrize('text, size', [
+    ('0', 0), ('512', 512), ('1K', 1024), ('3M', 3 * MIB), ('10G', 10 << 30),
+    ('2T', 2 << 40)])
+def test_sizes(text, size):
+    assert volume_commands.size_of(text) == size
+
+
+@pytest.mark.parametrize('text', [
+    '', 'G', '-1', '1.5G', '10g', '10 G', '10GiB', '1e3', '٣', '1' * 20])
+def test_texts_that_are_no_sizes(made, text):
+    with pytest.raises(argparse.ArgumentTypeError, match='is no size'):
+        volume_commands.size_of(text)
+    result = made('volume', 'create', 'disk', '--', text)
+    assert result.status == 2 and 'is no size' in result.err
+
+
+# -- the commands -------------------------------------------------------------
+
+def test_create_list_show_delete(made):
+    found = made('volume', 'create', 'disk', '10G', '--project', 'p',
+                 '--scope', 'project', '-f', 'json').json()
+    assert (found['name'], found['size'], found['state'], found['in_use']) == (
+        'disk', 10 << 30, 'ready', False)
+    assert (found['project'], found['scope'], found['source']) == (
+        'p', 'project', '')
+    assert found['created'] > 1700000000 and len(found['volume_id']) == 32
+    assert found['written_bytes'] == found['checkpoints'] == 0
+    assert found['journal_bytes'] is None and found['broken'] == ''
+    assert made('volume', 'show', 'disk', '-f', 'json').json() == found
+    listed = made('volume', 'list', '-f', 'json').json()
+    assert listed == [{key: found[key] for key in (
+        'name', 'size', 'state', 'in_use', 'source', 'created', 'project')}]
+    result = made('volume', 'list')
+    assert '10.0 GiB' in result.out and 'no' in result.out
+    result = made('volume', 'delete', 'disk', 'none', '-f', 'json')
+    assert result.status == 2
+    assert [row['deleted'] for row in json.loads(result.out)] == [True, False]
+    assert 'there is no volume none' in result.err
+    assert made('volume', 'list', '-f', 'json').json() == []
+
+
+def test_wrong_arguments(made, content):
+    assert made('image', 'put', 'image', content).status == 0
+    assert made('volume', 'create', 'disk', '1M').status == 0
+    made('volume', 'create', 'disk', '1M').refused('disk exists already')
+    made('volume', 'create', 'a.b', '1M').refused('64 characters')
+    made('volume', 'create', 'other', '1000').refused('512', '1000')
+    made('volume', 'create', 'other', '0').refused('size')
+    made('volume', 'show', 'none').refused('there is no volume none')
+    made('volume', 'resize', 'none', '1M').refused('there is no volume none')
+    made('volume', 'snapshot', 'none', 'x').refused('there is no volume none')
+    made('volume', 'snapshot', 'disk', 'image').refused('exists already')
+    made('volume', 'snapshot', 'disk', 'a/b').refused('0x2f')
+    made('volume', 'snapshot', 'disk', f'v_{"a" * 32}_0_1').refused('no image')
+    made('volume', 'clone', 'none', 'other').refused('none')
+    made('volume', 'clone', 'image', 'other', '--size', '1M').refused(
+        'less than')
+    assert [row['name'] for row in made(
+        'volume', 'list', '-f', 'json').json()] == ['disk']
+
+
+@pytest.mark.parametrize('arguments', [
+    ('create', 'disk', '1M'), ('clone', 'image', 'disk'),
+    ('snapshot', 'disk', 'image'), ('list',), ('show', 'disk'),
+    ('resize', 'disk', '1M')])
+def test_a_repository_without_volumes(created, content, arguments):
+    assert created('image', 'put', 'image', content).status == 0
+    created('volume', *arguments).refused('repository upgrade --volumes')
+
+
+def test_clone_and_snapshot(made, content, tmp_path):
+    data = content.read_bytes()
+    stored = made('image', 'put', 'image', content, '--project', 'p',
+                  '-f', 'json').json()
+    found = made('volume', 'clone', 'image', 'disk', '--size', '2M',
+                 '-f', 'json').json()
+    assert (found['size'], found['source'], found['project'], found['scope'],
+            found['copied_bytes']) == (2 * MIB, 'image', 'p', 'global', 0)
+    found = made('volume', 'clone', 'image', 'rounded', '-f', 'json').json()
+    assert found['size'] == -(-stored['size'] // 512) * 512
+    found = made('volume', 'clone', 'image', 'apart', '--project', 'q',
+                 '--scope', 'project', '-f', 'json').json()
+    assert (found['project'], found['scope'], found['copied_bytes']) == (
+        'q', 'project', len(data))
+    assert made('image', 'delete', 'image').status == 0
+    for name, project in (('disk', 'p'), ('apart', 'q')):
+        found = made('volume', 'snapshot', name, f'of-{name}',
+                     '-f', 'json').json()
+        assert (found['project'], found['new_bytes']) == (project, 0)
+        assert made('image', 'show', f'of-{name}', '-f', 'json').json() == (
+            found | {'damaged': None})
+        out = tmp_path / name
+        assert made('image', 'get', f'of-{name}', out).status == 0
+        assert out.read_bytes()[:len(data)] == data
+    found = made('volume', 'snapshot', 'disk', 'other', '--project', 'r',
+                 '-f', 'json').json()
+    assert (found['project'], found['size']) == ('r', 2 * MIB)
+    assert made('volume', 'delete', 'disk').status == 0
+    assert made('image', 'show', 'of-disk').status == 0
+
+
+def test_resize(made, repo):
+    assert made('volume', 'create', 'disk', '1M').status == 0
+    found = made('volume', 'resize', 'disk', '2M', '-f', 'json').json()
+    assert found['size'] == 2 * MIB
+    made('volume', 'resize', 'disk', '1M').refused('--shrink', 'lost')
+    assert openvolumes.look(repo, 'disk').size == 2 * MIB
+    found = made('volume', 'resize', 'disk', '512', '--shrink',
+                 '-f', 'json').json()
+    assert found['size'] == 512
+
+
+def test_a_volume_that_is_served(made, repo):
+    """Its server does what only the owner can."""
+    openvolumes.create(repo, 'disk', MIB, project='a project')
+    with serving(repo, 'disk') as server:
+        server.volume.write(b'content', 0)
+        found = made('volume', 'show', 'disk', '-f', 'json').json()
+        assert (found['in_use'], found['written_bytes']) == (True, 7)
+        assert found['journal_bytes'] > 0
+        made('volume', 'snapshot', 'disk', 'image', '--project', 'p',
+             '-f', 'json').json()
+        assert 'snapshot image p' in server.asked
+        assert repositories.read_all(repo, 'image')[:7] == b'content'
+        made('volume', 'resize', 'disk', '512K').refused('--shrink')
+        found = made('volume', 'resize', 'disk', '3M', '-f', 'json').json()
+        assert found['size'] == 3 * MIB == server.volume.size
+        rows = made('volume', 'list', '-f', 'json').json()
+        assert [(row['size'], row['in_use']) for row in rows] == [
+            (3 * MIB, True)]
+        result = made('volume', 'delete', 'disk')
+        assert result.status == 2
+        assert 'process 1234' in result.err
+        assert 'glance-dedup-volume@disk' in result.err
+    assert openvolumes.names(repo) == ['disk']
+
+
+def test_a_volume_whose_owner_does_not_answer(made, repo):
+    openvolumes.create(repo, 'disk', MIB)
+    with serving(repo, 'disk', answers=False) as volume:
+        volume.write(b'content', 0)
+        found = made('volume', 'show', 'disk', '-f', 'json').json()
+        assert (found['in_use'], found['written_bytes'],
+                found['journal_bytes']) == (True, 0, None)
+        for arguments in (('snapshot', 'disk', 'image'),
+                          ('resize', 'disk', '2M')):
+            made('volume', *arguments).refused(
+                'disk is in use', 'stop what uses it')
+        result = made('volume', 'delete', 'disk')
+        assert result.status == 2 and 'another process' in result.err
+
+
+def test_a_damaged_volume_does_not_hide_others(made, repo):
+    for name in ('a', 'b', 'c'):
+        openvolumes.create(repo, name, MIB)
+    (made.path / 'volumes' / 'b' / 'journal-00000001').write_bytes(b'x' * 5000)
+    (made.path / 'volumes' / 'unmade').mkdir()
+    result = made('volume', 'list', '-f', 'json')
+    assert result.status == 1
+    assert [row['name'] for row in result.json()] == ['a', 'c']
+    assert 'volumes/b/journal-00000001' in result.err

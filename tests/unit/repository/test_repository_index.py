@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The API: a key-value store of the host that serves instead of the filter."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from glance_dedup.base import exceptions
+from glance_dedup.repository import repository
+from tests.support.repositories import noise
+from tests.support.repositories import open_repository
+from tests.support.repositories import put
+from tests.support.repositories import read_all
+from tests.unit.repository import fixtures
+
+path = fixtures.path
+
+STORES = ('lmdb', 'dtb')
+DATA = noise(512 * 200)     # in four groups: as many as a batch loads
+
+
+@pytest.fixture(params=STORES)
+def index(request):
+    return request.param
+
+
+def directory(path):
+    return path.parent / 'index'
+
+
+def store_file(path, index):
+    found, = directory(path).glob(f'*.{index}/store')
+    return found
+
+
+def open_with(path, index, **options):
+    return open_repository(path, index=index, index_dir=directory(path),
+                           **options)
+
+
+def wait_for_filling(repo):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        repo.filter.complete(repo.handle())
+    if repo.filter._thread is not None:
+        repo.filter._thread.join(60)
+
+
+def test_duplicates_are_found(path, index):
+    with open_with(path, index) as repo:
+        assert put(repo, 'first', DATA).new_bytes == len(DATA)
+    with open_with(path, index) as repo:
+        assert put(repo, 'second', DATA).new_bytes == 0
+        assert read_all(repo, 'second') == DATA
+        assert repo.statistics()['candidates'] > 0
+    assert not (path.parent / f'{path.name}-filter').exists()
+    assert store_file(path, index).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_stored_before(path, index):
+    """An index that is made later learns the blocks that are there."""
+    with open_repository(path) as repo:
+        put(repo, 'first', DATA)
+    with open_with(path, index) as repo:
+        wait_for_filling(repo)
+        assert put(repo, 'second', DATA).new_bytes == 0
+        assert repo.statistics()['filter_complete']
+    with open_with(path, index) as repo:   # and knows that it did
+        repo.filter.attach(repo.handle())
+        assert repo.statistics()['filter_complete']
+
+
+def test_rebuilding(path, index):
+    with open_with(path, index) as repo:
+        put(repo, 'first', DATA)
+        seen = []
+        repo.rebuild_filter(lambda done, total: seen.append((done, total)))
+        assert seen and seen[-1][0] == seen[-1][1] > 0
+        assert put(repo, 'second', DATA).new_bytes == 0
+
+
+@pytest.mark.parametrize('content', [b'', b'nonsense' * 5000])
+def test_a_file_that_is_something_else(path, index, content):
+    with open_with(path, index) as repo:
+        put(repo, 'first', DATA)
+    store_file(path, index).write_bytes(content)
+    with open_with(path, index) as repo:
+        wait_for_filling(repo)
+        assert put(repo, 'second', DATA).new_bytes == 0
+
+
+def test_hints_to_blocks_that_are_gone(path, index):
+    """They are found to be false: the blocks are stored, and found, again."""
+    with open_with(path, index) as repo:
+        put(repo, 'first', DATA)
+    for group in (path / 'groups').iterdir():
+        group.unlink()
+    with open_with(path, index) as repo:
+        assert put(repo, 'second', DATA).new_bytes == len(DATA)
+        assert put(repo, 'third', DATA).new_bytes == 0
+        assert read_all(repo, 'third') == DATA
+
+
+OTHER = '''
+import sys, warnings
+warnings.simplefilter('ignore', RuntimeWarning)
+from glance_dedup.repository import repository
+path, index, directory, data = sys.argv[1:]
+with repository.Repository(path, index=index, index_dir=directory) as repo:
+    stat = repo.put('other', data)
+    print(stat.new_bytes, repo.filter.error or '')
+'''
+
+
+def test_another_process(path, index):
+    """LMDB serves it too, at the same time. DTB does not, and says so."""
+    file = path.parent / 'data'
+    file.write_bytes(DATA)
+    with open_with(path, index) as repo:
+        put(repo, 'first', DATA)
+        result = subprocess.run(
+            [sys.executable, '-c', OTHER, path, index, directory(path), file],
+            capture_output=True, text=True, timeout=100, check=True)
+        new, _, error = result.stdout.strip().partition(' ')
+        if index == 'lmdb':
+            assert (new, error) == ('0', '')
+        else:
+            assert int(new) == len(DATA)
+            assert 'which serves only one' in error
+        repo.delete('first')
+        assert put(repo, 'last', DATA).new_bytes == 0
+
+
+def test_a_child(path, index):
+    """It opens the store anew, as far as the store serves two processes."""
+    with open_with(path, index) as repo:
+        put(repo, 'first', DATA)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                warnings.simplefilter('ignore', RuntimeWarning)
+                new = put(repo, 'child', DATA).new_bytes
+                status = 0 if new == (0 if index == 'lmdb' else len(DATA)) \
+                    else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert put(repo, 'second', DATA).new_bytes == 0
+    with open_with(path, index) as repo:
+        assert put(repo, 'third', DATA).new_bytes == 0
+
+
+def test_a_directory_of_others(path, index):
+    with open_with(path, index) as repo:
+        put(repo, 'first', DATA)
+    store_file(path, index).parent.chmod(0o777)
+    with open_with(path, index) as repo:
+        with pytest.warns(RuntimeWarning,
+                          match=r'no fingerprint index, .*may change'):
+            assert put(repo, 'second', DATA).new_bytes == len(DATA)
+
+
+def test_settings(path):
+    with pytest.raises(exceptions.InvalidParameter, match='filter, lmdb, dtb'):
+        repository.Repository(path, index='leveldb', index_dir=path.parent)
+    with pytest.raises(exceptions.InvalidParameter, match='set index_dir'):
+        repository.Repository(path, index='lmdb')
