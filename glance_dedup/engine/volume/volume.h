@@ -93,7 +93,8 @@ void gd_volume_renew(gd_volume *volume);
 gd_status gd_volume_snapshot(gd_volume *volume, const char *image_id,
                              const char *project, gd_recipe_header *header,
                              gd_error *err);
-/* Bytes that are added read as zeros, bytes behind a smaller size are lost. */
+/* Bytes that are added read as zeros, bytes behind a smaller size are lost: some
+ * of them also if it fails. */
 gd_status gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err);
 /* Deletes a volume that nobody owns, or finishes what an owner began (V9).
  * GD_BUSY, GD_NOTFOUND. */
