@@ -80,7 +80,7 @@ class Control:
         scheduler, catalog = self._scheduler, self._scheduler.catalog()
         maintainer = scheduler.maintainer
         damaged_blocks, damaged = self._figures.damage()
-        images, names = volumes.apart(self._repository.path, damaged)
+        images, names = volumes.apart(self._repository, damaged)
         return {
             'repository': {
                 'path': self._repository.path,

@@ -288,7 +288,7 @@ def test_terms_of_the_glossary_are_used():
     """Elsewhere in the contributor's guide; else none is needed."""
     text = ''.join(
         (documents.SOURCE / 'contributor' / f'{name}.rst').read_text()
-        for name in ('design', 'protocol', 'format'))
+        for name in ('design', 'protocol', 'format', 'volumes'))
     for term, meaning in glossary():
         text = text.replace(f'   {term}\n{meaning}', '')
     text = ' '.join(text.split()).lower()
@@ -325,10 +325,10 @@ def test_the_design_page_leads_to_each_group_of_modules():
     rows = re.findall(r'^   \* - ``([a-z]+)``\n     - (.+?)(?=^   \* - |^$)',
                       first, re.MULTILINE | re.DOTALL)
     assert [name for name, row in rows if '`_' in row or ':doc:' in row] == [
-        'base', 'format', 'files', 'handle', 'read', 'write', 'maintain',
-        'exchange', 'base', 'binding', 'repository', 'check', 'maintenance',
-        'client', 'transfer', 'adoption', 'driver', 'cli', 'tasks', 'http',
-        'cache', 'serve', 'rpc']
+        'base', 'format', 'files', 'handle', 'read', 'write', 'volume',
+        'maintain', 'exchange', 'base', 'binding', 'repository', 'check',
+        'maintenance', 'client', 'transfer', 'adoption', 'driver', 'cli',
+        'tasks', 'http', 'cache', 'serve', 'rpc']
 
 
 # -- commands -----------------------------------------------------------------

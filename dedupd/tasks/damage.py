@@ -50,8 +50,7 @@ def listed(items: Sequence[Any]) -> str:
 def listed_images(maintainer: maintainer_module.Maintainer,
                   image_ids: Sequence[str]) -> str:
     """The first LISTED ids; a volume's recipes say whose they are."""
-    path = maintainer.repository.path
-    return listed([volumes.described(path, image_id)
+    return listed([volumes.described(maintainer.repository, image_id)
                    for image_id in image_ids[:LISTED]]
                   + [*image_ids[LISTED:]])
 

@@ -102,9 +102,9 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     """Give up an image whose recipe cannot be read.
 
     While the image is there, nothing may be freed anywhere, because nobody
-    knows what it names. A volume's recipe is given up like an image: then the
-    volume cannot read what the recipe had. This keeps its file in ``quarantine/``. The next
-    collection frees the blocks that only this image named.
+    knows what it names. This keeps its file in ``quarantine/``. The next
+    collection frees the blocks that only this image named. A volume's recipe
+    is given up like an image; the volume then cannot read what it had.
 
     :returns: the name of the file in ``quarantine/``
     :raises ImageNotFound: if there is no such image
@@ -116,7 +116,7 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     with contextlib.closing(
             maintainer.engine.open_recipe(image_id)) as recipe:
         if _error_of(recipe) is None:
-            what = volumes.words(maintainer.repository.path, image_id)
+            what = volumes.words(maintainer.repository, image_id)
             raise exceptions.InvalidParameter(
                 f'the recipe of image {image_id} can be read: '
                 + ('it can be deleted like any other' if what is None
@@ -146,7 +146,7 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     if state.get('unreadable', {}).pop(f'images/{image_id}', None):
         maintainer.catalog.set_scrub_state(state)
     LOG.warning('Image %s was given up; its recipe is in %s',
-                volumes.described(maintainer.repository.path, image_id), aside)
+                volumes.described(maintainer.repository, image_id), aside)
     return aside
 
 
@@ -218,7 +218,7 @@ class _Run:
         state = self._state
         spares = state['spares']
         images, names = volumes.apart(
-            self._maintainer.repository.path,
+            self._maintainer.repository,
             self._maintainer.catalog.damaged_images())
         return Result(
             state['blocks'], state['bytes'],

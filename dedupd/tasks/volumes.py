@@ -7,7 +7,6 @@ A collection does this first, so that it counts and frees what they had.
 
 import logging
 
-from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
@@ -24,31 +23,23 @@ def finish(maintainer: maintainer_module.Maintainer, pace: task.Pace
         each with its error
     :raises task.Stopped: between two volumes
     """
-    path = maintainer.repository.path
+    repository = maintainer.repository
     removed, failed = 0, {}
-    names = volumes.names(path)
+    names = volumes.names(repository.path)
     for done, name in enumerate(names):
         try:
-            if not volumes.look(path, name).is_ready:
-                _remove(maintainer.handle, name)
+            if not volumes.look(repository, name).is_ready:
+                maintainer.handle.finish_volume(name)
                 LOG.warning('Volume %s was removed: its making or deleting '
                             'had been interrupted', name)
                 removed += 1
         except exceptions.BusyError:
             pass    # somebody is at it
-        except (exceptions.ImageNotFound, exceptions.DamagedError,
-                exceptions.VersionError):
-            # It is gone by now; or it is not known to be unfinished.
+        except (exceptions.ImageNotFound, exceptions.ImageExists,
+                exceptions.DamagedError, exceptions.VersionError):
+            # It is gone, or was made, meanwhile; or nobody knows its state.
             pass
         except exceptions.RepositoryError as e:
             failed[name] = str(e)
         pace.step(done + 1, len(names), 'looking at volumes')
     return removed, failed
-
-
-def _remove(handle: _engine.Repository, name: str) -> None:
-    """Remove a volume that is still unfinished when its lock is held.
-
-    Since it was looked at, another process may have made a volume of the name.
-    """
-    handle.volume_delete(name, unfinished=True)

@@ -208,6 +208,7 @@ PyObject *gd_py_create_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_open_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_look_at_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_delete_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_finish_volume(PyObject *repository, PyObject *args);
 
 extern PyType_Spec gd_py_block_reader_spec; /* blockreader.c */
 PyObject *gd_py_open_block_reader(PyObject *repository, PyObject *unused);

@@ -180,8 +180,9 @@ gd_py_look_at_volume(PyObject *object, PyObject *args)
     return s == GD_OK ? head_dict(&head) : gd_py_raise(object, &err);
 }
 
-PyObject *
-gd_py_delete_volume(PyObject *object, PyObject *args)
+static PyObject *
+end_volume(PyObject *object, PyObject *args,
+           gd_status (*end)(gd_repo *, const char *, gd_error *))
 {
     repository_object *self = (repository_object *)object;
     const char *name;
@@ -191,10 +192,22 @@ gd_py_delete_volume(PyObject *object, PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_delete(self->repo, name, &err);
+    s = end(self->repo, name, &err);
     Py_END_ALLOW_THREADS
     gd_py_leave_repository(self);
     return gd_py_none(object, s, &err);
+}
+
+PyObject *
+gd_py_delete_volume(PyObject *object, PyObject *args)
+{
+    return end_volume(object, args, gd_volume_delete);
+}
+
+PyObject *
+gd_py_finish_volume(PyObject *object, PyObject *args)
+{
+    return end_volume(object, args, gd_volume_finish);
 }
 
 /* ---- use ---- */

@@ -7,9 +7,9 @@ This is a second implementation of the format, written from
 engine, so that a mistake of the engine's is not judged by that same mistake.
 
 The order is: the listings, the recipes in ``images/``, those in ``spool/``,
-the volumes, the spare copies, then the groups, one at a time.  What a recipe names was
-durable before the recipe got its name, so what is read later is at least as
-new as the recipe that names it.
+the volumes, the spare copies, then the groups, one at a time.  What a recipe
+names was durable before the recipe got its name, so what is read later is at
+least as new as the recipe that names it.
 
 The repository may be in use meanwhile.  Nothing is reported at first sight:
 
@@ -34,9 +34,9 @@ the extents of all recipes, by their groups, and what is known of each recipe
 Here is only the order of things.  Each structure has a module of its name:
 ``directories``, ``parameters``, ``lists``, ``hashes``, ``locks``, ``fence``,
 ``recipes``, ``spool``, ``volumes``, ``spares``, ``groups``, ``catalog`` with
-its ``index``, and ``space`` for the figures.  How one file is read and verified
-is in ``files``, ``recipe_reader``, ``volume_reader`` and ``group_reader``, the
-constants of the format are in ``format``.
+its ``index``, and ``space`` for the figures.  How one file is read and
+verified is in ``files``, ``recipe_reader``, ``volume_reader`` and
+``group_reader``, the constants of the format are in ``format``.
 """
 
 import collections

@@ -20,7 +20,7 @@ from glance_dedup.check import format as form
 MAJOR = 1
 HEAD = 4096
 MAKING, READY, DELETING = 1, 2, 3
-DATA, ZEROS, MARK = 1, 2, 3
+DATA, ZEROS, MARK, STORED = 1, 2, 3, 4
 
 _MAGIC = b'GDVOLJ\0\0'
 _RECORD_MAGIC = b'GDVR'
@@ -148,6 +148,7 @@ class JournalReader:
     :param advance: called with how many more bytes were read, and the file
     :ivar end: behind the last valid record, once :meth:`read_records` was
         called
+    :ivar is_stored: whether a record says that no earlier journal is needed
     """
 
     def __init__(self, f: files.File, head: Head,
@@ -159,6 +160,7 @@ class JournalReader:
         self._advance = advance
         self._sequence = 0      # of the last valid record
         self.end = head.records
+        self.is_stored = False
 
     def read_marks(self) -> None:
         """Read the marks of the head.
@@ -206,6 +208,7 @@ class JournalReader:
             kind, a, b, _, length = record
             if kind == MARK:
                 self._found(a, b)
+            self.is_stored |= kind == STORED
             self._sequence += 1
             self.end += length
             if self.end - told >= _PIECE:
@@ -259,6 +262,8 @@ class JournalReader:
             return None
         if kind == MARK:
             good = a < self._head.parts and b >= 1
+        elif kind == STORED:
+            good = not a and not b
         else:
             good = kind in (DATA, ZEROS) and 1 <= b <= self._head.size - a
         if kind != DATA or not good:

@@ -56,6 +56,7 @@ class _Look:
         self.volume_id: str | None = None
         self.owned = self._is_owned()
         self._heads: dict[int, reader.Head] = {}
+        self._is_stored = False     # of the journals before the newest
 
     def run(self) -> None:
         """Judge the journals, then the recipes."""
@@ -74,16 +75,19 @@ class _Look:
             self._unowned('', f'is in the state {what}, and nobody is at '
                           'it: the next collection removes it')
             return
+        # First, for it may say that the others are not needed.
+        is_known = self._read_journal(newest, self._keep_mark)
+        first = newest if self._is_stored else head.needed
         for number in numbers:
-            if number < head.needed:
+            if number < first:
                 self._unowned(self._journal(number), 'is not needed any more: '
                               'the next owner removes it')
-        needed = [n for n in numbers if n >= head.needed]
-        self._check_chain(head, needed)
+        needed = [number for number in numbers if number >= first]
+        self._check_chain(head, first, needed)
         for number in needed[:-1]:
             self._read_journal(number)
-        # Without the newest, nobody knows which editions the volume needs.
-        if self._read_journal(newest, self._keep_mark):
+        # Otherwise nobody knows which editions the volume needs.
+        if is_known:
             self._check_recipes(head)
 
     # -- what was found ----------------------------------------------------
@@ -142,9 +146,10 @@ class _Look:
                 f.read(0, reader.HEAD), number, self._repository_id)
         return head
 
-    def _check_chain(self, newest: reader.Head, needed: list[int]) -> None:
+    def _check_chain(self, newest: reader.Head, first: int, needed: list[int]
+                     ) -> None:
         """Judge whether the needed journals are there, and of one volume."""
-        expected = range(newest.needed, newest.number + 1)
+        expected = range(first, newest.number + 1)
         for number, there in zip(expected, needed):
             if number != there:
                 missing = len(expected) - len(needed)
@@ -165,11 +170,10 @@ class _Look:
                      head.part_size, newest.part_size)):
                 if its != theirs:
                     self._damage(self._journal(number), offset, what)
-            if head.needed > newest.needed:
+            if head.needed > first:
                 self._damage(
                     self._journal(number), 100, 'needs no journal before '
-                    f'{head.needed}, but the newest one needs '
-                    f'{newest.needed}')
+                    f'{head.needed}, but the newest one needs {first}')
 
     def _read_journal(self, number: int,
                       found: Callable[[int, int], None]
@@ -194,6 +198,7 @@ class _Look:
                         f'{number + 1} says that they end at {limit}: '
                         'writes are lost', journal.end)
             else:
+                self._is_stored = journal.is_stored
                 proof = journal.proof()
                 if proof is not None:
                     raise form.Damage(

@@ -126,7 +126,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
             with contextlib.closing(figures):
                 space = figures.space()
                 blocks, damaged = figures.damage()
-            images, names = volumes.apart(repo.path, damaged)
+            images, names = volumes.apart(repo, damaged)
             if catalog is None:
                 space |= self._sums(repo)
             return {
@@ -452,8 +452,10 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
         if not parsed_args.yes:
             from glance_dedup.repository import volumes
 
-            image = volumes.described(
-                self.app.options.repository or None, parsed_args.id)
+            with contextlib.ExitStack() as stack:
+                repo = (stack.enter_context(self.open())
+                        if self.app.options.repository else None)
+                image = volumes.described(repo, parsed_args.id)
             raise common.UsageError(
                 f'image {image} would be lost for ever; confirm it with '
                 '--yes')

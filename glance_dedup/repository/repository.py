@@ -404,7 +404,7 @@ class Repository:
         :raises InvalidParameter: it does; the message names the volume
         """
         need_text('image id', image_id)
-        what = volumes.words(self.path, image_id)
+        what = volumes.words(self, image_id)
         if what is not None:
             raise exceptions.InvalidParameter(
                 f'{image_id} is no image: the id is that of {what}')
@@ -417,7 +417,7 @@ class Repository:
         """
         recipe = imageids.of_volume(image_id)
         if recipe is not None and volumes.name_of(
-                self.path, recipe.volume_id) is not None:
+                self, recipe.volume_id) is not None:
             self.need_image(image_id)
 
     def images(self) -> list[str]:

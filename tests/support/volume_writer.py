@@ -5,6 +5,8 @@
 Independent of the engine and of the checker. Nothing is synced.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -13,7 +15,7 @@ import struct
 import xxhash
 
 MAKING, READY, DELETING = 1, 2, 3
-DATA, ZEROS, MARK = 1, 2, 3
+DATA, ZEROS, MARK, STORED = 1, 2, 3, 4
 PART = 65536
 
 
@@ -32,6 +34,15 @@ def store_recipe(repo, image_id: str, data: bytes = b'') -> str:
         transaction.write(data)
     transaction.commit()
     return image_id
+
+
+@contextlib.contextmanager
+def owning(volume: 'Volume'):
+    """Hold the volume's lock, as another process would."""
+    with volume.lock.open('r+b') as f:
+        fcntl.fcntl(f, fcntl.F_OFD_SETLK, struct.pack(
+            '@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        yield
 
 
 class Volume:
@@ -122,6 +133,9 @@ class Journal:
 
     def mark(self, part: int, edition: int, **how) -> 'Journal':
         return self.append(MARK, part, edition, **how)
+
+    def stored(self, **how) -> 'Journal':
+        return self.append(STORED, 0, 0, **how)
 
     def head(self) -> bytes:
         f = self.fields

@@ -473,8 +473,21 @@ delete_owned(gd_repo *repo, const char *name, gd_error *err)
     return s == GD_OK ? gd_volume_remove(repo->env, repo->root, name, err) : s;
 }
 
-gd_status
-gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
+/* REQUIRES: the owner's lock. */
+static gd_status
+finish_owned(gd_repo *repo, const char *name, gd_error *err)
+{
+    gd_volume_head head;
+    gd_status s = gd_volume_look(repo, name, &head, err);
+    if (s == GD_OK && head.state == GD_VOLUME_READY) {
+        return gd_fail(err, GD_EXISTS, "volume %s is whole", name);
+    }
+    return s == GD_OK || s == GD_NOTFOUND ? delete_owned(repo, name, err) : s;
+}
+
+static gd_status
+lock_and(gd_status (*work)(gd_repo *, const char *, gd_error *), gd_repo *repo,
+         const char *name, gd_error *err)
 {
     int lock;
     gd_status s = gd_repo_check_owner(repo, err);
@@ -485,10 +498,22 @@ gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
         s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
     }
     if (s == GD_OK) {
-        s = delete_owned(repo, name, err);
+        s = work(repo, name, err);
         repo->env->close(repo->env, lock);
     }
     return s;
+}
+
+gd_status
+gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
+{
+    return lock_and(delete_owned, repo, name, err);
+}
+
+gd_status
+gd_volume_finish(gd_repo *repo, const char *name, gd_error *err)
+{
+    return lock_and(finish_owned, repo, name, err);
 }
 
 /* ---- making (V9) ---- */

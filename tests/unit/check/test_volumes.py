@@ -2,7 +2,6 @@
 
 """The checker: volumes, their journals and their recipes."""
 
-import fcntl
 import os
 import socket
 import struct
@@ -190,13 +189,6 @@ def test_no_lock(repository, volume):
     assert 'make an empty file' in found.sentence
 
 
-def lock_of(volume):
-    f = volume.lock.open('r+b')
-    fcntl.fcntl(f, fcntl.F_OFD_SETLK, struct.pack(
-        '@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    return f
-
-
 @pytest.mark.parametrize('state, word', [
     (writer.MAKING, 'making'), (writer.DELETING, 'deleting')])
 def test_unfinished(repository, volume, state, word):
@@ -207,7 +199,7 @@ def test_unfinished(repository, volume, state, word):
     assert found.file == 'volumes/disk'
     assert f'in the state {word}' in found.sentence
     assert 'next collection removes it' in found.sentence
-    with lock_of(volume):
+    with writer.owning(volume):
         clean(repository)
 
 
@@ -229,7 +221,7 @@ def test_what_an_owner_has_yet_to_remove(repository, whole):
         ('volumes/disk/journal-00000003', 'is not needed any more'),
         (f'images/{volume.recipe(1, 3)}',
          'is a recipe of volume disk without a mark')}
-    with lock_of(volume):
+    with writer.owning(volume):
         assert clean(repository).figures['volumes_in_use'] == 1
 
 
@@ -439,7 +431,8 @@ def test_a_frozen_journal_ends_where_the_next_says(repository, whole):
     lambda j: j.append(writer.DATA, 0, 0),
     lambda j: j.append(writer.DATA, 0, 1 << 60),
     lambda j: j.zeros(0, 4 * PART + 1), lambda j: j.zeros(5, 0),
-    lambda j: j.append(4, 0, 1), lambda j: j.append(0, 0, 1),
+    lambda j: j.append(5, 0, 1), lambda j: j.append(0, 0, 1),
+    lambda j: j.append(4, 0, 1), lambda j: j.append(4, 1, 0),
     lambda j: j.mark(4, 1), lambda j: j.mark(0, 0),
     lambda j: j.data(0, b'x', durable=j.end + 8),
     lambda j: j.data(0, b'x', sequence=3),
@@ -461,6 +454,31 @@ def test_marks_among_the_records(repository, whole):
     assert found.file == f'images/{second.volume.recipe(1, 5)}'
     second.mark(1, 4).save()
     clean(repository)
+
+
+def test_journals_that_are_stored(repository, whole):
+    """They may be there or not, or be damaged."""
+    first, second = whole
+    second.stored().data(0, b'later').save()
+    note = only(repository, NOTE)
+    assert (note.file, note.sentence) == (
+        first.file, 'is not needed any more: the next owner removes it')
+    first.path.write_bytes(b'')
+    assert only(repository, NOTE) == note
+    first.path.unlink()
+    clean(repository)
+
+
+def test_that_journals_are_stored_says_the_newest(repository, volume):
+    first = volume.journal().data(0, b'x').save()
+    second = volume.journal(2, needed=1, before=first.end).stored().save()
+    first.path.unlink()
+    clean(repository)
+    volume.journal(3, needed=2, before=second.end).save()
+    clean(repository)
+    volume.journal(3, needed=1, before=second.end).save()
+    found, _ = look(repository)
+    assert {f.file for f in found} == {first.file}
 
 
 def test_marks_of_frozen_journals_mean_nothing(repository, volume):

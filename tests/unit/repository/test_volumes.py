@@ -95,21 +95,21 @@ def test_calls_on_images_refuse_them(repo, part, call):
 def test_the_name_of_a_volume(path, repo, volume, part):
     digits = volume.id.hex()
     assert volumes.names(repo.path) == ['disk']
-    assert volumes.name_of(repo.path, digits) == 'disk'
-    assert volumes.words(repo.path, part) == 'part 3 of volume disk'
-    assert volumes.words(repo.path, volume.recipe(None)) == (
+    assert volumes.name_of(repo, digits) == 'disk'
+    assert volumes.words(repo, part) == 'part 3 of volume disk'
+    assert volumes.words(repo, volume.recipe(None)) == (
         'the base of volume disk')
     assert volumes.words(None, part) == f'part 3 of volume {digits}'
-    assert volumes.words(repo.path, 'image') is None
-    assert volumes.described(repo.path, 'image') == 'image'
-    assert volumes.described(repo.path, part) == (
+    assert volumes.words(repo, 'image') is None
+    assert volumes.described(repo, 'image') == 'image'
+    assert volumes.described(repo, part) == (
         f'{part} (part 3 of volume disk)')
-    assert volumes.apart(repo.path, ['z', part, 'b', volume.recipe(None)]) == (
+    assert volumes.apart(repo, ['z', part, 'b', volume.recipe(None)]) == (
         ['b', 'z'], ['disk'])
     # The newest journal is the truth.
     volume.journal(2, volume_id=writer.some_id('another')).save()
-    assert volumes.name_of(repo.path, digits) is None
-    assert volumes.words(repo.path, part) == f'part 3 of volume {digits}'
+    assert volumes.name_of(repo, digits) is None
+    assert volumes.words(repo, part) == f'part 3 of volume {digits}'
 
 
 @pytest.mark.parametrize('damage, kind', [
@@ -120,9 +120,9 @@ def test_the_name_of_a_volume(path, repo, volume, part):
 def test_a_volume_that_cannot_be_read(repo, volume, part, damage, kind):
     file = volume.journal().path
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(kind, match='journal-00000001'):
-        volumes.look(repo.path, 'disk')
-    assert volumes.words(repo.path, part) == (
+    with pytest.raises(kind, match='journal'):
+        volumes.look(repo, 'disk')
+    assert volumes.words(repo, part) == (
         f'part 3 of volume {volume.id.hex()}')
     # It may be the one that needs the recipe.
     with pytest.raises(kind):
@@ -133,12 +133,12 @@ def test_a_volume_that_cannot_be_read(repo, volume, part, damage, kind):
 def test_no_volumes(repo):
     assert volumes.names(repo.path) == []
     with pytest.raises(exceptions.ImageNotFound):
-        volumes.look(repo.path, 'disk')
+        volumes.look(repo, 'disk')
 
 
 def test_what_no_volume_has_can_be_deleted(repo, volume, part):
     volume.journal().path.unlink()
-    assert volumes.look(repo.path, 'disk').volume_id is None
+    assert volumes.look(repo, 'disk').volume_id is None
     repo.delete(part)
     assert repo.recipes() == ['image']
 

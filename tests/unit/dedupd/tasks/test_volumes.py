@@ -2,14 +2,12 @@
 
 """A collection removes volumes whose making or deleting was interrupted."""
 
-import shutil
-
 import pytest
 
 from dedupd.tasks import collector
-from dedupd.tasks import volumes
-from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.base import task
+from glance_dedup.repository import volumes
 from tests.support import maintenance
 from tests.support import volume_writer
 
@@ -21,25 +19,6 @@ def path(tmp_path):
     return maintenance.create(tmp_path, volumes=True)
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Stands for the engine: the names that it was to remove.
-
-    An exception under a name is what it raises.
-    """
-    found = []
-    found_errors = {}
-
-    def remove(handle, name):
-        found.append(name)
-        if name in found_errors:
-            raise found_errors[name]
-
-    monkeypatch.setattr(volumes, '_remove', remove)
-    remove.names, remove.errors = found, found_errors
-    return remove
-
-
 def make(path, repo, name, state=None):
     volume = volume_writer.Volume(path, bytes.fromhex(repo.repository_id),
                                   name)
@@ -48,49 +27,69 @@ def make(path, repo, name, state=None):
     return volume
 
 
-def test_only_unfinished_ones(path, repo, maintainer, asked):
-    make(path, repo, 'ready', volume_writer.READY)
-    make(path, repo, 'making', volume_writer.MAKING)
-    make(path, repo, 'deleting', volume_writer.DELETING)
+def collect(maintainer):
+    return collector.run_once(maintainer, task.Pace())
+
+
+def test_only_unfinished_ones(path, repo, maintainer):
+    ready = make(path, repo, 'ready', volume_writer.READY)
+    for volume in (ready, make(path, repo, 'making', volume_writer.MAKING),
+                   make(path, repo, 'deleting', volume_writer.DELETING)):
+        for name in (volume.recipe(None), volume.recipe(3, 1)):
+            volume_writer.store_recipe(repo, name)
     make(path, repo, 'none')
     damaged = make(path, repo, 'damaged', volume_writer.MAKING)
     damaged.journal().path.write_bytes(b'GDVOLJ')
     make(path, repo, 'newer', volume_writer.DELETING).journal(
         2, major=2, state=volume_writer.DELETING).save()
-    result = collector.run_once(maintainer, task.Pace())
-    assert asked.names == ['deleting', 'making', 'none']
+    result = collect(maintainer)
     assert (result.removed_volumes, result.failed_volumes) == (3, {})
+    assert volumes.names(repo.path) == ['damaged', 'newer', 'ready']
+    assert {imageids.of_volume(name).volume_id for name in repo.recipes()} == {
+        ready.id.hex()}
+    assert collect(maintainer).removed_volumes == 0
 
 
-def test_errors(path, repo, maintainer, asked):
-    for name in ('a', 'b', 'c', 'd'):
+def test_owned_ones_stay(path, repo, maintainer):
+    volume = make(path, repo, 'making', volume_writer.MAKING)
+    with volume_writer.owning(volume):
+        assert collect(maintainer).removed_volumes == 0
+    assert collect(maintainer).removed_volumes == 1
+
+
+def test_one_that_was_made_meanwhile_stays(path, repo, maintainer,
+                                           monkeypatch):
+    """Between the look and the lock."""
+    make(path, repo, 'new', volume_writer.READY)
+    monkeypatch.setattr(volumes, 'look', lambda *a: volumes.Volume(
+        'new', None, False))
+    result = collect(maintainer)
+    assert (result.removed_volumes, result.failed_volumes) == (0, {})
+    assert volumes.names(repo.path) == ['new']
+
+
+def test_errors(path, repo, maintainer):
+    """One that cannot be removed does not keep the others, nor collecting."""
+    for name in ('a', 'b', 'c'):
         make(path, repo, name, volume_writer.DELETING)
-    asked.errors.update(
-        a=exceptions.BusyError('an owner'), b=exceptions.ImageNotFound('gone'),
-        c=exceptions.StorageError('the disk failed'))
-    result = collector.run_once(maintainer, task.Pace())
-    assert asked.names == ['a', 'b', 'c', 'd']
-    assert result.removed_volumes == 1
-    assert result.failed_volumes == {'c': 'the disk failed'}
+    (path / 'volumes' / 'b' / 'strange').write_bytes(b'')
+    result = collect(maintainer)
+    assert result.removed_volumes == 2
+    assert list(result.failed_volumes) == ['b']
+    assert volumes.names(repo.path) == ['b']
 
 
-def test_what_they_had_is_freed_at_once(path, repo, maintainer, monkeypatch):
+def test_what_they_had_is_freed_at_once(path, repo, maintainer):
     """They are removed before the collection counts."""
     volume = make(path, repo, 'old', volume_writer.DELETING)
     volume_writer.store_recipe(repo, volume.recipe(0, 1),
                                maintenance.content(1))
-
-    def remove(handle, name):
-        handle.delete(volume.recipe(0, 1))
-        shutil.rmtree(volume.directory)
-
-    monkeypatch.setattr(volumes, '_remove', remove)
-    result = collector.run_once(maintainer, task.Pace())
+    result = collect(maintainer)
     assert (result.removed_volumes, result.freed_blocks) == (1, 10)
-    assert collector.run_once(maintainer, task.Pace()).removed_volumes == 0
+    assert collect(maintainer).removed_volumes == 0
 
 
-def test_a_dry_run_removes_nothing(path, repo, maintainer, asked):
+def test_a_dry_run_removes_nothing(path, repo, maintainer):
     make(path, repo, 'deleting', volume_writer.DELETING)
     collector.plan(maintainer)
-    assert asked.names == []
+    assert volumes.names(repo.path) == ['deleting']

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The checker: volumes as the engine writes them, while and after it does."""
+
+import random
+
+import pytest
+
+from glance_dedup.check import checker
+from glance_dedup.repository import openvolumes
+from tests.support import repositories
+from tests.unit.check import fixtures
+
+no_pause = fixtures.no_pause
+SIZE = 2 << 20
+
+
+@pytest.fixture
+def repo(tmp_path):
+    path = repositories.create(tmp_path / 'repository', block_size=4096,
+                               volumes=True)
+    with repositories.open_repository(path) as repo:
+        yield repo
+
+
+def need_clean(repo, in_use):
+    report = checker.check(repo.path)
+    assert [str(f) for f in report.findings] == []
+    found = report.figures
+    assert (found['volumes'], found['volumes_in_use']) == (1, in_use)
+
+
+def scribble(volume, rng, times):
+    for _ in range(times):
+        size = volume.size
+        volume.write(rng.randbytes(rng.randrange(1, 90000)),
+                     rng.randrange(size - 90000))
+        volume.zero(rng.randrange(1, 90000), rng.randrange(size - 90000))
+
+
+@pytest.mark.parametrize('cloned', [True, False])
+def test_life_of_a_volume(repo, cloned):
+    rng = random.Random(cloned)
+    image = None
+    if cloned:
+        repositories.put(repo, 'image', rng.randbytes(SIZE - 5000))
+        image = repo.open_image('image')
+    openvolumes.create(repo, 'disk', SIZE, image=image, part_size=65536)
+    need_clean(repo, 0)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        scribble(volume, rng, 20)
+        need_clean(repo, 1)
+        volume.checkpoint()
+        need_clean(repo, 1)
+        scribble(volume, rng, 5)
+        volume.flush()
+        volume.resize(SIZE // 2 + 512)
+        need_clean(repo, 1)
+        scribble(volume, rng, 5)
+        volume.snapshot('snapshot')
+        need_clean(repo, 1)
+        scribble(volume, rng, 3)
+    # Closed without a checkpoint; recovered; and closed again.
+    need_clean(repo, 0)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        need_clean(repo, 1)
+        scribble(volume, rng, 3)
+    need_clean(repo, 0)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        volume.resize(2 * SIZE)
+        need_clean(repo, 1)
+    openvolumes.delete(repo, 'disk')
+    report = checker.check(repo.path)
+    assert report.ok and report.figures['volumes'] == 0
