@@ -139,8 +139,11 @@ gd_volume_head_decode(const uint8_t in[GD_VOLUME_HEAD], const char *file,
     memcpy(head->project, in + AT_PROJECT, project);
     memcpy(head->source, in + AT_SOURCE, GD_IMAGE_ID_MAX);
     char name[GD_NAME_SIZE];
-    return head->source[0] == '\0' ? GD_OK
-                                   : gd_image_name(head->source, name, err);
+    return head->source[0] == '\0' ||
+                   gd_image_name(head->source, name, NULL) == GD_OK
+               ? GD_OK
+               : gd_fail(err, GD_CORRUPT, "%s: the id of the image that the "
+                         "volume was cloned from is damaged", file);
 }
 
 /* ---- marks ---- */

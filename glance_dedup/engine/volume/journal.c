@@ -109,7 +109,8 @@ begin_fields(gd_journal *journal, const gd_volume_head *head)
 {
     journal->seed = head->seed;
     journal->size = head->size;
-    journal->end = journal->durable = gd_volume_records_start(head->marks);
+    journal->end = gd_volume_records_start(head->marks);
+    journal->durable = journal->reached = journal->end;
 }
 
 static gd_journal *
@@ -135,6 +136,10 @@ gd_journal_create(const gd_env *env, int root, const char *volume,
 {
     char name[GD_NAME_SIZE];
     *named = false;
+    if (head->journal == 0) {
+        return gd_fail(err, GD_INVALID, "volume %s has had all the journals "
+                       "that it can have: clone a snapshot of it", volume);
+    }
     gd_journal *journal = allocate(env, root, volume, head->journal, err);
     if (journal == NULL) {
         return GD_NOMEM;
@@ -254,6 +259,22 @@ gd_journal_close(gd_journal *journal)
 
 /* ---- appending ---- */
 
+/* Removes what appends have left that were not accepted. */
+static gd_status
+cut_rest(gd_journal *journal, gd_error *err)
+{
+    const gd_env *env = journal->env;
+    if (journal->reached > journal->end) {
+        int rc = env->ftruncate(env, journal->fd, journal->end);
+        if (rc < 0) {
+            return gd_fail_errno(err, -rc, "cannot truncate %s",
+                                 journal->name);
+        }
+        journal->reached = journal->end;
+    }
+    return GD_OK;
+}
+
 gd_status
 gd_journal_append(gd_journal *journal, gd_append *appends, size_t count,
                   gd_error *err)
@@ -262,6 +283,10 @@ gd_journal_append(gd_journal *journal, gd_append *appends, size_t count,
     struct iovec iov[3 * GD_JOURNAL_BATCH];
     uint64_t at = journal->end;
     int pieces = 0;
+    gd_status s = cut_rest(journal, err);
+    if (s != GD_OK) {
+        return s;
+    }
     for (size_t i = 0; i < count; i++) {
         gd_append *append = &appends[i];
         gd_record *record = &append->record;
@@ -281,6 +306,7 @@ gd_journal_append(gd_journal *journal, gd_append *appends, size_t count,
             }
         }
     }
+    journal->reached = at;
     return gd_writev_full(journal->env, journal->fd, iov, pieces,
                           journal->end, journal->name, err);
 }

@@ -28,6 +28,7 @@ typedef struct gd_journal {
     uint64_t seed;
     uint64_t size;     /* of the volume, when the journal was begun */
     uint64_t end;      /* where the next record goes */
+    uint64_t reached;  /* up to where an append may have written */
     uint64_t sequence; /* of the last record */
     uint64_t durable;  /* up to where it was synced */
     uint64_t records;  /* of bytes and zeros */
@@ -60,8 +61,9 @@ typedef struct gd_append {
 } gd_append;
 
 /* Writes records behind the last one, without counting them: they are valid
- * only after gd_journal_accept of each, in order.  What was not accepted is
- * written over by the next.
+ * only after gd_journal_accept of each, in order.  What was not accepted is cut
+ * off before the next is written: behind it, a record of the failed append could
+ * be found, and would cover newer bytes.
  * REQUIRES: count <= GD_JOURNAL_BATCH. */
 gd_status gd_journal_append(gd_journal *journal, gd_append *appends,
                             size_t count, gd_error *err);

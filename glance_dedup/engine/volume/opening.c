@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/files/file.h"
 #include "engine/files/spool.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
@@ -237,11 +238,6 @@ scan_journals(gd_volume *volume, const uint64_t *before, gd_error *err)
         recovery r = {.volume = volume,
                       .journal = volume->frozen[i],
                       .newest = i + 1 == volume->frozen_count};
-        if (!r.newest && before[i] == 0) {
-            return gd_fail(err, GD_CORRUPT, "journal %u of volume %s does not "
-                           "say where the one before it ends",
-                           (unsigned)r.journal->number + 1, volume->name);
-        }
         s = gd_journal_scan(r.journal, r.newest ? 0 : before[i], take_record,
                             &r, err);
     }
@@ -302,10 +298,9 @@ begin_journal(gd_volume *volume, gd_error *err)
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
     head.needed = head.journal;
-    head.before = 0;
+    head.before = 0; /* what was read may be in the page cache only */
     if (volume->recovered) {
         head.needed = volume->head.needed;
-        head.before = volume->frozen[volume->frozen_count - 1]->end;
     } else {
         forget_frozen(volume);
         gd_overlay_clear(&volume->stale);
@@ -432,9 +427,12 @@ begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
     gd_journal *journal;
+    char directory[GD_NAME_SIZE];
     bool named;
     if (head->state != GD_VOLUME_READY) {
-        return GD_OK; /* it is unfinished already */
+        /* It is unfinished already, but perhaps not durably. */
+        gd_volume_directory(name, directory);
+        return gd_sync_dir(repo->env, repo->root, directory, err);
     }
     head->journal++;
     head->needed = head->journal;

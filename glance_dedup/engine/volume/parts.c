@@ -9,6 +9,8 @@
 #include "engine/base/array.h"
 #include "engine/volume/volumenames.h"
 
+#define NO_PART UINT64_MAX /* of an image that must not be found again */
+
 /* ---- opening and closing ---- */
 
 gd_status
@@ -58,25 +60,47 @@ gd_parts_close(gd_parts *parts)
     pthread_mutex_destroy(&parts->mutex);
 }
 
+/* Has the table forget the images of parts from `count` on: such a part may get
+ * an edition of the same number again.  REQUIRES: the mutex. */
+static void
+forget_images(gd_parts *parts, uint64_t count)
+{
+    for (size_t i = 0; i < parts->image_room; i++) {
+        gd_part_image *held = parts->images[i];
+        if (held == NULL || held->edition == 0 || held->part < count) {
+            continue;
+        }
+        if (held->users == 0) {
+            close_image(parts, &parts->images[i]);
+        } else {
+            held->part = NO_PART;
+        }
+    }
+}
+
 gd_status
 gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
                 gd_error *err)
 {
     const gd_env *env = parts->repo->env;
     uint64_t count = (size + parts->part_size - 1) / parts->part_size;
-    uint64_t *editions =
-        gd_calloc(env, (size_t)count, sizeof *editions, err);
-    if (editions == NULL) {
-        return GD_NOMEM;
+    uint64_t *editions = NULL;
+    if (count > parts->count) {
+        editions = gd_calloc(env, (size_t)count, sizeof *editions, err);
+        if (editions == NULL) {
+            return GD_NOMEM;
+        }
     }
     pthread_mutex_lock(&parts->mutex);
-    memcpy(editions, parts->editions,
-           (size_t)(count < parts->count ? count : parts->count) *
-               sizeof *editions);
-    env->release(env, parts->editions);
-    parts->editions = editions;
+    if (editions != NULL) {
+        memcpy(editions, parts->editions,
+               (size_t)parts->count * sizeof *editions);
+        env->release(env, parts->editions);
+        parts->editions = editions;
+    }
     parts->count = count;
     parts->base_size = base_size;
+    forget_images(parts, count);
     pthread_mutex_unlock(&parts->mutex);
     return GD_OK;
 }

@@ -53,7 +53,7 @@ gd_status gd_parts_open(gd_parts *parts, gd_repo *repo,
 /* Must also be called after a failed open. */
 void gd_parts_close(gd_parts *parts);
 /* Takes another size and base size; parts behind the size lose their
- * editions. */
+ * editions.  Fails only for want of memory, and never to become smaller. */
 gd_status gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
                           gd_error *err);
 

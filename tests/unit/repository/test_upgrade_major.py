@@ -323,8 +323,10 @@ def test_unreadable_when_it_is_read_again(filled, monkeypatch):
             return found.pop()
         raise exceptions.DamagedError('spoilt')
     monkeypatch.setattr(layout, 'read_parameters', read)
-    with pytest.raises(exceptions.DamagedError, match='spoilt'):
+    with pytest.raises(exceptions.DamagedError, match='spoilt') as caught:
         repositories.open_repository(filled)
+    # Though the traceback still has it.
+    assert caught.tb is not None
     assert held(filled) == (None, None)
 
 

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sector_model.h - a volume of the_repo, and what each of its sectors may have.
+ *
+ * All requests are of whole sectors of 512 bytes.  Each writes contents that no
+ * other has.  A sector has the content that was last written.  After a crash of
+ * the machine it may have any that was written since the last flush, or the one
+ * before; after a request that failed, the new one or what it had.
+ */
+#ifndef SECTOR_MODEL_H
+#define SECTOR_MODEL_H
+
+#include "engine/volume/volume.h"
+#include "tests/c/support/transaction_fixture.h"
+
+enum {
+    MODEL_PART = 65536,
+    MODEL_PART_SECTORS = MODEL_PART / 512,
+    MODEL_SECTORS = 6 * MODEL_PART_SECTORS, /* of the largest volume */
+};
+
+extern gd_volume *the_volume; /* NULL: closed */
+
+/* A repository without a volume, and with an image "image" of so many sectors
+ * that have contents, unless 0. */
+void model_setup(uint64_t image_sectors);
+void model_teardown(void);
+
+/* "disk", of a size, or a clone of the image. */
+gd_status model_create(uint64_t sectors);
+gd_status model_clone(uint64_t sectors);
+gd_status model_open(void);
+void model_close(void);
+/* The owner dies: nothing but its locks is gone. */
+void model_kill(void);
+/* The machine crashes.  REQUIRES: model_start_shadow before. */
+void model_start_shadow(void);
+void model_crash(void);
+
+/* Requests.  What came of them is known to the model. */
+gd_status model_write(uint64_t first, uint64_t count);
+gd_status model_zero(uint64_t first, uint64_t count);
+gd_status model_flush(void);
+gd_status model_checkpoint(void);
+gd_status model_snapshot(const char *image_id);
+gd_status model_resize(uint64_t sectors);
+uint64_t model_sectors(void);
+
+/* Every sector has what it may have, and from then on nothing else. */
+void model_compare(void);
+/* After a checkpoint by an owner: no journal is there but one, no recipe that
+ * the volume does not need. */
+void model_check_nothing_left(void);
+/* Deletes the volume; nothing of it may be left. */
+void model_delete(void);
+/* The first line of what went wrong, for messages. */
+const char *model_words(void);
+
+#endif

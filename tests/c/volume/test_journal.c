@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_journal.c - one journal's file: what was appended is found again,
+ * wherever the file is torn, cut off or spoiled, and nothing else is.
+ */
+#include "engine/volume/journal.h"
+
+#include "engine/base/coding.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+#define VOLUME "disk"
+#define JOURNAL "volumes/disk/journal-00000003"
+
+enum {
+    SIZE = 1 << 20,
+    MOST = 64, /* records */
+    LONGEST = 3000,
+};
+
+typedef struct fixture {
+    scratch x;
+    gd_volume_head head;
+    gd_journal *journal;
+    /* What was appended, and where. */
+    gd_record records[MOST];
+    uint64_t at[MOST + 1];
+    size_t count;
+    uint8_t data[MOST][LONGEST];
+} fixture;
+
+static fixture t;
+
+static void
+setup(void)
+{
+    static const gd_volume_mark marks[] = {{0, 1}, {7, 9}};
+    bool named;
+    memset(&t, 0, sizeof t);
+    scratch_init(&t.x);
+    REQUIRE(mkdirat(t.x.root, "volumes", 0700) == 0);
+    REQUIRE(mkdirat(t.x.root, "volumes/disk", 0700) == 0);
+    t.head = (gd_volume_head){.journal = 3,
+                              .needed = 3,
+                              .size = SIZE,
+                              .part_size = 65536,
+                              .state = GD_VOLUME_READY,
+                              .volume_id = {1},
+                              .marks = 2};
+    memcpy(t.head.repository_id, t.x.params.repository_id, GD_ID_SIZE);
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, marks,
+                                &t.journal, &named, &t.x.err), GD_OK);
+    CHECK(named);
+    CHECK(!scratch_exists(&t.x, "volumes/disk/journal.new"));
+    t.at[0] = t.journal->end;
+    CHECK_INT(t.at[0], 8192);
+}
+
+static void
+teardown(void)
+{
+    if (t.journal != NULL) {
+        gd_journal_close(t.journal);
+    }
+    CHECK_INT(scratch_destroy(&t.x), 0);
+}
+
+/* ---- appending ---- */
+
+static gd_append
+make_append(gd_record_kind kind, uint64_t offset, uint64_t length,
+            uint8_t *data)
+{
+    gd_append append = {.record = {.kind = kind,
+                                   .offset = offset,
+                                   .length = length}};
+    if (kind == GD_RECORD_BYTES) {
+        append.data = data;
+        append.record.checksum = gd_checksum(data, (size_t)length, 0);
+    }
+    return append;
+}
+
+static void
+append(gd_record_kind kind, uint64_t offset, uint64_t length)
+{
+    uint8_t *data = t.data[t.count];
+    fill_random(data, LONGEST, t.count + 1);
+    gd_append one = make_append(kind, offset, length, data);
+    CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+    gd_journal_accept(t.journal, &one);
+    t.records[t.count++] = one.record;
+    t.at[t.count] = t.journal->end;
+}
+
+static void
+sync_it(void)
+{
+    CHECK_INT(gd_journal_sync(t.journal, &t.x.err), GD_OK);
+    t.journal->durable = t.journal->end;
+}
+
+/* Some of each kind; a sync behind the fourth, if so wanted. */
+static void
+append_some(bool with_sync)
+{
+    append(GD_RECORD_BYTES, 0, 1);
+    append(GD_RECORD_BYTES, 512, 600);
+    append(GD_RECORD_ZEROS, 0, SIZE);
+    append(GD_RECORD_MARK, 3, 77);
+    if (with_sync) {
+        sync_it();
+    }
+    append(GD_RECORD_BYTES, SIZE - 1600, 1600);
+    append(GD_RECORD_STORED, 0, 0);
+    append(GD_RECORD_BYTES, 4096, 1029);
+}
+
+/* ---- scanning ---- */
+
+typedef struct found {
+    size_t count;
+    bool good;
+} found;
+
+static gd_status
+note(void *arg, const gd_record *record, uint64_t at, gd_error *err)
+{
+    found *f = arg;
+    (void)err;
+    const gd_record *wanted = &t.records[f->count];
+    f->good = f->good && f->count < t.count && at == t.at[f->count] &&
+              record->kind == wanted->kind &&
+              record->offset == wanted->offset &&
+              record->length == wanted->length &&
+              record->sequence == f->count + 1;
+    f->count++;
+    return GD_OK;
+}
+
+/* Opens and scans the file; *count: how many of the records were found. */
+static gd_status
+scan(uint64_t before, size_t *count)
+{
+    gd_journal *journal;
+    gd_volume_head head;
+    gd_volume_mark *marks;
+    found f = {.good = true};
+    *count = 0;
+    gd_status s = gd_journal_open(t.x.env, t.x.root, VOLUME, 3,
+                                  t.x.params.repository_id, &journal, &head,
+                                  &marks, &t.x.err);
+    if (s != GD_OK) {
+        CHECK(marks == NULL);
+        return s;
+    }
+    CHECK_INT(head.marks, 2);
+    CHECK_INT(marks[1].edition, 9);
+    t.x.env->release(t.x.env, marks);
+    s = gd_journal_scan(journal, before, note, &f, &t.x.err);
+    CHECK(f.good);
+    if (s == GD_OK) {
+        CHECK_INT(journal->end, t.at[f.count]);
+        CHECK_INT(journal->sequence, f.count);
+    }
+    *count = f.count;
+    gd_journal_close(journal);
+    return s;
+}
+
+static void
+check_scan(uint64_t before, gd_status status, size_t wanted)
+{
+    size_t count;
+    gd_status s = scan(before, &count);
+    if (!CHECK_INT(s, status) || !CHECK_INT(count, wanted)) {
+        fprintf(stderr, "%s\n", s == GD_OK ? "" : t.x.err.text);
+    }
+    if (s == GD_CORRUPT) {
+        CHECK_CONTAINS(t.x.err.text, JOURNAL);
+    }
+}
+
+/* How many records end at or before an offset. */
+static size_t
+records_before(uint64_t offset)
+{
+    size_t n = 0;
+    while (n < t.count && t.at[n + 1] <= offset) {
+        n++;
+    }
+    return n;
+}
+
+/* ---- tests ---- */
+
+static void
+test_found_again(void)
+{
+    setup();
+    check_scan(0, GD_OK, 0);
+    append_some(true);
+    check_scan(0, GD_OK, 7);
+    check_scan(t.at[7], GD_OK, 7);
+    check_scan(t.at[4], GD_OK, 4);
+    check_scan(t.at[0], GD_OK, 0);
+    CHECK_INT(t.journal->records, 5);
+    teardown();
+}
+
+static void
+test_batches(void)
+{
+    static uint8_t data[GD_RECORD_DATA];
+    gd_append batch[GD_JOURNAL_BATCH];
+    setup();
+    fill_random(data, sizeof data, 1);
+    for (size_t i = 0; i < GD_JOURNAL_BATCH; i++) {
+        batch[i] = make_append(GD_RECORD_BYTES, i, sizeof data - i, data);
+    }
+    CHECK_INT(gd_journal_append(t.journal, batch, GD_JOURNAL_BATCH,
+                                &t.x.err), GD_OK);
+    for (size_t i = 0; i < GD_JOURNAL_BATCH; i++) {
+        CHECK_INT(batch[i].at, t.at[i]);
+        gd_journal_accept(t.journal, &batch[i]);
+        t.records[t.count++] = batch[i].record;
+        t.at[t.count] = t.journal->end;
+    }
+    append(GD_RECORD_BYTES, 0, 1);
+    check_scan(0, GD_OK, GD_JOURNAL_BATCH + 1);
+    teardown();
+}
+
+/* A head that is cut off, or of something else, is refused. */
+static void
+test_head_is_checked(void)
+{
+    size_t count;
+    uint8_t other[GD_ID_SIZE] = {9};
+    gd_journal *journal;
+    gd_volume_head head;
+    gd_volume_mark *marks;
+    setup();
+    append_some(true);
+    CHECK_INT(gd_journal_open(t.x.env, t.x.root, VOLUME, 3, other, &journal,
+                              &head, &marks, &t.x.err), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, "another repository");
+    CHECK(renameat(t.x.root, JOURNAL, t.x.root,
+                   "volumes/disk/journal-00000004") == 0);
+    CHECK_INT(gd_journal_open(t.x.env, t.x.root, VOLUME, 4,
+                              t.x.params.repository_id, &journal, &head,
+                              &marks, &t.x.err), GD_CORRUPT);
+    CHECK(renameat(t.x.root, "volumes/disk/journal-00000004", t.x.root,
+                   JOURNAL) == 0);
+    scratch_flip(&t.x, JOURNAL, 4096, 1); /* a mark */
+    CHECK_INT(scan(0, &count), GD_CORRUPT);
+    scratch_flip(&t.x, JOURNAL, 4096, 1);
+    for (uint64_t length = 8191; length > 0; length /= 2) {
+        scratch_truncate(&t.x, JOURNAL, length);
+        CHECK_INT(scan(0, &count), GD_CORRUPT);
+        CHECK_CONTAINS(t.x.err.text, JOURNAL);
+    }
+    scratch_truncate(&t.x, JOURNAL, 0);
+    CHECK_INT(scan(0, &count), GD_CORRUPT);
+    teardown();
+}
+
+/* The file ends anywhere: the whole records in front of that are found. */
+static void
+test_cut_off(void)
+{
+    setup();
+    append_some(false);
+    uint64_t end = t.journal->end;
+    for (uint64_t length = end; length >= t.at[0];
+         length -= length > t.at[6] ? 1 : 8) {
+        scratch_truncate(&t.x, JOURNAL, length);
+        size_t whole = records_before(length);
+        check_scan(0, GD_OK, whole);
+        check_scan(t.at[whole], GD_OK, whole);
+        if (length < end) {
+            check_scan(end, GD_CORRUPT, whole);
+        }
+    }
+    teardown();
+}
+
+/* A crash leaves some sectors as they were before the write: zeros. */
+static void
+test_torn(void)
+{
+    static const uint8_t nothing[512];
+    uint8_t sector[512];
+    setup();
+    append_some(false);
+    for (uint64_t at = t.at[0]; at < t.journal->end; at += 512) {
+        size_t length = t.journal->end - at < 512
+                            ? (size_t)(t.journal->end - at)
+                            : 512;
+        size_t whole = records_before(at);
+        scratch_read(&t.x, JOURNAL, sector, length, at);
+        scratch_write(&t.x, JOURNAL, nothing, length, at);
+        check_scan(0, GD_OK, whole);
+        check_scan(t.journal->end, GD_CORRUPT, whole);
+        scratch_write(&t.x, JOURNAL, sector, length, at);
+    }
+    check_scan(0, GD_OK, t.count);
+    teardown();
+}
+
+/* Each damaged byte, but for those that only fill up, ends the records where
+ * nothing says that they were durable. */
+static void
+test_last_record_damaged(void)
+{
+    setup();
+    append_some(false);
+    uint64_t end = t.at[6] + GD_RECORD_HEAD + 1029;
+    for (uint64_t at = t.at[6]; at < t.journal->end; at++) {
+        scratch_flip(&t.x, JOURNAL, at, 0x10);
+        check_scan(0, GD_OK, at < end ? 6 : 7);
+        scratch_flip(&t.x, JOURNAL, at, 0x10);
+    }
+    teardown();
+}
+
+/* V5: a record that was synced is not lost in silence. */
+static void
+test_durable_record_damaged(void)
+{
+    setup();
+    append_some(true); /* 5, 6 and 7 say that 1 to 4 are durable */
+    for (size_t i = 0; i < t.count; i++) {
+        scratch_flip(&t.x, JOURNAL, t.at[i] + 30, 1);
+        check_scan(0, i < 4 ? GD_CORRUPT : GD_OK, i);
+        check_scan(t.at[7], GD_CORRUPT, i);
+        check_scan(t.at[i], GD_OK, i); /* it lies behind the length */
+        scratch_flip(&t.x, JOURNAL, t.at[i] + 30, 1);
+    }
+    /* One of them is enough. */
+    scratch_flip(&t.x, JOURNAL, t.at[3] + 30, 1);
+    scratch_flip(&t.x, JOURNAL, t.at[4] + 30, 1);
+    scratch_flip(&t.x, JOURNAL, t.at[5] + 30, 1);
+    check_scan(0, GD_CORRUPT, 3);
+    scratch_flip(&t.x, JOURNAL, t.at[6] + 30, 1);
+    check_scan(0, GD_OK, 3); /* none does */
+    teardown();
+}
+
+/* The proof may be far behind, across the window of a scan. */
+static void
+test_proof_far_behind(void)
+{
+    static uint8_t data[GD_RECORD_DATA];
+    setup();
+    append(GD_RECORD_BYTES, 0, 100);
+    append(GD_RECORD_BYTES, 0, 100);
+    uint64_t durable = t.journal->end;
+    for (int i = 0; i < 40; i++) {
+        gd_append one = make_append(GD_RECORD_BYTES, 0, sizeof data - 8, data);
+        t.journal->durable = i == 39 ? durable : t.at[0];
+        CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+        gd_journal_accept(t.journal, &one);
+        t.records[t.count++] = one.record;
+        t.at[t.count] = t.journal->end;
+    }
+    check_scan(0, GD_OK, 42);
+    scratch_flip(&t.x, JOURNAL, t.at[1], 1);
+    check_scan(0, GD_CORRUPT, 1);
+    CHECK_CONTAINS(t.x.err.text, "acknowledged");
+    teardown();
+}
+
+static void
+put_record(gd_record record, uint64_t seed, uint64_t at)
+{
+    uint8_t raw[GD_RECORD_HEAD];
+    gd_record_encode(&record, seed, raw);
+    scratch_write(&t.x, JOURNAL, raw, sizeof raw, at);
+}
+
+/* What is no record of this journal, behind its end. */
+static void
+test_not_the_next_record(void)
+{
+    static const uint8_t nothing[GD_RECORD_HEAD];
+    setup();
+    append_some(true);
+    uint64_t end = t.journal->end, seed = t.journal->seed;
+    gd_record next = {.kind = GD_RECORD_ZEROS,
+                      .sequence = 8,
+                      .length = 1,
+                      .durable = t.at[4]};
+    put_record(next, seed + 1, end); /* of another journal */
+    check_scan(0, GD_OK, 7);
+    next.sequence = 9; /* out of sequence */
+    put_record(next, seed, end);
+    check_scan(0, GD_OK, 7);
+    next.sequence = 7;
+    put_record(next, seed, end);
+    check_scan(0, GD_OK, 7);
+    next.sequence = 8;
+    next.length = SIZE + 1; /* beyond the size */
+    put_record(next, seed, end);
+    check_scan(0, GD_OK, 7);
+    next.length = 1;
+    next.durable = end + 1; /* it cannot know that */
+    put_record(next, seed, end);
+    check_scan(0, GD_OK, 7);
+    next.durable = end;
+    put_record(next, seed, end);
+    t.records[7] = next;
+    t.count = 8;
+    t.at[8] = end + GD_RECORD_HEAD;
+    check_scan(0, GD_OK, 8);
+    t.count = 7;
+    /* A later one with an impossible durable offset proves nothing. */
+    scratch_write(&t.x, JOURNAL, nothing, sizeof nothing, end);
+    next.durable = end + 81;
+    put_record(next, seed, end + 80);
+    check_scan(0, GD_OK, 7);
+    next.durable = end + 80;
+    put_record(next, seed, end + 80);
+    check_scan(0, GD_CORRUPT, 7);
+    put_record(next, seed + 1, end + 80);
+    check_scan(0, GD_OK, 7);
+    teardown();
+}
+
+static void
+test_garbage_behind(void)
+{
+    static uint8_t garbage[200000];
+    setup();
+    append_some(true);
+    fill_random(garbage, sizeof garbage, 5);
+    for (size_t i = 0; i + 4 < sizeof garbage; i += 64) {
+        memcpy(garbage + i, "GDVR", 4);
+    }
+    for (size_t skew = 0; skew < 16; skew += 3) {
+        scratch_write(&t.x, JOURNAL, garbage, sizeof garbage,
+                      t.journal->end + skew);
+        check_scan(0, GD_OK, 7);
+        check_scan(t.at[7], GD_OK, 7);
+    }
+    teardown();
+}
+
+/* A guest writes what looks like records, at every alignment; it does not know
+ * the seed. */
+static void
+test_guest_forges_records(void)
+{
+    setup();
+    append(GD_RECORD_BYTES, 0, 100);
+    sync_it();
+    uint64_t base = t.journal->end;
+    uint8_t *data = t.data[t.count];
+    memset(data, 0, LONGEST);
+    for (size_t i = 0; i + GD_RECORD_HEAD <= 2800; i += GD_RECORD_HEAD) {
+        const gd_record forged = {.kind = GD_RECORD_ZEROS,
+                                  .sequence = t.count + 1,
+                                  .length = SIZE,
+                                  .durable = base + GD_RECORD_HEAD + i};
+        gd_record_encode(&forged, i, data + i);
+    }
+    gd_append one = make_append(GD_RECORD_BYTES, 0, 2800, data);
+    CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+    gd_journal_accept(t.journal, &one);
+    t.records[t.count++] = one.record;
+    t.at[t.count] = t.journal->end;
+    check_scan(0, GD_OK, 2);
+    scratch_flip(&t.x, JOURNAL, base, 1); /* its own head is torn */
+    check_scan(0, GD_OK, 1);
+    teardown();
+}
+
+/* ---- appends that fail ---- */
+
+/* What a failed append leaves must not be found behind a later one. */
+static void
+test_failed_append_is_gone(void)
+{
+    uint8_t *data = t.data[MOST - 1];
+    for (unsigned nth = 2; nth <= 4; nth++) {
+        gd_append batch[3];
+        setup();
+        append(GD_RECORD_BYTES, 0, 100);
+        fill_random(data, LONGEST, 99);
+        for (size_t i = 0; i < 3; i++) {
+            batch[i] = make_append(GD_RECORD_BYTES, 512 * i, 512, data);
+        }
+        fault_env_shorten(&t.x.f, GD_RECORD_HEAD + 512);
+        fault_env_fail(&t.x.f, FAULT_PWRITEV, nth, ENOSPC, false);
+        gd_status s = gd_journal_append(t.journal, batch, 3, &t.x.err);
+        CHECK_INT(s, nth <= 3 ? GD_NOSPACE : GD_OK);
+        fault_env_heal(&t.x.f);
+        /* It was not accepted, even if it succeeded. */
+        append(GD_RECORD_BYTES, 512, 512);
+        sync_it();
+        check_scan(0, GD_OK, 2);
+        append(GD_RECORD_BYTES, 0, 100);
+        check_scan(0, GD_OK, 3);
+        teardown();
+    }
+}
+
+/* If that cannot be had, nothing is appended. */
+static void
+test_failed_append_cannot_be_removed(void)
+{
+    setup();
+    uint8_t *data = t.data[MOST - 1];
+    gd_append one = make_append(GD_RECORD_BYTES, 0, 512, data);
+    fault_env_fail(&t.x.f, FAULT_PWRITEV, 1, EIO, false);
+    fault_env_fail(&t.x.f, FAULT_FTRUNCATE, 1, EIO, false);
+    CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_IO);
+    CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_IO);
+    CHECK_CONTAINS(t.x.err.text, JOURNAL);
+    append(GD_RECORD_BYTES, 0, 100);
+    check_scan(0, GD_OK, 1);
+    teardown();
+}
+
+/* ---- making one ---- */
+
+/* Whatever fails, there is a whole journal or none. */
+static void
+test_create_under_faults(void)
+{
+    gd_journal *other;
+    bool named;
+    for (uint64_t nth = 1, done = 0; done == 0; nth++) {
+        setup();
+        t.head.journal = 4;
+        fault_env_fail(&t.x.f, FAULT_ANY, nth, EIO, false);
+        gd_status s = gd_journal_create(
+            t.x.env, t.x.root, VOLUME, &t.head,
+            (gd_volume_mark[]){{0, 1}, {7, 9}}, &other, &named, &t.x.err);
+        done = fault_env_faults(&t.x.f) == 0;
+        fault_env_heal(&t.x.f);
+        CHECK(s == GD_OK || !done);
+        bool there = scratch_exists(&t.x, "volumes/disk/journal-00000004");
+        CHECK(named || !there);
+        if (s == GD_OK) {
+            CHECK(there && named);
+            gd_journal_close(other);
+        }
+        teardown();
+    }
+}
+
+static void
+test_last_number(void)
+{
+    gd_journal *other;
+    bool named;
+    setup();
+    t.head.journal = 0; /* one more than the last */
+    t.head.marks = 0;
+    CHECK(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL, &other,
+                            &named, &t.x.err) != GD_OK);
+    CHECK(!named);
+    CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 1);
+    teardown();
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_found_again);
+    RUN(test_batches);
+    RUN(test_head_is_checked);
+    RUN(test_cut_off);
+    RUN(test_torn);
+    RUN(test_last_record_damaged);
+    RUN(test_durable_record_damaged);
+    RUN(test_proof_far_behind);
+    RUN(test_not_the_next_record);
+    RUN(test_garbage_behind);
+    RUN(test_guest_forges_records);
+    RUN(test_failed_append_is_gone);
+    RUN(test_failed_append_cannot_be_removed);
+    RUN(test_create_under_faults);
+    RUN(test_last_number);
+    return REPORT();
+}

@@ -1,0 +1,681 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_recovery.c - volumes whose owner is killed, whose machine crashes, and
+ * whose disk fails or is full: what was flushed is there, nothing is left over,
+ * and the volume can be used and deleted (volumes.rst, V1 to V9).
+ */
+#include "engine/volume/volume.h"
+
+#include "engine/volume/volumenames.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/sector_model.h"
+
+enum { P = MODEL_PART_SECTORS };
+
+/* Every so manyth case is tried; with GLANCE_DEDUP_FAULTS=all, every one. */
+static uint64_t stride = 6 * SWEEP_STRIDE;
+
+#define FAULTS (&the_scratch.f)
+
+#define CHECK_OK(call)                                                        \
+    do {                                                                      \
+        if (!CHECK_INT((call), GD_OK)) {                                      \
+            fprintf(stderr, "%s\n", model_words());                           \
+        }                                                                     \
+    } while (0)
+
+/* ---- a volume with a bit of everything ---- */
+
+/* Editions of some parts; flushed and unflushed records over them. */
+static void
+begin(bool clone)
+{
+    model_setup(clone ? 2 * P + 100 : 0);
+    model_start_shadow();
+    CHECK_OK(clone ? model_clone(4 * P + 3) : model_create(4 * P + 3));
+    CHECK_OK(model_open());
+    CHECK_OK(model_write(0, 200));
+    CHECK_OK(model_write(3 * P, 10));
+    CHECK_OK(model_checkpoint());
+    CHECK_OK(model_write(100, 60));
+    CHECK_OK(model_zero(P + 5, 20));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(4 * P, 3));
+    CHECK_OK(model_write(110, 5));
+}
+
+/* All that a user may do with a volume that is well. */
+static void
+use(void)
+{
+    uint64_t most = model_sectors();
+    model_compare();
+    CHECK_OK(model_write(most / 4, most / 2));
+    CHECK_OK(model_zero(most / 8, most / 8));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(0, 1));
+    model_compare();
+    CHECK_OK(model_checkpoint());
+    model_compare();
+}
+
+static void
+finish(void)
+{
+    model_close();
+    CHECK_OK(model_open());
+    if (the_volume != NULL) {
+        use();
+        model_close();
+        CHECK_OK(model_open());
+        model_compare();
+        CHECK_OK(model_checkpoint());
+        model_check_nothing_left();
+    }
+    model_delete();
+    model_teardown();
+}
+
+/* ---- works, each under every fault ---- */
+
+static gd_status
+work_write(void)
+{
+    return model_write(90, 2 * P); /* more than one record */
+}
+
+static gd_status
+work_zero(void)
+{
+    return model_zero(P - 10, 90);
+}
+
+static gd_status
+work_checkpoint(void)
+{
+    return model_checkpoint();
+}
+
+static gd_status
+work_snapshot(void)
+{
+    return model_snapshot("snapshot");
+}
+
+static gd_status
+work_grow(void)
+{
+    return model_resize(6 * P);
+}
+
+static gd_status
+work_shrink(void)
+{
+    return model_resize(P + 30);
+}
+
+static gd_status
+work_shrink_and_grow(void)
+{
+    gd_status s = model_resize(P + 30);
+    s = s == GD_OK ? model_resize(5 * P) : s;
+    s = s == GD_OK ? model_write(4 * P - 20, 2) : s;
+    return s == GD_OK ? model_checkpoint() : s;
+}
+
+static gd_status
+work_open(void)
+{
+    model_close();
+    return model_open();
+}
+
+static gd_status
+work_recover(void)
+{
+    gd_status s = work_open();
+    s = s == GD_OK ? model_write(7, 1) : s;
+    return s == GD_OK ? model_flush() : s;
+}
+
+typedef struct work {
+    const char *name;
+    gd_status (*run)(void);
+} work;
+
+static const work works[] = {
+    {"write", work_write},
+    {"zero", work_zero},
+    {"flush", model_flush},
+    {"checkpoint", work_checkpoint},
+    {"snapshot", work_snapshot},
+    {"grow", work_grow},
+    {"shrink", work_shrink},
+    {"shrink and grow", work_shrink_and_grow},
+    {"open", work_open},
+    {"recover", work_recover},
+};
+
+/* What happens behind the fault. */
+typedef enum outcome {
+    GO_ON,     /* the same owner goes on, when the fault is over */
+    KILL,      /* it dies */
+    CRASH,     /* the machine crashes */
+    OUTCOMES,
+} outcome;
+
+typedef struct fault {
+    fault_call call;
+    int sys_errno;
+    bool forever;
+} fault;
+
+static const fault faults[] = {
+    {FAULT_ANY, EIO, false},
+    {FAULT_ANY, ENOSPC, true},
+    {FAULT_PWRITEV, ENOSPC, true},
+    {FAULT_FDATASYNC, EIO, false},
+    {FAULT_FSYNC, EIO, true},
+    {FAULT_UNLINKAT, EIO, true},
+    {FAULT_RENAMEAT, EIO, false},
+    {FAULT_ALLOC, ENOMEM, false},
+    {FAULT_ALLOC, ENOMEM, true},
+};
+
+/* The same owner goes on.  If the journal could not be synced, it says so, and
+ * its next owner goes on. */
+static void
+go_on(void)
+{
+    gd_volume_info info;
+    if (the_volume == NULL) {
+        return;
+    }
+    gd_volume_get_info(the_volume, &info);
+    model_compare();
+    if (info.broken[0] != '\0') {
+        CHECK(model_write(1, 1) != GD_OK);
+        CHECK_CONTAINS(model_words(), "takes no more writes");
+        CHECK(model_zero(1, 1) != GD_OK);
+        CHECK(model_flush() != GD_OK);
+        CHECK_CONTAINS(model_words(), info.broken);
+    } else {
+        use();
+    }
+    model_close();
+}
+
+/* False: there were fewer than nth such calls. */
+static bool
+run_case(const work *w, const fault *f, uint64_t nth, outcome what,
+         bool clone)
+{
+    unsigned failures = check_all.failures;
+    begin(clone);
+    fault_env_fail(FAULTS, f->call, nth, f->sys_errno, f->forever);
+    gd_status s = w->run();
+    bool met = fault_env_faults(FAULTS) > 0;
+    CHECK(met || s == GD_OK);
+    CHECK(s == GD_OK || the_scratch.err.text[0] != '\0');
+    if (what == GO_ON) {
+        fault_env_heal(FAULTS);
+        go_on();
+    } else if (what == KILL) {
+        model_close();
+        fault_env_heal(FAULTS);
+        model_kill();
+    } else {
+        fault_env_heal(FAULTS);
+        model_crash();
+    }
+    finish();
+    if (check_all.failures > failures) {
+        fprintf(stderr, "%s, %s number %" PRIu64 "%s, errno %d, outcome %d, "
+                "%s\n", w->name, fault_call_name(f->call), nth,
+                f->forever ? " and on" : "", f->sys_errno, (int)what,
+                clone ? "clone" : "new");
+    }
+    return met && check_all.failures < 20;
+}
+
+static void
+sweep(const work *w)
+{
+    static unsigned turn; /* another part of the cases for each fault */
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        for (int what = 0; what < OUTCOMES; what++) {
+            uint64_t nth = 1 + 7 * turn++ % stride;
+            while (run_case(w, &faults[i], nth, (outcome)what,
+                            turn % 3 == 0)) {
+                nth += stride;
+            }
+        }
+    }
+}
+
+static void
+test_faults_in_requests(void)
+{
+    for (size_t i = 0; i < 3; i++) {
+        sweep(&works[i]);
+    }
+}
+
+static void
+test_faults_in_checkpoint(void)
+{
+    sweep(&works[3]);
+}
+
+static void
+test_faults_in_snapshot(void)
+{
+    sweep(&works[4]);
+}
+
+static void
+test_faults_in_resize(void)
+{
+    for (size_t i = 5; i < 8; i++) {
+        sweep(&works[i]);
+    }
+}
+
+static void
+test_faults_in_recovery(void)
+{
+    for (size_t i = 8; i < sizeof works / sizeof *works; i++) {
+        sweep(&works[i]);
+    }
+}
+
+/* ---- making and deleting (V9) ---- */
+
+/* Interrupted at every call, it is finished by the next. */
+static void
+interrupt_making(const fault *f, uint64_t nth, bool clone, bool *met)
+{
+    model_setup(P + 100);
+    fault_env_fail(FAULTS, f->call, nth, f->sys_errno, f->forever);
+    gd_status s = clone ? model_clone(2 * P) : model_create(2 * P);
+    *met = fault_env_faults(FAULTS) > 0;
+    fault_env_heal(FAULTS);
+    CHECK(*met || s == GD_OK);
+    if (s != GD_OK) {
+        s = clone ? model_clone(2 * P) : model_create(2 * P);
+        /* The last step may have happened though it was reported to have
+         * failed. */
+        CHECK(s == GD_OK || s == GD_EXISTS);
+    }
+    finish();
+}
+
+static void
+interrupt_deleting(const fault *f, uint64_t nth, bool clone, bool *met)
+{
+    gd_volume_head head;
+    begin(clone);
+    model_close();
+    fault_env_fail(FAULTS, f->call, nth, f->sys_errno, f->forever);
+    gd_status s = gd_volume_delete(the_repo, "disk", &the_scratch.err);
+    *met = fault_env_faults(FAULTS) > 0;
+    fault_env_heal(FAULTS);
+    CHECK(*met || s == GD_OK);
+    if (s != GD_OK &&
+        gd_volume_look(the_repo, "disk", &head, &the_scratch.err) == GD_OK &&
+        head.state == GD_VOLUME_READY) {
+        finish(); /* it was not begun: nothing is lost */
+        return;
+    }
+    if (s != GD_OK) {
+        CHECK_INT(gd_volume_open(the_repo, "disk", &the_volume,
+                                 &the_scratch.err), GD_NOTFOUND);
+        the_volume = NULL;
+        s = nth % 2 == 0 ? gd_volume_delete(the_repo, "disk",
+                                            &the_scratch.err)
+                         : GD_NOTFOUND;
+        CHECK(s == GD_OK || s == GD_NOTFOUND);
+    }
+    CHECK_OK(clone ? model_clone(4 * P) : model_create(4 * P));
+    finish();
+}
+
+static void
+sweep_names(void (*interrupt)(const fault *f, uint64_t nth, bool clone,
+                              bool *met))
+{
+    static unsigned turn;
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        for (int clone = 0; clone < 2; clone++) {
+            bool met = true;
+            for (uint64_t nth = 1 + 7 * turn++ % stride;
+                 met && check_all.failures < 20; nth += stride) {
+                unsigned failures = check_all.failures;
+                interrupt(&faults[i], nth, clone == 1, &met);
+                if (check_all.failures > failures) {
+                    fprintf(stderr, "%s number %" PRIu64 "%s, errno %d, %s\n",
+                            fault_call_name(faults[i].call), nth,
+                            faults[i].forever ? " and on" : "",
+                            faults[i].sys_errno, clone ? "clone" : "new");
+                }
+            }
+        }
+    }
+}
+
+static void
+test_making_is_interrupted(void)
+{
+    sweep_names(interrupt_making);
+}
+
+static void
+test_deleting_is_interrupted(void)
+{
+    sweep_names(interrupt_deleting);
+}
+
+/* V9: no recipe goes before the directory has the state durably, also if an
+ * attempt before could not sync it. */
+static void
+test_deleting_is_durable_first(void)
+{
+    char done[4096];
+    begin(false);
+    model_close();
+    fault_env_fail(FAULTS, FAULT_FSYNC, 1, EIO, false);
+    CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err), GD_IO);
+    fault_env_heal(FAULTS);
+    fault_env_start_trace(FAULTS);
+    CHECK_OK(gd_volume_delete(the_repo, "disk", &the_scratch.err));
+    fault_env_trace(FAULTS, done, sizeof done);
+    if (!CHECK(strncmp(done, "fsync ", 6) == 0)) {
+        fprintf(stderr, "%s\n", done);
+    }
+    model_teardown();
+}
+
+/* ---- particular cases ---- */
+
+/* V3, V4: a sync fails; the next owner finds what the page cache has, and its
+ * first flush makes it durable. */
+static void
+test_failed_sync(void)
+{
+    begin(false);
+    CHECK_OK(model_write(20, 30));
+    CHECK_OK(model_flush());
+    CHECK_OK(model_write(25, 40));
+    fault_env_fail(FAULTS, FAULT_FDATASYNC, 1, EIO, false);
+    CHECK(model_flush() != GD_OK);
+    CHECK_CONTAINS(model_words(), "fdatasync");
+    fault_env_heal(FAULTS);
+    CHECK(model_flush() != GD_OK);
+    CHECK(model_write(1, 1) != GD_OK);
+    CHECK_CONTAINS(model_words(), "disk takes no more writes");
+    CHECK(model_checkpoint() != GD_OK);
+    model_compare();
+    model_kill();
+    CHECK_OK(model_open());
+    model_compare();
+    CHECK_OK(model_write(60, 10));
+    CHECK_OK(model_flush());
+    model_crash();
+    CHECK_OK(model_open());
+    model_compare();
+    model_delete();
+    model_teardown();
+}
+
+/* The machine crashes before the next owner has flushed: it had promised
+ * nothing, and the volume opens. */
+static void
+test_crash_after_recovery(void)
+{
+    for (int failed = 0; failed < 2; failed++) {
+        for (int more = 0; more < 2; more++) {
+            begin(false);
+            CHECK_OK(model_write(20, 30));
+            CHECK_OK(model_flush());
+            CHECK_OK(model_write(25, 40));
+            if (failed) {
+                fault_env_fail(FAULTS, FAULT_FDATASYNC, 1, EIO, false);
+                CHECK(model_flush() != GD_OK);
+                fault_env_heal(FAULTS);
+            }
+            model_kill();
+            CHECK_OK(model_open());
+            model_compare();
+            if (more) {
+                CHECK_OK(model_write(28, 2));
+                model_kill();
+                CHECK_OK(model_open());
+                model_compare();
+            }
+            model_crash();
+            finish();
+        }
+    }
+}
+
+/* Parts that a volume loses and gets back begin anew, also for what has their
+ * recipes open. */
+static void
+test_part_comes_back(void)
+{
+    model_setup(0);
+    CHECK_OK(model_create(4 * P));
+    CHECK_OK(model_open());
+    CHECK_OK(model_write(3 * P, 50));
+    CHECK_OK(model_checkpoint());
+    model_compare(); /* opens edition 1 */
+    CHECK_OK(model_resize(P));
+    CHECK_OK(model_resize(4 * P));
+    model_compare();
+    CHECK_OK(model_write(3 * P + 7, 3));
+    CHECK_OK(model_checkpoint()); /* edition 1 once more */
+    model_compare();
+    finish();
+}
+
+/* Old records do not come back over newer ones when a write failed between. */
+static void
+test_failed_write_is_overwritten(void)
+{
+    begin(false);
+    fault_env_shorten(FAULTS, 65536 + 56);
+    fault_env_fail(FAULTS, FAULT_PWRITEV, 3, ENOSPC, false);
+    CHECK_INT(model_write(0, 4 * P), GD_NOSPACE);
+    fault_env_heal(FAULTS);
+    CHECK_OK(model_write(P, P)); /* as long as the first record of those */
+    CHECK_OK(model_flush());
+    model_kill();
+    finish();
+}
+
+/* A recipe that is marked is missing: no other bytes in its place (V7). */
+static void
+test_missing_recipe(void)
+{
+    char name[GD_NAME_SIZE];
+    uint8_t byte[512];
+    begin(true);
+    CHECK_OK(model_checkpoint());
+    model_close();
+    CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 5);
+    gd_volume_head head;
+    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    strcpy(name, "images/");
+    gd_volume_edition_id(head.volume_id, 0, 2, name + strlen(name));
+    CHECK(unlinkat(the_scratch.root, name, 0) == 0);
+    CHECK_OK(model_open());
+    CHECK_INT(gd_volume_read(the_volume, byte, 512, 0, &the_scratch.err),
+              GD_CORRUPT);
+    CHECK_CONTAINS(model_words(), name);
+    CHECK_OK(gd_volume_read(the_volume, byte, 512, 3 * P * 512,
+                            &the_scratch.err));
+    model_delete();
+    model_teardown();
+}
+
+/* A needed journal is missing, or ends early, or is another volume's. */
+static void
+test_spoiled_chain(void)
+{
+    for (int what = 0; what < 3; what++) {
+        uint32_t other[2] = {0};
+        char first[GD_NAME_SIZE], name[GD_NAME_SIZE];
+        begin(false);
+        model_kill();
+        CHECK_OK(model_open()); /* a second journal, which needs the first */
+        CHECK_OK(model_write(3, 3));
+        CHECK_OK(model_flush()); /* stored: now it does not */
+        CHECK_OK(model_write(9, 3));
+        /* A checkpoint that fails leaves a frozen journal, synced. */
+        fault_env_fail(FAULTS, FAULT_LINKAT, 1, EIO, true);
+        CHECK(model_checkpoint() != GD_OK);
+        fault_env_heal(FAULTS);
+        CHECK_OK(model_write(12, 3));
+        CHECK_OK(model_flush());
+        model_close();
+        CHECK_INT(scratch_count(&the_scratch, "volumes/disk", "journal-",
+                                NULL), 2);
+        gd_volume_head head;
+        CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+        CHECK_INT(head.needed, head.journal - 1);
+        gd_volume_journal_name("disk", head.needed, first);
+        gd_volume_journal_name("disk", head.journal, name);
+        (void)other;
+        if (what == 0) {
+            CHECK(unlinkat(the_scratch.root, first, 0) == 0);
+        } else if (what == 1) {
+            scratch_truncate(&the_scratch, first, head.before - 8);
+        } else {
+            scratch_flip(&the_scratch, first, head.before - 8, 1);
+        }
+        CHECK_INT(model_open(), GD_CORRUPT);
+        CHECK_CONTAINS(model_words(), what == 0 ? "missing" : first);
+        CHECK_CONTAINS(model_words(), "lost");
+        the_volume = NULL;
+        model_delete();
+        model_teardown();
+    }
+}
+
+/* V8: journals that are not needed any more mean nothing when a crash brings
+ * them back. */
+static void
+test_old_journal_comes_back(void)
+{
+    static uint8_t old[1 << 20];
+    char name[GD_NAME_SIZE];
+    begin(false);
+    gd_volume_head head;
+    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    gd_volume_journal_name("disk", head.journal, name);
+    int64_t length = scratch_size(&the_scratch, name);
+    CHECK(length > 0 && length <= (int64_t)sizeof old);
+    scratch_read(&the_scratch, name, old, (size_t)length, 0);
+    CHECK_OK(model_checkpoint());
+    CHECK_OK(model_write(100, 60));
+    CHECK_OK(model_flush());
+    CHECK(!scratch_exists(&the_scratch, name));
+    scratch_write(&the_scratch, name, old, (size_t)length, 0);
+    model_kill();
+    finish();
+}
+
+/* Any operations, with kills and crashes between. */
+static void
+run_random(uint64_t seed)
+{
+    begin(seed % 2 == 0);
+    for (int i = 0; i < 150 / SWEEP_STRIDE && check_all.failures == 0; i++) {
+        uint64_t first = next_random(&seed) % model_sectors();
+        uint64_t count = 1 + next_random(&seed) % 40;
+        count = minimum(count, model_sectors() - first);
+        switch (next_random(&seed) % 20) {
+        case 0:
+            model_kill();
+            CHECK_OK(model_open());
+            model_compare();
+            break;
+        case 1:
+            model_crash();
+            CHECK_OK(model_open());
+            if (the_volume != NULL) {
+                model_compare();
+            }
+            break;
+        case 2:
+        case 3:
+            CHECK_OK(model_checkpoint());
+            break;
+        case 4:
+        case 5:
+        case 6:
+            CHECK_OK(model_flush());
+            break;
+        case 7:
+            CHECK_OK(model_zero(first, count));
+            break;
+        case 8:
+            CHECK_OK(i % 4 == 0 ? model_resize(1 + next_random(&seed) %
+                                                       MODEL_SECTORS)
+                                : model_flush());
+            break;
+        case 9: /* a sync fails, and the next owner goes on */
+            fault_env_fail(FAULTS, FAULT_FDATASYNC, 1, EIO, false);
+            (void)model_flush();
+            fault_env_heal(FAULTS);
+            model_kill();
+            CHECK_OK(model_open());
+            model_compare();
+            break;
+        default:
+            CHECK_OK(model_write(first, count));
+        }
+        if (the_volume == NULL) {
+            break;
+        }
+    }
+    model_close();
+    finish();
+}
+
+static void
+test_random(void)
+{
+    for (uint64_t seed = 1; seed <= 40 / SWEEP_STRIDE; seed++) {
+        run_random(seed);
+        if (check_all.failures > 0) {
+            fprintf(stderr, "seed %" PRIu64 "\n", seed);
+            return;
+        }
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    const char *wanted = getenv("GLANCE_DEDUP_FAULTS");
+    BEGIN(argc, argv);
+    stride = wanted != NULL && strcmp(wanted, "all") == 0 ? 1 : stride;
+    RUN(test_failed_sync);
+    RUN(test_crash_after_recovery);
+    RUN(test_part_comes_back);
+    RUN(test_failed_write_is_overwritten);
+    RUN(test_missing_recipe);
+    RUN(test_spoiled_chain);
+    RUN(test_old_journal_comes_back);
+    RUN(test_deleting_is_durable_first);
+    RUN(test_making_is_interrupted);
+    RUN(test_deleting_is_interrupted);
+    RUN(test_faults_in_requests);
+    RUN(test_faults_in_checkpoint);
+    RUN(test_faults_in_snapshot);
+    RUN(test_faults_in_resize);
+    RUN(test_faults_in_recovery);
+    RUN(test_random);
+    return REPORT();
+}
