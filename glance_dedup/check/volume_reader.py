@@ -107,7 +107,7 @@ def parse_head(data: bytes, number: int, repository_id: bytes | None) -> Head:
              f'has the unknown state {state}'),
             (1 <= needed <= number, 100,
              f'says that journal {needed} is the first that is needed'),
-            (bool(before) == (needed < number), 104,
+            (not before or needed < number, 104,
              'says that the journal before it ends at '
              f'{before}, and that journal {needed} is the first that is '
              'needed'),

@@ -298,8 +298,11 @@ def test_good_fields(repository, volume, fields):
 
 def test_needed_and_before_contradict(repository, volume):
     volume.journal().save()
-    journal = volume.journal(2, needed=1, before=0).save()
+    journal = volume.journal(2, needed=2, before=4096).save()
     assert only(repository).offset == 104
+    # Its maker had only read the journal before it, and names no end.
+    rewritten(journal, needed=1, before=0)
+    clean(repository)
     rewritten(journal, before=4097)
     assert only(repository).offset == 104
 
