@@ -10,16 +10,19 @@ import functools
 import hashlib
 import json
 
+from tests.crash import volume_model
 from tests.support import repositories
 
 BLOCK = 512
 #: From this seed on content can be compressed to half.
 TEXTS = 900
+#: From this one on not: they are numbers of a volume's sectors.
+SECTORS = 1000
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=8192)
 def _run(seed, blocks):
-    if seed >= TEXTS:
+    if TEXTS <= seed < SECTORS:
         return repositories.noise(blocks * BLOCK // 2, seed).hex().encode()
     return (repositories.noise(blocks * BLOCK, seed) if seed
             else bytes(blocks * BLOCK))
@@ -46,6 +49,7 @@ class Expectation:
     :ivar damaged: images that may have lost bytes, since something damaged
         them on purpose; they give the right bytes or an error
     :ivar harmed: whether something was ever damaged
+    :ivar volumes: by its name, the :class:`volume_model.Model` of each
     :ivar hidden: SHA-256 of the blocks that are damaged and not marked as
         such, so that uploads find them
     """
@@ -53,6 +57,7 @@ class Expectation:
     def __init__(self):
         self.created = False
         self.images = {}
+        self.volumes = {}
         self.damaged = set()
         self.harmed = False
         self.hidden = set()
@@ -117,14 +122,38 @@ class Expectation:
             else:
                 self.images[image] = [None]
 
+    def _volume(self, phase, name, **fields):
+        if phase == 'create':
+            self.volumes[name] = volume_model.Model(fields['sectors'])
+            return
+        model = self.volumes[name]
+        if phase == 'created':
+            model.absent = False
+        elif phase == 'delete':
+            model.absent = True
+        elif phase == 'deleted':
+            model.there = False
+        else:
+            getattr(model, phase)(**fields)
+
+    def interrupted(self, killed):
+        """The process was killed, or else the machine crashed."""
+        for model in self.volumes.values():
+            (model.killed if killed else model.crashed)()
+
     def digest(self):
         """Of what is expected; equal ones are equal."""
         return json.dumps([self.created, self.images,
+                           self._volumes_dumped(),
                            sorted(self.damaged), self.harmed,
                            sorted(self.hidden)]).encode()
 
+    def _volumes_dumped(self):
+        return {name: model.dump() for name, model in self.volumes.items()}
+
     def dump(self):
         return {'created': self.created, 'images': self.images,
+                'volumes': self._volumes_dumped(),
                 'damaged': sorted(self.damaged), 'harmed': self.harmed,
                 'hidden': sorted(self.hidden)}
 
@@ -133,6 +162,8 @@ class Expectation:
         made = cls()
         made.created = fields['created']
         made.images = fields['images']
+        made.volumes = {name: volume_model.Model(**model)
+                        for name, model in fields['volumes'].items()}
         made.damaged = set(fields['damaged'])
         made.harmed = fields['harmed']
         made.hidden = set(fields['hidden'])

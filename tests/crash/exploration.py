@@ -103,6 +103,7 @@ class State:
         :param fs: at the point, as `expectation`
         """
         self.expectation = expectation.copy()
+        self.expectation.interrupted(self.strategy in states.KILLED)
         if self.strategy == states.SURVIVOR:
             pauses = self.scene.pauses(self.point)
             if not pauses:
@@ -203,10 +204,10 @@ class Explorer:
             scene.filter_file = str(path)
         return scene
 
-    def record_recovery(self, state, fs):
+    def record_recovery(self, state, fs, expectation):
         """Recover a state under record; returns the scene of that.
 
-        :param fs: at its point; is changed
+        :param fs: at its point, as `expectation`; is changed
         """
         top = self._directory('recovery')
         world = os.path.join(top, 'world')
@@ -217,9 +218,9 @@ class Explorer:
             base.move(world)
         else:
             base = filesystem.FileSystem(world)
-        number = len(state.expectation.images)
-        self._run(top, lambda stage: verify.recover(stage, number))
-        scene = Scene(f'{state.scene.name} {state}', base, state.expectation,
+            expectation = state.expectation
+        self._run(top, lambda stage: verify.recover(stage, expectation))
+        scene = Scene(f'{state.scene.name} {state}', base, expectation,
                       record.read(os.path.join(top, 'journal')))
         need_complete(scene, world)
         shutil.rmtree(world)
@@ -313,7 +314,7 @@ class Explorer:
         for _, fs, expectation in state.scene.at([state.point]):
             state.make(fs, expectation)
         try:
-            scene = self.record_recovery(state, fs)
+            scene = self.record_recovery(state, fs, expectation)
         except Exception:
             self._found(state, 'the recovery failed: '
                         + traceback.format_exc())

@@ -81,6 +81,13 @@ _OWNED_GROUP = 'glance_dedup/engine/maintain/ownedgroup.c'
 _REWRITE = 'glance_dedup/engine/maintain/grouprewrite.c'
 _MERGE = 'glance_dedup/engine/maintain/merge.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
+_JOURNAL = 'glance_dedup/engine/volume/journal.c'
+_VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
+_VOLUME = 'glance_dedup/engine/volume/volume.c'
+_CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
+_OPENING = 'glance_dedup/engine/volume/opening.c'
+_RESIZE = 'glance_dedup/engine/volume/resize.c'
+_VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
 _MERGER = 'dedupd/tasks/merger.py'
 _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
@@ -461,6 +468,135 @@ MUTANTS = (
                  'GD_SPOOL_REPLACED, o,\n'
                  '                              err);\n'),),
         workload='merging'),
+    # -- volumes (V1 to V9) -----------------------------------------------
+    Mutant(
+        'journal-named-before-its-head', 'V2', (
+            Edit(_JOURNAL,
+                 '        s = gd_journal_sync(journal, err);\n'
+                 '    }\n'
+                 '    return s == GD_OK\n',
+                 '        s = GD_OK;\n'
+                 '    }\n'
+                 '    return s == GD_OK\n'),),
+        workload='volume'),
+    Mutant(
+        'journal-written-before-its-name', 'V2', (
+            Edit(_JOURNAL,
+                 '    *named = true;\n'
+                 '    return gd_sync_dir(env, root, directory, err);\n',
+                 '    *named = true;\n'
+                 '    return GD_OK;\n'),),
+        workload='volume'),
+    Mutant(
+        'flush-without-a-sync', 'V3', (
+            Edit(_VOLUME_STATE,
+                 'gd_status s = gd_journal_sync(journal, err);',
+                 'gd_status s = GD_OK;'),),
+        workload='volume'),
+    Mutant(
+        'flush-of-what-was-recovered', 'V4', (
+            Edit(_VOLUME,
+                 'while (s == GD_OK && volume->recovered) { /* V4 */',
+                 'while (false) {'),),
+        workload='volume'),
+    Mutant(
+        'journal-not-synced-before-the-next', 'V6', (
+            Edit(_VOLUME_STATE,
+                 's = gd_journal_sync(old, err);',
+                 's = GD_OK;'),),
+        workload='volume', quick=True),
+    Mutant(
+        'marks-not-synced', 'V6', (
+            Edit(_CHECKPOINT,
+                 '    if (s == GD_OK) {\n'
+                 '        s = gd_volume_sync(volume, err);\n'
+                 '    }\n',
+                 ''),),
+        workload='volume'),
+    Mutant(
+        'editions-deleted-before-the-marks', 'V6', (
+            Edit(_CHECKPOINT,
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n',
+                 '    if (s == GD_OK) {\n'
+                 '        size_t made = volume->made_count;\n'
+                 '        delete_old(volume);\n'
+                 '        volume->made_count = made;\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n'),),
+        workload='volume'),
+    Mutant(
+        'journals-unlinked-before-they-are-stored', 'V6', (
+            Edit(_CHECKPOINT,
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n',
+                 '    for (size_t i = 0; s == GD_OK && '
+                 'i < volume->frozen_count; i++) {\n'
+                 '        s = gd_volume_unlink_journal(\n'
+                 '            volume->repo->env, volume->repo->root, '
+                 'volume->name,\n'
+                 '            volume->frozen[i]->number, err);\n'
+                 '    }\n'
+                 '    if (s == GD_OK) {\n'
+                 '        s = append_marks(volume, err);\n'
+                 '    }\n'),),
+        workload='volume'),
+    Mutant(
+        'editions-kept-without-marks', 'V7', (
+            Edit(_OPENING,
+                 '        s = gd_volume_delete_recipes(repo, &head, marks, '
+                 'head.marks, err);\n',
+                 ''),),
+        workload='volume'),
+    Mutant(
+        'clone-ready-before-its-base', 'V9', (
+            Edit(_OPENING,
+                 '.state = plan->base == NULL ? GD_VOLUME_READY : '
+                 'GD_VOLUME_MAKING,',
+                 '.state = GD_VOLUME_READY,'),),
+        workload='volume-cloned'),
+    Mutant(
+        'deleted-while-ready', 'V9', (
+            Edit(_OPENING,
+                 '    if (head->state != GD_VOLUME_READY) {\n'
+                 '        /* It is',
+                 '    if (head->state == GD_VOLUME_READY) {\n'
+                 '        return GD_OK;\n'
+                 '    }\n'
+                 '    if (head->state != GD_VOLUME_READY) {\n'
+                 '        /* It is'),),
+        workload='volume-deleted'),
+    Mutant(
+        'newest-journal-removed-first', 'V9', (
+            Edit(_VOLUME_DIRECTORY,
+                 '        if (i + 1 == count) {\n'
+                 '            s = gd_sync_dir(env, root, directory, err);\n'
+                 '        }\n',
+                 '        (void)directory;\n'),),
+        workload='volume-deleted'),
+    Mutant(
+        'lock-not-the-first-name', 'V9', (
+            Edit(_VOLUME_DIRECTORY,
+                 'return s == GD_OK ? gd_sync_dir(env, root, directory, err) '
+                 ': s;',
+                 'return s;'),),
+        workload='volume-deleted'),
+    Mutant(
+        'lock-not-the-last-name', 'V9', (
+            Edit(_VOLUME_DIRECTORY,
+                 '        if (i + 1 == sizeof files / sizeof *files) {\n'
+                 '            s = gd_sync_dir(env, root, directory, err);\n'
+                 '        }\n',
+                 ''),),
+        workload='volume-deleted'),
+    Mutant(
+        'cut-part-not-zeroed', 'volumes.rst, "Operations"', (
+            Edit(_RESIZE,
+                 '    if (end == size) {\n',
+                 '    if (end >= size) {\n'),),
+        workload='volume-resized'),
     # -- the list of a cache ----------------------------------------------
     Mutant(
         'list-not-fsynced', 'I8', (

@@ -36,7 +36,8 @@ ENTRIES = {
     'openat': Kind.CREATE, 'pwritev': Kind.WRITE, 'fsync': Kind.SYNC,
     'fdatasync': Kind.SYNC, 'ftruncate': Kind.TRUNCATE,
     'fallocate': Kind.ALLOCATE, 'punch': Kind.PUNCH, 'linkat': Kind.LINK,
-    'renameat': Kind.RENAME, 'unlinkat': Kind.UNLINK, 'mkdirat': Kind.MKDIR}
+    'renameat': Kind.RENAME, 'unlinkat': Kind.UNLINK, 'rmdirat': Kind.UNLINK,
+    'mkdirat': Kind.MKDIR}
 
 _RECORD = struct.Struct('<IIQQQQQHHI')
 

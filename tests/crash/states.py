@@ -31,6 +31,8 @@ def _strategy(single=False):
 
 #: Not of a crash of the machine: see survivor.py.
 SURVIVOR = 'survivor'
+#: Those in which a process was killed, and the machine went on.
+KILLED = ('kill', 'kill-short', SURVIVOR)
 
 
 def choose(fs, strategy, seed, number):

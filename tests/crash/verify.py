@@ -11,10 +11,14 @@ import shutil
 import traceback
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import scopes
 from glance_dedup.check import checker
 from glance_dedup.check import files
 from tests.crash.expectation import make
+from tests.crash import recorded_volume
 from tests.crash import survivor
+from tests.crash import verify_volumes
+from tests.crash.verify_volumes import Wrong
 from tests.crash import workloads
 from tests.support import maintenance
 from tests.support import repositories
@@ -51,10 +55,6 @@ _WARNED = ('neither counted nor in the spool',)
 def _is_among(finding, notes):
     return any(note in finding.sentence
                for note in notes.get(finding.file.split('/')[0], ()))
-
-
-class Wrong(Exception):
-    """It is not as it should be; says how."""
 
 
 def verify(world, expectation, filter_file=None, merge=False):
@@ -99,15 +99,20 @@ def _sentence(run):
     return None
 
 
-def recover(stage, number):
-    """What is done after a crash, under record; it is verified elsewhere.
-
-    :param number: for the name of an image, not used before
-    """
+def recover(stage, expectation):
+    """What is done after a crash, under record; it is verified elsewhere."""
     if not os.path.exists(os.path.join(stage.path, 'repository.json')):
         stage.create()
+    number = len(expectation.images)
     image = f'recovered-{number}'
+    # Former recoveries had numbers of their own.
+    stage.fresh(10000 * number)
     with stage.open() as repo:
+        for name, model in expectation.copy().volumes.items():
+            with recorded_volume.recovered(stage, repo, name, model) as disk:
+                if disk is not None:
+                    disk.write(1, 2)
+                    disk.flush()
         with workloads.maintaining(repo) as maintainer:
             workloads.account(maintainer)
             stage.mark(op='seen', images=repo.images())
@@ -144,6 +149,8 @@ class _Verifier:
         self.check_first()
         with self.open() as repo:
             self.read(repo, 'at once')
+            volumes = verify_volumes.Volumes(repo, self.expected.volumes)
+            volumes.read('at once')
             with workloads.maintaining(repo) as maintainer:
                 for warning in maintainer.warnings:
                     if any(word in warning for word in _WARNED):
@@ -153,12 +160,25 @@ class _Verifier:
                     workloads.merge(maintainer)
                 self.collect(maintainer)
                 self.read(repo, 'after the collection')
+                volumes.need_only_these()
                 self.need_nothing_leaked(repo)
+                volumes.use()
                 self.upload(repo)
                 self.collect(maintainer)
                 self.need_nothing_leaked(repo)
                 self.read(repo, 'at the end')
+                volumes.read('at the end')
         self.check_last()
+        if self.expected.volumes:
+            self.delete_volumes()
+            self.check_last()
+
+    def delete_volumes(self):
+        """Nothing is left of them."""
+        with self.open() as repo, workloads.maintaining(repo) as maintainer:
+            verify_volumes.Volumes(repo, self.expected.volumes).delete()
+            self.collect(maintainer)
+            self.need_nothing_leaked(repo)
 
     def collect(self, maintainer):
         result = workloads.collect(maintainer)
@@ -171,6 +191,8 @@ class _Verifier:
             raise Wrong(f'a collection failed: {result.failed}')
         if result.refused and not lost:
             raise Wrong(f'a collection was refused: {result.refused}')
+        if result.failed_volumes:
+            raise Wrong(f'volumes are left: {result.failed_volumes}')
         if result.busy:
             raise Wrong(f'{result.busy} groups were busy')
 
@@ -296,6 +318,8 @@ class _Verifier:
             if spec is None or image in self.expected.damaged or any(
                     slot >= published[group] for group, slot
                     in maintenance.blocks_of(repo, image)):
+                continue
+            if bytes.fromhex(repo.stat(image).scope) != scopes.GLOBAL:
                 continue
             again = f'{image}-again'
             stat = repositories.put(repo, again, make(spec))

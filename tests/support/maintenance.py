@@ -17,6 +17,7 @@ from dedupd.tasks import accounting
 from glance_dedup import _engine
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import openimages
 from tests.support import repositories
 from tests.support.repositories import noise
 
@@ -62,8 +63,9 @@ def scattered(*seeds, pages=4):
 
 
 def blocks_of(repo, image_id):
-    """The addresses that an image names, each as often as it does."""
-    with repo.open_image(image_id) as image:
+    """The addresses that a recipe names, each as often as it does."""
+    with openimages.Image(
+            repo.handle().open_image(image_id, None), repo) as image:
         return [(extent.group, extent.slot + i) for extent in image.extents()
                 for i in range(extent.blocks)]
 
@@ -71,8 +73,8 @@ def blocks_of(repo, image_id):
 def expected_counts(repo):
     """What the counts are to be: from the recipes."""
     counts = collections.Counter()
-    for image_id in repo.images():
-        counts.update(blocks_of(repo, image_id))
+    for recipe in repo.recipes():
+        counts.update(blocks_of(repo, recipe))
     return counts
 
 

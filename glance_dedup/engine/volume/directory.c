@@ -27,6 +27,36 @@ make_directory(const gd_env *env, int root, const char *volume, gd_error *err)
     return s == GD_OK ? gd_sync_dir(env, root, GD_DIR_VOLUMES, err) : s;
 }
 
+/* The lock's name is durable before any other: without it, nobody could own
+ * the volume. */
+static gd_status
+make_lock(const gd_env *env, int root, const char *volume, const char *name,
+          int *fd, gd_error *err)
+{
+    char directory[GD_NAME_SIZE];
+    gd_volume_directory(volume, directory);
+    gd_status s = gd_file_open_or_create(env, root, name, fd, err);
+    return s == GD_OK ? gd_sync_dir(env, root, directory, err) : s;
+}
+
+static gd_status
+lock_file(const gd_env *env, int root, const char *volume, const char *name,
+          int fd, gd_error *err)
+{
+    int rc = env->lock(env, fd, 0, F_WRLCK);
+    if (rc == -EAGAIN || rc == -EACCES) {
+        return gd_fail(err, GD_BUSY, "volume %s is in use by another process",
+                       volume);
+    }
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot lock %s", name);
+    }
+    return gd_same_file(env, fd, root, name)
+               ? GD_OK
+               : gd_fail(err, GD_NOTFOUND, "volume %s was just deleted",
+                         volume);
+}
+
 static gd_status
 try_lock(const gd_env *env, int root, const char *volume, bool make, int *fd,
          gd_error *err)
@@ -35,22 +65,13 @@ try_lock(const gd_env *env, int root, const char *volume, bool make, int *fd,
     gd_status s = make ? make_directory(env, root, volume, err) : GD_OK;
     gd_volume_file_name(volume, GD_VOLUME_LOCK, name);
     if (s == GD_OK) {
-        s = make ? gd_file_open_or_create(env, root, name, fd, err)
+        s = make ? make_lock(env, root, volume, name, fd, err)
                  : gd_file_open(env, root, name, O_RDWR, fd, err);
     }
-    if (s != GD_OK) {
-        return s;
+    if (s == GD_OK) {
+        s = lock_file(env, root, volume, name, *fd, err);
     }
-    int rc = env->lock(env, *fd, 0, F_WRLCK);
-    if (rc == -EAGAIN || rc == -EACCES) {
-        s = gd_fail(err, GD_BUSY, "volume %s is in use by another process",
-                    volume);
-    } else if (rc < 0) {
-        s = gd_fail_errno(err, -rc, "cannot lock %s", name);
-    } else if (!gd_same_file(env, *fd, root, name)) {
-        s = gd_fail(err, GD_NOTFOUND, "volume %s was just deleted", volume);
-    }
-    if (s != GD_OK) {
+    if (s != GD_OK && *fd >= 0) {
         env->close(env, *fd);
         *fd = -1;
     }
@@ -247,32 +268,53 @@ remove_directory(const gd_env *env, int root, const char *volume,
     return gd_sync_dir(env, root, GD_DIR_VOLUMES, err);
 }
 
-gd_status
-gd_volume_remove(const gd_env *env, int root, const char *volume,
-                 gd_error *err)
+bool
+gd_volume_remove_empty(const gd_env *env, int root, const char *volume)
 {
-    static const char *const files[] = {GD_VOLUME_NEW, GD_VOLUME_CONTROL,
-                                        GD_VOLUME_LOCK};
+    char name[GD_NAME_SIZE];
+    gd_volume_directory(volume, name);
+    return env->rmdirat(env, root, name) == 0;
+}
+
+/* The newest journal says that the volume is being deleted: it goes when the
+ * others cannot come back any more. */
+static gd_status
+remove_journals(const gd_env *env, int root, const char *volume,
+                const char *directory, gd_error *err)
+{
     uint32_t *numbers = NULL;
     size_t count = 0;
-    char name[GD_NAME_SIZE];
     gd_status s =
         gd_volume_list_journals(env, root, volume, &numbers, &count, err);
-    gd_volume_directory(volume, name);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        /* The newest says that the volume is being deleted: it goes when the
-         * others cannot come back any more. */
         if (i + 1 == count) {
-            s = gd_sync_dir(env, root, name, err);
+            s = gd_sync_dir(env, root, directory, err);
         }
         if (s == GD_OK) {
             s = gd_volume_unlink_journal(env, root, volume, numbers[i], err);
         }
     }
     env->release(env, numbers);
+    return s;
+}
+
+gd_status
+gd_volume_remove(const gd_env *env, int root, const char *volume,
+                 gd_error *err)
+{
+    static const char *const files[] = {GD_VOLUME_NEW, GD_VOLUME_CONTROL,
+                                        GD_VOLUME_LOCK};
+    char directory[GD_NAME_SIZE];
+    char name[GD_NAME_SIZE];
+    gd_volume_directory(volume, directory);
+    gd_status s = remove_journals(env, root, volume, directory, err);
     for (size_t i = 0; s == GD_OK && i < sizeof files / sizeof *files; i++) {
+        /* The lock goes when nothing else can come back. */
+        if (i + 1 == sizeof files / sizeof *files) {
+            s = gd_sync_dir(env, root, directory, err);
+        }
         gd_volume_file_name(volume, files[i], name);
-        s = unlink_file(env, root, name, err);
+        s = s == GD_OK ? unlink_file(env, root, name, err) : s;
     }
     return s == GD_OK ? remove_directory(env, root, volume, err) : s;
 }

@@ -541,7 +541,13 @@ gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
 gd_status
 gd_volume_finish(gd_repo *repo, const char *name, gd_error *err)
 {
-    return lock_and(finish_owned, repo, name, err);
+    gd_status s = lock_and(finish_owned, repo, name, err);
+    /* Whoever made or removed the volume died where it had no lock: its
+     * directory is empty. */
+    return s == GD_NOTFOUND &&
+                   gd_volume_remove_empty(repo->env, repo->root, name)
+               ? GD_OK
+               : s;
 }
 
 /* ---- making (V9) ---- */

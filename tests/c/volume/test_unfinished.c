@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_unfinished.c - directories that a crash left of volumes which were being
+ * made or deleted (volumes.rst, V9).
+ */
+#include "engine/volume/volume.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/c/support/check.h"
+#include "tests/c/support/sector_model.h"
+
+/* The crash came before the lock had a name, or after it had none any more. */
+static void
+test_without_a_lock(void)
+{
+    gd_volume_head head;
+    model_setup(0);
+    CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
+    CHECK_INT(gd_volume_finish(the_repo, "disk", &the_scratch.err), GD_OK);
+    CHECK_INT(faccessat(the_repo->root, "volumes/disk", F_OK, 0), -1);
+    CHECK_INT(gd_volume_finish(the_repo, "disk", &the_scratch.err),
+              GD_NOTFOUND);
+    /* A volume can be made where such a directory is. */
+    CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
+    CHECK_INT(model_create(8), GD_OK);
+    CHECK_INT(gd_volume_look(the_repo, "disk", &head, &the_scratch.err),
+              GD_OK);
+    model_delete();
+    model_teardown();
+}
+
+/* Somebody put a file there: the directory stays. */
+static void
+test_without_a_lock_but_with_something(void)
+{
+    model_setup(0);
+    CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
+    CHECK_INT(mkdirat(the_repo->root, "volumes/disk/x", 0700), 0);
+    CHECK_INT(gd_volume_finish(the_repo, "disk", &the_scratch.err),
+              GD_NOTFOUND);
+    CHECK_INT(faccessat(the_repo->root, "volumes/disk/x", F_OK, 0), 0);
+    model_teardown();
+}
+
+int
+main(void)
+{
+    RUN(test_without_a_lock);
+    RUN(test_without_a_lock_but_with_something);
+    return REPORT();
+}

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a volume may hold after a crash: a model.
+
+A volume is a list of sectors of 512 bytes, and a sector is a number: 0 stands
+for zeros, any other for content of its own (:func:`content`). A deed is
+``['write', sector, first, count]``, which gives that many sectors the numbers
+from `first` on, or with `first` 0 zeros; or ``['resize', sectors]``.
+"""
+
+import functools
+import itertools
+
+from tests.support import repositories
+
+SECTOR = 512
+#: The least that there is.
+PART_SIZE = 65536
+PART = PART_SIZE // SECTOR
+
+
+@functools.lru_cache(maxsize=8192)
+def _block(number):
+    return repositories.noise(SECTOR, number) if number else bytes(SECTOR)
+
+
+def content(sectors):
+    """The bytes of sectors."""
+    return b''.join(map(_block, sectors))
+
+
+def runs(sectors):
+    """The same as the content of an image: see ``expectation.make``."""
+    found = []
+    for number in sectors:
+        if found and number == found[-1][0] == 0:
+            found[-1][1] += 1
+        else:
+            found.append([number, 1])
+    return found
+
+
+def apply(sectors, deed):
+    """What sectors are after a deed."""
+    kind, *arguments = deed
+    if kind == 'write':
+        at, first, count = arguments
+        new = range(first, first + count) if first else [0] * count
+        return [*sectors[:at], *new, *sectors[at + count:]]
+    size, = arguments
+    return sectors[:size] + [0] * (size - len(sectors))
+
+
+def shrinking(before, size):
+    """The deeds of a volume that becomes smaller.
+
+    What a part that is cut has behind the new end becomes zeros first, so that
+    it is never seen again.
+    """
+    end = min(-(-size // PART) * PART, before)
+    if size < end:
+        yield ['write', size, 0, end - size]
+    yield ['resize', size]
+
+
+class Model:
+    """What a volume may be.
+
+    After a crash of the machine an owner's journal has all that was durable
+    (:ivar:`durable`), and of the deeds behind it the first ones, up to any.
+    The next owner's journal is another file, so of its deeds any may be there,
+    too, whatever the first one lost: the deeds of each owner are a list of
+    their own, in :ivar:`owners`. A process that is killed loses none that was
+    acknowledged.
+
+    :ivar there: whether it may be there
+    :ivar absent: whether it may not
+    :ivar durable: the sectors
+    :ivar acknowledged: of the last owner's deeds, so many
+    """
+
+    def __init__(self, durable, owners=((),), acknowledged=0, there=True,
+                 absent=True):
+        self.durable = durable
+        self.owners = [list(deeds) for deeds in owners]
+        self.acknowledged = acknowledged
+        self.there = there
+        self.absent = absent
+
+    def dump(self):
+        return {'durable': self.durable, 'owners': self.owners,
+                'acknowledged': self.acknowledged, 'there': self.there,
+                'absent': self.absent}
+
+    def opened(self, counts=None):
+        """Somebody has become its owner.
+
+        :param counts: of each former owner, how many deeds there are yet; None:
+            nobody crashed, and all of them
+        """
+        if counts is not None:
+            self.owners = [deeds[:count] for deeds, count
+                           in zip(self.owners, counts)]
+        if self.owners[-1]:
+            self.owners.append([])
+        self.acknowledged = 0
+
+    def did(self, deed):
+        """A deed has begun."""
+        self.owners[-1].append(deed)
+
+    def returned(self):
+        """All deeds that had begun were acknowledged."""
+        self.acknowledged = len(self.owners[-1])
+
+    def kept(self, number):
+        """All of former owners, and so many deeds of this one, are durable."""
+        last = self.owners[-1]
+        for deed in itertools.chain(*self.owners[:-1], last[:number]):
+            self.durable = apply(self.durable, deed)
+        self.owners = [last[number:]]
+        self.acknowledged = max(0, self.acknowledged - number)
+
+    def killed(self):
+        """The process was killed: nothing that was acknowledged is lost."""
+        self.kept(self.acknowledged)
+
+    def crashed(self):
+        """The machine crashed: what is not durable may be lost."""
+        self.acknowledged = 0
+
+    def number(self):
+        """How many deeds of this owner may be lost."""
+        return len(self.owners[-1])
+
+    def sectors(self):
+        """What it holds as long as nobody crashes."""
+        return functools.reduce(
+            apply, itertools.chain(*self.owners), self.durable)
+
+    def find(self, data):
+        """Of each owner, how many deeds there are; None: these are no bytes
+        that the volume may hold.
+        """
+        found = None
+        for counts in itertools.product(
+                *(range(len(deeds) + 1) for deeds in self.owners)):
+            sectors = self.durable
+            for deeds, count in zip(self.owners, counts):
+                sectors = functools.reduce(apply, deeds[:count], sectors)
+            if content(sectors) == data:
+                found = counts
+        return found
