@@ -6,6 +6,8 @@
 
 #include <errno.h>
 
+#include "engine/format/names.h"
+
 enum {
     SHARE = 100,     /* at most 1/SHARE of the file system is kept */
     FILES_KEPT = 32, /* inodes; for the maintainer and some deletes */
@@ -60,4 +62,17 @@ gd_freespace_check(const gd_env *env, int fd, uint64_t reserve, uint64_t bytes,
         return no_space(err);
     }
     return check_files(&space, err);
+}
+
+bool
+gd_freespace_give_up(const gd_env *env, int root, unsigned *next)
+{
+    char name[GD_NAME_SIZE];
+    while (*next < GD_RESERVE_FILES) {
+        gd_reserve_name((*next)++, name);
+        if (env->unlinkat(env, root, name) == 0) {
+            return true;
+        }
+    }
+    return false;
 }

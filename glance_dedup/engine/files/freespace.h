@@ -6,6 +6,7 @@
 #ifndef GD_FREESPACE_H
 #define GD_FREESPACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/base/env.h"
@@ -21,5 +22,10 @@ uint64_t gd_freespace_kept(uint64_t reserve, uint64_t total);
  * with n writers, up to n - 1 more of their writes may go below the limit. */
 gd_status gd_freespace_check(const gd_env *env, int fd, uint64_t reserve,
                              uint64_t bytes, gd_error *err);
+
+/* Gives up one of the files that are reserved for the catalog, when there is no
+ * room for what frees space.  *next counts them, from 0.  False: there is none
+ * left. */
+bool gd_freespace_give_up(const gd_env *env, int root, unsigned *next);
 
 #endif

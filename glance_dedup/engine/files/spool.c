@@ -230,14 +230,11 @@ gd_spool_is_read(const gd_env *env, int root, const char *image_id)
 static int
 link_entry(const gd_env *env, int root, const char *from, const char *to)
 {
+    unsigned given = 0;
     int rc = env->linkat(env, root, from, to);
-    for (unsigned i = 0;
-         (rc == -ENOSPC || rc == -EDQUOT) && i < GD_RESERVE_FILES; i++) {
-        char name[GD_NAME_SIZE];
-        gd_reserve_name(i, name);
-        if (env->unlinkat(env, root, name) == 0) {
-            rc = env->linkat(env, root, from, to);
-        }
+    while ((rc == -ENOSPC || rc == -EDQUOT) &&
+           gd_freespace_give_up(env, root, &given)) {
+        rc = env->linkat(env, root, from, to);
     }
     return rc;
 }

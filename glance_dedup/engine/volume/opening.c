@@ -7,6 +7,7 @@
 
 #include "engine/base/array.h"
 #include "engine/files/file.h"
+#include "engine/files/freespace.h"
 #include "engine/files/spool.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
@@ -454,14 +455,28 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
 
 /* ---- deleting (V9) ---- */
 
+/* Writes a journal without marks, of a volume that nobody has open. */
+static gd_status
+write_journal(gd_repo *repo, const char *name, gd_volume_head *head,
+              gd_error *err)
+{
+    gd_journal *journal;
+    bool named;
+    gd_status s = gd_journal_create(repo->env, repo->root, name, head, NULL,
+                                    &journal, &named, err);
+    if (s == GD_OK) {
+        gd_journal_close(journal);
+    }
+    return s;
+}
+
 /* The head says that the volume is being deleted, durably. */
 static gd_status
 begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
-    gd_journal *journal;
     char directory[GD_NAME_SIZE];
-    bool named;
+    unsigned given = 0;
     if (head->state != GD_VOLUME_READY) {
         /* It is unfinished already, but perhaps not durably. */
         gd_volume_directory(name, directory);
@@ -473,10 +488,10 @@ begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
     head->base_size = 0;
     head->marks = 0;
     head->state = GD_VOLUME_DELETING;
-    gd_status s = gd_journal_create(repo->env, repo->root, name, head, NULL,
-                                    &journal, &named, err);
-    if (s == GD_OK) {
-        gd_journal_close(journal);
+    gd_status s = write_journal(repo, name, head, err);
+    while (s == GD_NOSPACE &&
+           gd_freespace_give_up(repo->env, repo->root, &given)) {
+        s = write_journal(repo, name, head, err);
     }
     return s;
 }
@@ -601,20 +616,6 @@ first_head(gd_repo *repo, const gd_volume_plan *plan, gd_volume_head *head,
     int rc = repo->env->random(repo->env, head->volume_id, GD_ID_SIZE);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot draw a random number")
                   : GD_OK;
-}
-
-static gd_status
-write_journal(gd_repo *repo, const char *name, gd_volume_head *head,
-              gd_error *err)
-{
-    gd_journal *journal;
-    bool named;
-    gd_status s = gd_journal_create(repo->env, repo->root, name, head, NULL,
-                                    &journal, &named, err);
-    if (s == GD_OK) {
-        gd_journal_close(journal);
-    }
-    return s;
 }
 
 static gd_status

@@ -60,20 +60,50 @@ gd_parts_close(gd_parts *parts)
     pthread_mutex_destroy(&parts->mutex);
 }
 
+static gd_part_image **
+find_image(gd_parts *parts, uint64_t part, uint64_t edition)
+{
+    for (size_t i = 0; i < parts->image_room; i++) {
+        const gd_part_image *held = parts->images[i];
+        if (held != NULL && held->part == part && held->edition == edition) {
+            return &parts->images[i];
+        }
+    }
+    return NULL;
+}
+
+/* Has the table forget an image.  It is closed with its last user.
+ * REQUIRES: the mutex. */
+static void
+forget_image(gd_parts *parts, gd_part_image **place)
+{
+    if ((*place)->users == 0) {
+        close_image(parts, place);
+    } else {
+        (*place)->part = NO_PART;
+    }
+}
+
+static void
+close_forgotten(gd_parts *parts)
+{
+    for (size_t i = 0; i < parts->image_room; i++) {
+        const gd_part_image *held = parts->images[i];
+        if (held != NULL && held->part == NO_PART && held->users == 0) {
+            close_image(parts, &parts->images[i]);
+        }
+    }
+}
+
 /* Has the table forget the images of parts from `count` on: such a part may get
  * an edition of the same number again.  REQUIRES: the mutex. */
 static void
 forget_images(gd_parts *parts, uint64_t count)
 {
     for (size_t i = 0; i < parts->image_room; i++) {
-        gd_part_image *held = parts->images[i];
-        if (held == NULL || held->edition == 0 || held->part < count) {
-            continue;
-        }
-        if (held->users == 0) {
-            close_image(parts, &parts->images[i]);
-        } else {
-            held->part = NO_PART;
+        const gd_part_image *held = parts->images[i];
+        if (held != NULL && held->edition != 0 && held->part >= count) {
+            forget_image(parts, &parts->images[i]);
         }
     }
 }
@@ -128,6 +158,10 @@ void
 gd_parts_set(gd_parts *parts, uint64_t part, uint64_t edition)
 {
     pthread_mutex_lock(&parts->mutex);
+    gd_part_image **old = find_image(parts, part, parts->editions[part]);
+    if (old != NULL && parts->editions[part] != 0) {
+        forget_image(parts, old); /* it would pin the blocks of garbage */
+    }
     parts->editions[part] = edition;
     pthread_mutex_unlock(&parts->mutex);
 }
@@ -169,18 +203,6 @@ gd_parts_marks(gd_parts *parts, gd_volume_mark **marks, uint32_t *count,
 }
 
 /* ---- open images ---- */
-
-static gd_part_image **
-find_image(gd_parts *parts, uint64_t part, uint64_t edition)
-{
-    for (size_t i = 0; i < parts->image_room; i++) {
-        const gd_part_image *held = parts->images[i];
-        if (held != NULL && held->part == part && held->edition == edition) {
-            return &parts->images[i];
-        }
-    }
-    return NULL;
-}
 
 /* A free place: an empty one, or that of the image unused for longest.  NULL if
  * all are in use. */
@@ -305,6 +327,9 @@ gd_parts_release(gd_parts *parts, gd_part_source *source)
     if (source->held != NULL) {
         pthread_mutex_lock(&parts->mutex);
         source->held->users--;
+        if (source->held->part == NO_PART && source->held->users == 0) {
+            close_forgotten(parts);
+        }
         pthread_mutex_unlock(&parts->mutex);
         *source = (gd_part_source){0};
     }

@@ -58,7 +58,7 @@ gd_status gd_parts_resize(gd_parts *parts, uint64_t size, uint64_t base_size,
                           gd_error *err);
 
 uint64_t gd_parts_edition(gd_parts *parts, uint64_t part);
-/* The part has this edition from now on. */
+/* The part has this edition from now on, and lets go of the one before. */
 void gd_parts_set(gd_parts *parts, uint64_t part, uint64_t edition);
 /* Whether any bytes of the part may be other than zeros. */
 bool gd_parts_has_bytes(gd_parts *parts, uint64_t part);
