@@ -99,7 +99,7 @@ _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
 _VOLUME_OPENING = 'glance_dedup/engine/volume/opening.c'
 _VOLUME = 'glance_dedup/engine/volume/volume.c'
 _VOLUME_TESTS = ('tests/unit/test_c.py::test_c[test_journal-plain]',
-                 'tests/unit/test_c.py::test_c[test_recovery-plain]')
+                 'tests/unit/test_c.py::test_c[test_opening-plain]')
 _NO_VOLUMES = 'no workload of the explorer writes to a volume'
 
 
