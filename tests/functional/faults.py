@@ -46,6 +46,8 @@ TIMEOUT = 100
 #: In the order of faults.c.
 KINDS = ('open', 'read', 'write', 'sync', 'room', 'name', 'lock', 'look',
          'map', 'any')
+BLOCK = 512
+
 #: What a full disk, or a quota that is used up, fails.
 FILLING = ('write', 'room')
 
@@ -407,6 +409,105 @@ def _driver_delete(path, state):
         state['driven'] = 'gone'
 
 
+def _upgrade(path, state):
+    from glance_dedup.repository import upgrade
+    from tests.support import repositories
+    with repositories.open_repository(path) as repo:
+        upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
+
+
+def _make_volume(path, state):
+    from glance_dedup.repository import openvolumes
+    from tests.crash import volume_model
+    from tests.support import repositories
+    _upgrade(path, state)
+    model = state['volume'] = volume_model.Model([0] * 2 * volume_model.PART)
+    with repositories.open_repository(path, codec='none') as repo:
+        openvolumes.create(repo, 'disk', len(model.durable) * BLOCK,
+                           part_size=volume_model.PART_SIZE)
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            for at in (0, volume_model.PART + 3):
+                _write(volume, model, at, 1000 + at, 9)
+                volume.checkpoint()
+            _write(volume, model, 4, 2000, 9)
+
+
+def _write(volume, model, at, first, count):
+    from tests.crash import volume_model
+    model.did(['write', at, first, count])
+    if first:
+        volume.write(volume_model.content(range(first, first + count)),
+                     at * BLOCK)
+    else:
+        volume.zero(count * BLOCK, at * BLOCK)
+    model.returned()
+
+
+def _look_at_volume(volume, model):
+    """It has all that was acknowledged; nobody has crashed."""
+    model.killed()
+    counts = model.find(volume.read(volume.size, 0))
+    if counts is None:
+        raise AssertionError('the volume has other bytes')
+    model.opened(counts)
+    model.kept(0)
+
+
+def _use_volume(path, state):
+    from glance_dedup.base import exceptions
+    from glance_dedup.repository import openvolumes
+    from tests.crash import volume_model
+    from tests.support import repositories
+    model = state['volume']
+    with repositories.open_repository(path, codec='none') as repo, \
+            openvolumes.open_volume(repo, 'disk') as volume:
+        _look_at_volume(volume, model)
+        _write(volume, model, 0, 3000, 5)
+        volume.flush()
+        _write(volume, model, volume_model.PART - 3, 4000, 7)
+        _write(volume, model, 2, 0, 9)
+        volume.checkpoint()
+        _write(volume, model, volume_model.PART, 5000, 2)
+        with contextlib.suppress(exceptions.ImageExists):
+            volume.snapshot('snapshot')
+        for size in (3 * volume_model.PART, volume_model.PART + 5,
+                     2 * volume_model.PART):
+            before = len(model.sectors())
+            for deed in ([['resize', size]] if size > before else
+                         volume_model.shrinking(before, size)):
+                model.did(deed)
+            volume.resize(size * BLOCK)
+            model.returned()
+
+
+def _clone(path, state):
+    """A volume from an image: made, read, and deleted."""
+    from glance_dedup.base import exceptions
+    from glance_dedup.repository import openvolumes
+    from tests.support import repositories
+    with repositories.open_repository(path, codec='none') as repo:
+        with contextlib.suppress(exceptions.ImageExists), (
+                repo.open_image('a')) as image:
+            openvolumes.create(repo, 'clone', image=image)
+        with openvolumes.open_volume(repo, 'clone') as volume:
+            if volume.read(volume.size, 0) != data_of('a'):
+                raise AssertionError('the clone has other bytes')
+        openvolumes.delete(repo, 'clone')
+
+
+def _copy(path, state):
+    from glance_dedup.base import exceptions
+    from tests.support import repositories
+    with repositories.open_repository(path, codec='none') as repo:
+        for image_id, options in (('copy', {}), ('other', {
+                'project': 'p', 'scope': 'project'})):
+            with contextlib.suppress(exceptions.ImageExists), (
+                    repo.open_image('a')) as image:
+                repo.copy(image, image_id, **options)
+            if repositories.read_all(repo, image_id) != data_of('a'):
+                raise AssertionError(f'{image_id} has other bytes')
+
+
 #: What is done before the fault, or None, and what under it.
 TASKS = {
     'start': (None, _start),
@@ -422,6 +523,9 @@ TASKS = {
     'put': (None, _put),
     'receive': (_away, _receive),
     'arrive': (_near, _arrive),
+    'copy': (None, _copy),
+    'volume': (_make_volume, _use_volume),
+    'clone': (_upgrade, _clone),
     'cli-list': (None, _cli('image', 'list')),
     'cli-collect': (None, _cli('collect')),
     'cli-check': (None, _cli('repository', 'check')),
@@ -509,7 +613,9 @@ class _Child:
 
     def _check_locks(self):
         from tests.support import repositories
-        for directory in ('locks', 'images', 'spool'):
+        for directory in ('locks', 'images', 'spool', *(
+                f'volumes/{path.name}'
+                for path in self.path.glob('volumes/*'))):
             for name in os.listdir(self.path / directory):
                 # An open handle shares a version byte, the last ones there.
                 length = (repositories.VERSION_BYTE if name == 'groups'
@@ -548,6 +654,13 @@ class _Child:
                         state == 'gone' and there):
                     self._problem(f'image {image_id} is not {state}')
 
+    def _check_volume(self):
+        from glance_dedup.repository import openvolumes
+        from tests.support import repositories
+        with repositories.open_repository(self.path, codec='none') as repo, \
+                openvolumes.open_volume(repo, 'disk') as volume:
+            _look_at_volume(volume, self.state['volume'])
+
     def _finish(self):
         from dedupd.tasks import collector
         from dedupd.tasks import merger
@@ -568,6 +681,8 @@ class _Child:
                     collector.run_once(maintainer, pace)
                 maintenance.need_collected(maintainer)
         self._check_images()
+        if 'volume' in self.state:
+            self._check_volume()
         for found in checker.check(self.path).findings:
             # A note is no fault, but that of a name that nobody knows.
             if found.severity != 'note' or 'name' in found.sentence:

@@ -109,7 +109,7 @@ def need_counted(maintainer):
     assert os.listdir(os.path.join(repo.path, 'spool')) == []
     assert counts(maintainer.catalog) == expected_counts(repo)
     assert sorted(f['image_id'] for _, f in maintainer.catalog.ledger()) == (
-        repo.images())
+        repo.recipes())
     used = collections.Counter(group for group, _ in expected_counts(repo))
     for number, facts in maintainer.catalog.groups():
         assert facts['used'] == used[number]
