@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/files/file.h"
+#include "engine/files/freespace.h"
 #include "engine/files/locks.h"
 #include "engine/format/recipe.h"
 

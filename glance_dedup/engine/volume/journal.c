@@ -34,7 +34,7 @@ write_head(const gd_env *env, int fd, const char *name,
     return s;
 }
 
-static uint64_t
+static gd_status
 checksum_marks(const gd_env *env, const gd_volume_head *head,
                const gd_volume_mark *marks, uint64_t *checksum, gd_error *err)
 {
