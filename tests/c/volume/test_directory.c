@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_unfinished.c - directories that a crash left of volumes which were being
+ * test_directory.c - directories that a crash left of volumes which were being
  * made or deleted (volumes.rst, V9).
  */
 #include "engine/volume/volume.h"
