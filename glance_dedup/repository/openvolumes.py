@@ -245,8 +245,8 @@ def create(repository: repository_module.Repository, name: str,
     :param size: a multiple of 512; None: the image's size, rounded up
     :param project: the project that the volume belongs to
     :param scope: as for an image
-    :param image: one that `repository` opened, which the volume becomes a clone
-        of; None: the volume begins with zeros
+    :param image: one that `repository` opened, which the volume becomes a
+        clone of; None: the volume begins with zeros
     :param part_size: a power of two; None: the usual 256 MiB
     :returns: the bytes that were read from the image and stored
     :raises ImageExists: there is a volume of this name
@@ -301,7 +301,7 @@ def look(repository: repository_module.Repository, name: str) -> VolumeStat:
 
 
 def names(repository: repository_module.Repository) -> list[str]:
-    """The names of all volumes, sorted; also of those being made or deleted."""
+    """The names of all volumes, sorted; also of unfinished ones (V9)."""
     repository.need_volumes()
     with _errors(repository):
         found = volumes.names(repository.path)

@@ -75,7 +75,8 @@ def test_requests(volume):
     volume.write(bytearray(b'hi'), SIZE - 2)
     volume.write(b'', SIZE)
     model = bytearray(SIZE)
-    model[100:103], model[PART - 1:PART + 2], model[-2:] = b'abc', b'efg', b'hi'
+    model[100:103], model[PART - 1:PART + 2] = b'abc', b'efg'
+    model[-2:] = b'hi'
     assert volume.read(SIZE, 0) == model
     volume.zero(2, 101)
     model[101:103] = bytes(2)
@@ -83,7 +84,8 @@ def test_requests(volume):
     volume.readinto(memoryview(room)[1:9], 96)
     assert room == b'x' + model[96:104] + b'x'
     assert volume.read(0, SIZE) == b''
-    for call in (lambda: volume.read(1, SIZE), lambda: volume.write(b'x', SIZE),
+    for call in (lambda: volume.read(1, SIZE),
+                 lambda: volume.write(b'x', SIZE),
                  lambda: volume.zero(2, SIZE - 1),
                  lambda: volume.zero((1 << 64) - 1, 5),
                  lambda: volume.extents(1, SIZE),

@@ -104,7 +104,8 @@ def test_life(path, repo):
 
 @pytest.mark.parametrize('call', [
     lambda volume: volume.read(-1, 0), lambda volume: volume.read(1, -1),
-    lambda volume: volume.read(1 << 70, 0), lambda volume: volume.read(1, SIZE),
+    lambda volume: volume.read(1 << 70, 0),
+    lambda volume: volume.read(1, SIZE),
     lambda volume: volume.write(b'x', -1), lambda volume: volume.zero(-1, 0),
     lambda volume: volume.zero(1, 1 << 70), lambda volume: volume.zero('1', 0),
     lambda volume: volume.readinto(bytearray(1), -1),
