@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_unfinished.c - directories that a crash left of volumes which were being
- * made or deleted (volumes.rst, V9).
+ * test_directory_unfinished.c - directories that a crash left of volumes which
+ * were being made or deleted (volumes.rst, V9).
  */
 #include "engine/volume/volume.h"
 
