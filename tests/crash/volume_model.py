@@ -95,8 +95,8 @@ class Model:
     def opened(self, counts=None):
         """Somebody has become its owner.
 
-        :param counts: of each former owner, how many deeds there are yet; None:
-            nobody crashed, and all of them
+        :param counts: of each former owner, how many deeds there are yet;
+            None: nobody crashed, and all of them
         """
         if counts is not None:
             self.owners = [deeds[:count] for deeds, count
@@ -139,8 +139,9 @@ class Model:
             apply, itertools.chain(*self.owners), self.durable)
 
     def find(self, data):
-        """Of each owner, how many deeds there are; None: these are no bytes
-        that the volume may hold.
+        """Of each owner, how many deeds there are.
+
+        None: the volume may not hold these bytes.
         """
         found = None
         for counts in itertools.product(

@@ -962,8 +962,7 @@ def volume_deleted(stage):
 
 @workload
 def volume_tasks(stage):
-    """What the maintainer does meanwhile: merging, collecting, recompressing.
-    """
+    """The maintainer merges, collects and recompresses beside an owner."""
     stage.create(volumes=True)
     with stage.open() as repo, stage.open() as other, \
             maintaining(repo) as maintainer:

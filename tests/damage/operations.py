@@ -11,6 +11,7 @@ import array
 import contextlib
 import io
 import random
+import shutil
 from unittest import mock
 import warnings
 
@@ -23,8 +24,10 @@ from glance_dedup.cli import main
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
+from glance_dedup.repository import openvolumes
 from glance_dedup.repository import space
 from glance_dedup.transfer import pull
+from tests.crash import volume_model
 from tests.damage import damages
 from tests.damage import template
 from tests.support import daemons
@@ -42,6 +45,7 @@ class World:
         self.path = path
         self.codec = codec
         self.images = dict(template.IMAGES)
+        self.volume = template.volume()
         self.wrong = {}
         """Images that could not be read at the last look, and why."""
 
@@ -59,6 +63,34 @@ class World:
         except exceptions.RepositoryError as e:
             self.wrong = dict.fromkeys(self.images, str(e))
         return self.wrong
+
+    def look_at_all(self):
+        """As :meth:`look`, and at the volume, too.
+
+        Who opens a volume owns it, and changes its journals. So this is done
+        in a copy.
+        """
+        self.look()
+        copy = self.path.parent / 'copy'
+        template.copy(self.path, copy)
+        try:
+            with repositories.open_repository(
+                    copy, **template.options(self.codec)) as repo, \
+                    openvolumes.open_volume(repo, 'disk') as volume:
+                self._compare(volume.read(volume.size, 0))
+        except exceptions.RepositoryError as e:
+            self.wrong[template.VOLUME] = str(e)
+        finally:
+            shutil.rmtree(copy)
+        return self.wrong
+
+    def _compare(self, data):
+        counts = self.volume.find(data)
+        assert counts is not None, 'the volume was read wrongly'
+        if counts != tuple(map(len, self.volume.owners)):
+            # Nobody can tell a journal that was cut from one whose last
+            # records were never written.
+            self.wrong[template.VOLUME] = 'its last writes are lost'
 
     def _read(self, repo, image_id, data):
         try:
@@ -248,6 +280,20 @@ def delete(world):
     collect(world)
 
 
+def use_volume(world):
+    """Own the volume: its journal comes into recipes, and more is written."""
+    with world.open() as repo, openvolumes.open_volume(repo, 'disk') as volume:
+        counts = world.volume.find(volume.read(volume.size, 0))
+        assert counts is not None, 'the volume was read wrongly'
+        world.volume.opened(counts)
+        deed = ['write', 7, 2000, 4]
+        world.volume.did(deed)
+        volume.write(volume_model.content(range(2000, 2004)),
+                     7 * volume_model.SECTOR)
+        volume.checkpoint()
+        world.volume.kept(1)
+
+
 # -- the maintainer's ---------------------------------------------------------
 
 def maintain(*names):
@@ -324,6 +370,7 @@ OPERATIONS = {
     'receive': receive,
     'filter': use_filters,
     'delete': delete,
+    'volume': use_volume,
     'account': maintain('account'),
     'collect': collect,
     'merge': maintain('merge', 'collect'),

@@ -5,6 +5,8 @@
 import os
 import pathlib
 
+from glance_dedup.base import imageids
+from tests.damage import template
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -68,8 +70,17 @@ class Oracle:
     def hit(self, name, start=0, end=END):
         """The images that may not be readable without bytes of a file.
 
+        The volume is one of them.
+
         :param end: END: the file has no more than `start` bytes
         """
+        return sorted({
+            template.VOLUME if imageids.of_volume(image_id) else image_id
+            for image_id in self._hit(name, start, end)})
+
+    def _hit(self, name, start, end):
+        if name.startswith('volumes'):
+            return [template.VOLUME]
         if name in self._groups:
             return sorted(set().union(
                 *(images for first, last, shortest, images
@@ -81,5 +92,5 @@ class Oracle:
             return [self._inodes[inode]] if inode in self._inodes else []
         if name in ('repository.json', 'key', 'images', 'groups', 'spool',
                     'locks', 'locks/groups', 'locks/images'):
-            return sorted(self._images)
+            return [*sorted(self._images), template.VOLUME]
         return []

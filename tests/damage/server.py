@@ -90,7 +90,8 @@ def _run(job, scratch):
             said = f'{type(e).__name__}: {e}'
 
         def need_all(what, but=()):
-            lost = {i: why for i, why in world.look().items() if i not in but}
+            lost = {i: why for i, why in world.look_at_all().items()
+                    if i not in but}
             assert not lost, f'{what}: {lost} (said: {said})'
 
         stored = set(world.images).difference(template.IMAGES)

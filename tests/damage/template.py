@@ -28,6 +28,8 @@ from dedupd.tasks import registry
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
+from glance_dedup.repository import openvolumes
+from tests.crash import volume_model
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support.repositories import mixture
@@ -67,6 +69,35 @@ UNCOUNTED = {
 IMAGES = {**_FIRST, **_LATER, **UNCOUNTED}
 del IMAGES['deleted']
 
+#: What the one volume counts as among the images.
+VOLUME = 'volume disk'
+_VOLUME_SECTORS = 2 * volume_model.PART + 5
+#: What is written to it: checkpoints are made behind the first two.
+_DEEDS = [['write', 3, 1000, 20], ['write', volume_model.PART - 4, 1100, 9],
+          ['write', 9, 1200, 5], ['write', 5, 0, 3],
+          ['write', volume_model.PART, 1300, 30]]
+
+
+def volume():
+    """What the volume holds; the last deeds are in its journal alone."""
+    model = volume_model.Model([0] * _VOLUME_SECTORS, absent=False)
+    for deed in _DEEDS:
+        model.did(deed)
+    model.kept(2)
+    return model
+
+
+def _write(volume, deeds):
+    for _, at, first, count in deeds:
+        if first:
+            volume.write(volume_model.content(range(first, first + count)),
+                         at * volume_model.SECTOR)
+        else:
+            volume.zero(count * volume_model.SECTOR,
+                        at * volume_model.SECTOR)
+    volume.flush()
+
+
 #: Named after what format.rst says lies in a repository: patterns.
 STRUCTURES = {
     'group': 'groups/*',
@@ -84,6 +115,8 @@ STRUCTURES = {
     'locks': 'locks/*',
     'quarantine': 'quarantine/*',
     'cache': 'cache.json',
+    'journal': 'volumes/disk/journal-*',
+    'owner': 'volumes/disk/lock',
     'parameters': 'repository.json',
     'key': 'key',
 }
@@ -128,6 +161,7 @@ def build(top, codec='none'):
         _note(repo)
         for image_id, data in _FIRST.items():
             put(repo, image_id, data)
+        _make_volume(repo, _DEEDS)
         with maintainer_module.Maintainer(repo) as maintainer:
             run(maintainer, 'merge')
             run(maintainer, 'scrub')
@@ -146,10 +180,20 @@ def build(top, codec='none'):
         _note(repo)
         for image_id, data in IMAGES.items():
             put(repo, image_id, data[::-1])
+        _make_volume(repo, _DEEDS[1:])
         with maintainer_module.Maintainer(repo) as maintainer:
             run(maintainer, 'scrub')
         _note(repo)
     (top / 'facts.json').write_text(json.dumps({'codec': codec}))
+
+
+def _make_volume(repo, deeds):
+    openvolumes.create(repo, 'disk', _VOLUME_SECTORS * volume_model.SECTOR,
+                       part_size=volume_model.PART_SIZE)
+    with openvolumes.open_volume(repo, 'disk') as opened:
+        for deed in deeds[:2]:
+            _write(opened, [deed])
+            opened.checkpoint()
 
 
 def _note(repo):
@@ -163,11 +207,13 @@ def _create(path, codec):
     # With one of the codecs blocks are cut by their content.
     return repositories.create(
         path, block_size=BLOCK, group_slots=64, segment_size=4 * BLOCK,
-        cutting='fixed' if codec == 'none' else 'gear 128 256')
+        volumes=True, cutting='fixed' if codec == 'none' else 'gear 128 256')
 
 
 def _age(repo):
     path = pathlib.Path(repo.path)
+    with openvolumes.open_volume(repo, 'disk') as opened:
+        _write(opened, _DEEDS[2:])
     for image_id in ('deleted', 'replaced'):
         repo.delete(image_id)
     for image_id in ('later', 'replaced'):
