@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
-<<<<<<<< HEAD:tests/c/volume/test_directory.c
  * test_directory.c - directories that a crash left of volumes which were being
  * made or deleted (volumes.rst, V9).
-========
- * test_directory_unfinished.c - directories that a crash left of volumes which
- * were being made or deleted (volumes.rst, V9).
->>>>>>>> volcrash:tests/c/volume/test_directory_unfinished.c
  */
 #include "engine/volume/volume.h"
 
