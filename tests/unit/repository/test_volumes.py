@@ -39,6 +39,11 @@ ID = 'a' * 32
 
 
 @pytest.fixture
+def path(tmp_path):
+    return maintenance.create(tmp_path, volumes=True)
+
+
+@pytest.fixture
 def volume(path, repo):
     """A volume whose part 3 has an edition; beside it, an image."""
     found = writer.Volume(path, bytes.fromhex(repo.repository_id))
