@@ -183,7 +183,7 @@ class Volume:
         return self._engine.needs_checkpoint()
 
     def renew(self) -> None:
-        """Close recipes that a merge has replaced, or a checkpoint deleted.
+        """Close recipes that a merge has replaced.
 
         Until then their blocks stay. Call it every few minutes.
         """

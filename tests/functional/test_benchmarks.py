@@ -36,6 +36,8 @@ SMALL = {
     'duplicates': (['--mib', '8', '--rounds', '1'], 'by processor time'),
     'engine': (['--mib', '8', '--rounds', '1', 'IMAGE'],
                'exact deduplication keeps'),
+    'kv': (['--keys', '2000', '--rounds', '1', '--backends', 'inram,dtb'],
+           '2,000  dtb'),
     'livedfs': (['--mib', '8', '--rounds', '1', '--only', 'A1,A2,A3,B1,B2',
                  '--stores-elsewhere', '--single-loads', '--no-combining',
                  'IMAGE'], 'B2: upload through Glance'),
@@ -52,6 +54,8 @@ SMALL = {
     'replication': (['IMAGE'], '1 images came as they were sent'),
     'upload': (['--mib', '8', '--rounds', '1', '--clients', '2'],
                'image, 2 at once: duplicates, lz4-direct'),
+    'volumes': (['--mib', '8', '--writes', '200', '--rounds', '1'],
+                'an idle volume of 100 GiB'),
 }
 
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a volume costs: its making, its writes, its snapshots, its memory.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/volumes.py [--mib 1024] [--writes 20000] [--rounds 3]
+        [--dir DIR] [--filter-dir /dev/shm]
+
+In each round, in turns on the same disk:
+
+* random writes of 4 KiB over MIB, with a flush after every 32, and checkpoints
+  whenever they are due; the same into a plain file that has its blocks;
+* the same bytes written in order, 1 MiB at a time, with a flush and a
+  checkpoint at the end; and into a new plain file, with an fdatasync;
+* a snapshot after the random writes, with its checkpoint and without;
+* a clone of that snapshot.
+
+A ratio is the volume's rate to that of the plain file, of the same round. The
+written bytes are those that the process gave to the file system, of all that
+it wrote, for each byte that the caller wrote. At the end: the memory that a
+process gains by opening a volume of 100 GiB that is idle. No figure passes or
+fails.
+"""
+
+from collections.abc import Callable
+import os
+import random
+import tempfile
+import time
+
+import common
+from common import GIB
+from common import MIB
+
+from glance_dedup.repository import openvolumes
+from glance_dedup.repository import repository
+
+PAGE = 4096
+FLUSH_EVERY = 32
+LARGE = 100 * GIB
+
+
+def written() -> int:
+    """Bytes that this process has given to the file system so far."""
+    with open('/proc/self/io') as f:
+        return next(int(line.split()[1]) for line in f
+                    if line.startswith('wchar:'))
+
+
+class Bench:
+    """One repository with volumes, and a plain file beside it."""
+
+    def __init__(self, directory: str, filter_dir: str, size: int,
+                 writes: int) -> None:
+        path = os.path.join(directory, 'repository')
+        repository.Repository.create(path, volumes=True)
+        self.repo = repository.Repository(path, filter_dir=filter_dir)
+        self.directory = directory
+        self.size = size
+        self.writes = writes
+        self.table = common.Table()
+        # As a guest's pages: each is another, and a third of it compresses.
+        self._noise = random.Random(1).randbytes(16 * MIB)
+
+    def page(self, number: int) -> bytes:
+        at = number * 997 % (len(self._noise) - PAGE)
+        return (self._noise[at:at + 2700].ljust(PAGE - 8)
+                + number.to_bytes(8, 'little'))
+
+    def random_writes(self, write: Callable[[bytes, int], object],
+                      flush: Callable[[], None], first: int) -> None:
+        """The pages from number `first` on, to random places."""
+        rng = random.Random(first)
+        for number in range(self.writes):
+            write(self.page(first + number),
+                  rng.randrange(self.size // PAGE) * PAGE)
+            if number % FLUSH_EVERY == FLUSH_EVERY - 1:
+                flush()
+        flush()
+
+    def in_order(self, write: Callable[[bytes, int], object],
+                 flush: Callable[[], None], first: int) -> None:
+        pages = MIB // PAGE
+        for at in range(0, self.size, MIB):
+            start = first + at // PAGE
+            write(b''.join(map(self.page, range(start, start + pages))), at)
+        flush()
+
+    def plain(self, name: str, work: Callable[..., None], first: int,
+              size: int) -> None:
+        path = os.path.join(self.directory, 'plain')
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if work == self.random_writes:
+                os.posix_fallocate(fd, 0, self.size)
+                os.fsync(fd)
+            spent = common.timed(
+                work, lambda data, at: os.pwrite(fd, data, at),
+                lambda: os.fdatasync(fd), first)
+        finally:
+            os.close(fd)
+            os.unlink(path)
+        self.table.add(name, size, spent)
+
+    def volume(self, name: str, work: Callable[..., None], first: int,
+               size: int, of: str) -> None:
+        def write(data: bytes, at: int) -> None:
+            volume.write(data, at)
+            if volume.needs_checkpoint():
+                volume.checkpoint()
+
+        def run() -> None:
+            work(write, volume.flush, first)
+            if work == self.in_order:
+                volume.checkpoint()
+        with openvolumes.open_volume(self.repo, 'disk') as volume:
+            before = written()
+            self.table.add(name, size, common.timed(run), of=of)
+            self.table.figure(f'{name}: written',
+                              (written() - before) / size, 'bytes per byte')
+
+    def milliseconds(self, name: str, function: Callable, *args) -> None:
+        start = time.perf_counter()
+        function(*args)
+        self.table.figure(name, (time.perf_counter() - start) * 1000, 'ms')
+
+    def clone(self, image_id: str, name: str) -> None:
+        with self.repo.open_image(image_id) as image:
+            openvolumes.create(self.repo, name, image=image)
+
+    def round(self, number: int) -> None:
+        first = number << 32
+        size = self.writes * PAGE
+        openvolumes.create(self.repo, 'disk', self.size)
+        self.plain('plain file, in order', self.in_order, first, self.size)
+        self.volume('volume, in order, with its checkpoint', self.in_order,
+                    first, self.size, 'plain file, in order')
+        self.plain('plain file, random', self.random_writes, first + 1, size)
+        self.volume('volume, random', self.random_writes, first + 1, size,
+                    'plain file, random')
+        with openvolumes.open_volume(self.repo, 'disk') as volume:
+            self.milliseconds('checkpoint', volume.checkpoint)
+            self.milliseconds('snapshot', volume.snapshot, 'snapshot')
+        self.milliseconds('clone', self.clone, 'snapshot', 'clone')
+        for name in ('disk', 'clone'):
+            openvolumes.delete(self.repo, name)
+        self.repo.delete('snapshot')
+
+    def idle(self) -> None:
+        openvolumes.create(self.repo, 'large', LARGE)
+        with openvolumes.open_volume(self.repo, 'large') as volume:
+            for at in range(0, LARGE, GIB):
+                volume.write(self.page(at), at)
+            volume.checkpoint()
+        before = common.memory().resident
+        with openvolumes.open_volume(self.repo, 'large') as volume:
+            volume.read(PAGE, 0)
+            self.table.figure('an idle volume of 100 GiB',
+                              (common.memory().resident - before) / MIB,
+                              'MiB of memory')
+
+
+def main() -> None:
+    parser = common.arguments(__doc__.partition('\n')[0], mib=1024)
+    parser.add_argument('--writes', type=int, default=20000,
+                        help='random ones (default: %(default)s)')
+    parser.add_argument('--filter-dir', default='/dev/shm',
+                        help='a tmpfs (default: %(default)s)')
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory, \
+            tempfile.TemporaryDirectory(dir=args.filter_dir) as filters:
+        bench = Bench(directory, filters, args.mib * MIB, args.writes)
+        for number in range(args.rounds):
+            bench.round(number)
+        bench.idle()
+        bench.repo.close()
+        bench.table.show()
+
+
+if __name__ == '__main__':
+    main()
