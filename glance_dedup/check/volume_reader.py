@@ -247,7 +247,8 @@ class JournalReader:
                 ) -> tuple[int, int, int, int, int] | None:
         """A valid record: kind, two fields, durable offset, whole length.
 
-        :param sequence: which it must have; None: a later one than all before
+        :param sequence: which it must have; None: a later one than all before,
+            and its data may be torn
         """
         data = self._file.read_ahead(at, _RECORD.size)
         if len(data) < _RECORD.size:
@@ -266,10 +267,10 @@ class JournalReader:
             good = not a and not b
         else:
             good = kind in (DATA, ZEROS) and 1 <= b <= self._head.size - a
-        if kind != DATA or not good:
-            return (kind, a, b, durable, _RECORD.size) if good else None
-        if b > _MAX_DATA:
+        if not good or (kind == DATA and b > _MAX_DATA):
             return None
+        if kind != DATA or sequence is None:
+            return kind, a, b, durable, _RECORD.size
         content = self._file.read_ahead(at + _RECORD.size, b)
         if len(content) < b or form.xxh3(content) != checksum:
             return None

@@ -508,15 +508,24 @@ def test_a_proof_in_a_later_piece(repository, volume, monkeypatch):
     """Wherever it lies among the pieces in which it is looked for."""
     monkeypatch.setattr(volume_reader, '_PIECE', 64)
     journal = volume.journal().data(0, noise(1)).zeros(0, 5)
-    journal.data(0, noise(3, 2048))
+    journal.data(0, noise(3, 2048), durable=0)
     for i in range(9):
         journal.zeros(0, 5, durable=0)
     journal.zeros(0, 7).save()
     patch(journal.path, journal.ends[1], b'????')
-    patch(journal.path, journal.ends[2] + 60, b'????')
     found = only(repository)
     assert found.offset == journal.ends[1]
     assert str(journal.ends[-2]) in found.sentence
+
+
+def test_a_torn_record_proves_what_lies_before(repository, volume):
+    """Its head says up to where the journal was durable; its bytes do not."""
+    journal = volume.journal().data(0, noise(1)).zeros(0, 5)
+    journal.data(0, noise(3, 2048)).save()
+    patch(journal.path, journal.ends[3] - 8, b'????')
+    clean(repository)
+    patch(journal.path, journal.ends[1] + 4, b'????')
+    assert only(repository).offset == journal.ends[1]
 
 
 # -- recipes ------------------------------------------------------------------
