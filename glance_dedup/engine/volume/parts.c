@@ -18,6 +18,7 @@ gd_parts_open(gd_parts *parts, gd_repo *repo, const gd_volume_head *head,
               const gd_volume_mark *marks, gd_error *err)
 {
     *parts = (gd_parts){.repo = repo,
+                        .scope = head->scope,
                         .part_size = head->part_size,
                         .base_size = head->base_size,
                         .count = gd_volume_parts(head),
@@ -244,6 +245,21 @@ make_place(gd_parts *parts, gd_error *err)
     return &images[used];
 }
 
+/* Whether a recipe of the right name has what the volume's would have. */
+static gd_status
+check_image(const gd_parts *parts, uint64_t edition, gd_image *image,
+            gd_error *err)
+{
+    const gd_recipe_header *header = gd_image_header(image);
+    bool fits = edition == 0 ? header->size >= parts->base_size
+                             : header->size <= parts->part_size;
+    return fits && gd_scope_equal(&header->scope, &parts->scope)
+               ? GD_OK
+               : gd_fail(err, GD_CORRUPT, "the recipe images/%s has the size "
+                         "or the scope of something else",
+                         header->image_id);
+}
+
 static gd_status
 open_image(gd_parts *parts, uint64_t part, uint64_t edition,
            gd_image **image, gd_error *err)
@@ -256,9 +272,15 @@ open_image(gd_parts *parts, uint64_t part, uint64_t edition,
     }
     gd_status s = gd_image_open(parts->repo, id, NULL, image, err);
     if (s == GD_NOTFOUND) {
-        s = gd_fail(err, GD_CORRUPT, "the recipe images/%s is missing; the "
-                    "volume's bytes from %llu on were in it", id,
-                    (unsigned long long)(part * parts->part_size));
+        return gd_fail(err, GD_CORRUPT, "the recipe images/%s is missing; the "
+                       "volume's bytes from %llu on were in it", id,
+                       (unsigned long long)(part * parts->part_size));
+    }
+    if (s == GD_OK) {
+        s = check_image(parts, edition, *image, err);
+        if (s != GD_OK) {
+            gd_image_close(*image);
+        }
     }
     return s;
 }

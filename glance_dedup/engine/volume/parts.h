@@ -29,6 +29,7 @@ typedef struct gd_part_image {
 typedef struct gd_parts {
     gd_repo *repo;
     uint8_t volume_id[GD_ID_SIZE];
+    gd_scope scope;
     uint64_t part_size;
     pthread_mutex_t mutex; /* guards all below */
     uint64_t base_size;
@@ -67,7 +68,7 @@ gd_status gd_parts_marks(gd_parts *parts, gd_volume_mark **marks,
                          uint32_t *count, gd_error *err);
 
 /* Opens what has the part's bytes; it stays until the release.  GD_CORRUPT if a
- * recipe is missing or of another volume (V7). */
+ * recipe is missing, or does not fit the volume (V7). */
 gd_status gd_parts_acquire(gd_parts *parts, uint64_t part,
                            gd_part_source *source, gd_error *err);
 void gd_parts_release(gd_parts *parts, gd_part_source *source);

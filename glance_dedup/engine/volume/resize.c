@@ -40,13 +40,26 @@ zero_tail(gd_volume *volume, uint64_t size, gd_error *err)
     return s;
 }
 
-/* REQUIRES: checkpointing. */
-static gd_status
-shrink(gd_volume *volume, const gd_volume_change *change,
-       gd_error *err)
+/* Deletes recipes without a mark.  What cannot be deleted now is garbage, which
+ * the next owner deletes (V7).  REQUIRES: checkpointing. */
+static void
+delete_unmarked(gd_volume *volume)
 {
+    gd_volume_head head;
     gd_volume_mark *marks = NULL;
     uint32_t count;
+    gd_volume_copy_head(volume, &head);
+    if (gd_parts_marks(&volume->parts, &marks, &count, NULL) == GD_OK) {
+        (void)gd_volume_delete_recipes(volume->repo, &head, marks, count,
+                                       NULL);
+    }
+    volume->repo->env->release(volume->repo->env, marks);
+}
+
+/* REQUIRES: checkpointing. */
+static gd_status
+shrink(gd_volume *volume, const gd_volume_change *change, gd_error *err)
+{
     hold_writes(volume, true);
     gd_status s = zero_tail(volume, change->size, err);
     if (s == GD_OK) {
@@ -61,13 +74,8 @@ shrink(gd_volume *volume, const gd_volume_change *change,
     }
     hold_writes(volume, false);
     if (s == GD_OK) {
-        s = gd_parts_marks(&volume->parts, &marks, &count, err);
+        delete_unmarked(volume);
     }
-    if (s == GD_OK) {
-        s = gd_volume_delete_recipes(volume->repo, &volume->head, marks,
-                                     count, err);
-    }
-    volume->repo->env->release(volume->repo->env, marks);
     return s;
 }
 

@@ -375,6 +375,54 @@ test_bad_sizes_and_names(void)
     teardown();
 }
 
+/* Puts an image of one byte in the place of part 0's first edition. */
+static void
+replace_edition(const gd_scope *scope, uint64_t length)
+{
+    char id[GD_IMAGE_ID_MAX + 1];
+    gd_volume_head head;
+    gd_transaction *transaction;
+    gd_recipe_header header;
+    bool linked;
+    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    gd_volume_edition_id(head.volume_id, 0, 1, id);
+    CHECK_OK(gd_spool_delete(the_scratch.env, the_scratch.root,
+                             &the_scratch.params, id, NULL,
+                             &the_scratch.err));
+    CHECK_OK(gd_transaction_begin(the_repo, id, "", scope, &transaction,
+                                  &the_scratch.err));
+    CHECK_OK(gd_transaction_add_zeros(transaction, length, &the_scratch.err));
+    CHECK_OK(gd_transaction_commit(transaction, &header, &linked,
+                                   &the_scratch.err));
+    gd_transaction_end(transaction);
+}
+
+static void
+check_strange_edition(const gd_scope *scope, uint64_t length, gd_status wanted)
+{
+    uint8_t byte;
+    setup_volume(SIZE);
+    put(0, 100, 1);
+    checkpoint();
+    gd_volume_close(volume);
+    replace_edition(scope, length);
+    open_it();
+    CHECK_INT(gd_volume_read(volume, &byte, 1, 0, &the_scratch.err), wanted);
+    CHECK_INT(gd_volume_read(volume, &byte, 1, PART, &the_scratch.err),
+              GD_OK);
+    teardown();
+}
+
+/* A recipe of the right name is not believed for that. */
+static void
+test_strange_editions(void)
+{
+    const gd_scope same = {{0}}, other = {{1}};
+    check_strange_edition(&same, PART, GD_OK);
+    check_strange_edition(&other, PART, GD_CORRUPT);
+    check_strange_edition(&same, PART + 1, GD_CORRUPT);
+}
+
 static void
 test_format_without_volumes(void)
 {
@@ -425,6 +473,7 @@ main(int argc, char **argv)
     RUN(test_zeros_over_nothing);
     RUN(test_ranges_are_checked);
     RUN(test_bad_sizes_and_names);
+    RUN(test_strange_editions);
     RUN(test_format_without_volumes);
     RUN(test_one_owner);
     return REPORT();
