@@ -16,6 +16,7 @@ import sys
 
 import pytest
 
+from glance_dedup.repository import openvolumes
 from glance_dedup.repository import upgrade
 from tests.support import daemons
 from tests.support import repositories
@@ -24,7 +25,6 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 #: The last commit before format 2.0.
 COMMIT = 'b06ac10b3dcb8b8f58857c9c829bc10fdf674699'
 SCRIPT = TOP / 'tests' / 'golden' / 'old_program.py'
-VOLUME = f'v_{"5" * 32}'
 DATA = repositories.mixture(200_000)
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,6 @@ def path(tmp_path):
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', DATA)
-        repositories.put(repo, f'{VOLUME}_0_1', DATA[:70_000])
         repositories.put(repo, 'deleted', DATA[::-1])
         repo.delete('deleted')
     return path
@@ -96,13 +95,16 @@ def path(tmp_path):
 
 @pytest.fixture
 def with_volumes(path):
-    """The same, upgraded, with a volume of which nothing can be right."""
+    """The same, upgraded, with a volume in recipes and in its journal."""
     with repositories.open_repository(path) as repo:
         upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
-    (path / 'volumes' / 'disk').mkdir(mode=0o700)
-    for name in ('lock', 'journal-00000001'):
-        (path / 'volumes' / 'disk' / name).write_bytes(
-            b'GDVOLJ\0\0' if '-' in name else b'')
+    with repositories.open_repository(path) as repo:
+        openvolumes.create(repo, 'disk', 1 << 20)
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            volume.write(DATA[:70_000], 1000)
+            volume.checkpoint()
+            volume.write(b'later', 0)
+            volume.flush()
     return path
 
 
