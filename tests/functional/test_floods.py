@@ -190,40 +190,45 @@ def flushes(daemon, listener):
 
 
 @contextlib.contextmanager
-def flooding(sock, begin, again):
+def flooding(daemon, listener, flood):
     """Send without end, and take all that comes, in threads.
 
-    Gives what is true as long as that goes on, and for LIMIT at most.
+    The daemon may end the connection: then another is begun at once. Gives
+    what is true as long as that goes on, which is for LIMIT at most.
     """
     ended = threading.Event()
     deadline = time.monotonic() + LIMIT
+    sockets = []
 
-    def send():
-        with contextlib.suppress(OSError):
-            sock.sendall(begin)
-            while not ended.is_set():
-                sock.sendall(again)
-
-    def take():
+    def take(sock):
         with contextlib.suppress(OSError):
             while sock.recv(1 << 20):
                 pass
 
-    sock.settimeout(LIMIT)
-    threads = [threading.Thread(target=target, daemon=True)
-               for target in (send, take)]
-    for thread in threads:
-        thread.start()
+    def send():
+        while not ended.is_set():
+            with contextlib.suppress(OSError, EOFError):
+                sock, begin, again = flood(daemon, listener)
+                sockets.append(sock)
+                with contextlib.closing(sock):
+                    sock.settimeout(LIMIT)
+                    taker = threading.Thread(target=take, args=(sock,),
+                                             daemon=True)
+                    taker.start()
+                    sock.sendall(begin)
+                    while not ended.is_set():
+                        sock.sendall(again)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
     try:
-        yield lambda: (all(thread.is_alive() for thread in threads)
-                       and time.monotonic() < deadline)
+        yield lambda: sender.is_alive() and time.monotonic() < deadline
     finally:
         ended.set()
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(LIMIT)
-        sock.close()
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        sender.join(LIMIT)
 
 
 @pytest.mark.parametrize('listener,flood', [
@@ -235,7 +240,7 @@ def test_others_are_answered(daemon, listener, flood):
     others = ('unix', 'status', 'cache', 'nbd', 'tls')
     for other in others:
         assert ask(daemon, other)
-    with flooding(*flood(daemon, listener)) as going_on:
+    with flooding(daemon, listener, flood) as going_on:
         answers = 0
         while going_on() and answers < ANSWERS:
             assert ask(daemon, others[answers % len(others)])
@@ -257,9 +262,8 @@ def test_the_watchdog_is_fed(daemon):
                                   WATCHDOG_USEC='100000')
         daemon.start().wait_for_catalog()
         daemon.environment.clear()
-        flood = chunks(daemon, 'unix')
         heard.setblocking(False)
-        going_on = stack.enter_context(flooding(*flood))
+        going_on = stack.enter_context(flooding(daemon, 'unix', chunks))
         signs = 0
         while going_on() and signs < 5:
             try:
