@@ -8,16 +8,15 @@ and then becomes nbdkit with our plugin, so a service manager sees one process.
 
 import argparse
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 import socket
 import stat
-import struct
 
 import xxhash
 
+from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.cli import common
 from glance_dedup.repository import layout
@@ -29,7 +28,6 @@ PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)),
 _LONGEST_PATH = 96
 # The descriptor that systemd.socket(5) has a service find its socket at.
 _FIRST_INHERITED = 3
-_NAME = re.compile('[A-Za-z0-9_-]{1,64}')
 
 
 class Serve(common.RepositoryCommand):
@@ -57,8 +55,8 @@ class Serve(common.RepositoryCommand):
             help='With --port: the address to listen on. Default: all.')
         parser.add_argument(
             '--socket-mode', type=_mode, default=0o600, metavar='MODE',
-            help='The mode of the Unix socket, octal. Whoever may write to '
-            'it can read and change the volume. Default: 600.')
+            help='The mode of the Unix socket, octal. Users who may write '
+            'to it can read and change the volume. Default: 600.')
         parser.add_argument(
             '--tls-certificates', metavar='DIR',
             help="A directory with ca-cert.pem, server-cert.pem and "
@@ -79,7 +77,7 @@ class Serve(common.RepositoryCommand):
         nbdkit = _find_programs()
         with self.open(codec=parsed_args.codec) as repo:
             repo.need_volumes()
-            _check_volume(repo.path, parsed_args.name)
+            _check_volume(repo, parsed_args.name)
             keys = _keys(repo, parsed_args, self.app.options.reserve_mib)
         if parsed_args.nbd_socket:
             _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
@@ -130,29 +128,25 @@ def _find_programs() -> str:
     return nbdkit
 
 
-def _check_volume(repository: str, name: str) -> None:
+def _check_volume(repo, name: str) -> None:
     """Refuse a volume that is missing, or that another process serves."""
-    if not _NAME.fullmatch(name):
+    from glance_dedup.repository import openvolumes
+    from glance_dedup.repository import volumes
+
+    if not volumes.is_name(name):
         raise common.UsageError(
             f"'{name}' is no name of a volume: it has 1 to 64 characters out "
             'of A-Z a-z 0-9 _ -')
-    path = os.path.join(repository, 'volumes', name)
     try:
-        fd = os.open(os.path.join(path, 'lock'),
-                     os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as e:
+        in_use = openvolumes.is_in_use(repo, name)
+    except exceptions.ImageNotFound as e:
         raise common.UsageError(
-            f'there is no volume {name} in {repository}') from e
-    try:
-        flock = struct.Struct('@hhqqi4x')
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
-            fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    finally:
-        os.close(fd)
-    if flock.unpack(answer)[0] != fcntl.F_UNLCK:
+            f'there is no volume {name} in {repo.path}') from e
+    if in_use:
+        lock = os.path.join(repo.path, layout.VOLUMES, name, 'lock')
         raise common.UsageError(
             f'the volume {name} is in use: another process has its lock, '
-            f'{path}/lock. Stop it first; it may run on another host')
+            f'{lock}. Stop it first; it may run on another host')
 
 
 def _listen(path: str, mode: int) -> None:

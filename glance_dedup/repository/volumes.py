@@ -15,7 +15,7 @@ from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.repository import layout
 
-_NAME = re.compile('[A-Za-z0-9_-]{1,64}')
+is_name = re.compile('[A-Za-z0-9_-]{1,64}').fullmatch
 
 
 class Repository(Protocol):
@@ -45,14 +45,14 @@ def names(path: str) -> list[str]:
         with files.os_errors(f'cannot list {directory}'), os.scandir(
                 directory) as entries:
             return sorted(entry.name for entry in entries
-                          if _NAME.fullmatch(entry.name)
+                          if is_name(entry.name)
                           and entry.is_dir(follow_symlinks=False))
     except exceptions.ImageNotFound:
         return []
 
 
 def look(repository: Repository, name: str) -> Volume:
-    """Read which volume has a name now, whoever owns it.
+    """Read which volume has a name now, even if somebody owns it.
 
     :raises ImageNotFound: there is no such volume
     :raises DamagedError: its newest journal has no valid head
