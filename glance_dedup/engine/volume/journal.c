@@ -322,6 +322,17 @@ gd_journal_accept(gd_journal *journal, const gd_append *append)
 
 /* ---- reading ---- */
 
+gd_piece
+gd_journal_piece(gd_journal *journal, const gd_record *record, uint64_t at)
+{
+    bool data = record->kind == GD_RECORD_BYTES;
+    return (gd_piece){.offset = record->offset,
+                      .length = record->length,
+                      .journal = data ? journal : NULL,
+                      .record = at,
+                      .record_length = data ? (uint32_t)record->length : 0};
+}
+
 gd_status
 gd_journal_read(const gd_piece *piece, uint64_t offset, size_t length,
                 uint8_t *out, uint8_t *room, gd_error *err)

@@ -79,6 +79,9 @@ typedef gd_status gd_journal_visitor(void *arg, const gd_record *record,
 gd_status gd_journal_scan(gd_journal *journal, uint64_t before,
                           gd_journal_visitor *visit, void *arg, gd_error *err);
 
+/* What a record at `at`, of bytes or zeros, has of the volume. */
+gd_piece gd_journal_piece(gd_journal *journal, const gd_record *record,
+                          uint64_t at);
 /* Copies a part of a piece's bytes to out, verified (I7).  room has
  * GD_RECORD_HEAD + GD_RECORD_DATA bytes.
  * REQUIRES: the range lies within the piece, which has a journal. */

@@ -101,15 +101,22 @@ allocate(gd_repo *repo, const char *name, gd_volume **out, gd_error *err)
     return GD_OK;
 }
 
+static void
+forget_frozen(gd_volume *volume)
+{
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        gd_volume_release_journal(volume->frozen[i]);
+    }
+    volume->frozen_count = 0;
+}
+
 void
 gd_volume_close(gd_volume *volume)
 {
     const gd_env *env = volume->repo->env;
     gd_overlay_clear(&volume->fresh);
     gd_overlay_clear(&volume->stale);
-    for (size_t i = 0; i < volume->frozen_count; i++) {
-        gd_volume_release_journal(volume->frozen[i]);
-    }
+    forget_frozen(volume);
     if (volume->active != NULL) {
         gd_volume_release_journal(volume->active);
     }
@@ -156,19 +163,13 @@ take_record(void *arg, const gd_record *record, uint64_t at, gd_error *err)
 {
     recovery *r = arg;
     uint64_t ignored = 0;
-    bool data = record->kind == GD_RECORD_BYTES;
     if (record->kind == GD_RECORD_MARK) {
         return take_mark(r, record, err);
     }
     if (record->kind == GD_RECORD_STORED) {
         return GD_OK;
     }
-    const gd_piece piece = {
-        .offset = record->offset,
-        .length = record->length,
-        .journal = data ? r->journal : NULL,
-        .record = at,
-        .record_length = data ? (uint32_t)record->length : 0};
+    const gd_piece piece = gd_journal_piece(r->journal, record, at);
     return gd_overlay_put(&r->volume->stale, &piece, &ignored, err);
 }
 
@@ -313,15 +314,6 @@ found_records(const gd_volume *volume)
     return false;
 }
 
-static void
-forget_frozen(gd_volume *volume)
-{
-    for (size_t i = 0; i < volume->frozen_count; i++) {
-        gd_volume_release_journal(volume->frozen[i]);
-    }
-    volume->frozen_count = 0;
-}
-
 /* Begins the owner's own journal (V4), and removes what is not needed (V7,
  * V8). */
 static gd_status
@@ -411,11 +403,9 @@ open_volume(gd_volume *volume, gd_error *err)
         s = gd_parts_open(&volume->parts, repo, &volume->head, marks, err);
     }
     repo->env->release(repo->env, marks);
-    if (s != GD_OK) {
-        gd_journal_close(newest);
-        return s;
+    if (s == GD_OK) {
+        s = find_needed(volume, newest, err);
     }
-    s = find_needed(volume, newest, err);
     if (s != GD_OK) {
         gd_journal_close(newest);
         return s;
@@ -557,7 +547,7 @@ gd_status
 gd_volume_finish(gd_repo *repo, const char *name, gd_error *err)
 {
     gd_status s = lock_and(finish_owned, repo, name, err);
-    /* Whoever made or removed the volume died where it had no lock: its
+    /* The maker or remover of the volume died while it had no lock: its
      * directory is empty. */
     return s == GD_NOTFOUND &&
                    gd_volume_remove_empty(repo->env, repo->root, name)
@@ -571,13 +561,9 @@ static gd_status
 check_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
-    if (!gd_volume_size_allowed(plan->size)) {
-        return gd_fail(err, GD_INVALID,
-                       "volume %s: a size is a multiple of %d bytes, from %d "
-                       "to %llu, not %llu", name, GD_VOLUME_SECTOR,
-                       GD_VOLUME_SECTOR,
-                       (unsigned long long)GD_VOLUME_MAX_SIZE,
-                       (unsigned long long)plan->size);
+    gd_status s = gd_volume_check_size(name, plan->size, err);
+    if (s != GD_OK) {
+        return s;
     }
     if (!gd_volume_part_size_allowed(plan->part_size)) {
         return gd_fail(err, GD_INVALID, "volume %s: %llu is no size of parts",

@@ -91,8 +91,8 @@ grow(gd_volume *volume, const gd_volume_change *change, gd_error *err)
     return s == GD_OK ? gd_volume_rotate(volume, change, false, err) : s;
 }
 
-static gd_status
-check_size(const char *name, uint64_t size, gd_error *err)
+gd_status
+gd_volume_check_size(const char *name, uint64_t size, gd_error *err)
 {
     return gd_volume_size_allowed(size)
                ? GD_OK
@@ -109,7 +109,7 @@ gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err)
 {
     gd_status s = gd_repo_check_owner(volume->repo, err);
     if (s == GD_OK) {
-        s = check_size(volume->name, size, err);
+        s = gd_volume_check_size(volume->name, size, err);
     }
     if (s != GD_OK) {
         return s;

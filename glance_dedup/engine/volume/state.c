@@ -48,14 +48,8 @@ gd_volume_set_broken(gd_volume *volume, const gd_error *err)
 gd_status
 gd_volume_enter(gd_volume *volume, const gd_append *append, gd_error *err)
 {
-    const gd_record *record = &append->record;
-    bool data = record->kind == GD_RECORD_BYTES;
-    const gd_piece piece = {
-        .offset = record->offset,
-        .length = record->length,
-        .journal = data ? volume->active : NULL,
-        .record = append->at,
-        .record_length = data ? (uint32_t)record->length : 0};
+    const gd_piece piece =
+        gd_journal_piece(volume->active, &append->record, append->at);
     gd_status s = gd_overlay_put(&volume->fresh, &piece,
                                  &volume->head.counters.overwritten, err);
     if (s == GD_OK) {

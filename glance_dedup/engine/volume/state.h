@@ -73,6 +73,11 @@ gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
 gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
                           gd_error *err);
 
+/* ---- resize.c ---- */
+
+/* GD_INVALID, with the volume's name, unless a volume may have this size. */
+gd_status gd_volume_check_size(const char *name, uint64_t size, gd_error *err);
+
 /* ---- checkpoint.c; these REQUIRE checkpointing ---- */
 
 /* Brings the frozen journals into editions. */
