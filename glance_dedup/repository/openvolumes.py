@@ -286,7 +286,7 @@ def open_volume(repository: repository_module.Repository,
 
 
 def look(repository: repository_module.Repository, name: str) -> VolumeStat:
-    """The facts of a volume, whoever owns it.
+    """The facts of a volume, even if another process owns it.
 
     If it has an owner, they are those of its last checkpoint.
 

@@ -101,7 +101,7 @@ open_store(store_index *x, gd_error *err)
     return gd_kv_open(x->env, x->backend, x->path, &x->options, &x->kv, err);
 }
 
-/* Damage makes the store anew, empty; without another the index goes on
+/* A damaged store is replaced by an empty one.  If that fails, the index goes on
  * without a store.  The next process fills it again. */
 static void
 note_failure(store_index *x, gd_status s)
@@ -258,7 +258,7 @@ rebuild_set(gd_hintindex *index, uint32_t group, bool complete)
     pthread_mutex_unlock(&x->mutex);
 }
 
-/* Empties the store by making it anew.  Other processes that have the old one
+/* Replaces the store by an empty one.  Other processes that have the old one
  * keep it until they end. */
 static void
 clear(gd_hintindex *index)

@@ -80,7 +80,7 @@ const char *gd_kv_backend_name(gd_kv_backend backend);
 
 /* Opens the store at path, or makes an empty one.  The directory must exist.
  * INRAM uses no path.  A store that is damaged, or was made with other options,
- * is removed and made anew.  GD_BUSY: another process has it (all but LMDB), or
+ * is removed, and an empty one is made.  GD_BUSY: another process has it (all but LMDB), or
  * this one.
  * GD_DENIED: what is at path is no file of this user alone.  GD_NOTFOUND: a
  * library is missing; the error names its package. */

@@ -267,7 +267,7 @@ test_faults(void)
     }
 }
 
-/* What is damaged while it is used is made anew. */
+/* What is damaged while it is used is replaced. */
 static void
 test_damage_while_open(void)
 {

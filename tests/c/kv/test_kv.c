@@ -435,7 +435,7 @@ test_random_files(void)
             }
             write_file(path, noise, length);
             gd_status s = open_store(x);
-            if (s != GD_OK) { /* then it can be removed, and made anew */
+            if (s != GD_OK) { /* then it can be removed, and made again */
                 CHECK(x->err.text[0] != '\0');
                 CHECK_INT(gd_kv_remove(&x->f.env, b, x->path, &x->err), GD_OK);
                 REQUIRE(open_store(x) == GD_OK);
