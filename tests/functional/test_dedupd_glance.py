@@ -138,7 +138,8 @@ def test_download_through_the_daemon(daemon, glance):
     image_id = store(glance, data)
     before = daemon.status()['reads']['bytes']
     assert glance.download(image_id) == data
-    assert daemon.status()['reads']['bytes'] - before >= len(data)
+    daemon.wait_for(lambda: (
+        daemon.status()['reads']['bytes'] - before >= len(data)))
     assert glance.download(image_id, 4095, 9 * MIB) == data[4095:9 * MIB + 1]
 
 
