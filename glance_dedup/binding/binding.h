@@ -17,6 +17,7 @@
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
  *                       part           calls of the maintainer
+ *     call                             calls of the engine, without the GIL
  *     common                           what all stand on
  *
  * _engine.pyi describes what all of them offer to Python.  Nothing outside of
@@ -63,11 +64,6 @@ typedef struct repository_object {
 PyObject *gd_py_raise_in(const module_state *state, const gd_error *err);
 /* The same, for a method of an object of one of the module's types. */
 PyObject *gd_py_raise(PyObject *self, const gd_error *err);
-/* The result of a method that only succeeds or fails: None, or err's
- * exception. */
-PyObject *gd_py_none(PyObject *self, gd_status s, const gd_error *err);
-/* True if it was done, False for GD_BUSY, an exception for other failures. */
-PyObject *gd_py_not_busy(PyObject *self, gd_status s, const gd_error *err);
 
 /* ---- common.c: types and objects ---- */
 
@@ -110,6 +106,9 @@ int gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
 void gd_py_free_blocks(gd_py_blocks *list);
 PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
+/* Puts an item, whose reference it takes, into a new list.  Clears the list if
+ * there is no item. */
+void gd_py_set_item(PyObject **list, size_t index, PyObject *item);
 /* A dict of what a recipe's header says of the image. */
 PyObject *gd_py_header_dict(const gd_recipe_header *header);
 /* The same with the transaction's id, for the maintainer. */
@@ -132,6 +131,34 @@ void gd_py_leave_repository(repository_object *self);
 /* Refuses further uses.  The last use under way closes the handle.
  * Idempotent. */
 void gd_py_close_repository(repository_object *self);
+
+/* ---- call.c ---- */
+
+/* A call of the engine from a method.  The GIL is released from its begin to
+ * its end; the object is entered before and left after. */
+typedef struct gd_py_call {
+    PyObject *object;
+    void (*leave)(PyObject *);
+    PyThreadState *thread;
+    gd_error err; /* for the engine's functions */
+} gd_py_call;
+
+/* Releases the GIL.  REQUIRES: the object is entered. */
+void gd_py_begin_call(gd_py_call *call, PyObject *object,
+                      void (*leave)(PyObject *));
+/* Enters a Repository and begins.  Returns 0 with an exception set on error. */
+int gd_py_call_repository(PyObject *object, gd_py_call *call);
+/* Each of the following takes the GIL again and leaves the object.  Unless s is
+ * GD_OK, it sets the exception for the call's error and returns 0 or NULL. */
+int gd_py_end(gd_py_call *call, gd_status s);
+PyObject *gd_py_end_none(gd_py_call *call, gd_status s);
+PyObject *gd_py_end_bool(gd_py_call *call, gd_status s, bool answer);
+PyObject *gd_py_end_number(gd_py_call *call, gd_status s, uint64_t number);
+/* A pair of numbers. */
+PyObject *gd_py_end_two(gd_py_call *call, gd_status s, uint64_t first,
+                        uint64_t second);
+/* True if it was done, False for GD_BUSY. */
+PyObject *gd_py_end_not_busy(gd_py_call *call, gd_status s);
 
 /* ---- part.c ---- */
 
@@ -163,18 +190,32 @@ struct part_object {
  * hold the maintainer lock. */
 int gd_py_enter_maintenance(maintenance_object *self, int locked);
 void gd_py_leave_maintenance(maintenance_object *self);
+/* Enters, and begins a call (call.c).  Returns 0 with an exception set on
+ * error. */
+int gd_py_call_maintenance(PyObject *object, int locked, gd_py_call *call);
 
-/* Makes a part of a type whose struct begins with a part_object; the rest is
- * zeros.  It counts as closed until its opener calls gd_py_open_part.  release
- * runs without the GIL. */
-part_object *gd_py_new_part(maintenance_object *maintenance,
-                            PyTypeObject *type);
-void gd_py_open_part(part_object *self, void (*release)(part_object *));
+/* Enters the Maintenance, makes a part of a type whose struct begins with a
+ * part_object (the rest is zeros), and begins the call that opens it.  Returns
+ * NULL with an exception set on error. */
+part_object *gd_py_begin_part(PyObject *maintenance, PyTypeObject *type,
+                              int locked, gd_py_call *call);
+/* Ends the call.  Returns the part, or drops it and returns NULL unless s is
+ * GD_OK.  release runs without the GIL. */
+PyObject *gd_py_end_part(part_object *self, gd_status s,
+                         void (*release)(part_object *), gd_py_call *call);
 /* Like gd_py_enter_maintenance; end with
  * gd_py_leave_maintenance(self->maintenance). */
 int gd_py_enter_part(part_object *self, int locked);
+/* Like gd_py_call_maintenance. */
+int gd_py_call_part(PyObject *object, int locked, gd_py_call *call);
 /* Idempotent. */
 void gd_py_close_part(part_object *self);
+/* A number that a part knows while it is open, and the getter for it: its
+ * closure is a gd_py_fact. */
+typedef struct gd_py_fact {
+    uint64_t (*of)(const part_object *);
+} gd_py_fact;
+PyObject *gd_py_part_fact(PyObject *object, void *fact);
 /* The method close, and the destructor, of any part. */
 PyObject *gd_py_part_close(PyObject *object, PyObject *unused);
 void gd_py_part_dealloc(PyObject *object);
