@@ -16,7 +16,7 @@
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
- *                       part           calls of the maintainer
+ *     opened            part           what these two have open
  *     call                             calls of the engine, without the GIL
  *     common                           what all stand on
  *
@@ -103,6 +103,8 @@ typedef struct gd_py_blocks {
  * NULL, only makes room for them. */
 int gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
                       const Py_buffer *addresses, gd_py_blocks *list);
+/* The same from the arguments (fingerprints, lengths, addresses). */
+int gd_py_parse_blocks(PyObject *args, gd_py_blocks *list);
 void gd_py_free_blocks(gd_py_blocks *list);
 PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
@@ -159,6 +161,48 @@ PyObject *gd_py_end_two(gd_py_call *call, gd_status s, uint64_t first,
                         uint64_t second);
 /* True if it was done, False for GD_BUSY. */
 PyObject *gd_py_end_not_busy(gd_py_call *call, gd_status s);
+
+/* ---- opened.c ---- */
+
+typedef struct opened_kind {
+    const char *closed_text;     /* for a call after closing */
+    void (*close)(void *handle); /* runs without the GIL */
+    bool serial;                 /* one thread at a time, and others wait */
+} opened_kind;
+
+/* An object that a Repository has open, of any kind. */
+typedef struct opened_object {
+    PyObject_HEAD
+    repository_object *owner; /* entered while handle is set */
+    const opened_kind *kind;
+    void *handle;            /* the engine's; NULL: closed */
+    PyThread_type_lock lock; /* of a serial kind; else NULL */
+    Py_ssize_t users;        /* calls in progress, unless serial */
+    int closed;
+} opened_object;
+
+/* Enters the Repository, makes the object, and begins the call that opens it.
+ * Returns NULL with an exception set on error. */
+opened_object *gd_py_begin_opening(PyObject *repository, PyTypeObject *type,
+                                   const opened_kind *kind, gd_py_call *call);
+/* Ends the call.  Returns the object, or drops it and returns NULL unless s is
+ * GD_OK. */
+PyObject *gd_py_end_opening(opened_object *self, gd_status s, void *handle,
+                            gd_py_call *call);
+/* Every use of the handle must lie between enter and leave.  Enter may wait for
+ * another thread.  It returns 0 with an exception set if the object is closed,
+ * or belongs to another process. */
+int gd_py_enter_opened(opened_object *self);
+void gd_py_leave_opened(opened_object *self);
+/* Enters, and begins a call (call.c).  Returns 0 with an exception set on
+ * error. */
+int gd_py_call_opened(PyObject *object, gd_py_call *call);
+/* Idempotent; does nothing in a forked child.  REQUIRES: nobody else is using
+ * the object. */
+void gd_py_close_opened(opened_object *self);
+/* The method close, and the destructor. */
+PyObject *gd_py_opened_close(PyObject *object, PyObject *unused);
+void gd_py_opened_dealloc(PyObject *object);
 
 /* ---- part.c ---- */
 
@@ -238,11 +282,6 @@ PyObject *gd_py_begin(PyObject *repository, PyObject *args);
 
 extern PyType_Spec gd_py_image_spec; /* image.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
-/* For another object's call that uses an Image: it stays open in between.
- * Returns 0, with an exception set, for a closed one.
- * REQUIRES: object is an Image. */
-int gd_py_enter_image(PyObject *object, gd_image **image);
-void gd_py_leave_image(PyObject *object);
 
 extern PyType_Spec gd_py_volume_spec; /* volume.c */
 PyObject *gd_py_create_volume(PyObject *repository, PyObject *args);

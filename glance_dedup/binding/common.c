@@ -206,6 +206,20 @@ gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
     return 1;
 }
 
+int
+gd_py_parse_blocks(PyObject *args, gd_py_blocks *list)
+{
+    Py_buffer fps, lengths, addresses;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &fps, &lengths, &addresses)) {
+        return 0;
+    }
+    int copied = gd_py_copy_blocks(&fps, &lengths, &addresses, list);
+    PyBuffer_Release(&fps);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&addresses);
+    return copied;
+}
+
 PyObject *
 gd_py_pack_addresses(const gd_address *addresses, size_t count)
 {
