@@ -47,9 +47,10 @@ typedef struct packed_call {
 static PyObject *
 end_packed(packed_call *call, gd_status s, size_t count, size_t size)
 {
-    PyObject *result = s == GD_OK ? bytes_of(call->out, count, size)
-                                  : gd_py_raise_in(PyModule_GetState(call->module),
-                                                   &call->err);
+    PyObject *result =
+        s == GD_OK
+            ? bytes_of(call->out, count, size)
+            : gd_py_raise_in(PyModule_GetState(call->module), &call->err);
     PyMem_Free(call->out);
     PyBuffer_Release(&call->other);
     PyBuffer_Release(&call->given);
@@ -78,7 +79,8 @@ begin_packed(packed_call *call, PyObject *module, PyObject *args,
         return 0;
     }
     if (whole_items(&call->given, item->size, item->name) &&
-        (other == NULL || whole_items(&call->other, other->size, other->name))) {
+        (other == NULL ||
+         whole_items(&call->other, other->size, other->name))) {
         call->out = PyMem_Malloc((size_t)call->given.len + 1);
         if (call->out != NULL) {
             return 1;

@@ -309,14 +309,6 @@ open_group(gd_repo *repo, uint32_t number, gd_group **group, gd_error *err)
 }
 
 static gd_status
-stat_group(const gd_group *group, struct stat *st, gd_error *err)
-{
-    int rc = group->env->fstat(group->env, group->fd, st);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
-                  : GD_OK;
-}
-
-static gd_status
 read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
            gd_published *record, struct stat *st, gd_error *err)
 {
@@ -329,7 +321,7 @@ read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
     *scope = group->scope;
     s = gd_group_read_published(group, record, err);
     if (s == GD_OK) {
-        s = stat_group(group, st, err);
+        s = gd_group_stat(group, st, err);
     }
     gd_group_close(group);
     return s;
@@ -375,7 +367,7 @@ read_space(gd_repo *repo, uint32_t number, gd_usage *used,
     *store = gd_data_start(group->bounds.slots);
     s = gd_usage_add_group(group, used, err);
     if (s == GD_OK) {
-        s = stat_group(group, st, err);
+        s = gd_group_stat(group, st, err);
     }
     gd_group_close(group);
     return s;
