@@ -4,8 +4,6 @@
  */
 #include "binding/binding.h"
 
-#include <string.h>
-
 #include "engine/exchange/wire.h"
 #include "engine/read/reader.h"
 

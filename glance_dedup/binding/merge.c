@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "engine/format/index.h"
-#include "engine/format/runs.h"
 #include "engine/maintain/blockcopy.h"
 #include "engine/maintain/merge.h"
 

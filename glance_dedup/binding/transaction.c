@@ -7,10 +7,7 @@
  */
 #include "binding/binding.h"
 
-#include <string.h>
-
 #include "engine/base/coding.h"
-#include "engine/format/runs.h"
 #include "engine/write/transaction.h"
 
 static void

@@ -5,7 +5,6 @@
 #include "engine/handle/repo.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/listing.h"

@@ -4,7 +4,6 @@
  */
 #include "engine/handle/spareindex.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <string.h>
 
