@@ -16,7 +16,8 @@
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
- *                       part           calls of the maintainer
+ *     opened            part           what these two have open
+ *     call                             calls of the engine, without the GIL
  *     common                           what all stand on
  *
  * _engine.pyi describes what all of them offer to Python.  Nothing outside of
@@ -63,11 +64,6 @@ typedef struct repository_object {
 PyObject *gd_py_raise_in(const module_state *state, const gd_error *err);
 /* The same, for a method of an object of one of the module's types. */
 PyObject *gd_py_raise(PyObject *self, const gd_error *err);
-/* The result of a method that only succeeds or fails: None, or err's
- * exception. */
-PyObject *gd_py_none(PyObject *self, gd_status s, const gd_error *err);
-/* True if it was done, False for GD_BUSY, an exception for other failures. */
-PyObject *gd_py_not_busy(PyObject *self, gd_status s, const gd_error *err);
 
 /* ---- common.c: types and objects ---- */
 
@@ -107,9 +103,14 @@ typedef struct gd_py_blocks {
  * NULL, only makes room for them. */
 int gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
                       const Py_buffer *addresses, gd_py_blocks *list);
+/* The same from the arguments (fingerprints, lengths, addresses). */
+int gd_py_parse_blocks(PyObject *args, gd_py_blocks *list);
 void gd_py_free_blocks(gd_py_blocks *list);
 PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
+/* Puts an item, whose reference it takes, into a new list.  Clears the list if
+ * there is no item. */
+void gd_py_set_item(PyObject **list, size_t index, PyObject *item);
 /* A dict of what a recipe's header says of the image. */
 PyObject *gd_py_header_dict(const gd_recipe_header *header);
 /* The same with the transaction's id, for the maintainer. */
@@ -132,6 +133,76 @@ void gd_py_leave_repository(repository_object *self);
 /* Refuses further uses.  The last use under way closes the handle.
  * Idempotent. */
 void gd_py_close_repository(repository_object *self);
+
+/* ---- call.c ---- */
+
+/* A call of the engine from a method.  The GIL is released from its begin to
+ * its end; the object is entered before and left after. */
+typedef struct gd_py_call {
+    PyObject *object;
+    void (*leave)(PyObject *);
+    PyThreadState *thread;
+    gd_error err; /* for the engine's functions */
+} gd_py_call;
+
+/* Releases the GIL.  REQUIRES: the object is entered. */
+void gd_py_begin_call(gd_py_call *call, PyObject *object,
+                      void (*leave)(PyObject *));
+/* Enters a Repository and begins.  Returns 0 with an exception set on error. */
+int gd_py_call_repository(PyObject *object, gd_py_call *call);
+/* Each of the following takes the GIL again and leaves the object.  Unless s is
+ * GD_OK, it sets the exception for the call's error and returns 0 or NULL. */
+int gd_py_end(gd_py_call *call, gd_status s);
+PyObject *gd_py_end_none(gd_py_call *call, gd_status s);
+PyObject *gd_py_end_bool(gd_py_call *call, gd_status s, bool answer);
+PyObject *gd_py_end_number(gd_py_call *call, gd_status s, uint64_t number);
+/* A pair of numbers. */
+PyObject *gd_py_end_two(gd_py_call *call, gd_status s, uint64_t first,
+                        uint64_t second);
+/* True if it was done, False for GD_BUSY. */
+PyObject *gd_py_end_not_busy(gd_py_call *call, gd_status s);
+
+/* ---- opened.c ---- */
+
+typedef struct opened_kind {
+    const char *closed_text;     /* for a call after closing */
+    void (*close)(void *handle); /* runs without the GIL */
+    bool serial;                 /* one thread at a time, and others wait */
+} opened_kind;
+
+/* An object that a Repository has open, of any kind. */
+typedef struct opened_object {
+    PyObject_HEAD
+    repository_object *owner; /* entered while handle is set */
+    const opened_kind *kind;
+    void *handle;            /* the engine's; NULL: closed */
+    PyThread_type_lock lock; /* of a serial kind; else NULL */
+    Py_ssize_t users;        /* calls in progress, unless serial */
+    int closed;
+} opened_object;
+
+/* Enters the Repository, makes the object, and begins the call that opens it.
+ * Returns NULL with an exception set on error. */
+opened_object *gd_py_begin_opening(PyObject *repository, PyTypeObject *type,
+                                   const opened_kind *kind, gd_py_call *call);
+/* Ends the call.  Returns the object, or drops it and returns NULL unless s is
+ * GD_OK. */
+PyObject *gd_py_end_opening(opened_object *self, gd_status s, void *handle,
+                            gd_py_call *call);
+/* Every use of the handle must lie between enter and leave.  Enter may wait for
+ * another thread.  It returns 0 with an exception set if the object is closed,
+ * or belongs to another process. */
+int gd_py_enter_opened(opened_object *self);
+void gd_py_leave_opened(opened_object *self);
+/* Enters, and begins a call (call.c).  Returns 0 with an exception set on
+ * error. */
+int gd_py_call_opened(PyObject *object, gd_py_call *call);
+/* Idempotent; does nothing in a forked child.  REQUIRES: nobody else is using
+ * the object. */
+void gd_py_close_opened(opened_object *self);
+/* The method close, and the destructor. */
+PyObject *gd_py_opened_close(PyObject *object, PyObject *unused);
+void gd_py_opened_dealloc(PyObject *object);
 
 /* ---- part.c ---- */
 
@@ -163,18 +234,32 @@ struct part_object {
  * hold the maintainer lock. */
 int gd_py_enter_maintenance(maintenance_object *self, int locked);
 void gd_py_leave_maintenance(maintenance_object *self);
+/* Enters, and begins a call (call.c).  Returns 0 with an exception set on
+ * error. */
+int gd_py_call_maintenance(PyObject *object, int locked, gd_py_call *call);
 
-/* Makes a part of a type whose struct begins with a part_object; the rest is
- * zeros.  It counts as closed until its opener calls gd_py_open_part.  release
- * runs without the GIL. */
-part_object *gd_py_new_part(maintenance_object *maintenance,
-                            PyTypeObject *type);
-void gd_py_open_part(part_object *self, void (*release)(part_object *));
+/* Enters the Maintenance, makes a part of a type whose struct begins with a
+ * part_object (the rest is zeros), and begins the call that opens it.  Returns
+ * NULL with an exception set on error. */
+part_object *gd_py_begin_part(PyObject *maintenance, PyTypeObject *type,
+                              int locked, gd_py_call *call);
+/* Ends the call.  Returns the part, or drops it and returns NULL unless s is
+ * GD_OK.  release runs without the GIL. */
+PyObject *gd_py_end_part(part_object *self, gd_status s,
+                         void (*release)(part_object *), gd_py_call *call);
 /* Like gd_py_enter_maintenance; end with
  * gd_py_leave_maintenance(self->maintenance). */
 int gd_py_enter_part(part_object *self, int locked);
+/* Like gd_py_call_maintenance. */
+int gd_py_call_part(PyObject *object, int locked, gd_py_call *call);
 /* Idempotent. */
 void gd_py_close_part(part_object *self);
+/* A number that a part knows while it is open, and the getter for it: its
+ * closure is a gd_py_fact. */
+typedef struct gd_py_fact {
+    uint64_t (*of)(const part_object *);
+} gd_py_fact;
+PyObject *gd_py_part_fact(PyObject *object, void *fact);
 /* The method close, and the destructor, of any part. */
 PyObject *gd_py_part_close(PyObject *object, PyObject *unused);
 void gd_py_part_dealloc(PyObject *object);
@@ -197,11 +282,6 @@ PyObject *gd_py_begin(PyObject *repository, PyObject *args);
 
 extern PyType_Spec gd_py_image_spec; /* image.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
-/* For another object's call that uses an Image: it stays open in between.
- * Returns 0, with an exception set, for a closed one.
- * REQUIRES: object is an Image. */
-int gd_py_enter_image(PyObject *object, gd_image **image);
-void gd_py_leave_image(PyObject *object);
 
 extern PyType_Spec gd_py_volume_spec; /* volume.c */
 PyObject *gd_py_create_volume(PyObject *repository, PyObject *args);

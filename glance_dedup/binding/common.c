@@ -70,24 +70,6 @@ gd_py_raise(PyObject *self, const gd_error *err)
     return gd_py_raise_in(PyType_GetModuleState(Py_TYPE(self)), err);
 }
 
-PyObject *
-gd_py_none(PyObject *self, gd_status s, const gd_error *err)
-{
-    if (s != GD_OK) {
-        return gd_py_raise(self, err);
-    }
-    Py_RETURN_NONE;
-}
-
-PyObject *
-gd_py_not_busy(PyObject *self, gd_status s, const gd_error *err)
-{
-    if (s != GD_OK && s != GD_BUSY) {
-        return gd_py_raise(self, err);
-    }
-    return PyBool_FromLong(s == GD_OK);
-}
-
 /* ---- types and objects ---- */
 
 PyTypeObject *
@@ -224,6 +206,20 @@ gd_py_copy_blocks(const Py_buffer *fps, const Py_buffer *lengths,
     return 1;
 }
 
+int
+gd_py_parse_blocks(PyObject *args, gd_py_blocks *list)
+{
+    Py_buffer fps, lengths, addresses;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &fps, &lengths, &addresses)) {
+        return 0;
+    }
+    int copied = gd_py_copy_blocks(&fps, &lengths, &addresses, list);
+    PyBuffer_Release(&fps);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&addresses);
+    return copied;
+}
+
 PyObject *
 gd_py_pack_addresses(const gd_address *addresses, size_t count)
 {
@@ -241,6 +237,14 @@ gd_py_pack_addresses(const gd_address *addresses, size_t count)
 }
 
 /* ---- results ---- */
+
+void
+gd_py_set_item(PyObject **list, size_t index, PyObject *item)
+{
+    if (item == NULL || PyList_SetItem(*list, (Py_ssize_t)index, item) < 0) {
+        Py_CLEAR(*list);
+    }
+}
 
 PyObject *
 gd_py_header_dict(const gd_recipe_header *h)

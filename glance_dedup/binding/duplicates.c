@@ -34,146 +34,128 @@ bytes_of(const uint8_t *data, size_t count, size_t size)
                                      (Py_ssize_t)(count * size));
 }
 
+/* A function's arguments, and its result. */
+typedef struct packed_call {
+    PyObject *module;
+    Py_buffer given, other; /* other: of some functions only */
+    uint8_t *out;           /* as much room as what is given takes */
+    gd_error err;
+} packed_call;
+
+/* Ends the call.  Returns the first `count` items of the result, or NULL with
+ * an exception set unless s is GD_OK. */
 static PyObject *
-raise_in(PyObject *module, const gd_error *err)
+end_packed(packed_call *call, gd_status s, size_t count, size_t size)
 {
-    return gd_py_raise_in(PyModule_GetState(module), err);
+    PyObject *result =
+        s == GD_OK
+            ? bytes_of(call->out, count, size)
+            : gd_py_raise_in(PyModule_GetState(call->module), &call->err);
+    PyMem_Free(call->out);
+    PyBuffer_Release(&call->other);
+    PyBuffer_Release(&call->given);
+    return result;
+}
+
+typedef struct packed_item {
+    size_t size;
+    const char *name;
+} packed_item;
+
+static const packed_item pair = {GD_PAIR_SIZE, "a pair"};
+static const packed_item replacement = {GD_REPLACEMENT_SIZE, "a replacement"};
+static const packed_item record = {GD_INDEX_RECORD, "an index record"};
+
+/* Begins a call with items, and other items unless NULL.  Returns 0 with an
+ * exception set on error. */
+static int
+begin_packed(packed_call *call, PyObject *module, PyObject *args,
+             const packed_item *item, const packed_item *other)
+{
+    memset(call, 0, sizeof *call);
+    call->module = module;
+    if (!PyArg_ParseTuple(args, other == NULL ? "y*" : "y*y*", &call->given,
+                          &call->other)) {
+        return 0;
+    }
+    if (whole_items(&call->given, item->size, item->name) &&
+        (other == NULL ||
+         whole_items(&call->other, other->size, other->name))) {
+        call->out = PyMem_Malloc((size_t)call->given.len + 1);
+        if (call->out != NULL) {
+            return 1;
+        }
+        PyErr_NoMemory();
+    }
+    PyBuffer_Release(&call->other);
+    PyBuffer_Release(&call->given);
+    return 0;
 }
 
 static PyObject *
 engine_pair_addresses(PyObject *module, PyObject *args)
 {
-    Py_buffer view;
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*", &view)) {
+    packed_call call;
+    size_t count;
+    if (!begin_packed(&call, module, args, &pair, NULL)) {
         return NULL;
     }
-    if (whole_items(&view, GD_PAIR_SIZE, "a pair")) {
-        uint8_t *out = PyMem_Malloc((size_t)view.len + 1);
-        if (out == NULL) {
-            PyErr_NoMemory();
-        } else {
-            size_t count;
-            gd_error err;
-            gd_status status = gd_pairs_addresses(
-                gd_env_posix(), pairs_of(&view), out, &count, &err);
-            result = status == GD_OK ? bytes_of(out, count, GD_ADDRESS_SIZE)
-                                     : raise_in(module, &err);
-        }
-        PyMem_Free(out);
-    }
-    PyBuffer_Release(&view);
-    return result;
+    gd_status s = gd_pairs_addresses(gd_env_posix(), pairs_of(&call.given),
+                                     call.out, &count, &call.err);
+    return end_packed(&call, s, count, GD_ADDRESS_SIZE);
 }
 
 static PyObject *
 engine_pairs_sort(PyObject *module, PyObject *args)
 {
-    Py_buffer view;
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*", &view)) {
+    packed_call call;
+    if (!begin_packed(&call, module, args, &pair, NULL)) {
         return NULL;
     }
-    if (whole_items(&view, GD_PAIR_SIZE, "a pair")) {
-        uint8_t *out = PyMem_Malloc((size_t)view.len + 1);
-        if (out == NULL) {
-            PyErr_NoMemory();
-        } else {
-            size_t count = (size_t)view.len / GD_PAIR_SIZE;
-            gd_error err;
-            memcpy(out, view.buf, (size_t)view.len);
-            result = gd_pairs_sort(gd_env_posix(), out, &count, &err) == GD_OK
-                         ? bytes_of(out, count, GD_PAIR_SIZE)
-                         : raise_in(module, &err);
-        }
-        PyMem_Free(out);
-    }
-    PyBuffer_Release(&view);
-    return result;
+    size_t count = (size_t)call.given.len / GD_PAIR_SIZE;
+    memcpy(call.out, call.given.buf, (size_t)call.given.len);
+    gd_status s = gd_pairs_sort(gd_env_posix(), call.out, &count, &call.err);
+    return end_packed(&call, s, count, GD_PAIR_SIZE);
 }
 
 static PyObject *
 engine_replacements_sort(PyObject *module, PyObject *args)
 {
-    (void)module;
-    Py_buffer view;
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*", &view)) {
+    packed_call call;
+    if (!begin_packed(&call, module, args, &replacement, NULL)) {
         return NULL;
     }
-    if (whole_items(&view, GD_REPLACEMENT_SIZE, "a replacement")) {
-        uint8_t *out = PyMem_Malloc((size_t)view.len + 1);
-        if (out == NULL) {
-            PyErr_NoMemory();
-        } else {
-            memcpy(out, view.buf, (size_t)view.len);
-            result = bytes_of(
-                out,
-                gd_replacements_sort(
-                    out, (size_t)view.len / GD_REPLACEMENT_SIZE),
-                GD_REPLACEMENT_SIZE);
-        }
-        PyMem_Free(out);
-    }
-    PyBuffer_Release(&view);
-    return result;
+    memcpy(call.out, call.given.buf, (size_t)call.given.len);
+    size_t count = gd_replacements_sort(
+        call.out, (size_t)call.given.len / GD_REPLACEMENT_SIZE);
+    return end_packed(&call, GD_OK, count, GD_REPLACEMENT_SIZE);
 }
 
 static PyObject *
 engine_pairs_without(PyObject *module, PyObject *args)
 {
-    (void)module;
-    Py_buffer a, b;
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*", &a, &b)) {
+    packed_call call;
+    if (!begin_packed(&call, module, args, &pair, &pair)) {
         return NULL;
     }
-    if (whole_items(&a, GD_PAIR_SIZE, "a pair") &&
-        whole_items(&b, GD_PAIR_SIZE, "a pair")) {
-        uint8_t *out = PyMem_Malloc((size_t)a.len + 1);
-        if (out == NULL) {
-            PyErr_NoMemory();
-        } else {
-            result = bytes_of(
-                out, gd_pairs_without(pairs_of(&a), pairs_of(&b), out),
-                GD_PAIR_SIZE);
-        }
-        PyMem_Free(out);
-    }
-    PyBuffer_Release(&b);
-    PyBuffer_Release(&a);
-    return result;
+    size_t count = gd_pairs_without(pairs_of(&call.given),
+                                    pairs_of(&call.other), call.out);
+    return end_packed(&call, GD_OK, count, GD_PAIR_SIZE);
 }
 
 static PyObject *
 engine_pairs_named(PyObject *module, PyObject *args)
 {
-    Py_buffer pairs, view;
-    PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*", &pairs, &view)) {
+    packed_call call;
+    size_t count;
+    if (!begin_packed(&call, module, args, &pair, &record)) {
         return NULL;
     }
-    if (whole_items(&pairs, GD_PAIR_SIZE, "a pair") &&
-        whole_items(&view, GD_INDEX_RECORD, "an index record")) {
-        gd_records records = {view.buf,
-                              (size_t)view.len / GD_INDEX_RECORD};
-        size_t count;
-        uint8_t *out = PyMem_Malloc((size_t)pairs.len + 1);
-        if (out == NULL) {
-            PyErr_NoMemory();
-        } else {
-            gd_error err;
-            gd_status status =
-                gd_pairs_named(gd_env_posix(), pairs_of(&pairs), records, out,
-                               &count, &err);
-            result = status == GD_OK ? bytes_of(out, count, GD_PAIR_SIZE)
-                                     : raise_in(module, &err);
-        }
-        PyMem_Free(out);
-    }
-    PyBuffer_Release(&view);
-    PyBuffer_Release(&pairs);
-    return result;
+    gd_records records = {call.other.buf,
+                          (size_t)call.other.len / GD_INDEX_RECORD};
+    gd_status s = gd_pairs_named(gd_env_posix(), pairs_of(&call.given), records,
+                                 call.out, &count, &call.err);
+    return end_packed(&call, s, count, GD_PAIR_SIZE);
 }
 
 /* pick(items, size, first, addresses): takes a group's items, from slot `first`

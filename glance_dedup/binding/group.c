@@ -25,86 +25,45 @@ release_group(part_object *part)
 PyObject *
 gd_py_enter_group(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
-    uint32_t number;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_parse_group(object, args, &number) ||
-        !gd_py_enter_maintenance(self, 1)) {
-        return NULL;
-    }
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    group_object *group =
-        (group_object *)gd_py_new_part(self, state->group_type);
-    if (group == NULL) {
-        gd_py_leave_maintenance(self);
+    uint32_t number;
+    gd_py_call call;
+    if (!gd_py_parse_group(object, args, &number)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_open(repo, number, &group->owned, &err);
-    Py_END_ALLOW_THREADS
-    if (s == GD_OK) {
-        gd_py_open_part(&group->part, release_group);
+    part_object *part = gd_py_begin_part(object, state->group_type, 1, &call);
+    if (part == NULL) {
+        return NULL;
     }
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        Py_DECREF((PyObject *)group);
-        return gd_py_raise(object, &err);
-    }
-    return (PyObject *)group;
+    gd_status s = gd_owned_group_open(part->maintenance->owner->repo, number,
+                                      &((group_object *)part)->owned,
+                                      &call.err);
+    return gd_py_end_part(part, s, release_group, &call);
 }
 
 /* Facts need the group open, since closing it discards all that is known. */
-static PyObject *
-group_fact(PyObject *object, uint32_t (*fact)(const gd_owned_group *))
+static gd_leased_group *
+leased_of(const part_object *part)
 {
-    group_object *self = (group_object *)object;
-    if (!gd_py_enter_part(&self->part, 0)) {
-        return NULL;
-    }
-    PyObject *result = PyLong_FromUnsignedLong(fact(self->owned));
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    return ((const group_object *)part)->owned->leased;
 }
 
-static uint32_t
-number_of(const gd_owned_group *owned)
+static uint64_t
+number_of(const part_object *part)
 {
-    return owned->leased->group->number;
+    return leased_of(part)->group->number;
 }
 
-static uint32_t
-slots_of(const gd_owned_group *owned)
+static uint64_t
+slots_of(const part_object *part)
 {
-    return owned->leased->group->bounds.slots;
+    return leased_of(part)->group->bounds.slots;
 }
 
-static uint32_t
-published_of(const gd_owned_group *owned)
+static uint64_t
+published_of(const part_object *part)
 {
-    return owned->leased->published.count;
-}
-
-static PyObject *
-group_number(PyObject *object, void *unused)
-{
-    (void)unused;
-    return group_fact(object, number_of);
-}
-
-static PyObject *
-group_slots(PyObject *object, void *unused)
-{
-    (void)unused;
-    return group_fact(object, slots_of);
-}
-
-static PyObject *
-group_published(PyObject *object, void *unused)
-{
-    (void)unused;
-    return group_fact(object, published_of);
+    return leased_of(part)->published.count;
 }
 
 static PyObject *
@@ -115,10 +74,10 @@ group_states(PyObject *object, PyObject *unused)
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
     }
-    uint32_t slots = slots_of(self->owned);
+    uint64_t slots = slots_of(&self->part);
     PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)slots);
     char *out = result == NULL ? NULL : PyBytes_AsString(result);
-    for (uint32_t i = 0; out != NULL && i < slots; i++) {
+    for (uint64_t i = 0; out != NULL && i < slots; i++) {
         out[i] = (char)self->owned->leased->entries[i].state;
     }
     gd_py_leave_maintenance(self->part.maintenance);
@@ -155,23 +114,16 @@ group_free(PyObject *object, PyObject *args)
     group_object *self = (group_object *)object;
     size_t count;
     uint32_t freed = 0;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     uint32_t *slots = parse_slots(args, &count);
-    if (slots == NULL) {
-        return NULL;
+    if (slots != NULL && gd_py_call_part(object, 1, &call)) {
+        gd_status s = gd_owned_group_free(self->owned, slots, count, &freed,
+                                          &call.err);
+        result = gd_py_end_number(&call, s, freed);
     }
-    if (!gd_py_enter_part(&self->part, 1)) {
-        PyMem_Free(slots);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_free(self->owned, slots, count, &freed, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
     PyMem_Free(slots);
-    return s == GD_OK ? PyLong_FromUnsignedLong(freed)
-                      : gd_py_raise(object, &err);
+    return result;
 }
 
 static PyObject *
@@ -180,17 +132,12 @@ group_punch(PyObject *object, PyObject *unused)
     (void)unused;
     group_object *self = (group_object *)object;
     uint64_t bytes = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_punch(self->owned, &bytes, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyLong_FromUnsignedLongLong(bytes)
-                      : gd_py_raise(object, &err);
+    gd_status s = gd_owned_group_punch(self->owned, &bytes, &call.err);
+    return gd_py_end_number(&call, s, bytes);
 }
 
 static PyObject *
@@ -199,20 +146,13 @@ group_live_bytes(PyObject *object, PyObject *unused)
     (void)unused;
     group_object *self = (group_object *)object;
     uint64_t bytes = 0, kept = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 0)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_live_bytes(self->owned, &bytes, &kept, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
-    }
-    return Py_BuildValue("(KK)", (unsigned long long)bytes,
-                         (unsigned long long)kept);
+    gd_status s =
+        gd_owned_group_live_bytes(self->owned, &bytes, &kept, &call.err);
+    return gd_py_end_two(&call, s, bytes, kept);
 }
 
 static PyObject *
@@ -224,65 +164,51 @@ group_rewrite(PyObject *object, PyObject *args, PyObject *keywords)
     int level = 0;
     gd_codec codec = GD_CODEC_NONE;
     uint64_t bytes = 0;
-    gd_error err;
+    gd_py_call call;
     gd_status s = GD_OK;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|zi", names, &name,
                                      &level)) {
         return NULL;
     }
     if (name != NULL) {
-        s = gd_codec_parse(name, &codec, &err);
+        s = gd_codec_parse(name, &codec, &call.err);
     }
     if (s == GD_OK) {
-        s = gd_codec_check_level(codec, level, &err);
+        s = gd_codec_check_level(codec, level, &call.err);
     }
     if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+        return gd_py_raise(object, &call.err);
     }
-    if (!gd_py_enter_part(&self->part, 1)) {
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
     s = gd_owned_group_rewrite(self->owned, name == NULL ? NULL : &codec, level,
-                               &bytes, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyLong_FromUnsignedLongLong(bytes)
-                      : gd_py_raise(object, &err);
+                               &bytes, &call.err);
+    return gd_py_end_number(&call, s, bytes);
 }
 
 static PyObject *
 group_mark_damaged(PyObject *object, PyObject *args)
 {
     group_object *self = (group_object *)object;
+    const gd_env *env = gd_env_posix();
     size_t count, name_count = 0;
     gd_quarantine_name *names = NULL;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     uint32_t *slots = parse_slots(args, &count);
-    if (slots == NULL) {
-        return NULL;
-    }
-    if (!gd_py_enter_part(&self->part, 1)) {
+    if (slots == NULL || !gd_py_call_part(object, 1, &call)) {
         PyMem_Free(slots);
         return NULL;
     }
-    const gd_env *env = self->part.maintenance->owner->repo->env;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_mark_damaged(self->owned, slots, count, &names,
-                                    &name_count, &err);
-    Py_END_ALLOW_THREADS
+    gd_status s = gd_owned_group_mark_damaged(self->owned, slots, count, &names,
+                                              &name_count, &call.err);
+    PyObject *list =
+        gd_py_end(&call, s) ? PyList_New((Py_ssize_t)name_count) : NULL;
     PyMem_Free(slots);
-    PyObject *list = s == GD_OK ? PyList_New((Py_ssize_t)name_count)
-                                : gd_py_raise(object, &err);
     for (size_t i = 0; list != NULL && i < name_count; i++) {
-        PyObject *item = PyUnicode_FromString(names[i]);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, PyUnicode_FromString(names[i]));
     }
     env->release(env, names);
-    gd_py_leave_maintenance(self->part.maintenance);
     return list;
 }
 
@@ -292,16 +218,12 @@ group_unlink(PyObject *object, PyObject *unused)
     (void)unused;
     group_object *self = (group_object *)object;
     bool removed = false;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_owned_group_unlink(self->owned, &removed, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyBool_FromLong(removed) : gd_py_raise(object, &err);
+    gd_status s = gd_owned_group_unlink(self->owned, &removed, &call.err);
+    return gd_py_end_bool(&call, s, removed);
 }
 
 static PyMethodDef group_methods[] = {
@@ -318,9 +240,9 @@ static PyMethodDef group_methods[] = {
 };
 
 static PyGetSetDef group_attributes[] = {
-    {"number", group_number, NULL, NULL, NULL},
-    {"slots", group_slots, NULL, NULL, NULL},
-    {"published", group_published, NULL, NULL, NULL},
+    {"number", gd_py_part_fact, NULL, NULL, &(gd_py_fact){number_of}},
+    {"slots", gd_py_part_fact, NULL, NULL, &(gd_py_fact){slots_of}},
+    {"published", gd_py_part_fact, NULL, NULL, &(gd_py_fact){published_of}},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -4,153 +4,94 @@
  */
 #include "binding/binding.h"
 
-#include <string.h>
-
 #include "engine/exchange/wire.h"
 #include "engine/read/reader.h"
 
-typedef struct image_object {
-    PyObject_HEAD
-    repository_object *owner; /* entered while image is set */
-    gd_image *image;
-    Py_ssize_t users; /* calls in progress */
-    int closed;
-} image_object;
+static void
+close_image(void *handle)
+{
+    gd_image_close(handle);
+}
+
+static const opened_kind image_kind = {"the image is closed", close_image,
+                                       false};
 
 PyObject *
 gd_py_open_image(PyObject *object, PyObject *args)
 {
-    repository_object *self = (repository_object *)object;
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     const char *image_id;
     const uint8_t *upload;
     uint8_t upload_id[GD_ID_SIZE];
-    gd_error err;
-    gd_status s;
-    if (!gd_py_parse_image(args, &image_id, upload_id, &upload) ||
-        !gd_py_enter_repository(self)) {
+    gd_image *image = NULL;
+    gd_py_call call;
+    if (!gd_py_parse_image(args, &image_id, upload_id, &upload)) {
         return NULL;
     }
-    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    image_object *result = gd_py_new_object(state->image_type);
-    if (result == NULL) {
-        gd_py_leave_repository(self);
+    opened_object *self =
+        gd_py_begin_opening(object, state->image_type, &image_kind, &call);
+    if (self == NULL) {
         return NULL;
     }
-    Py_INCREF(object);
-    result->owner = self;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_open(self->repo, image_id, upload, &result->image, &err);
-    Py_END_ALLOW_THREADS
-    if (s != GD_OK) {
-        result->image = NULL;
-        gd_py_leave_repository(self);
-        gd_py_raise(object, &err);
-        Py_DECREF(result);
-        return NULL;
-    }
-    return (PyObject *)result;
+    gd_status s = gd_image_open(self->owner->repo, image_id, upload, &image,
+                                &call.err);
+    return gd_py_end_opening(self, s, image, &call);
 }
 
-static void
-close_when_unused(image_object *self)
+static gd_image *
+image_of(PyObject *object)
 {
-    if (self->closed && self->users == 0 && self->image != NULL &&
-        gd_py_check_process(self->owner, NULL) == GD_OK) {
-        gd_image_close(self->image);
-        self->image = NULL;
-        gd_py_leave_repository(self->owner);
-    }
-}
-
-static int
-enter_image(image_object *self)
-{
-    gd_error err;
-    if (self->closed || self->image == NULL) {
-        gd_fail(&err, GD_CLOSED, "the image is closed");
-    } else if (gd_py_check_process(self->owner, &err) == GD_OK) {
-        self->users++;
-        return 1;
-    }
-    gd_py_raise((PyObject *)self, &err);
-    return 0;
-}
-
-static void
-leave_image(image_object *self)
-{
-    self->users--;
-    close_when_unused(self);
-}
-
-int
-gd_py_enter_image(PyObject *object, gd_image **image)
-{
-    image_object *self = (image_object *)object;
-    int entered = enter_image(self);
-    *image = self->image;
-    return entered;
-}
-
-void
-gd_py_leave_image(PyObject *object)
-{
-    leave_image((image_object *)object);
+    return ((opened_object *)object)->handle;
 }
 
 static PyObject *
 image_readinto(PyObject *object, PyObject *args)
 {
-    image_object *self = (image_object *)object;
     Py_buffer view;
     unsigned long long offset;
     size_t done = 0;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "w*K", &view, &offset)) {
         return NULL;
     }
-    if (!enter_image(self)) {
-        PyBuffer_Release(&view);
-        return NULL;
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_image_read(image_of(object), view.buf,
+                                    (size_t)view.len, offset, &done, &call.err);
+        result = gd_py_end_number(&call, s, done);
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_read(self->image, view.buf, (size_t)view.len, offset, &done,
-                      &err);
-    Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
-    leave_image(self);
-    return s == GD_OK ? PyLong_FromSize_t(done) : gd_py_raise(object, &err);
+    return result;
 }
 
 /* read(length, offset): returns fewer bytes than asked for only at the end. */
 static PyObject *
 image_read(PyObject *object, PyObject *args)
 {
-    image_object *self = (image_object *)object;
+    opened_object *self = (opened_object *)object;
     unsigned long long length, offset;
     size_t done = 0;
     gd_error err;
     gd_status s;
     if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
-        !enter_image(self)) {
+        !gd_py_enter_opened(self)) {
         return NULL;
     }
-    uint64_t size = gd_image_header(self->image)->size;
+    uint64_t size = gd_image_header(self->handle)->size;
     uint64_t rest = offset < size ? size - offset : 0;
     PyObject *result = PyBytes_FromStringAndSize(
         NULL, (Py_ssize_t)(length < rest ? length : rest));
     if (result == NULL) {
-        leave_image(self);
+        gd_py_leave_opened(self);
         return NULL;
     }
     /* Nobody else has seen the bytes object yet. */
     uint8_t *out = (uint8_t *)PyBytes_AsString(result);
     size_t room = (size_t)PyBytes_Size(result);
     Py_BEGIN_ALLOW_THREADS
-    s = gd_image_read(self->image, out, room, offset, &done, &err);
+    s = gd_image_read(self->handle, out, room, offset, &done, &err);
     Py_END_ALLOW_THREADS
-    leave_image(self);
+    gd_py_leave_opened(self);
     if (s != GD_OK) {
         Py_DECREF(result);
         return gd_py_raise(object, &err);
@@ -169,9 +110,7 @@ extents_list(const gd_recipe_page *page)
             (unsigned long long)e->length,
             e->kind == GD_EXTENT_ZEROS ? "zeros" : "blocks", e->group, e->slot,
             e->blocks);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, item);
     }
     return list;
 }
@@ -181,49 +120,45 @@ extents_list(const gd_recipe_page *page)
 static PyObject *
 image_extents(PyObject *object, PyObject *args)
 {
-    image_object *self = (image_object *)object;
+    gd_image *image = image_of(object);
     unsigned long long number;
     gd_recipe_page page;
-    gd_error err;
+    gd_py_call call;
     gd_status s = GD_OK;
-    if (!PyArg_ParseTuple(args, "K", &number) || !enter_image(self)) {
+    if (!PyArg_ParseTuple(args, "K", &number) ||
+        !gd_py_call_opened(object, &call)) {
         return NULL;
     }
     page.count = 0;
-    if (number < gd_image_pages(self->image)) {
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_image_extents(self->image, number + 1, &page, &err);
-        Py_END_ALLOW_THREADS
+    if (number < gd_image_pages(image)) {
+        s = gd_image_extents(image, number + 1, &page, &call.err);
     }
-    leave_image(self);
-    return s == GD_OK ? extents_list(&page) : gd_py_raise(object, &err);
+    return gd_py_end(&call, s) ? extents_list(&page) : NULL;
 }
 
 /* describe(page): counts from 0; returns b'' behind the last page. */
 static PyObject *
 image_describe(PyObject *object, PyObject *args)
 {
-    image_object *self = (image_object *)object;
+    gd_image *image = image_of(object);
+    const gd_env *env = gd_env_posix();
     unsigned long long number;
     uint8_t *bytes = NULL;
     size_t length = 0;
-    gd_error err;
+    gd_py_call call;
     gd_status s = GD_OK;
-    if (!PyArg_ParseTuple(args, "K", &number) || !enter_image(self)) {
+    if (!PyArg_ParseTuple(args, "K", &number) ||
+        !gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    const gd_env *env = self->owner->repo->env;
-    if (number < gd_image_pages(self->image)) {
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_image_describe(self->image, number + 1, &bytes, &length, &err);
-        Py_END_ALLOW_THREADS
+    if (number < gd_image_pages(image)) {
+        s = gd_image_describe(image, number + 1, &bytes, &length, &call.err);
     }
     PyObject *result =
-        s == GD_OK ? PyBytes_FromStringAndSize((const char *)bytes,
-                                               (Py_ssize_t)length)
-                   : gd_py_raise(object, &err);
+        gd_py_end(&call, s) ? PyBytes_FromStringAndSize((const char *)bytes,
+                                                        (Py_ssize_t)length)
+                            : NULL;
     env->release(env, bytes);
-    leave_image(self);
     return result;
 }
 
@@ -262,9 +197,7 @@ frames_list(const gd_frames *frames)
         PyObject *frame = PyBytes_FromStringAndSize(
             (const char *)frames->bytes + start,
             (Py_ssize_t)(frames->ends[i] - start));
-        if (frame == NULL || PyList_SetItem(list, (Py_ssize_t)i, frame) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, frame);
         start = frames->ends[i];
     }
     return list;
@@ -274,34 +207,25 @@ frames_list(const gd_frames *frames)
 static PyObject *
 image_frames(PyObject *object, PyObject *args)
 {
-    image_object *self = (image_object *)object;
-    PyObject *list;
+    PyObject *list, *result = NULL;
     size_t count = 0;
     gd_frames frames = {0};
     uint64_t end = 0;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &list)) {
         return NULL;
     }
     gd_range *ranges = parse_ranges(list, &count);
-    if (ranges == NULL) {
-        return NULL;
+    if (ranges != NULL && gd_py_call_opened(object, &call)) {
+        gd_status s = gd_image_frames(image_of(object), ranges, count, &frames,
+                                      &end, &call.err);
+        if (gd_py_end(&call, s)) {
+            result = Py_BuildValue("(NK)", frames_list(&frames),
+                                   (unsigned long long)end);
+        }
     }
-    if (!enter_image(self)) {
-        PyMem_Free(ranges);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_frames(self->image, ranges, count, &frames, &end, &err);
-    Py_END_ALLOW_THREADS
-    PyObject *result = s == GD_OK
-                           ? Py_BuildValue("(NK)", frames_list(&frames),
-                                           (unsigned long long)end)
-                           : gd_py_raise(object, &err);
     gd_frames_free(&frames);
     PyMem_Free(ranges);
-    leave_image(self);
     return result;
 }
 
@@ -309,35 +233,13 @@ static PyObject *
 image_header(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    image_object *self = (image_object *)object;
-    if (!enter_image(self)) {
+    opened_object *self = (opened_object *)object;
+    if (!gd_py_enter_opened(self)) {
         return NULL;
     }
-    PyObject *result = gd_py_header_dict(gd_image_header(self->image));
-    leave_image(self);
+    PyObject *result = gd_py_header_dict(gd_image_header(self->handle));
+    gd_py_leave_opened(self);
     return result;
-}
-
-static PyObject *
-image_close(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    image_object *self = (image_object *)object;
-    self->closed = 1;
-    close_when_unused(self);
-    Py_RETURN_NONE;
-}
-
-static void
-image_dealloc(PyObject *object)
-{
-    image_object *self = (image_object *)object;
-    self->closed = 1;
-    if (self->owner != NULL) {
-        close_when_unused(self);
-    }
-    Py_XDECREF((PyObject *)self->owner);
-    gd_py_free_object(object);
 }
 
 static PyMethodDef image_methods[] = {
@@ -347,19 +249,19 @@ static PyMethodDef image_methods[] = {
     {"frames", image_frames, METH_VARARGS, NULL},
     {"extents", image_extents, METH_VARARGS, NULL},
     {"header", image_header, METH_NOARGS, NULL},
-    {"close", image_close, METH_NOARGS, NULL},
+    {"close", gd_py_opened_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot image_slots[] = {
-    {Py_tp_dealloc, image_dealloc},
+    {Py_tp_dealloc, gd_py_opened_dealloc},
     {Py_tp_methods, image_methods},
     {0, NULL},
 };
 
 PyType_Spec gd_py_image_spec = {
     .name = "glance_dedup._engine.Image",
-    .basicsize = sizeof(image_object),
+    .basicsize = sizeof(opened_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = image_slots,

@@ -97,24 +97,28 @@ maintenance_dealloc(PyObject *object)
     gd_py_free_object(object);
 }
 
+static gd_repo *
+repo_of(PyObject *object)
+{
+    return ((maintenance_object *)object)->owner->repo;
+}
+
 static PyObject *
 maintenance_lock(PyObject *object, PyObject *unused)
 {
     (void)unused;
     maintenance_object *self = (maintenance_object *)object;
-    gd_error err;
+    gd_repo *repo = repo_of(object);
+    gd_py_call call;
     gd_status s = GD_OK;
-    if (!gd_py_enter_maintenance(self, 0)) {
+    if (!gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
     if (self->lock_fd < 0) {
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_maintainer_lock(repo->env, repo->root, &self->lock_fd, &err);
-        Py_END_ALLOW_THREADS
+        s = gd_maintainer_lock(repo->env, repo->root, &self->lock_fd,
+                               &call.err);
     }
-    gd_py_leave_maintenance(self);
-    return gd_py_not_busy(object, s, &err);
+    return gd_py_end_not_busy(&call, s);
 }
 
 /* ---- the locks of images ---- */
@@ -123,24 +127,21 @@ static PyObject *
 maintenance_lock_image(PyObject *object, PyObject *args)
 {
     maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     const char *image_id;
-    gd_error err;
+    gd_py_call call;
     gd_status s;
     if (!PyArg_ParseTuple(args, "s", &image_id) ||
-        !gd_py_enter_maintenance(self, 1)) {
+        !gd_py_call_maintenance(object, 1, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
     if (self->image_lock_fd >= 0) {
-        s = gd_fail(&err, GD_INVALID, "another image is locked already");
+        s = gd_fail(&call.err, GD_INVALID, "another image is locked already");
     } else {
-        Py_BEGIN_ALLOW_THREADS
         s = gd_image_lock(repo->env, repo->root, image_id, 0,
-                          &self->image_lock_fd, &err);
-        Py_END_ALLOW_THREADS
+                          &self->image_lock_fd, &call.err);
     }
-    gd_py_leave_maintenance(self);
-    return gd_py_not_busy(object, s, &err);
+    return gd_py_end_not_busy(&call, s);
 }
 
 static PyObject *
@@ -159,19 +160,15 @@ maintenance_unlock_image(PyObject *object, PyObject *unused)
 static PyObject *
 maintenance_is_read(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     const char *image_id;
-    bool read;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "s", &image_id) ||
-        !gd_py_enter_maintenance(self, 0)) {
+        !gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    read = gd_spool_is_read(repo->env, repo->root, image_id);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    return PyBool_FromLong(read);
+    bool read = gd_spool_is_read(repo->env, repo->root, image_id);
+    return gd_py_end_bool(&call, GD_OK, read);
 }
 
 /* ---- the fence, and directories ---- */
@@ -182,21 +179,16 @@ static PyObject *
 maintenance_read_fence(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     gd_fence fence;
     bool found;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_maintenance(self, 0)) {
+    gd_py_call call;
+    if (!gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_fence_read(repo->env, repo->root, &fence, &found, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+    if (!gd_py_end(&call, gd_fence_read(repo->env, repo->root, &fence, &found,
+                                        &call.err))) {
+        return NULL;
     }
     if (!found) {
         Py_RETURN_NONE;
@@ -210,12 +202,11 @@ maintenance_read_fence(PyObject *object, PyObject *unused)
 static PyObject *
 maintenance_write_fence(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     const char *payload;
     Py_ssize_t length;
     gd_fence fence;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "y#", &payload, &length)) {
         return NULL;
     }
@@ -224,17 +215,13 @@ maintenance_write_fence(PyObject *object, PyObject *args)
                             "the fence's record: %d bytes are needed",
                             (int)FENCE_SIZE);
     }
-    if (!gd_py_enter_maintenance(self, 1)) {
-        return NULL;
-    }
     memcpy(fence.catalog_id, payload, GD_ID_SIZE);
     fence.sequence = gd_get64((const uint8_t *)payload + GD_ID_SIZE);
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_fence_write(repo->env, repo->root, &fence, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    return gd_py_none(object, s, &err);
+    if (!gd_py_call_maintenance(object, 1, &call)) {
+        return NULL;
+    }
+    return gd_py_end_none(
+        &call, gd_fence_write(repo->env, repo->root, &fence, &call.err));
 }
 
 static PyObject *
@@ -242,10 +229,9 @@ maintenance_sync(PyObject *object, PyObject *args)
 {
     static const char *const directories[] = {
         GD_DIR_IMAGES, GD_DIR_SPOOL, GD_DIR_GROUPS, GD_DIR_QUARANTINE};
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     const char *name, *directory = NULL;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "s", &name)) {
         return NULL;
     }
@@ -255,19 +241,15 @@ maintenance_sync(PyObject *object, PyObject *args)
         }
     }
     if (directory == NULL) {
-        gd_fail(&err, GD_INVALID, "no directory of a repository is called "
-                                  "'%.40s'", name);
-        return gd_py_raise(object, &err);
+        gd_fail(&call.err, GD_INVALID,
+                "no directory of a repository is called '%.40s'", name);
+        return gd_py_raise(object, &call.err);
     }
-    if (!gd_py_enter_maintenance(self, 0)) {
+    if (!gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_sync_dir(repo->env, repo->root, directory, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(
+        &call, gd_sync_dir(repo->env, repo->root, directory, &call.err));
 }
 
 /* ---- the listings ---- */
@@ -276,28 +258,20 @@ static PyObject *
 maintenance_spool(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     gd_spool_base *entries = NULL;
     size_t count = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_maintenance(self, 0)) {
+    gd_py_call call;
+    if (!gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_entry_list(repo->env, repo->root, &entries, &count, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+    if (!gd_py_end(&call, gd_spool_entry_list(repo->env, repo->root, &entries,
+                                              &count, &call.err))) {
+        return NULL;
     }
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
-        PyObject *item = PyUnicode_FromString(entries[i].name);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, PyUnicode_FromString(entries[i].name));
     }
     repo->env->release(repo->env, entries);
     return list;
@@ -307,31 +281,31 @@ static PyObject *
 maintenance_groups(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     uint32_t *numbers = NULL;
     size_t count = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_maintenance(self, 0)) {
+    gd_py_call call;
+    if (!gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_list_groups(repo, &numbers, &count, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+    if (!gd_py_end(&call, gd_repo_list_groups(repo, &numbers, &count,
+                                              &call.err))) {
+        return NULL;
     }
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
-        PyObject *item = PyLong_FromUnsignedLong(numbers[i]);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, PyLong_FromUnsignedLong(numbers[i]));
     }
     repo->env->release(repo->env, numbers);
     return list;
+}
+
+/* Opens a group to read it; gd_group_close closes it. */
+static gd_status
+open_group(gd_repo *repo, uint32_t number, gd_group **group, gd_error *err)
+{
+    return gd_group_open(repo->env, repo->root, &repo->params, number, O_RDONLY,
+                         group, err);
 }
 
 static gd_status
@@ -339,8 +313,7 @@ read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
            gd_published *record, struct stat *st, gd_error *err)
 {
     gd_group *group;
-    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
-                                O_RDONLY, &group, err);
+    gd_status s = open_group(repo, number, &group, err);
     if (s != GD_OK) {
         return s;
     }
@@ -348,9 +321,7 @@ read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
     *scope = group->scope;
     s = gd_group_read_published(group, record, err);
     if (s == GD_OK) {
-        int rc = repo->env->fstat(repo->env, group->fd, st);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
-                   : GD_OK;
+        s = gd_group_stat(group, st, err);
     }
     gd_group_close(group);
     return s;
@@ -359,25 +330,19 @@ read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
 static PyObject *
 maintenance_group_facts(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
     uint32_t number;
     uint32_t slots = 0;
     gd_scope scope;
     gd_published record;
     struct stat st;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
-        !gd_py_enter_maintenance(self, 0)) {
+        !gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = read_facts(repo, number, &slots, &scope, &record, &st, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+    if (!gd_py_end(&call, read_facts(repo_of(object), number, &slots, &scope,
+                                     &record, &st, &call.err))) {
+        return NULL;
     }
     return Py_BuildValue(
         "{sIsy#sIsKsIsKsKsBsBsKsK}", "slots", slots, "scope", scope.id,
@@ -395,17 +360,14 @@ read_space(gd_repo *repo, uint32_t number, gd_usage *used,
            uint64_t *store, struct stat *st, gd_error *err)
 {
     gd_group *group;
-    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
-                                O_RDONLY, &group, err);
+    gd_status s = open_group(repo, number, &group, err);
     if (s != GD_OK) {
         return s;
     }
     *store = gd_data_start(group->bounds.slots);
     s = gd_usage_add_group(group, used, err);
     if (s == GD_OK) {
-        int rc = repo->env->fstat(repo->env, group->fd, st);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
-                   : GD_OK;
+        s = gd_group_stat(group, st, err);
     }
     gd_group_close(group);
     return s;
@@ -414,24 +376,18 @@ read_space(gd_repo *repo, uint32_t number, gd_usage *used,
 static PyObject *
 maintenance_group_space(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
     uint32_t number;
     gd_usage used = {.segments = 0};
     uint64_t store = 0;
     struct stat st;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
-        !gd_py_enter_maintenance(self, 0)) {
+        !gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = read_space(repo, number, &used, &store, &st, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+    if (!gd_py_end(&call, read_space(repo_of(object), number, &used, &store,
+                                     &st, &call.err))) {
+        return NULL;
     }
     unsigned long long plain[GD_CODECS], stored[GD_CODECS];
     for (int i = 0; i < GD_CODECS; i++) {
@@ -462,8 +418,7 @@ read_entries(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
              gd_entry *entries, gd_error *err)
 {
     gd_group *group;
-    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
-                                O_RDONLY, &group, err);
+    gd_status s = open_group(repo, number, &group, err);
     if (s != GD_OK) {
         return s;
     }
@@ -481,41 +436,37 @@ read_entries(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
 static PyObject *
 maintenance_entries(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
+    gd_repo *repo = repo_of(object);
     uint32_t number, first, count;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&O&O&", gd_py_to_u32, &number, gd_py_to_u32,
                           &first, gd_py_to_u32, &count)) {
         return NULL;
     }
     if (count > GD_MAX_SLOTS) {
-        gd_fail(&err, GD_INVALID, "no group has %u slots", count);
-        return gd_py_raise(object, &err);
+        gd_fail(&call.err, GD_INVALID, "no group has %u slots", count);
+        return gd_py_raise(object, &call.err);
     }
     PyObject *result =
         PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * ENTRY_SIZE);
-    if (result == NULL || !gd_py_enter_maintenance(self, 0)) {
+    /* Nobody else has seen the bytes object yet. */
+    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
+    if (result == NULL || !gd_py_call_maintenance(object, 0, &call)) {
         Py_XDECREF(result);
         return NULL;
     }
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    gd_entry *entries = gd_calloc(repo->env, count, sizeof *entries, &err);
-    s = entries == NULL
+    gd_entry *entries =
+        gd_calloc(repo->env, count, sizeof *entries, &call.err);
+    gd_status s =
+        entries == NULL
             ? GD_NOMEM
-            : read_entries(repo, number, first, count, entries, &err);
+            : read_entries(repo, number, first, count, entries, &call.err);
     for (uint32_t i = 0; s == GD_OK && i < count; i++) {
         pack_entry(&entries[i], out + (size_t)i * ENTRY_SIZE);
     }
     repo->env->release(repo->env, entries);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        Py_DECREF(result);
-        return gd_py_raise(object, &err);
+    if (!gd_py_end(&call, s)) {
+        Py_CLEAR(result);
     }
     return result;
 }
@@ -525,37 +476,27 @@ maintenance_entries(PyObject *object, PyObject *args)
 static PyObject *
 maintenance_announce(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
     uint32_t number;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!gd_py_parse_group(object, args, &number) ||
-        !gd_py_enter_maintenance(self, 1)) {
+        !gd_py_call_maintenance(object, 1, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_locks_announce(repo->locks, number, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    return gd_py_not_busy(object, s, &err);
+    return gd_py_end_not_busy(
+        &call, gd_locks_announce(repo_of(object)->locks, number, &call.err));
 }
 
 static PyObject *
 maintenance_withdraw(PyObject *object, PyObject *args)
 {
-    maintenance_object *self = (maintenance_object *)object;
     uint32_t number;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
-        !gd_py_enter_maintenance(self, 1)) {
+        !gd_py_call_maintenance(object, 1, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    gd_locks_withdraw(repo->locks, number);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self);
-    Py_RETURN_NONE;
+    gd_locks_withdraw(repo_of(object)->locks, number);
+    return gd_py_end_none(&call, GD_OK);
 }
 
 /* ---- the type ---- */

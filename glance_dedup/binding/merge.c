@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "engine/format/index.h"
-#include "engine/format/runs.h"
 #include "engine/maintain/blockcopy.h"
 #include "engine/maintain/merge.h"
 
@@ -28,61 +27,56 @@ release_merge(part_object *part)
 }
 
 static PyObject *
+open_merge(PyTypeObject *type, PyObject *maintenance, const char *image_id,
+           const Py_buffer *mapping)
+{
+    gd_mapping pairs = {mapping->buf, (size_t)mapping->len / PAIR_SIZE};
+    gd_py_call call;
+    part_object *part = gd_py_begin_part(maintenance, type, 1, &call);
+    if (part == NULL) {
+        return NULL;
+    }
+    gd_status s = gd_merge_open(part->maintenance->owner->repo, image_id, pairs,
+                                &((merge_object *)part)->merge, &call.err);
+    return gd_py_end_part(part, s, release_merge, &call);
+}
+
+static PyObject *
 merge_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"maintenance", "image_id", "mapping", NULL};
     const module_state *state = PyType_GetModuleState(type);
-    maintenance_object *maintenance;
+    PyObject *maintenance, *self = NULL;
     const char *image_id;
     Py_buffer mapping;
-    gd_error err;
-    gd_status s;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!sy*", names,
                                      state->maintenance_type, &maintenance,
                                      &image_id, &mapping)) {
         return NULL;
     }
-    merge_object *self = NULL;
     if (mapping.len % PAIR_SIZE != 0) {
         PyErr_SetString(PyExc_ValueError,
                         "the mapping is not a whole number of pairs");
-    } else if (gd_py_enter_maintenance(maintenance, 1)) {
-        self = (merge_object *)gd_py_new_part(maintenance, type);
-        if (self != NULL) {
-            gd_mapping pairs = {mapping.buf,
-                                (size_t)mapping.len / PAIR_SIZE};
-            gd_repo *repo = maintenance->owner->repo;
-            Py_BEGIN_ALLOW_THREADS
-            s = gd_merge_open(repo, image_id, pairs, &self->merge, &err);
-            Py_END_ALLOW_THREADS
-            if (s == GD_OK) {
-                gd_py_open_part(&self->part, release_merge);
-            } else {
-                gd_py_raise_in(state, &err);
-                Py_CLEAR(self);
-            }
-        }
-        gd_py_leave_maintenance(maintenance);
+    } else {
+        self = open_merge(type, maintenance, image_id, &mapping);
     }
     PyBuffer_Release(&mapping);
-    return (PyObject *)self;
+    return self;
 }
 
-/* Enters, and returns whether there is an M. */
+/* Begins a call if there is an M; else returns 0 with an exception set. */
 static int
-enter_merged(merge_object *self)
+call_merged(merge_object *self, gd_py_call *call)
 {
-    gd_error err;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    if (!gd_py_call_part((PyObject *)self, 1, call)) {
         return 0;
     }
-    if (gd_merge_recipe(self->merge) != NULL) {
-        return 1;
+    if (gd_merge_recipe(self->merge) == NULL) {
+        gd_py_end(call, gd_fail(&call->err, GD_INVALID,
+                                "nothing was merged: there is no recipe"));
+        return 0;
     }
-    gd_py_leave_maintenance(self->part.maintenance);
-    gd_fail(&err, GD_INVALID, "nothing was merged: there is no recipe");
-    gd_py_raise((PyObject *)self, &err);
-    return 0;
+    return 1;
 }
 
 static PyObject *
@@ -90,13 +84,12 @@ merge_header(PyObject *object, PyObject *unused)
 {
     (void)unused;
     merge_object *self = (merge_object *)object;
-    if (!enter_merged(self)) {
+    gd_py_call call;
+    if (!call_merged(self, &call)) {
         return NULL;
     }
-    PyObject *result =
-        gd_py_whole_header_dict(&gd_merge_recipe(self->merge)->header);
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    gd_recipe_header header = gd_merge_recipe(self->merge)->header;
+    return gd_py_end(&call, GD_OK) ? gd_py_whole_header_dict(&header) : NULL;
 }
 
 static PyObject *
@@ -105,44 +98,30 @@ merge_exchange(PyObject *object, PyObject *unused)
     (void)unused;
     merge_object *self = (merge_object *)object;
     bool done = false;
-    gd_error err;
-    gd_status s;
-    if (!enter_merged(self)) {
+    gd_py_call call;
+    if (!call_merged(self, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_merge_exchange(self->merge, &done, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyBool_FromLong(done) : gd_py_raise(object, &err);
+    gd_status s = gd_merge_exchange(self->merge, &done, &call.err);
+    return gd_py_end_bool(&call, s, done);
 }
 
-static PyObject *
-merge_replaced(PyObject *object, void *unused)
+static const gd_merge_facts *
+facts_of(const part_object *part)
 {
-    (void)unused;
-    merge_object *self = (merge_object *)object;
-    if (!gd_py_enter_part(&self->part, 0)) {
-        return NULL;
-    }
-    PyObject *result = PyLong_FromUnsignedLongLong(
-        gd_merge_facts_of(self->merge)->replaced);
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    return gd_merge_facts_of(((const merge_object *)part)->merge);
 }
 
-static PyObject *
-merge_replaced_bytes(PyObject *object, void *unused)
+static uint64_t
+replaced_of(const part_object *part)
 {
-    (void)unused;
-    merge_object *self = (merge_object *)object;
-    if (!gd_py_enter_part(&self->part, 0)) {
-        return NULL;
-    }
-    PyObject *result = PyLong_FromUnsignedLongLong(
-        gd_merge_facts_of(self->merge)->replaced_bytes);
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    return facts_of(part)->replaced;
+}
+
+static uint64_t
+replaced_bytes_of(const part_object *part)
+{
+    return facts_of(part)->replaced_bytes;
 }
 
 static PyObject *
@@ -153,7 +132,7 @@ merge_collisions(PyObject *object, void *unused)
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
     }
-    const gd_merge_facts *facts = gd_merge_facts_of(self->merge);
+    const gd_merge_facts *facts = facts_of(&self->part);
     PyObject *result = PyBytes_FromStringAndSize(
         NULL, (Py_ssize_t)(facts->collision_count * GD_ADDRESS_SIZE));
     if (result != NULL) {
@@ -189,8 +168,9 @@ static PyMethodDef merge_methods[] = {
 };
 
 static PyGetSetDef merge_attributes[] = {
-    {"replaced", merge_replaced, NULL, NULL, NULL},
-    {"replaced_bytes", merge_replaced_bytes, NULL, NULL, NULL},
+    {"replaced", gd_py_part_fact, NULL, NULL, &(gd_py_fact){replaced_of}},
+    {"replaced_bytes", gd_py_part_fact, NULL, NULL,
+     &(gd_py_fact){replaced_bytes_of}},
     {"collisions", merge_collisions, NULL, NULL, NULL},
     {"name", merge_name, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -229,39 +209,27 @@ relocation_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"maintenance", "repository", NULL};
     const module_state *state = PyType_GetModuleState(type);
-    maintenance_object *maintenance;
-    PyObject *repository;
-    gd_error err;
-    gd_status s;
+    PyObject *maintenance, *repository;
+    gd_py_call call;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O!", names,
                                      state->maintenance_type, &maintenance,
                                      state->repository_type, &repository)) {
         return NULL;
     }
-    if (repository != (PyObject *)maintenance->owner) {
+    if (repository !=
+        (PyObject *)((maintenance_object *)maintenance)->owner) {
         PyErr_SetString(PyExc_ValueError,
                         "the maintenance is of another repository handle");
         return NULL;
     }
-    if (!gd_py_enter_maintenance(maintenance, 1)) {
+    part_object *part = gd_py_begin_part(maintenance, type, 1, &call);
+    if (part == NULL) {
         return NULL;
     }
-    relocation_object *self =
-        (relocation_object *)gd_py_new_part(maintenance, type);
-    if (self != NULL) {
-        gd_repo *repo = maintenance->owner->repo;
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_block_copy_open(repo, &self->relocation, &err);
-        Py_END_ALLOW_THREADS
-        if (s == GD_OK) {
-            gd_py_open_part(&self->part, release_relocation);
-        } else {
-            gd_py_raise_in(state, &err);
-            Py_CLEAR(self);
-        }
-    }
-    gd_py_leave_maintenance(maintenance);
-    return (PyObject *)self;
+    gd_status s =
+        gd_block_copy_open(part->maintenance->owner->repo,
+                           &((relocation_object *)part)->relocation, &call.err);
+    return gd_py_end_part(part, s, release_relocation, &call);
 }
 
 static PyObject *
@@ -269,28 +237,21 @@ relocation_add(PyObject *object, PyObject *args)
 {
     relocation_object *self = (relocation_object *)object;
     Py_buffer view;
-    gd_error err;
-    gd_status s = GD_OK;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*", &view)) {
         return NULL;
     }
     if (view.len % GD_ADDRESS_SIZE != 0) {
         PyErr_SetString(PyExc_ValueError, "an address has 8 bytes");
-    } else if (gd_py_enter_part(&self->part, 1)) {
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_block_copy_add(self->relocation, view.buf,
-                              (size_t)view.len / GD_ADDRESS_SIZE, &err);
-        Py_END_ALLOW_THREADS
-        gd_py_leave_maintenance(self->part.maintenance);
-        if (s != GD_OK) {
-            gd_py_raise(object, &err);
-        }
+    } else if (gd_py_call_part(object, 1, &call)) {
+        gd_status s = gd_block_copy_add(self->relocation, view.buf,
+                                        (size_t)view.len / GD_ADDRESS_SIZE,
+                                        &call.err);
+        result = gd_py_end_none(&call, s);
     }
     PyBuffer_Release(&view);
-    if (PyErr_Occurred() != NULL) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return result;
 }
 
 static PyObject *

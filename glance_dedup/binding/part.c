@@ -40,21 +40,50 @@ gd_py_leave_maintenance(maintenance_object *self)
     self->busy = 0;
 }
 
-part_object *
-gd_py_new_part(maintenance_object *maintenance, PyTypeObject *type)
+static void
+leave_call(PyObject *object)
 {
-    part_object *self = gd_py_new_object(type);
-    if (self != NULL) {
-        Py_INCREF((PyObject *)maintenance);
-        self->maintenance = maintenance;
+    gd_py_leave_maintenance((maintenance_object *)object);
+}
+
+int
+gd_py_call_maintenance(PyObject *object, int locked, gd_py_call *call)
+{
+    if (!gd_py_enter_maintenance((maintenance_object *)object, locked)) {
+        return 0;
     }
+    gd_py_begin_call(call, object, leave_call);
+    return 1;
+}
+
+part_object *
+gd_py_begin_part(PyObject *maintenance, PyTypeObject *type, int locked,
+                 gd_py_call *call)
+{
+    maintenance_object *owner = (maintenance_object *)maintenance;
+    if (!gd_py_enter_maintenance(owner, locked)) {
+        return NULL;
+    }
+    part_object *self = gd_py_new_object(type);
+    if (self == NULL) {
+        gd_py_leave_maintenance(owner);
+        return NULL;
+    }
+    Py_INCREF(maintenance);
+    self->maintenance = owner;
+    gd_py_begin_call(call, maintenance, leave_call);
     return self;
 }
 
-void
-gd_py_open_part(part_object *self, void (*release)(part_object *))
+PyObject *
+gd_py_end_part(part_object *self, gd_status s, void (*release)(part_object *),
+               gd_py_call *call)
 {
     maintenance_object *maintenance = self->maintenance;
+    if (!gd_py_end(call, s)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
     self->release = release;
     self->next = maintenance->parts;
     self->link = &maintenance->parts;
@@ -62,6 +91,7 @@ gd_py_open_part(part_object *self, void (*release)(part_object *))
         self->next->link = &self->next;
     }
     maintenance->parts = self;
+    return (PyObject *)self;
 }
 
 int
@@ -74,6 +104,17 @@ gd_py_enter_part(part_object *self, int locked)
         return 0;
     }
     return gd_py_enter_maintenance(self->maintenance, locked);
+}
+
+int
+gd_py_call_part(PyObject *object, int locked, gd_py_call *call)
+{
+    part_object *self = (part_object *)object;
+    if (!gd_py_enter_part(self, locked)) {
+        return 0;
+    }
+    gd_py_begin_call(call, (PyObject *)self->maintenance, leave_call);
+    return 1;
 }
 
 void
@@ -91,6 +132,18 @@ gd_py_close_part(part_object *self)
     Py_BEGIN_ALLOW_THREADS
     release(self);
     Py_END_ALLOW_THREADS
+}
+
+PyObject *
+gd_py_part_fact(PyObject *object, void *fact)
+{
+    part_object *self = (part_object *)object;
+    if (!gd_py_enter_part(self, 0)) {
+        return NULL;
+    }
+    uint64_t number = ((const gd_py_fact *)fact)->of(self);
+    gd_py_leave_maintenance(self->maintenance);
+    return PyLong_FromUnsignedLongLong(number);
 }
 
 PyObject *

@@ -7,7 +7,9 @@
  */
 #include "binding/binding.h"
 
+#include <stddef.h>
 #include <string.h>
+#include <structmember.h>
 
 #include "engine/base/coding.h"
 #include "engine/files/spoolentry.h"
@@ -31,35 +33,20 @@ typedef gd_status opener(const gd_env *env, int root, const gd_params *params,
 static PyObject *
 open_recipe(PyObject *object, PyObject *args, opener *open)
 {
-    maintenance_object *self = (maintenance_object *)object;
-    const char *name;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "s", &name) ||
-        !gd_py_enter_maintenance(self, 0)) {
-        return NULL;
-    }
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    recipe_object *recipe =
-        (recipe_object *)gd_py_new_part(self, state->recipe_type);
-    if (recipe == NULL) {
-        gd_py_leave_maintenance(self);
+    const char *name;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "s", &name)) {
         return NULL;
     }
-    gd_repo *repo = self->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = open(repo->env, repo->root, &repo->params, name, &recipe->entry,
-             &err);
-    Py_END_ALLOW_THREADS
-    if (s == GD_OK) {
-        gd_py_open_part(&recipe->part, release_recipe);
+    part_object *part = gd_py_begin_part(object, state->recipe_type, 0, &call);
+    if (part == NULL) {
+        return NULL;
     }
-    gd_py_leave_maintenance(self);
-    if (s != GD_OK) {
-        Py_DECREF((PyObject *)recipe);
-        return gd_py_raise(object, &err);
-    }
-    return (PyObject *)recipe;
+    const gd_repo *repo = part->maintenance->owner->repo;
+    gd_status s = open(repo->env, repo->root, &repo->params, name,
+                       &((recipe_object *)part)->entry, &call.err);
+    return gd_py_end_part(part, s, release_recipe, &call);
 }
 
 PyObject *
@@ -75,17 +62,10 @@ gd_py_open_recipe(PyObject *object, PyObject *args)
 }
 
 /* What the opening or the last look found stays readable for ever. */
-static const gd_spool_entry *
+static gd_spool_entry *
 entry_of(PyObject *object)
 {
     return &((recipe_object *)object)->entry;
-}
-
-static PyObject *
-recipe_name(PyObject *object, void *unused)
-{
-    (void)unused;
-    return PyUnicode_FromString(entry_of(object)->name);
 }
 
 static PyObject *
@@ -94,13 +74,6 @@ recipe_kind(PyObject *object, void *unused)
     (void)unused;
     char kind = (char)entry_of(object)->kind;
     return PyUnicode_FromStringAndSize(&kind, kind == 0 ? 0 : 1);
-}
-
-static PyObject *
-recipe_complete(PyObject *object, void *unused)
-{
-    (void)unused;
-    return PyBool_FromLong(entry_of(object)->complete);
 }
 
 static PyObject *
@@ -113,27 +86,6 @@ recipe_error(PyObject *object, void *unused)
     }
     return PyUnicode_DecodeUTF8(damage->text, (Py_ssize_t)strlen(damage->text),
                                 "replace");
-}
-
-static PyObject *
-recipe_links(PyObject *object, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(entry_of(object)->links);
-}
-
-static PyObject *
-recipe_inode(PyObject *object, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(entry_of(object)->inode);
-}
-
-static PyObject *
-recipe_modified(PyObject *object, void *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLongLong(entry_of(object)->modified);
 }
 
 static PyObject *
@@ -154,71 +106,59 @@ static PyObject *
 recipe_live(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    recipe_object *self = (recipe_object *)object;
-    bool live;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 0)) {
+    bool live = false;
+    gd_py_call call;
+    if (!gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_entry_live(&self->entry, &live, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyBool_FromLong(live) : gd_py_raise(object, &err);
+    gd_status s = gd_spool_entry_live(entry_of(object), &live, &call.err);
+    return gd_py_end_bool(&call, s, live);
 }
 
 static PyObject *
 recipe_try_lock(PyObject *object, PyObject *args)
 {
-    recipe_object *self = (recipe_object *)object;
     int byte;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "i", &byte)) {
         return NULL;
     }
     if (byte != GD_BYTE_WRITER && byte != GD_BYTE_USERS) {
-        gd_fail(&err, GD_INVALID, "a recipe's lock bytes are 0 and 1, not %d",
-                byte);
-        return gd_py_raise(object, &err);
+        gd_fail(&call.err, GD_INVALID,
+                "a recipe's lock bytes are 0 and 1, not %d", byte);
+        return gd_py_raise(object, &call.err);
     }
-    if (!gd_py_enter_part(&self->part, 1)) {
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_entry_lock(&self->entry, byte, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return gd_py_not_busy(object, s, &err);
+    return gd_py_end_not_busy(
+        &call, gd_spool_entry_lock(entry_of(object), byte, &call.err));
+}
+
+static uint64_t
+pages_of(const gd_spool_entry *entry)
+{
+    return entry->complete ? gd_recipe_pages(entry->recipe.header.extents) : 0;
 }
 
 static PyObject *
 recipe_pages(PyObject *object, void *unused)
 {
     (void)unused;
-    const gd_spool_entry *entry = entry_of(object);
-    return PyLong_FromUnsignedLongLong(
-        entry->complete ? gd_recipe_pages(entry->recipe.header.extents) : 0);
+    return PyLong_FromUnsignedLongLong(pages_of(entry_of(object)));
 }
 
 static PyObject *
 recipe_measure(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    recipe_object *self = (recipe_object *)object;
-    uint64_t blocks;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 0)) {
+    uint64_t blocks = 0;
+    gd_py_call call;
+    if (!gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_entry_measure(&self->entry, &blocks, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyLong_FromUnsignedLongLong(blocks)
-                      : gd_py_raise(object, &err);
+    gd_status s = gd_spool_entry_measure(entry_of(object), &blocks, &call.err);
+    return gd_py_end_number(&call, s, blocks);
 }
 
 static PyObject *
@@ -239,27 +179,22 @@ pack_runs(const gd_run *runs, size_t count)
 static PyObject *
 recipe_runs(PyObject *object, PyObject *args)
 {
-    recipe_object *self = (recipe_object *)object;
-    const gd_recipe_header *header = &self->entry.recipe.header;
-    unsigned long long first = 0, pages;
+    gd_spool_entry *entry = entry_of(object);
+    unsigned long long first = 0, pages = pages_of(entry);
     gd_run *runs = NULL;
     size_t count = 0;
-    gd_error err;
-    gd_status s;
-    pages = self->entry.complete ? gd_recipe_pages(header->extents) : 0;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "|KK", &first, &pages) ||
-        !gd_py_enter_part(&self->part, 0)) {
+        !gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_entry_runs(&self->entry, first, pages, &runs, &count, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+    gd_status s = gd_spool_entry_runs(entry, first, pages, &runs, &count,
+                                      &call.err);
+    if (!gd_py_end(&call, s)) {
+        return NULL;
     }
     PyObject *result = pack_runs(runs, count);
-    self->entry.env->release(self->entry.env, runs);
+    entry->env->release(entry->env, runs);
     return result;
 }
 
@@ -268,17 +203,11 @@ typedef gd_status settler(const gd_spool_entry *entry, gd_error *err);
 static PyObject *
 settle_recipe(PyObject *object, settler *settle)
 {
-    recipe_object *self = (recipe_object *)object;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = settle(&self->entry, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call, settle(entry_of(object), &call.err));
 }
 
 static PyObject *
@@ -299,18 +228,13 @@ static PyObject *
 recipe_set_aside(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    recipe_object *self = (recipe_object *)object;
     char name[GD_NAME_SIZE];
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_entry_set_aside(&self->entry, name, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? PyUnicode_FromString(name) : gd_py_raise(object, &err);
+    gd_status s = gd_spool_entry_set_aside(entry_of(object), name, &call.err);
+    return gd_py_end(&call, s) ? PyUnicode_FromString(name) : NULL;
 }
 
 static PyMethodDef recipe_methods[] = {
@@ -326,14 +250,23 @@ static PyMethodDef recipe_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef recipe_members[] = {
+    {"name", T_STRING_INPLACE, offsetof(recipe_object, entry.name), READONLY,
+     NULL},
+    {"complete", T_BOOL, offsetof(recipe_object, entry.complete), READONLY,
+     NULL},
+    {"links", T_ULONGLONG, offsetof(recipe_object, entry.links), READONLY,
+     NULL},
+    {"inode", T_ULONGLONG, offsetof(recipe_object, entry.inode), READONLY,
+     NULL},
+    {"modified", T_ULONGLONG, offsetof(recipe_object, entry.modified), READONLY,
+     NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyGetSetDef recipe_attributes[] = {
-    {"name", recipe_name, NULL, NULL, NULL},
     {"kind", recipe_kind, NULL, NULL, NULL},
-    {"complete", recipe_complete, NULL, NULL, NULL},
     {"error", recipe_error, NULL, NULL, NULL},
-    {"links", recipe_links, NULL, NULL, NULL},
-    {"inode", recipe_inode, NULL, NULL, NULL},
-    {"modified", recipe_modified, NULL, NULL, NULL},
     {"pages", recipe_pages, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -341,6 +274,7 @@ static PyGetSetDef recipe_attributes[] = {
 static PyType_Slot recipe_slots[] = {
     {Py_tp_dealloc, gd_py_part_dealloc},
     {Py_tp_methods, recipe_methods},
+    {Py_tp_members, recipe_members},
     {Py_tp_getset, recipe_attributes},
     {0, NULL},
 };

@@ -135,23 +135,18 @@ repository_dealloc(PyObject *object)
 static PyObject *
 repository_delete(PyObject *object, PyObject *args)
 {
-    repository_object *self = (repository_object *)object;
+    gd_repo *repo = ((repository_object *)object)->repo;
     const char *image_id;
     const uint8_t *upload;
     uint8_t upload_id[GD_ID_SIZE];
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!gd_py_parse_image(args, &image_id, upload_id, &upload) ||
-        !gd_py_enter_repository(self)) {
+        !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    gd_repo *repo = self->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
-                        upload, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(
+        &call, gd_spool_delete(repo->env, repo->root, &repo->params, image_id,
+                               upload, &call.err));
 }
 
 /* attach_filter(path, bytes): REQUIRES the same as gd_repo_attach_filter;
@@ -160,25 +155,21 @@ static PyObject *
 repository_attach_filter(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
-    PyObject *path = NULL;
+    PyObject *path = NULL, *result = NULL;
     unsigned long long budget;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&K", PyUnicode_FSConverter, &path,
                           &budget)) {
         return NULL;
     }
-    if (!gd_py_enter_repository(self)) {
-        Py_DECREF(path);
-        return NULL;
-    }
     const char *c_path = PyBytes_AsString(path);
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_attach_filter(self->repo, c_path, budget, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
+    if (gd_py_call_repository(object, &call)) {
+        gd_status s =
+            gd_repo_attach_filter(self->repo, c_path, budget, &call.err);
+        result = gd_py_end_none(&call, s);
+    }
     Py_DECREF(path);
-    return gd_py_none(object, s, &err);
+    return result;
 }
 
 /* The backends that may serve in place of the filter. */
@@ -201,57 +192,48 @@ repository_attach_store(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
     const char *name;
-    PyObject *path = NULL;
+    PyObject *path = NULL, *result = NULL;
     unsigned long long capacity, cache;
     gd_kv_backend backend;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "sO&KK", &name, PyUnicode_FSConverter, &path,
                           &capacity, &cache)) {
         return NULL;
     }
-    if (!parse_backend(name, &backend) || !gd_py_enter_repository(self)) {
-        Py_DECREF(path);
-        return NULL;
-    }
     const char *c_path = PyBytes_AsString(path);
     gd_kv_options options = {GD_KV_SPARSE, capacity, cache};
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_attach_store(self->repo, backend, c_path, &options, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
+    if (parse_backend(name, &backend) && gd_py_call_repository(object, &call)) {
+        gd_status s = gd_repo_attach_store(self->repo, backend, c_path,
+                                           &options, &call.err);
+        result = gd_py_end_none(&call, s);
+    }
     Py_DECREF(path);
-    return gd_py_none(object, s, &err);
+    return result;
 }
 
 static PyObject *
 repository_rebuild_filter(PyObject *object, PyObject *args)
 {
-    repository_object *self = (repository_object *)object;
+    gd_repo *repo = ((repository_object *)object)->repo;
     uint32_t groups;
     int clear = 0;
-    gd_error err;
-    if (!PyArg_ParseTuple(args, "O&|p", gd_py_to_u32, &groups, &clear) ||
-        !gd_py_enter_repository(self)) {
-        return NULL;
-    }
-    gd_repo *repo = self->repo;
     bool more = false;
     uint32_t done = 0, total = 0;
-    gd_status s;
-    Py_BEGIN_ALLOW_THREADS
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "O&|p", gd_py_to_u32, &groups, &clear) ||
+        !gd_py_call_repository(object, &call)) {
+        return NULL;
+    }
     gd_hintindex *index = repo->index;
     if (clear && index != NULL && index->rebuild_lock(index)) {
         index->clear(index);
         index->rebuild_unlock(index);
     }
-    s = gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
-    }
-    return Py_BuildValue("(NII)", PyBool_FromLong(more), done, total);
+    gd_status s =
+        gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &call.err);
+    return gd_py_end(&call, s) ? Py_BuildValue("(NII)", PyBool_FromLong(more),
+                                               done, total)
+                               : NULL;
 }
 
 /* set_segment_cache(budget in bytes) */
@@ -260,15 +242,13 @@ repository_set_segment_cache(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
     unsigned long long budget;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "K", &budget) ||
-        !gd_py_enter_repository(self)) {
+        !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
     gd_segcache_set_budget(self->repo->segcache, budget);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    Py_RETURN_NONE;
+    return gd_py_end_none(&call, GD_OK);
 }
 
 /* room() -> (free bytes, bytes that storing leaves free) */
@@ -276,25 +256,18 @@ static PyObject *
 repository_room(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    repository_object *self = (repository_object *)object;
-    if (!gd_py_enter_repository(self)) {
+    const gd_repo *repo = ((repository_object *)object)->repo;
+    gd_space space = {0};
+    gd_py_call call;
+    if (!gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    const gd_repo *repo = self->repo;
-    gd_space space;
-    gd_error err;
-    int rc;
-    Py_BEGIN_ALLOW_THREADS
-    rc = repo->env->free_space(repo->env, repo->root, &space);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    if (rc < 0) {
-        gd_fail_errno(&err, -rc, "cannot ask for the room on the disk");
-        return gd_py_raise(object, &err);
-    }
-    return Py_BuildValue(
-        "(KK)", (unsigned long long)space.free,
-        (unsigned long long)gd_freespace_kept(repo->params.reserve, space.total));
+    int rc = repo->env->free_space(repo->env, repo->root, &space);
+    gd_status s = rc < 0 ? gd_fail_errno(&call.err, -rc,
+                                         "cannot ask for the room on the disk")
+                         : GD_OK;
+    uint64_t kept = gd_freespace_kept(repo->params.reserve, space.total);
+    return gd_py_end_two(&call, s, space.free, kept);
 }
 
 /* check_room(bytes) */
@@ -303,17 +276,13 @@ repository_check_room(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
     unsigned long long bytes;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "K", &bytes) ||
-        !gd_py_enter_repository(self)) {
+        !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_check_room(self->repo, bytes, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call,
+                          gd_repo_check_room(self->repo, bytes, &call.err));
 }
 
 static PyObject *
@@ -377,17 +346,13 @@ repository_share_version(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
     uint32_t major;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &major) ||
-        !gd_py_enter_repository(self)) {
+        !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_locks_share_version(self->repo->locks, major, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return gd_py_not_busy(object, s, &err);
+    return gd_py_end_not_busy(
+        &call, gd_locks_share_version(self->repo->locks, major, &call.err));
 }
 
 /* exclude_version(): gd_locks_exclude_version */
@@ -396,16 +361,12 @@ repository_exclude_version(PyObject *object, PyObject *unused)
 {
     (void)unused;
     repository_object *self = (repository_object *)object;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_repository(self)) {
+    gd_py_call call;
+    if (!gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_locks_exclude_version(self->repo->locks, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return gd_py_not_busy(object, s, &err);
+    return gd_py_end_not_busy(
+        &call, gd_locks_exclude_version(self->repo->locks, &call.err));
 }
 
 static PyMethodDef repository_methods[] = {

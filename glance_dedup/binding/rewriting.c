@@ -56,48 +56,34 @@ begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
 PyObject *
 gd_py_begin_rewriting(PyObject *object, PyObject *args)
 {
-    maintenance_object *maintenance = (maintenance_object *)object;
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     uint32_t number;
     const char *name;
     int level;
     gd_codec codec = GD_CODEC_NONE;
-    gd_error err;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&si", gd_py_to_u32, &number, &name,
                           &level)) {
         return NULL;
     }
-    gd_status s = parse_codec(name, level, &codec, &err);
+    gd_status s = parse_codec(name, level, &codec, &call.err);
     if (s == GD_OK && (number == 0 || number > GD_MAX_GROUP)) {
-        s = gd_fail(&err, GD_INVALID, "no group has the number %u", number);
+        s = gd_fail(&call.err, GD_INVALID, "no group has the number %u",
+                    number);
     }
     if (s != GD_OK) {
-        return gd_py_raise(object, &err);
+        return gd_py_raise(object, &call.err);
     }
-    if (!gd_py_enter_maintenance(maintenance, 1)) {
+    part_object *part =
+        gd_py_begin_part(object, state->rewriting_type, 1, &call);
+    if (part == NULL) {
         return NULL;
     }
-    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    rewriting_object *self = (rewriting_object *)gd_py_new_part(
-        maintenance, state->rewriting_type);
-    if (self == NULL) {
-        gd_py_leave_maintenance(maintenance);
-        return NULL;
-    }
+    rewriting_object *self = (rewriting_object *)part;
     self->codec = codec;
     self->level = level;
-    gd_repo *repo = maintenance->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = begin(repo, number, self, &err);
-    Py_END_ALLOW_THREADS
-    if (s == GD_OK) {
-        gd_py_open_part(&self->part, release_rewriting);
-    }
-    gd_py_leave_maintenance(maintenance);
-    if (s != GD_OK) {
-        Py_DECREF((PyObject *)self);
-        return gd_py_raise(object, &err);
-    }
-    return (PyObject *)self;
+    s = begin(part->maintenance->owner->repo, number, self, &call.err);
+    return gd_py_end_part(part, s, release_rewriting, &call);
 }
 
 static PyObject *
@@ -107,36 +93,33 @@ rewriting_step(PyObject *object, PyObject *unused)
     rewriting_object *self = (rewriting_object *)object;
     bool done = false;
     uint64_t cost = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_group_rewrite_step(self->rewriting, &done, &cost, &err);
-    Py_END_ALLOW_THREADS
+    gd_status s =
+        gd_group_rewrite_step(self->rewriting, &done, &cost, &call.err);
     self->complete = done;
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? Py_BuildValue("(NK)", PyBool_FromLong(done),
-                                      (unsigned long long)cost)
-                      : gd_py_raise(object, &err);
+    return gd_py_end(&call, s)
+               ? Py_BuildValue("(NK)", PyBool_FromLong(done),
+                               (unsigned long long)cost)
+               : NULL;
 }
 
-/* Enters if the new file is complete; else returns 0 with an exception set. */
+/* Begins a call if the new file is complete; else returns 0 with an exception
+ * set. */
 static int
-enter_complete(rewriting_object *self)
+call_complete(rewriting_object *self, gd_py_call *call)
 {
-    gd_error err;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    if (!gd_py_call_part((PyObject *)self, 1, call)) {
         return 0;
     }
-    if (self->complete) {
-        return 1;
+    if (!self->complete) {
+        gd_py_end(call, gd_fail(&call->err, GD_INVALID,
+                                "the new file is not complete"));
+        return 0;
     }
-    gd_py_leave_maintenance(self->part.maintenance);
-    gd_fail(&err, GD_INVALID, "the new file is not complete");
-    gd_py_raise((PyObject *)self, &err);
-    return 0;
+    return 1;
 }
 
 static PyObject *
@@ -145,18 +128,13 @@ rewriting_sizes(PyObject *object, PyObject *unused)
     (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     uint64_t before = 0, after = 0;
-    gd_error err;
-    gd_status s;
-    if (!enter_complete(self)) {
+    gd_py_call call;
+    if (!call_complete(self, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_group_rewrite_sizes(self->rewriting, &before, &after, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(self->part.maintenance);
-    return s == GD_OK ? Py_BuildValue("(KK)", (unsigned long long)before,
-                                      (unsigned long long)after)
-                      : gd_py_raise(object, &err);
+    gd_status s =
+        gd_group_rewrite_sizes(self->rewriting, &before, &after, &call.err);
+    return gd_py_end_two(&call, s, before, after);
 }
 
 /* GD_BUSY means that it may be tried again. */
@@ -177,17 +155,13 @@ rewriting_exchange(PyObject *object, PyObject *unused)
 {
     (void)unused;
     rewriting_object *self = (rewriting_object *)object;
-    gd_error err;
-    gd_status s;
-    if (!enter_complete(self)) {
+    gd_py_call call;
+    if (!call_complete(self, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = exchange(self, &err);
-    Py_END_ALLOW_THREADS
+    gd_status s = exchange(self, &call.err);
     self->complete = s == GD_BUSY; /* else it cannot be used again */
-    gd_py_leave_maintenance(self->part.maintenance);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call, s);
 }
 
 static PyObject *
@@ -195,69 +169,32 @@ rewriting_keep_old(PyObject *object, PyObject *unused)
 {
     (void)unused;
     rewriting_object *self = (rewriting_object *)object;
-    gd_error err;
-    gd_status s;
-    if (!enter_complete(self)) {
+    gd_py_call call;
+    if (!call_complete(self, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_leased_group_note_codec(self->leased, self->codec, self->level,
-                                   &err);
-    Py_END_ALLOW_THREADS
+    gd_status s = gd_leased_group_note_codec(self->leased, self->codec,
+                                             self->level, &call.err);
     self->complete = 0;
-    gd_py_leave_maintenance(self->part.maintenance);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call, s);
 }
 
-static PyObject *
-rewriting_fact(PyObject *object, uint32_t (*fact)(const rewriting_object *))
+static uint64_t
+number_of(const part_object *part)
 {
-    rewriting_object *self = (rewriting_object *)object;
-    if (!gd_py_enter_part(&self->part, 0)) {
-        return NULL;
-    }
-    PyObject *result = PyLong_FromUnsignedLong(fact(self));
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    return ((const rewriting_object *)part)->leased->group->number;
 }
 
-static uint32_t
-number_of(const rewriting_object *self)
+static uint64_t
+slots_of(const part_object *part)
 {
-    return self->leased->group->number;
+    return ((const rewriting_object *)part)->leased->group->bounds.slots;
 }
 
-static uint32_t
-slots_of(const rewriting_object *self)
+static uint64_t
+done_of(const part_object *part)
 {
-    return self->leased->group->bounds.slots;
-}
-
-static uint32_t
-done_of(const rewriting_object *self)
-{
-    return gd_group_rewrite_slots(self->rewriting);
-}
-
-static PyObject *
-rewriting_number(PyObject *object, void *unused)
-{
-    (void)unused;
-    return rewriting_fact(object, number_of);
-}
-
-static PyObject *
-rewriting_slots(PyObject *object, void *unused)
-{
-    (void)unused;
-    return rewriting_fact(object, slots_of);
-}
-
-static PyObject *
-rewriting_done(PyObject *object, void *unused)
-{
-    (void)unused;
-    return rewriting_fact(object, done_of);
+    return gd_group_rewrite_slots(((const rewriting_object *)part)->rewriting);
 }
 
 static PyObject *
@@ -292,9 +229,9 @@ static PyMethodDef rewriting_methods[] = {
 };
 
 static PyGetSetDef rewriting_attributes[] = {
-    {"number", rewriting_number, NULL, NULL, NULL},
-    {"slots", rewriting_slots, NULL, NULL, NULL},
-    {"done", rewriting_done, NULL, NULL, NULL},
+    {"number", gd_py_part_fact, NULL, NULL, &(gd_py_fact){number_of}},
+    {"slots", gd_py_part_fact, NULL, NULL, &(gd_py_fact){slots_of}},
+    {"done", gd_py_part_fact, NULL, NULL, &(gd_py_fact){done_of}},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

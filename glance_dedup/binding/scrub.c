@@ -34,33 +34,28 @@ static PyObject *
 engine_verify_slots(PyObject *module, PyObject *args)
 {
     const module_state *state = PyModule_GetState(module);
-    repository_object *repository;
+    PyObject *repository;
     uint32_t number, first, count;
     gd_scrub_result found;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O!O&O&O&", state->repository_type, &repository,
                           gd_py_to_u32, &number, gd_py_to_u32, &first,
                           gd_py_to_u32, &count) ||
-        !gd_py_enter_repository(repository)) {
+        !gd_py_call_repository(repository, &call)) {
         return NULL;
     }
-    gd_repo *repo = repository->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_scrub(repo, number, first, count, &found, &err);
-    Py_END_ALLOW_THREADS
-    PyObject *result = NULL;
-    if (s == GD_OK) {
-        result = Py_BuildValue(
-            "(KNNN)", (unsigned long long)found.bytes,
-            slots_with(found.verdicts, first, count, GD_VERDICT_DAMAGED),
-            slots_with(found.verdicts, first, count, GD_VERDICT_INVALID),
-            slots_with(found.verdicts, first, count, GD_VERDICT_WORN));
-        repo->env->release(repo->env, found.verdicts);
-    } else {
-        gd_py_raise_in(state, &err);
+    const gd_env *env = gd_env_posix();
+    gd_repo *repo = ((repository_object *)repository)->repo;
+    if (!gd_py_end(&call, gd_scrub(repo, number, first, count, &found,
+                                   &call.err))) {
+        return NULL;
     }
-    gd_py_leave_repository(repository);
+    PyObject *result = Py_BuildValue(
+        "(KNNN)", (unsigned long long)found.bytes,
+        slots_with(found.verdicts, first, count, GD_VERDICT_DAMAGED),
+        slots_with(found.verdicts, first, count, GD_VERDICT_INVALID),
+        slots_with(found.verdicts, first, count, GD_VERDICT_WORN));
+    env->release(env, found.verdicts);
     return result;
 }
 

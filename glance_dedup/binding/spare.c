@@ -40,34 +40,26 @@ static PyObject *
 engine_write_spares(PyObject *module, PyObject *args)
 {
     const module_state *state = PyModule_GetState(module);
-    maintenance_object *maintenance;
+    PyObject *maintenance, *result = NULL;
     uint32_t number;
     Py_buffer view;
     size_t count = 0;
     uint64_t bytes = 0;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "O!O&y*", state->maintenance_type,
                           &maintenance, gd_py_to_u32, &number, &view)) {
         return NULL;
     }
     gd_address *addresses = copy_addresses(&view, &count);
     PyBuffer_Release(&view);
-    if (addresses == NULL) {
-        return NULL;
+    if (addresses != NULL && gd_py_call_maintenance(maintenance, 1, &call)) {
+        gd_repo *repo = ((maintenance_object *)maintenance)->owner->repo;
+        gd_status s = gd_spare_write(repo, number, addresses, count, &bytes,
+                                     &call.err);
+        result = gd_py_end_number(&call, s, bytes);
     }
-    if (!gd_py_enter_maintenance(maintenance, 1)) {
-        PyMem_Free(addresses);
-        return NULL;
-    }
-    gd_repo *repo = maintenance->owner->repo;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_spare_write(repo, number, addresses, count, &bytes, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_maintenance(maintenance);
     PyMem_Free(addresses);
-    return s == GD_OK ? PyLong_FromUnsignedLongLong(bytes)
-                      : gd_py_raise_in(state, &err);
+    return result;
 }
 
 PyMethodDef gd_py_spare_functions[] = {

@@ -3,164 +3,84 @@
  * transaction.c - glance_dedup._engine.Transaction: an image that is being
  * stored, as bytes or as blocks found by their fingerprints.
  *
- * Lifetimes: a Transaction keeps its Repository alive, and the handle open
- * until it ends.  Threads: several may use one; its lock admits one at a time.
- * In a forked child it refuses, and leaves the parent's transaction alone.
+ * A serial kind (opened.c).
  */
 #include "binding/binding.h"
 
-#include <string.h>
-
 #include "engine/base/coding.h"
-#include "engine/format/runs.h"
 #include "engine/write/transaction.h"
 
-typedef struct transaction_object {
-    PyObject_HEAD
-    repository_object *owner; /* entered while transaction is set */
-    gd_transaction *transaction;
-    PyThread_type_lock lock; /* one thread in the transaction at a time */
-} transaction_object;
+static void
+end_transaction(void *handle)
+{
+    gd_transaction_end(handle);
+}
+
+static const opened_kind transaction_kind = {"the transaction has ended",
+                                             end_transaction, true};
 
 PyObject *
 gd_py_begin(PyObject *object, PyObject *args)
 {
-    repository_object *self = (repository_object *)object;
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     const char *image_id, *project;
     const char *id = (const char *)gd_global_scope.id;
     Py_ssize_t id_length = GD_SCOPE_SIZE;
     gd_scope scope;
-    gd_error err;
-    gd_status s;
+    gd_transaction *transaction = NULL;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "ss|y#", &image_id, &project, &id,
                           &id_length) ||
-        !gd_py_copy_id("scope", id, id_length, scope.id) ||
-        !gd_py_enter_repository(self)) {
+        !gd_py_copy_id("scope", id, id_length, scope.id)) {
         return NULL;
     }
-    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    transaction_object *result = gd_py_new_object(state->transaction_type);
-    if (result == NULL) {
-        gd_py_leave_repository(self);
+    opened_object *self = gd_py_begin_opening(object, state->transaction_type,
+                                              &transaction_kind, &call);
+    if (self == NULL) {
         return NULL;
     }
-    Py_INCREF(object);
-    result->owner = self;
-    result->lock = PyThread_allocate_lock();
-    if (result->lock == NULL) {
-        s = gd_fail(&err, GD_NOMEM, "no memory for a lock");
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        s = gd_transaction_begin(self->repo, image_id, project, &scope,
-                                 &result->transaction, &err);
-        Py_END_ALLOW_THREADS
-    }
-    if (s != GD_OK) {
-        result->transaction = NULL;
-        gd_py_leave_repository(self);
-        gd_py_raise(object, &err);
-        Py_DECREF(result);
-        return NULL;
-    }
-    return (PyObject *)result;
-}
-
-/* REQUIRES: the lock, or the GIL. */
-static gd_status
-check_open(const transaction_object *self, gd_error *err)
-{
-    return self->transaction != NULL
-               ? GD_OK
-               : gd_fail(err, GD_CLOSED, "the transaction has ended");
-}
-
-/* Every use of the transaction must lie between enter and leave.  Enter may
- * wait, so it REQUIRES the GIL released.  A forked child does not take the
- * lock: another thread may have held it at the time of the fork. */
-static gd_status
-enter_transaction(transaction_object *self, gd_error *err)
-{
-    gd_status s = gd_py_check_process(self->owner, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    s = check_open(self, err);
-    if (s != GD_OK) {
-        PyThread_release_lock(self->lock);
-    }
-    return s;
-}
-
-static void
-leave_transaction(transaction_object *self)
-{
-    PyThread_release_lock(self->lock);
-}
-
-/* REQUIRES: the GIL, and the lock or the last reference. */
-static void
-end_transaction(transaction_object *self)
-{
-    gd_transaction *transaction = self->transaction;
-    if (transaction == NULL ||
-        gd_py_check_process(self->owner, NULL) != GD_OK) {
-        return; /* a forked child leaves the parent's transaction alone */
-    }
-    self->transaction = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    gd_transaction_end(transaction);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self->owner);
+    gd_status s = gd_transaction_begin(self->owner->repo, image_id, project,
+                                       &scope, &transaction, &call.err);
+    return gd_py_end_opening(self, s, transaction, &call);
 }
 
 static PyObject *
 transaction_write(PyObject *object, PyObject *data)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     Py_buffer view;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_write(self->transaction, view.buf,
-                                 (size_t)view.len, &err);
-        leave_transaction(self);
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_write(self->handle, view.buf,
+                                           (size_t)view.len, &call.err);
+        result = gd_py_end_number(&call, s, (uint64_t)view.len);
     }
-    Py_END_ALLOW_THREADS
-    Py_ssize_t length = view.len;
     PyBuffer_Release(&view);
-    return s == GD_OK ? PyLong_FromSsize_t(length) : gd_py_raise(object, &err);
+    return result;
 }
 
 static PyObject *
 transaction_set_hash(PyObject *object, PyObject *args)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     const char *name;
     Py_buffer value;
-    gd_error err;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "sy*", &name, &value)) {
         return NULL;
     }
-    gd_status s;
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_set_hash(self->transaction, name, value.buf,
-                                    (size_t)value.len, &err);
-        leave_transaction(self);
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_set_hash(self->handle, name, value.buf,
+                                              (size_t)value.len, &call.err);
+        result = gd_py_end_none(&call, s);
     }
-    Py_END_ALLOW_THREADS
     PyBuffer_Release(&value);
-    if (s != GD_OK) {
-        return gd_py_raise(object, &err);
-    }
-    Py_RETURN_NONE;
+    return result;
 }
 
 /* The result of a commit.  It is what the commit was told of the image, or the
@@ -169,17 +89,16 @@ transaction_set_hash(PyObject *object, PyObject *args)
 static PyObject *
 commit(PyObject *object, bool open)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     gd_recipe_header header;
     gd_error err;
     gd_status s;
-    bool entered, linked = false;
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    entered = s == GD_OK;
-    if (entered) {
-        s = gd_transaction_commit(self->transaction, &header, &linked, &err);
+    bool linked = false;
+    if (!gd_py_enter_opened(self)) {
+        return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_transaction_commit(self->handle, &header, &linked, &err);
     Py_END_ALLOW_THREADS
     PyObject *result =
         s != GD_OK ? gd_py_raise(object, &err)
@@ -187,11 +106,9 @@ commit(PyObject *object, bool open)
                                          "s", header.image_id)
                    : gd_py_header_dict(&header);
     if (linked) {
-        end_transaction(self);
+        gd_py_close_opened(self);
     }
-    if (entered) {
-        leave_transaction(self);
-    }
+    gd_py_leave_opened(self);
     return result;
 }
 
@@ -209,33 +126,17 @@ transaction_commit_open(PyObject *object, PyObject *unused)
     return commit(object, true);
 }
 
-static PyObject *
-transaction_abort(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    transaction_object *self = (transaction_object *)object;
-    gd_status s;
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, NULL);
-    Py_END_ALLOW_THREADS
-    if (s == GD_OK) {
-        end_transaction(self);
-        leave_transaction(self);
-    }
-    Py_RETURN_NONE;
-}
-
 /* ---- blocks by their fingerprints ---- */
 
 /* find(fingerprints, lengths) -> addresses */
 static PyObject *
 transaction_find(PyObject *object, PyObject *args)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     Py_buffer fps, lengths;
     gd_py_blocks list;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*", &fps, &lengths)) {
         return NULL;
     }
@@ -245,17 +146,14 @@ transaction_find(PyObject *object, PyObject *args)
     if (!copied) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_find(self->transaction, list.fps, list.lengths,
-                                list.count, list.addresses, &err);
-        leave_transaction(self);
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_find(self->handle, list.fps, list.lengths,
+                                          list.count, list.addresses,
+                                          &call.err);
+        if (gd_py_end(&call, s)) {
+            result = gd_py_pack_addresses(list.addresses, list.count);
+        }
     }
-    Py_END_ALLOW_THREADS
-    PyObject *result =
-        s == GD_OK ? gd_py_pack_addresses(list.addresses, list.count)
-                   : gd_py_raise(object, &err);
     gd_py_free_blocks(&list);
     return result;
 }
@@ -290,10 +188,10 @@ copy_lengths(const Py_buffer *packed, Py_ssize_t bytes)
 static PyObject *
 transaction_write_blocks(PyObject *object, PyObject *args)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     Py_buffer data, packed;
-    gd_error err;
-    gd_status s = GD_OK;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*", &data, &packed)) {
         return NULL;
     }
@@ -301,22 +199,15 @@ transaction_write_blocks(PyObject *object, PyObject *args)
     size_t count = (size_t)packed.len / 4;
     gd_address *addresses = PyMem_Calloc(count + 1, sizeof *addresses);
     PyBuffer_Release(&packed);
-    if (lengths == NULL || addresses == NULL) {
-        PyMem_Free(lengths);
-        PyMem_Free(addresses);
-        PyBuffer_Release(&data);
-        return PyErr_Occurred() != NULL ? NULL : PyErr_NoMemory();
+    if (lengths != NULL && addresses == NULL) {
+        PyErr_NoMemory();
+    } else if (lengths != NULL && gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_write_blocks(
+            self->handle, data.buf, lengths, count, addresses, &call.err);
+        if (gd_py_end(&call, s)) {
+            result = gd_py_pack_addresses(addresses, count);
+        }
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_write_blocks(self->transaction, data.buf, lengths,
-                                        count, addresses, &err);
-        leave_transaction(self);
-    }
-    Py_END_ALLOW_THREADS
-    PyObject *result = s == GD_OK ? gd_py_pack_addresses(addresses, count)
-                                  : gd_py_raise(object, &err);
     PyMem_Free(lengths);
     PyMem_Free(addresses);
     PyBuffer_Release(&data);
@@ -327,31 +218,20 @@ transaction_write_blocks(PyObject *object, PyObject *args)
 static PyObject *
 transaction_add(PyObject *object, PyObject *args)
 {
-    transaction_object *self = (transaction_object *)object;
-    Py_buffer fps, lengths, addresses;
+    opened_object *self = (opened_object *)object;
     gd_py_blocks list;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "y*y*y*", &fps, &lengths, &addresses)) {
+    gd_py_call call;
+    PyObject *result = NULL;
+    if (!gd_py_parse_blocks(args, &list)) {
         return NULL;
     }
-    int copied = gd_py_copy_blocks(&fps, &lengths, &addresses, &list);
-    PyBuffer_Release(&fps);
-    PyBuffer_Release(&lengths);
-    PyBuffer_Release(&addresses);
-    if (!copied) {
-        return NULL;
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_add(self->handle, list.fps, list.lengths,
+                                         list.addresses, list.count, &call.err);
+        result = gd_py_end_none(&call, s);
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_add(self->transaction, list.fps, list.lengths,
-                               list.addresses, list.count, &err);
-        leave_transaction(self);
-    }
-    Py_END_ALLOW_THREADS
     gd_py_free_blocks(&list);
-    return gd_py_none(object, s, &err);
+    return result;
 }
 
 /* add_runs(image, from, to) -> bytes stored.  Image and transaction are of one
@@ -359,94 +239,65 @@ transaction_add(PyObject *object, PyObject *args)
 static PyObject *
 transaction_add_runs(PyObject *object, PyObject *args)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    PyObject *source;
+    opened_object *source;
     unsigned long long from, to;
     uint64_t stored = 0;
-    gd_image *image;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "O!KK", state->image_type, &source, &from,
                           &to) ||
-        !gd_py_enter_image(source, &image)) {
+        !gd_py_enter_opened(source)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_add_runs(self->transaction, image, from, to,
-                                    &stored, &err);
-        leave_transaction(self);
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_add_runs(self->handle, source->handle,
+                                              from, to, &stored, &call.err);
+        result = gd_py_end_number(&call, s, stored);
     }
-    Py_END_ALLOW_THREADS
-    gd_py_leave_image(source);
-    return s == GD_OK ? PyLong_FromUnsignedLongLong(stored)
-                      : gd_py_raise(object, &err);
+    gd_py_leave_opened(source);
+    return result;
 }
 
 static PyObject *
 transaction_add_zeros(PyObject *object, PyObject *args)
 {
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     unsigned long long length;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "K", &length)) {
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "K", &length) ||
+        !gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_add_zeros(self->transaction, length, &err);
-        leave_transaction(self);
-    }
-    Py_END_ALLOW_THREADS
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(
+        &call, gd_transaction_add_zeros(self->handle, length, &call.err));
 }
 
 static PyObject *
 transaction_keep(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    transaction_object *self = (transaction_object *)object;
-    gd_error err;
-    gd_status s;
-    Py_BEGIN_ALLOW_THREADS
-    s = enter_transaction(self, &err);
-    if (s == GD_OK) {
-        s = gd_transaction_keep(self->transaction, &err);
-        leave_transaction(self);
+    opened_object *self = (opened_object *)object;
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
+        return NULL;
     }
-    Py_END_ALLOW_THREADS
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call, gd_transaction_keep(self->handle, &call.err));
 }
 
 static PyObject *
 transaction_upload_id(PyObject *object, void *unused)
 {
     (void)unused;
-    transaction_object *self = (transaction_object *)object;
+    opened_object *self = (opened_object *)object;
     gd_error err;
-    if (check_open(self, &err) != GD_OK) {
+    if (self->handle == NULL) {
+        gd_fail(&err, GD_CLOSED, "%s", transaction_kind.closed_text);
         return gd_py_raise(object, &err);
     }
     return PyBytes_FromStringAndSize(
-        (const char *)gd_transaction_upload_id(self->transaction), GD_ID_SIZE);
-}
-
-static void
-transaction_dealloc(PyObject *object)
-{
-    transaction_object *self = (transaction_object *)object;
-    if (self->owner != NULL) {
-        end_transaction(self);
-    }
-    if (self->lock != NULL) {
-        PyThread_free_lock(self->lock);
-    }
-    Py_XDECREF((PyObject *)self->owner);
-    gd_py_free_object(object);
+        (const char *)gd_transaction_upload_id(self->handle), GD_ID_SIZE);
 }
 
 static PyMethodDef transaction_methods[] = {
@@ -460,7 +311,7 @@ static PyMethodDef transaction_methods[] = {
     {"set_hash", transaction_set_hash, METH_VARARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
     {"commit_open", transaction_commit_open, METH_NOARGS, NULL},
-    {"abort", transaction_abort, METH_NOARGS, NULL},
+    {"abort", gd_py_opened_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -470,7 +321,7 @@ static PyGetSetDef transaction_attributes[] = {
 };
 
 static PyType_Slot transaction_slots[] = {
-    {Py_tp_dealloc, transaction_dealloc},
+    {Py_tp_dealloc, gd_py_opened_dealloc},
     {Py_tp_methods, transaction_methods},
     {Py_tp_getset, transaction_attributes},
     {0, NULL},
@@ -478,7 +329,7 @@ static PyType_Slot transaction_slots[] = {
 
 PyType_Spec gd_py_transaction_spec = {
     .name = "glance_dedup._engine.Transaction",
-    .basicsize = sizeof(transaction_object),
+    .basicsize = sizeof(opened_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = transaction_slots,

@@ -3,10 +3,8 @@
  * volume.c - glance_dedup._engine.Volume: a volume that this process owns; and
  * what a Repository does with volumes by their names.
  *
- * Lifetimes: a Volume keeps its Repository alive, and the handle open until it
- * is closed.  Threads: any number at once; close takes effect when the last
- * call is done.  In a forked child it refuses, and leaves the volume and its
- * lock to the parent.
+ * A kind for any number of threads (opened.c).  In a forked child it leaves the
+ * volume's lock, too, to the parent.
  */
 #include "binding/binding.h"
 
@@ -16,13 +14,14 @@
 
 enum { MOST_EXTENTS = 1024 }; /* that one call returns */
 
-typedef struct volume_object {
-    PyObject_HEAD
-    repository_object *owner; /* entered while volume is set */
-    gd_volume *volume;
-    Py_ssize_t users; /* calls in progress */
-    int closed;
-} volume_object;
+static void
+close_volume(void *handle)
+{
+    gd_volume_close(handle);
+}
+
+static const opened_kind volume_kind = {"the volume is closed", close_volume,
+                                        false};
 
 /* ---- results ---- */
 
@@ -81,19 +80,20 @@ add_item(PyObject **dict, const char *name, PyObject *item)
 /* Makes the volume of a plan that lacks the base. */
 static PyObject *
 create(repository_object *self, const char *name, gd_volume_plan *plan,
-       PyObject *base)
+       opened_object *base)
 {
     uint64_t stored = 0;
     gd_error err;
     gd_status s;
-    if (base != NULL && !gd_py_enter_image(base, &plan->base)) {
+    if (base != NULL && !gd_py_enter_opened(base)) {
         return NULL;
     }
+    plan->base = base == NULL ? NULL : base->handle;
     Py_BEGIN_ALLOW_THREADS
     s = gd_volume_create(self->repo, name, plan, &stored, &err);
     Py_END_ALLOW_THREADS
     if (base != NULL) {
-        gd_py_leave_image(base);
+        gd_py_leave_opened(base);
     }
     return s == GD_OK ? PyLong_FromUnsignedLongLong(stored)
                       : gd_py_raise((PyObject *)self, &err);
@@ -126,7 +126,7 @@ gd_py_create_volume(PyObject *object, PyObject *args)
     if (!gd_py_enter_repository(self)) {
         return NULL;
     }
-    PyObject *result = create(self, name, &plan, base);
+    PyObject *result = create(self, name, &plan, (opened_object *)base);
     gd_py_leave_repository(self);
     return result;
 }
@@ -134,32 +134,20 @@ gd_py_create_volume(PyObject *object, PyObject *args)
 PyObject *
 gd_py_open_volume(PyObject *object, PyObject *args)
 {
-    repository_object *self = (repository_object *)object;
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     const char *name;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "s", &name) || !gd_py_enter_repository(self)) {
+    gd_volume *volume = NULL;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "s", &name)) {
         return NULL;
     }
-    volume_object *result = gd_py_new_object(state->volume_type);
-    if (result == NULL) {
-        gd_py_leave_repository(self);
+    opened_object *self =
+        gd_py_begin_opening(object, state->volume_type, &volume_kind, &call);
+    if (self == NULL) {
         return NULL;
     }
-    Py_INCREF(object);
-    result->owner = self;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_open(self->repo, name, &result->volume, &err);
-    Py_END_ALLOW_THREADS
-    if (s != GD_OK) {
-        result->volume = NULL;
-        gd_py_leave_repository(self);
-        gd_py_raise(object, &err);
-        Py_DECREF(result);
-        return NULL;
-    }
-    return (PyObject *)result;
+    gd_status s = gd_volume_open(self->owner->repo, name, &volume, &call.err);
+    return gd_py_end_opening(self, s, volume, &call);
 }
 
 PyObject *
@@ -168,16 +156,13 @@ gd_py_look_at_volume(PyObject *object, PyObject *args)
     repository_object *self = (repository_object *)object;
     const char *name;
     gd_volume_head head;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "s", &name) || !gd_py_enter_repository(self)) {
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "s", &name) ||
+        !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_look(self->repo, name, &head, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return s == GD_OK ? head_dict(&head) : gd_py_raise(object, &err);
+    gd_status s = gd_volume_look(self->repo, name, &head, &call.err);
+    return gd_py_end(&call, s) ? head_dict(&head) : NULL;
 }
 
 static PyObject *
@@ -186,16 +171,12 @@ end_volume(PyObject *object, PyObject *args,
 {
     repository_object *self = (repository_object *)object;
     const char *name;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "s", &name) || !gd_py_enter_repository(self)) {
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "s", &name) ||
+        !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = end(self->repo, name, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_repository(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call, end(self->repo, name, &call.err));
 }
 
 PyObject *
@@ -210,68 +191,31 @@ gd_py_finish_volume(PyObject *object, PyObject *args)
     return end_volume(object, args, gd_volume_finish);
 }
 
-/* ---- use ---- */
-
-static void
-close_when_unused(volume_object *self)
-{
-    gd_volume *volume = self->volume;
-    if (self->closed && self->users == 0 && volume != NULL &&
-        gd_py_is_owner(self->owner)) {
-        self->volume = NULL;
-        Py_BEGIN_ALLOW_THREADS
-        gd_volume_close(volume);
-        Py_END_ALLOW_THREADS
-        gd_py_leave_repository(self->owner);
-    }
-}
-
-/* Every use of the volume must lie between enter and leave.  Enter returns 0
- * with an exception set if it is closed, or belongs to another process. */
-static int
-enter_volume(volume_object *self)
-{
-    gd_error err;
-    if (self->closed || self->volume == NULL) {
-        gd_fail(&err, GD_CLOSED, "the volume is closed");
-    } else if (gd_py_check_process(self->owner, &err) == GD_OK) {
-        self->users++;
-        return 1;
-    }
-    gd_py_raise((PyObject *)self, &err);
-    return 0;
-}
-
-static void
-leave_volume(volume_object *self)
-{
-    self->users--;
-    close_when_unused(self);
-}
-
 /* ---- bytes ---- */
+
+static gd_volume *
+volume_of(PyObject *object)
+{
+    return ((opened_object *)object)->handle;
+}
 
 static PyObject *
 volume_readinto(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
     Py_buffer view;
     unsigned long long offset;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "w*K", &view, &offset)) {
         return NULL;
     }
-    if (!enter_volume(self)) {
-        PyBuffer_Release(&view);
-        return NULL;
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_volume_read(volume_of(object), view.buf,
+                                     (size_t)view.len, offset, &call.err);
+        result = gd_py_end_none(&call, s);
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_read(self->volume, view.buf, (size_t)view.len, offset, &err);
-    Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
-    leave_volume(self);
-    return gd_py_none(object, s, &err);
+    return result;
 }
 
 /* read(length, offset).  REQUIRES: memory for the length; the volume's size
@@ -279,11 +223,9 @@ volume_readinto(PyObject *object, PyObject *args)
 static PyObject *
 volume_read(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
     Py_ssize_t length;
     unsigned long long offset;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "nK", &length, &offset)) {
         return NULL;
     }
@@ -292,19 +234,16 @@ volume_read(PyObject *object, PyObject *args)
         return NULL;
     }
     PyObject *result = PyBytes_FromStringAndSize(NULL, length);
-    if (result == NULL || !enter_volume(self)) {
+    /* Nobody else has seen the bytes object yet. */
+    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
+    if (result == NULL || !gd_py_call_opened(object, &call)) {
         Py_XDECREF(result);
         return NULL;
     }
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_read(self->volume, out, (size_t)length, offset, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    if (s != GD_OK) {
-        Py_DECREF(result);
-        return gd_py_raise(object, &err);
+    gd_status s = gd_volume_read(volume_of(object), out, (size_t)length, offset,
+                                 &call.err);
+    if (!gd_py_end(&call, s)) {
+        Py_CLEAR(result);
     }
     return result;
 }
@@ -315,11 +254,9 @@ volume_read(PyObject *object, PyObject *args)
 static PyObject *
 volume_write(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
-    PyObject *buffer;
+    PyObject *buffer, *result = NULL;
     unsigned long long offset;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "OK", &buffer, &offset)) {
         return NULL;
     }
@@ -328,36 +265,31 @@ volume_write(PyObject *object, PyObject *args)
         return NULL;
     }
     PyObject *data = PyBytes_FromObject(buffer); /* bytes stay as they are */
-    if (data == NULL || !enter_volume(self)) {
-        Py_XDECREF(data);
+    if (data == NULL) {
         return NULL;
     }
     const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(data);
     size_t length = (size_t)PyBytes_Size(data);
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_write(self->volume, bytes, length, offset, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_volume_write(volume_of(object), bytes, length, offset,
+                                      &call.err);
+        result = gd_py_end_none(&call, s);
+    }
     Py_DECREF(data);
-    return gd_py_none(object, s, &err);
+    return result;
 }
 
 static PyObject *
 volume_zero(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
     unsigned long long length, offset;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
-        !enter_volume(self)) {
+        !gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_zero(self->volume, length, offset, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(
+        &call, gd_volume_zero(volume_of(object), length, offset, &call.err));
 }
 
 /* ---- extents ---- */
@@ -399,9 +331,7 @@ build_extents(const extent_list *list)
         PyObject *item = Py_BuildValue(
             "(KKN)", (unsigned long long)e->offset,
             (unsigned long long)e->length, PyBool_FromLong(e->zeros));
-        if (item == NULL || PyList_SetItem(result, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(result);
-        }
+        gd_py_set_item(&result, i, item);
     }
     return result;
 }
@@ -410,10 +340,9 @@ build_extents(const extent_list *list)
 static PyObject *
 volume_extents(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
     unsigned long long length, offset;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "KK", &length, &offset)) {
         return NULL;
     }
@@ -421,17 +350,11 @@ volume_extents(PyObject *object, PyObject *args)
     if (list == NULL) {
         return PyErr_NoMemory();
     }
-    if (!enter_volume(self)) {
-        PyMem_Free(list);
-        return NULL;
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_volume_extents(volume_of(object), length, offset,
+                                        note_extent, list, &call.err);
+        result = gd_py_end(&call, s) ? build_extents(list) : NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_extents(self->volume, length, offset, note_extent, list,
-                          &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    PyObject *result =
-        s == GD_OK ? build_extents(list) : gd_py_raise(object, &err);
     PyMem_Free(list);
     return result;
 }
@@ -442,116 +365,88 @@ static PyObject *
 volume_flush(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    volume_object *self = (volume_object *)object;
-    gd_error err;
-    gd_status s;
-    if (!enter_volume(self)) {
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_flush(self->volume, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call, gd_volume_flush(volume_of(object), &call.err));
 }
 
 static PyObject *
 volume_checkpoint(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    volume_object *self = (volume_object *)object;
-    gd_error err;
-    gd_status s;
-    if (!enter_volume(self)) {
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_checkpoint(self->volume, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call,
+                          gd_volume_checkpoint(volume_of(object), &call.err));
 }
 
 static PyObject *
 volume_needs_checkpoint(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    volume_object *self = (volume_object *)object;
-    bool due;
-    if (!enter_volume(self)) {
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    due = gd_volume_needs_checkpoint(self->volume);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    return PyBool_FromLong(due);
+    return gd_py_end_bool(&call, GD_OK,
+                          gd_volume_needs_checkpoint(volume_of(object)));
 }
 
 static PyObject *
 volume_renew(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    volume_object *self = (volume_object *)object;
-    if (!enter_volume(self)) {
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    gd_volume_renew(self->volume);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    Py_RETURN_NONE;
+    gd_volume_renew(volume_of(object));
+    return gd_py_end_none(&call, GD_OK);
 }
 
 static PyObject *
 volume_snapshot(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
     const char *image_id, *project;
     gd_recipe_header header;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "ss", &image_id, &project) ||
-        !enter_volume(self)) {
+        !gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_snapshot(self->volume, image_id, project, &header, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    return s == GD_OK ? gd_py_header_dict(&header) : gd_py_raise(object, &err);
+    gd_status s = gd_volume_snapshot(volume_of(object), image_id, project,
+                                     &header, &call.err);
+    return gd_py_end(&call, s) ? gd_py_header_dict(&header) : NULL;
 }
 
 static PyObject *
 volume_resize(PyObject *object, PyObject *args)
 {
-    volume_object *self = (volume_object *)object;
     unsigned long long size;
-    gd_error err;
-    gd_status s;
-    if (!PyArg_ParseTuple(args, "K", &size) || !enter_volume(self)) {
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "K", &size) ||
+        !gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_volume_resize(self->volume, size, &err);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
-    return gd_py_none(object, s, &err);
+    return gd_py_end_none(&call,
+                          gd_volume_resize(volume_of(object), size, &call.err));
 }
 
 static PyObject *
 volume_info(PyObject *object, PyObject *unused)
 {
     (void)unused;
-    volume_object *self = (volume_object *)object;
     gd_volume_info info;
-    if (!enter_volume(self)) {
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    gd_volume_get_info(self->volume, &info);
-    Py_END_ALLOW_THREADS
-    leave_volume(self);
+    gd_volume_get_info(volume_of(object), &info);
+    gd_py_end(&call, GD_OK);
     PyObject *result = head_dict(&info.head);
     add_item(&result, "journal_bytes",
              PyLong_FromUnsignedLongLong(info.journal_bytes));
@@ -561,28 +456,6 @@ volume_info(PyObject *object, PyObject *unused)
              PyUnicode_DecodeUTF8(info.broken,
                                   (Py_ssize_t)strlen(info.broken), "replace"));
     return result;
-}
-
-static PyObject *
-volume_close(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    volume_object *self = (volume_object *)object;
-    self->closed = 1;
-    close_when_unused(self);
-    Py_RETURN_NONE;
-}
-
-static void
-volume_dealloc(PyObject *object)
-{
-    volume_object *self = (volume_object *)object;
-    self->closed = 1;
-    if (self->owner != NULL) {
-        close_when_unused(self);
-    }
-    Py_XDECREF((PyObject *)self->owner);
-    gd_py_free_object(object);
 }
 
 static PyMethodDef volume_methods[] = {
@@ -598,19 +471,19 @@ static PyMethodDef volume_methods[] = {
     {"snapshot", volume_snapshot, METH_VARARGS, NULL},
     {"resize", volume_resize, METH_VARARGS, NULL},
     {"info", volume_info, METH_NOARGS, NULL},
-    {"close", volume_close, METH_NOARGS, NULL},
+    {"close", gd_py_opened_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot volume_slots[] = {
-    {Py_tp_dealloc, volume_dealloc},
+    {Py_tp_dealloc, gd_py_opened_dealloc},
     {Py_tp_methods, volume_methods},
     {0, NULL},
 };
 
 PyType_Spec gd_py_volume_spec = {
     .name = "glance_dedup._engine.Volume",
-    .basicsize = sizeof(volume_object),
+    .basicsize = sizeof(opened_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
              Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = volume_slots,

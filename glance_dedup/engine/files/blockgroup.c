@@ -163,6 +163,14 @@ gd_group_close(gd_group *group)
     env->release(env, group);
 }
 
+gd_status
+gd_group_stat(const gd_group *group, struct stat *st, gd_error *err)
+{
+    int rc = group->env->fstat(group->env, group->fd, st);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
+                  : GD_OK;
+}
+
 /* ---- creation ---- */
 
 static void

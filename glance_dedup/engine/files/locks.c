@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "engine/base/coding.h"
-#include "engine/base/groupmap.h"
 #include "engine/files/file.h"
 #include "engine/format/names.h"
 
@@ -173,6 +172,32 @@ gd_locks_unshare(gd_locks *locks, uint32_t group)
         drop_byte(locks, share_byte(group));
     }
     pthread_mutex_unlock(&locks->mutex);
+}
+
+gd_status
+gd_locks_share_once(gd_locks *locks, gd_groupmap *held, uint32_t group,
+                    gd_error *err)
+{
+    uint32_t *count = gd_groupmap_at(held, group, err);
+    if (count == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = *count == 0 ? gd_locks_share(locks, group, err) : GD_OK;
+    if (s == GD_OK) {
+        *count = 1;
+    }
+    return s;
+}
+
+void
+gd_locks_unshare_all(gd_locks *locks, gd_groupmap *held)
+{
+    for (size_t i = 0; i < held->places; i++) {
+        for (uint32_t n = 0; n < held->items[i].count; n++) {
+            gd_locks_unshare(locks, held->items[i].group);
+        }
+    }
+    gd_groupmap_free(held);
 }
 
 /* An exclusive lock; the map says whether this process has it.  REQUIRES: the

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "engine/base/env.h"
+#include "engine/base/groupmap.h"
 #include "engine/base/status.h"
 
 /* Lock bytes on a recipe's inode (N3). */
@@ -37,6 +38,12 @@ void gd_locks_close(gd_locks *locks);
  * has announced its intent; the caller counts that as a miss. */
 gd_status gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unshare(gd_locks *locks, uint32_t group);
+/* The same for a caller who shares many groups, each once.  The map says which:
+ * their counts are not 0. */
+gd_status gd_locks_share_once(gd_locks *locks, gd_groupmap *held,
+                              uint32_t group, gd_error *err);
+/* Gives up each group's lock as often as the map counts, and frees the map. */
+void gd_locks_unshare_all(gd_locks *locks, gd_groupmap *held);
 
 /* The exclusive group lock, for the collector only (N6.1).  GD_BUSY, without
  * words, if anyone shares the group, in this process too.  While it is held,

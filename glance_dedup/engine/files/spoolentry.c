@@ -6,41 +6,27 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
+#include "engine/base/listing.h"
 #include "engine/files/locks.h"
 #include "engine/files/spool.h"
 
 /* ---- the spool's listing ---- */
 
-typedef struct spool_list {
-    const gd_env *env;
-    gd_spool_base *entries;
-    size_t count, room;
-    bool failed;
-} spool_list;
-
-static void
-note_entry(void *arg, const char *name)
+static bool
+parse_entry(const char *name, void *item)
 {
-    spool_list *list = arg;
+    gd_spool_base *entry = item;
     gd_spool_kind kind;
     uint8_t id[GD_ID_SIZE];
-    if (list->failed || !gd_spool_name_parse(name, &kind, id)) {
-        return;
+    bool is = gd_spool_name_parse(name, &kind, id);
+    if (is) {
+        strcpy(entry->name, name); /* its length is known */
     }
-    gd_spool_base *larger =
-        gd_array_reserve(list->env, list->entries, &list->room,
-                         list->count + 1, sizeof *larger, NULL);
-    if (larger == NULL) {
-        list->failed = true;
-        return;
-    }
-    list->entries = larger;
-    strcpy(list->entries[list->count++].name, name); /* its length is known */
+    return is;
 }
 
 static int
@@ -54,20 +40,13 @@ gd_status
 gd_spool_entry_list(const gd_env *env, int root, gd_spool_base **entries,
                     size_t *count, gd_error *err)
 {
-    spool_list list = {.env = env};
-    int rc = env->list(env, root, GD_DIR_SPOOL, note_entry, &list);
-    if (rc < 0 || list.failed) {
-        env->release(env, list.entries);
-        return rc < 0 ? gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_SPOOL)
-                      : gd_fail(err, GD_NOMEM,
-                                "no memory for the spool's listing");
-    }
-    if (list.count > 0) {
-        qsort(list.entries, list.count, sizeof *list.entries, by_name);
-    }
-    *entries = list.entries;
-    *count = list.count;
-    return GD_OK;
+    static const gd_listing listing = {sizeof **entries, "the spool's listing",
+                                       parse_entry, by_name};
+    void *items;
+    gd_status s =
+        gd_list(env, root, GD_DIR_SPOOL, &listing, &items, count, err);
+    *entries = items;
+    return s;
 }
 
 /* ---- opening ---- */

@@ -5,10 +5,9 @@
 #include "engine/handle/repo.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "engine/base/array.h"
+#include "engine/base/listing.h"
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
 #include "engine/format/names.h"
@@ -237,29 +236,10 @@ gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
 
 /* ---- groups, and rebuilding the index ---- */
 
-typedef struct group_list {
-    const gd_env *env;
-    uint32_t *numbers;
-    size_t count, room;
-    bool failed;
-} group_list;
-
-static void
-note_group(void *arg, const char *name)
+static bool
+parse_group(const char *name, void *number)
 {
-    group_list *list = arg;
-    uint32_t number;
-    if (list->failed || !gd_group_name_parse(name, &number)) {
-        return;
-    }
-    uint32_t *larger = gd_array_reserve(list->env, list->numbers, &list->room,
-                                        list->count + 1, sizeof *larger, NULL);
-    if (larger == NULL) {
-        list->failed = true;
-        return;
-    }
-    list->numbers = larger;
-    list->numbers[list->count++] = number;
+    return gd_group_name_parse(name, number);
 }
 
 static int
@@ -269,37 +249,17 @@ ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static gd_status
-list_groups(gd_repo *repo, group_list *list, gd_error *err)
-{
-    *list = (group_list){.env = repo->env};
-    int rc = repo->env->list(repo->env, repo->root, GD_DIR_GROUPS, note_group,
-                             list);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_GROUPS);
-    }
-    if (list->failed) {
-        return gd_fail(err, GD_NOMEM, "no memory for the list of groups");
-    }
-    if (list->count > 0) {
-        qsort(list->numbers, list->count, sizeof *list->numbers, ascending);
-    }
-    return GD_OK;
-}
-
 gd_status
 gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
                     gd_error *err)
 {
-    group_list list;
-    gd_status s = list_groups(repo, &list, err);
-    if (s != GD_OK) {
-        repo->env->release(repo->env, list.numbers);
-        return s;
-    }
-    *numbers = list.numbers;
-    *count = list.count;
-    return GD_OK;
+    static const gd_listing groups = {sizeof **numbers, "the list of groups",
+                                      parse_group, ascending};
+    void *items;
+    gd_status s = gd_list(repo->env, repo->root, GD_DIR_GROUPS, &groups, &items,
+                          count, err);
+    *numbers = items;
+    return s;
 }
 
 /* A group that cannot be read gives no hints; a reader of its blocks will
@@ -331,7 +291,8 @@ gd_status
 gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
                        uint32_t *done, uint32_t *total, gd_error *err)
 {
-    group_list list;
+    uint32_t *numbers;
+    size_t count;
     gd_filter_stats stats;
     gd_hintindex *index = repo->index;
     *more = false;
@@ -340,28 +301,28 @@ gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
     if (s != GD_OK || index == NULL || !index->rebuild_lock(index)) {
         return s;
     }
-    s = list_groups(repo, &list, err);
+    s = gd_repo_list_groups(repo, &numbers, &count, err);
     index->get_stats(index, &stats);
     size_t next = 0;
-    while (next < list.count && list.numbers[next] <= stats.rebuilt) {
+    while (next < count && numbers[next] <= stats.rebuilt) {
         next++;
     }
     /* Groups made since the rebuild began publish their own hints.  The newest
      * are read again at the end, which does no harm. */
-    while (s == GD_OK && !stats.complete && next < list.count && groups > 0) {
-        insert_group(repo, list.numbers[next]);
-        index->rebuild_set(index, list.numbers[next], false);
+    while (s == GD_OK && !stats.complete && next < count && groups > 0) {
+        insert_group(repo, numbers[next]);
+        index->rebuild_set(index, numbers[next], false);
         next++;
         groups--;
     }
-    if (s == GD_OK && next == list.count && !stats.complete) {
-        index->rebuild_set(index, next == 0 ? 0 : list.numbers[next - 1],
+    if (s == GD_OK && next == count && !stats.complete) {
+        index->rebuild_set(index, next == 0 ? 0 : numbers[next - 1],
                            true);
     }
-    *total = (uint32_t)list.count;
+    *total = (uint32_t)count;
     *done = stats.complete ? *total : (uint32_t)next;
-    *more = s == GD_OK && next < list.count && !stats.complete;
-    repo->env->release(repo->env, list.numbers);
+    *more = s == GD_OK && next < count && !stats.complete;
+    repo->env->release(repo->env, numbers);
     index->rebuild_unlock(index);
     return s;
 }

@@ -4,11 +4,10 @@
  */
 #include "engine/handle/spareindex.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <string.h>
 
-#include "engine/base/array.h"
+#include "engine/base/listing.h"
 #include "engine/files/blockgroup.h"
 
 typedef struct spare_file {
@@ -64,30 +63,14 @@ gd_spare_index_close(gd_spare_index *index)
     index->env->release(index->env, index);
 }
 
-typedef struct listing {
-    const gd_env *env;
-    spare_file *files;
-    size_t count, room;
-    bool failed;
-} listing;
-
-static void
-note_file(void *arg, const char *name)
+static bool
+parse_file(const char *name, void *item)
 {
-    listing *l = arg;
-    uint32_t number;
-    if (l->failed || !gd_group_name_parse(name, &number)) {
-        return;
-    }
-    spare_file *larger = gd_array_reserve(l->env, l->files, &l->room,
-                                          l->count + 1, sizeof *larger, NULL);
-    if (larger == NULL) {
-        l->failed = true;
-        return;
-    }
-    l->files = larger;
-    l->files[l->count++].number = number;
+    return gd_group_name_parse(name, &((spare_file *)item)->number);
 }
+
+static const gd_listing spares = {sizeof(spare_file), "the list of copies",
+                                  parse_file, NULL};
 
 /* A file that cannot be read counts as having no copies, which loses
  * nothing. */
@@ -144,19 +127,20 @@ learn_file(gd_spare_index *index, spare_file *file)
 static void
 list_again(gd_spare_index *index, int64_t now)
 {
-    const gd_env *env = index->env;
-    listing l = {.env = env};
-    int rc = env->list(env, index->root, GD_DIR_SPARES, note_file, &l);
-    if ((rc < 0 && rc != -ENOENT) || l.failed) {
-        env->release(env, l.files);
+    void *items;
+    size_t count;
+    gd_status s = gd_list(index->env, index->root, GD_DIR_SPARES, &spares,
+                          &items, &count, NULL);
+    if (s != GD_OK && s != GD_NOTFOUND) {
         return; /* keep what is known */
     }
-    for (size_t i = 0; i < l.count; i++) {
-        learn_file(index, &l.files[i]);
+    spare_file *files = items;
+    for (size_t i = 0; i < count; i++) {
+        learn_file(index, &files[i]);
     }
-    free_files(env, index->files, index->count);
-    index->files = l.files;
-    index->count = l.count;
+    free_files(index->env, index->files, index->count);
+    index->files = files;
+    index->count = count;
     index->listed = true;
     index->listed_at = now;
 }

@@ -662,21 +662,13 @@ gd_group_rewrite_slots(const gd_group_rewrite *r)
     return r->next;
 }
 
-static gd_status
-stat_file(const gd_group *group, struct stat *st, gd_error *err)
-{
-    int rc = group->env->fstat(group->env, group->fd, st);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
-                  : GD_OK;
-}
-
 gd_status
 gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
                        uint64_t *after, gd_error *err)
 {
     enum { PAGE = 4096 };
     struct stat st;
-    gd_status s = stat_file(r->leased->group, &st, err);
+    gd_status s = gd_group_stat(r->leased->group, &st, err);
     if (s == GD_OK) {
         *before = (uint64_t)st.st_blocks * 512;
         /* Do not count what the file system has reserved for the file, as XFS
@@ -739,7 +731,7 @@ gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
     struct stat st;
     gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
-        s = stat_file(&r->target, &st, err);
+        s = gd_group_stat(&r->target, &st, err);
     }
     if (s == GD_OK) {
         s = exchange(r, owned, st.st_ino, err);

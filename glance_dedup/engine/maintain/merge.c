@@ -169,22 +169,13 @@ each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
 static gd_status
 hold_group(gd_merge *merge, uint32_t group, gd_error *err)
 {
-    uint32_t *held = gd_groupmap_at(&merge->shared, group, err);
-    if (held == NULL) {
-        return GD_NOMEM;
-    }
-    if (*held != 0) {
-        return GD_OK;
-    }
-    gd_status s = gd_locks_share(merge->repo->locks, group, err);
+    gd_status s = gd_locks_share_once(merge->repo->locks, &merge->shared, group,
+                                      err);
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "%s cannot be merged now: the collector is at work, or "
                        "about to be, in group %08x", merge->image_name,
                        (unsigned)group);
-    }
-    if (s == GD_OK) {
-        *held = 1;
     }
     return s;
 }
@@ -605,12 +596,7 @@ gd_merge_close(gd_merge *merge)
     if (merge->old.fd >= 0) {
         env->close(env, merge->old.fd);
     }
-    for (size_t i = 0; i < merge->shared.places; i++) {
-        if (merge->shared.items[i].count > 0) {
-            gd_locks_unshare(repo->locks, merge->shared.items[i].group);
-        }
-    }
-    gd_groupmap_free(&merge->shared);
+    gd_locks_unshare_all(repo->locks, &merge->shared);
     env->release(env, merge->collisions);
     env->release(env, merge);
 }

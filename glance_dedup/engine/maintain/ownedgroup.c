@@ -389,14 +389,6 @@ settle(gd_owned_group *owned, gd_error *err)
     return s;
 }
 
-static gd_status
-stat_group(const gd_group *group, struct stat *st, gd_error *err)
-{
-    int rc = group->env->fstat(group->env, group->fd, st);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
-                  : GD_OK;
-}
-
 gd_status
 gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
 {
@@ -410,7 +402,7 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
     }
     s = settle(owned, err);
     if (s == GD_OK) {
-        s = stat_group(owned->leased->group, &before, err);
+        s = gd_group_stat(owned->leased->group, &before, err);
     }
     if (s == GD_OK) {
         s = needed_ranges(owned->leased, &needed, &count, err);
@@ -424,7 +416,7 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
         return gd_fail_errno(err, -rc, "cannot give space of %s back",
                              owned->leased->group->name);
     }
-    s = stat_group(owned->leased->group, &after, err);
+    s = gd_group_stat(owned->leased->group, &after, err);
     if (s == GD_OK && after.st_blocks < before.st_blocks) {
         *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
     }

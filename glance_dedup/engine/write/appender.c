@@ -117,12 +117,12 @@ gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
     if ((published->flags & GD_GROUP_POISONED) == 0) {
         return GD_OK;
     }
-    int rc = group->env->fstat(group->env, group->fd, &st);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
+    gd_status s = gd_group_stat(group, &st, err);
+    if (s != GD_OK) {
+        return s;
     }
     appender.end = (uint64_t)st.st_size;
-    gd_status s = treat_tail(&appender, err);
+    s = treat_tail(&appender, err);
     *published = appender.published;
     return s;
 }
@@ -137,12 +137,11 @@ settle_in(gd_appender *appender, gd_error *err)
     gd_group *group = appender->group;
     struct stat st;
     gd_status s = gd_group_read_published(group, &appender->published, err);
+    if (s == GD_OK) {
+        s = gd_group_stat(group, &st, err);
+    }
     if (s != GD_OK) {
         return s;
-    }
-    int rc = group->env->fstat(group->env, group->fd, &st);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
     }
     if ((uint64_t)st.st_size < appender->published.end) {
         return gd_fail(err, GD_CORRUPT, "%s has %llu bytes; %llu were "

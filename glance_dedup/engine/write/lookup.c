@@ -89,12 +89,7 @@ gd_lookup_close(gd_lookup *lookup)
     for (int i = 0; i < lookup->store_count; i++) {
         gd_fpcache_return_store(repo->cache, lookup->stores[i]);
     }
-    for (size_t i = 0; i < lookup->shared.places; i++) {
-        if (lookup->shared.items[i].count > 0) {
-            gd_locks_unshare(repo->locks, lookup->shared.items[i].group);
-        }
-    }
-    gd_groupmap_free(&lookup->shared);
+    gd_locks_unshare_all(repo->locks, &lookup->shared);
     gd_hints_close(repo->env, lookup->hints);
     repo->env->release(repo->env, lookup);
 }
@@ -337,18 +332,11 @@ is_in_scope(const gd_lookup *lookup, uint32_t number)
 static gd_status
 lock_group(gd_lookup *lookup, uint32_t group)
 {
-    uint32_t *held = gd_groupmap_at(&lookup->shared, group, NULL);
-    if (held == NULL) {
-        return GD_NOMEM;
-    }
-    if (*held != 0) {
-        return GD_OK;
-    }
-    gd_status s = gd_locks_share(lookup->repo->locks, group, NULL);
-    if (s == GD_OK) {
-        *held = 1;
-    } else {
-        atomic_fetch_add(&lookup->repo->counters.lock_refusals, 1);
+    gd_repo *repo = lookup->repo;
+    gd_status s =
+        gd_locks_share_once(repo->locks, &lookup->shared, group, NULL);
+    if (s != GD_OK && s != GD_NOMEM) {
+        atomic_fetch_add(&repo->counters.lock_refusals, 1);
     }
     return s;
 }

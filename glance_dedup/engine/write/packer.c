@@ -146,18 +146,6 @@ close_bundle(const gd_env *env, bundle *b)
     env->release(env, b->plain);
 }
 
-static void
-unshare_all(gd_packer *packer)
-{
-    for (size_t i = 0; i < packer->shared.places; i++) {
-        const gd_groupmap_item *item = &packer->shared.items[i];
-        for (uint32_t n = 0; n < item->count; n++) {
-            gd_locks_unshare(packer->repo->locks, item->group);
-        }
-    }
-    gd_groupmap_free(&packer->shared);
-}
-
 void
 gd_packer_close(gd_packer *packer)
 {
@@ -170,7 +158,7 @@ gd_packer_close(gd_packer *packer)
         gd_appender_close(packer->appender);
     }
     gd_compare_close(packer->compare);
-    unshare_all(packer);
+    gd_locks_unshare_all(repo->locks, &packer->shared);
     gd_groupmap_free(&packer->avoided);
     for (unsigned i = 0;
          packer->coders != NULL && i <= gd_pool_threads(repo->pool); i++) {
