@@ -33,6 +33,12 @@ def made(path: str, content: bytes) -> Iterator[int]:
         yield fd
 
 
+def make(path: str, content: bytes) -> None:
+    """Make a new file with some content, synced."""
+    with made(path, content):
+        pass
+
+
 def page(word: str) -> bytes:
     """A page that begins with a word of up to eight letters."""
     return word.ljust(8).encode() * (PAGE // 8)
