@@ -10,6 +10,7 @@ for a running task.
 from collections.abc import Callable
 import contextlib
 import os
+import shutil
 import threading
 import time
 from typing import Any
@@ -92,7 +93,7 @@ class Figures:
         names = volumes.names(path)
         disk['journals'] = sum(_disk_bytes(os.path.join(
             path, layout.VOLUMES, name)) for name in names)
-        system = os.statvfs(path)
+        file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
             'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
             'unique_blocks', 'unique_bytes'))
@@ -113,8 +114,8 @@ class Figures:
             'disk_bytes': total,
             'metadata_bytes': (disk['images'] + disk['catalog']
                                + self._store_bytes()),
-            'filesystem_free_bytes': system.f_bavail * system.f_frsize,
-            'filesystem_bytes': system.f_blocks * system.f_frsize,
+            'filesystem_free_bytes': file_system.free,
+            'filesystem_bytes': file_system.total,
             'reserve_bytes': self._repository.room()[1],
             'saved_percent': _saved(fields.get('nonzero_bytes'), total),
             'saved_of_logical_percent': _saved(
@@ -244,6 +245,28 @@ class Figures:
     def close(self) -> None:
         """Close the engine's handle for listings."""
         self._engine.close()
+
+
+def described(repository: repository_module.Repository) -> Fields:
+    """What the repository is, for a status."""
+    parameters = repository.parameters
+    return {'path': repository.path, 'id': parameters.repository_id,
+            'block_size': parameters.block_size,
+            'cutting': parameters.cutting,
+            'group_slots': parameters.group_slots,
+            'fingerprint': parameters.fingerprint,
+            'compare': parameters.compare}
+
+
+def of_filter(repository: repository_module.Repository, statistics: Fields
+              ) -> Fields:
+    """The figures of this host's filter, for a status.
+
+    :param statistics: those of the repository
+    """
+    return {**{name: value for name, value in statistics.items()
+               if name.startswith('filter_')},
+            'filter_error': repository.filter.error}
 
 
 def _saved(data: int | None, stored: int) -> float | None:

@@ -99,7 +99,7 @@ PACKAGES = {
         'errors agenda pressure'),
     'dedupd.control': (
         'the operations of the daemon',
-        'base repository tasks scheduler'),
+        'base repository tasks figures scheduler'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
         'base repository client transfer history errors'),
