@@ -19,6 +19,7 @@ import io
 import json
 import os
 import select
+import shutil
 import socket
 import ssl
 import tempfile
@@ -28,6 +29,7 @@ from typing import Any
 import urllib.parse
 import weakref
 
+from glance_dedup.base import closing
 from glance_dedup.base import hexids
 from glance_dedup.client import wire
 
@@ -165,7 +167,7 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-class Answer:
+class Answer(closing.Closing):
     """The answer to one request; its body is not read yet."""
 
     def __init__(self, client: 'Client', channel: Channel, method: str):
@@ -245,16 +247,10 @@ class Answer:
         self._client._release(channel, whole, channel.received - self._before)
         self._response.close()
 
-    def __enter__(self) -> 'Answer':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
 
 # -- what is read -------------------------------------------------------------
 
-class ImageStream:
+class ImageStream(closing.Closing):
     """The bytes of a range of an image, in order.
 
     :ivar size: bytes of the whole image
@@ -288,12 +284,6 @@ class ImageStream:
         """Close the stream. The connection is kept if all bytes were read."""
         self._answer.close()
 
-    def __enter__(self) -> 'ImageStream':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
 
 def need_room(where: str, header: wire.RecipeHeader) -> None:
     """Check that there is space to keep a peer's description of an image.
@@ -301,8 +291,7 @@ def need_room(where: str, header: wire.RecipeHeader) -> None:
     :raises BadAnswer: it would take more than half of the free space
     """
     directory = tempfile.gettempdir()
-    disk = os.statvfs(directory)
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(directory).free
     if header.most_bytes > free // 2:
         raise BadAnswer(
             f'{where}: the description of {header.size} bytes in '
@@ -310,7 +299,7 @@ def need_room(where: str, header: wire.RecipeHeader) -> None:
             f'and {directory} has {free} free, of which half may be used')
 
 
-class Recipe:
+class Recipe(closing.Closing):
     """An image's recipe, read while it comes.
 
     Iterating gives the image's extents, checked: they follow each other and
@@ -350,16 +339,10 @@ class Recipe:
         """Close the answer. The connection is kept if all of it was read."""
         self._answer.close()
 
-    def __enter__(self) -> 'Recipe':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
 
 # -- the client ---------------------------------------------------------------
 
-class Client:
+class Client(closing.Closing):
     """Requests to one daemon. Thread-safe.
 
     :param address: ``unix:/path``, or ``https://host:port``
@@ -489,12 +472,6 @@ class Client:
         with self._lock:
             while self._kept:
                 self._kept.pop().hang_up()
-
-    def __enter__(self) -> 'Client':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
 
     # -- requests ---------------------------------------------------------
 
