@@ -354,6 +354,9 @@ class Client(closing.Closing):
     :param connect_timeout: seconds until the connection is made
     :param timeout: seconds until an answer begins, and for each further piece
     :param keep: how many idle connections are kept for later requests
+    :ivar received: bytes of all answers that are over, as they came on the
+        wire
+    :ivar sent: bytes of all requests that were sent whole
     :raises ValueError: for an address, token or file that is malformed
     :raises OSError: for a file that cannot be read
     """
@@ -366,7 +369,7 @@ class Client(closing.Closing):
         self._keep = keep
         self._connect_timeout = connect_timeout
         self._timeout = timeout
-        self._received = self._sent = 0
+        self.received = self.sent = 0
         self._reset()
         _clients.add(self)
         self._path: str | None = None
@@ -444,7 +447,7 @@ class Client(closing.Closing):
     def _release(self, channel: Channel, keep: bool, received: int) -> None:
         """Keep or drop a channel whose request is over."""
         with self._lock:
-            self._received += received
+            self.received += received
             self._busy.discard(channel)
             if keep and len(self._kept) < self._keep:
                 self._kept.append(channel)
@@ -456,16 +459,6 @@ class Client(closing.Closing):
         with self._lock:
             for channel in self._busy:
                 channel.break_off()
-
-    @property
-    def received(self) -> int:
-        """Bytes of all answers that are over, as they came on the wire."""
-        return self._received
-
-    @property
-    def sent(self) -> int:
-        """Bytes of all requests that were sent whole."""
-        return self._sent
 
     def close(self) -> None:
         """Close the idle connections. Idempotent."""
@@ -501,7 +494,7 @@ class Client(closing.Closing):
                 self._timeout if timeout is None else timeout)
             channel.send(head + (body or b''))
             with self._lock:
-                self._sent += len(head) + len(body or b'')
+                self.sent += len(head) + len(body or b'')
             answer = Answer(self, channel, method)
         except BaseException as e:
             self._release(channel, False, 0)
