@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Objects that the end of a ``with`` block closes."""
+"""What the end of a ``with`` block closes: objects and file descriptors."""
 
+from collections.abc import Iterator
+import contextlib
+import os
 from typing import Any
 from typing import Self
 
@@ -18,3 +21,12 @@ class Closing:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def descriptor(fd: int) -> Iterator[int]:
+    """Close a file descriptor at the end of the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
