@@ -342,17 +342,11 @@ class Store(driver.Store):
         if not path or not os.path.isabs(path):
             raise self._bad('dedup_store_datadir must be an absolute path, '
                             f'not {path!r}.')
-        settings = {
-            'codec': self._option('codec'),
-            'codec_level': self._option('codec_level'),
-            'codec_yields': self._option('codec_yields'),
-            'direct_io': self._option('direct_io'),
-            'threads': self._option('threads'),
-            'filter_dir': self._option('filter_dir') or None,
-            'filter_mib': self._option('filter_mib'),
-            'index': self._option('index'),
-            'index_dir': self._option('index_dir') or None,
-            'reserve_mib': self._option('reserve_mib')}
+        settings = {name: self._option(name) for name in (
+            'codec', 'codec_level', 'codec_yields', 'direct_io', 'threads',
+            'filter_mib', 'index', 'reserve_mib')}
+        for name in ('filter_dir', 'index_dir'):
+            settings[name] = self._option(name) or None
         try:
             return repository.Repository(path, **settings)
         except dedup_exceptions.ImageNotFound:
