@@ -38,8 +38,6 @@ from glance_dedup.client import wire
 LONGEST_JSON = 128 << 20
 #: The most bytes that are read of an error's body.
 LONGEST_ERROR = 64 << 10
-#: The most ranges of one request for blocks.
-MOST_RANGES = 16384
 #: The header for recipes and frames that the client sends.
 BINARY = {'Content-Type': 'application/octet-stream'}
 #: Bytes a second: the client gives up on a peer that takes or sends slower.
@@ -663,7 +661,7 @@ class Client(closing.Closing):
         Each byte comes at most once. The caller has to verify the blocks.
 
         :param ranges: `(offset, length)`, sorted, apart from each other, at
-            block boundaries; at most MOST_RANGES
+            block boundaries; the daemon takes at most 16384
         """
         body = json.dumps({'ranges': [list(r) for r in ranges]},
                           separators=(',', ':')).encode()
