@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from typing import Any
+from typing import TypeVar
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -33,6 +34,7 @@ _FRESH = 5.0
 
 Fields = dict[str, Any]
 Catalog = Callable[[], catalog_module.Catalog | None]
+_Found = TypeVar('_Found')
 
 
 class Figures:
@@ -82,6 +84,16 @@ class Figures:
         catalog = self._catalog()
         return catalog is not None and catalog.valid
 
+    def _known(self, ask: Callable[[catalog_module.Catalog], _Found]
+               ) -> _Found | None:
+        """What the catalog says; None: there is no valid one."""
+        catalog = self._catalog()
+        if catalog is not None and catalog.valid:
+            # If it is closed or found invalid just now: known again later.
+            with contextlib.suppress(exceptions.RepositoryError):
+                return ask(catalog)
+        return None
+
     def forget(self) -> None:
         """Have the next call of `space` measure again."""
         self._good = False
@@ -97,16 +109,12 @@ class Figures:
         fields: Fields = dict.fromkeys((
             'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
             'unique_blocks', 'unique_bytes'))
-        catalog = self._catalog()
-        if catalog is not None and catalog.valid:
-            # It was closed or found invalid just now: known again later.
-            with contextlib.suppress(exceptions.RepositoryError):
-                sums = catalog.statistics()
-                fields = {name: sums[name] for name in fields
-                          if name in sums}
-                fields['unique_bytes'] = (
-                    sums['unique_blocks']
-                    * self._repository.parameters.average_block)
+        sums = self._known(lambda catalog: catalog.statistics())
+        if sums is not None:
+            fields = {name: sums[name] for name in fields if name in sums}
+            fields['unique_bytes'] = (
+                sums['unique_blocks']
+                * self._repository.parameters.average_block)
         total = sum(disk.values())
         fields |= {
             'volumes': len(names),
@@ -136,12 +144,8 @@ class Figures:
 
         ``damaged`` is None if it is not known.
         """
-        catalog = self._catalog()
-        ledger: dict[str, Fields] = {}
-        if catalog is not None and catalog.valid:
-            with contextlib.suppress(exceptions.RepositoryError):
-                ledger = {facts['image_id']: facts
-                          for _, facts in catalog.ledger()}
+        ledger = self._known(lambda catalog: {
+            facts['image_id']: facts for _, facts in catalog.ledger()}) or {}
         blocks, damaged = self.damage()
         unhurt = None if blocks is None else False
         found = []
@@ -180,21 +184,16 @@ class Figures:
         Without a catalog these are the last known values. None and no image:
         this process never knew any.
         """
-        catalog = self._catalog()
-        if catalog is not None and catalog.valid:
-            with contextlib.suppress(exceptions.RepositoryError):
-                self._damage = (len(catalog.damaged()),
-                                catalog.damaged_images())
+        found = self._known(lambda catalog: (
+            len(catalog.damaged()), catalog.damaged_images()))
+        if found is not None:
+            self._damage = found
         return self._damage
 
     def groups(self) -> list[Fields]:
         """All block groups; ``live`` is None if it is not known."""
-        catalog = self._catalog()
-        used: dict[int, int] | None = None
-        if catalog is not None and catalog.valid:
-            with contextlib.suppress(exceptions.RepositoryError):
-                used = {number: facts['used']
-                        for number, facts in catalog.groups()}
+        used = self._known(lambda catalog: {
+            number: facts['used'] for number, facts in catalog.groups()})
         found = []
         with self._listing:
             for number in self._engine.groups():
