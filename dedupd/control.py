@@ -16,6 +16,7 @@ from typing import Any
 
 from oslo_log import log
 
+from dedupd import figures
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
@@ -75,21 +76,13 @@ class Control:
 
     def status(self) -> Fields:
         """The daemon's whole status, for an overview."""
-        parameters = self._repository.parameters
         statistics = self._repository.statistics()
         scheduler, catalog = self._scheduler, self._scheduler.catalog()
         maintainer = scheduler.maintainer
         damaged_blocks, damaged = self._figures.damage()
         images, names = volumes.apart(self._repository, damaged)
         return {
-            'repository': {
-                'path': self._repository.path,
-                'id': parameters.repository_id,
-                'block_size': parameters.block_size,
-                'cutting': parameters.cutting,
-                'group_slots': parameters.group_slots,
-                'fingerprint': parameters.fingerprint,
-                'compare': parameters.compare},
+            'repository': figures.described(self._repository),
             'daemon': {
                 'role': 'maintainer' if scheduler.is_maintainer else 'reader',
                 'version': version.version(), 'pid': os.getpid(),
@@ -109,10 +102,7 @@ class Control:
                             else self._replicator.status()),
             'damage': {'blocks': damaged_blocks, 'images': images,
                        'volumes': names},
-            'filter': {
-                **{name: value for name, value in statistics.items()
-                   if name.startswith('filter_')},
-                'filter_error': self._repository.filter.error},
+            'filter': figures.of_filter(self._repository, statistics),
             'reads': {**self._sources.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
             'receiving': self._sources.receiving(),

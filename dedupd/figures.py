@@ -10,9 +10,11 @@ for a running task.
 from collections.abc import Callable
 import contextlib
 import os
+import shutil
 import threading
 import time
 from typing import Any
+from typing import TypeVar
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -32,6 +34,7 @@ _FRESH = 5.0
 
 Fields = dict[str, Any]
 Catalog = Callable[[], catalog_module.Catalog | None]
+_Found = TypeVar('_Found')
 
 
 class Figures:
@@ -81,6 +84,16 @@ class Figures:
         catalog = self._catalog()
         return catalog is not None and catalog.valid
 
+    def _known(self, ask: Callable[[catalog_module.Catalog], _Found]
+               ) -> _Found | None:
+        """What the catalog says; None: there is no valid one."""
+        catalog = self._catalog()
+        if catalog is not None and catalog.valid:
+            # If it is closed or found invalid just now: known again later.
+            with contextlib.suppress(exceptions.RepositoryError):
+                return ask(catalog)
+        return None
+
     def forget(self) -> None:
         """Have the next call of `space` measure again."""
         self._good = False
@@ -92,20 +105,16 @@ class Figures:
         names = volumes.names(path)
         disk['journals'] = sum(_disk_bytes(os.path.join(
             path, layout.VOLUMES, name)) for name in names)
-        system = os.statvfs(path)
+        file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
             'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
             'unique_blocks', 'unique_bytes'))
-        catalog = self._catalog()
-        if catalog is not None and catalog.valid:
-            # It was closed or found invalid just now: known again later.
-            with contextlib.suppress(exceptions.RepositoryError):
-                sums = catalog.statistics()
-                fields = {name: sums[name] for name in fields
-                          if name in sums}
-                fields['unique_bytes'] = (
-                    sums['unique_blocks']
-                    * self._repository.parameters.average_block)
+        sums = self._known(lambda catalog: catalog.statistics())
+        if sums is not None:
+            fields = {name: sums[name] for name in fields if name in sums}
+            fields['unique_bytes'] = (
+                sums['unique_blocks']
+                * self._repository.parameters.average_block)
         total = sum(disk.values())
         fields |= {
             'volumes': len(names),
@@ -113,8 +122,8 @@ class Figures:
             'disk_bytes': total,
             'metadata_bytes': (disk['images'] + disk['catalog']
                                + self._store_bytes()),
-            'filesystem_free_bytes': system.f_bavail * system.f_frsize,
-            'filesystem_bytes': system.f_blocks * system.f_frsize,
+            'filesystem_free_bytes': file_system.free,
+            'filesystem_bytes': file_system.total,
             'reserve_bytes': self._repository.room()[1],
             'saved_percent': _saved(fields.get('nonzero_bytes'), total),
             'saved_of_logical_percent': _saved(
@@ -135,12 +144,8 @@ class Figures:
 
         ``damaged`` is None if it is not known.
         """
-        catalog = self._catalog()
-        ledger: dict[str, Fields] = {}
-        if catalog is not None and catalog.valid:
-            with contextlib.suppress(exceptions.RepositoryError):
-                ledger = {facts['image_id']: facts
-                          for _, facts in catalog.ledger()}
+        ledger = self._known(lambda catalog: {
+            facts['image_id']: facts for _, facts in catalog.ledger()}) or {}
         blocks, damaged = self.damage()
         unhurt = None if blocks is None else False
         found = []
@@ -179,21 +184,16 @@ class Figures:
         Without a catalog these are the last known values. None and no image:
         this process never knew any.
         """
-        catalog = self._catalog()
-        if catalog is not None and catalog.valid:
-            with contextlib.suppress(exceptions.RepositoryError):
-                self._damage = (len(catalog.damaged()),
-                                catalog.damaged_images())
+        found = self._known(lambda catalog: (
+            len(catalog.damaged()), catalog.damaged_images()))
+        if found is not None:
+            self._damage = found
         return self._damage
 
     def groups(self) -> list[Fields]:
         """All block groups; ``live`` is None if it is not known."""
-        catalog = self._catalog()
-        used: dict[int, int] | None = None
-        if catalog is not None and catalog.valid:
-            with contextlib.suppress(exceptions.RepositoryError):
-                used = {number: facts['used']
-                        for number, facts in catalog.groups()}
+        used = self._known(lambda catalog: {
+            number: facts['used'] for number, facts in catalog.groups()})
         found = []
         with self._listing:
             for number in self._engine.groups():
@@ -244,6 +244,28 @@ class Figures:
     def close(self) -> None:
         """Close the engine's handle for listings."""
         self._engine.close()
+
+
+def described(repository: repository_module.Repository) -> Fields:
+    """What the repository is, for a status."""
+    parameters = repository.parameters
+    return {'path': repository.path, 'id': parameters.repository_id,
+            'block_size': parameters.block_size,
+            'cutting': parameters.cutting,
+            'group_slots': parameters.group_slots,
+            'fingerprint': parameters.fingerprint,
+            'compare': parameters.compare}
+
+
+def of_filter(repository: repository_module.Repository, statistics: Fields
+              ) -> Fields:
+    """The figures of this host's filter, for a status.
+
+    :param statistics: those of the repository
+    """
+    return {**{name: value for name, value in statistics.items()
+               if name.startswith('filter_')},
+            'filter_error': repository.filter.error}
 
 
 def _saved(data: int | None, stored: int) -> float | None:

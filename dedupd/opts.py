@@ -24,6 +24,37 @@ _EXCLUDE = types.String(regex=f'^(project:)?{imageids.PATTERN}$')
 _PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
 _ADDRESS = types.String(regex=r'^(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$')
 
+
+def _rate(name: str, default: float, help: str, related: str = ''
+          ) -> cfg.Opt:
+    """An option that limits what goes to or from a disk or a network."""
+    return cfg.FloatOpt(
+        name, default=default, min=0, mutable=True,
+        help=f"""{help}
+Possible values:
+    * 0: as fast as it goes
+    * MiB
+{_related(related)}
+""")
+
+
+def _interval(name: str, default: int, help: str, related: str = ''
+              ) -> cfg.Opt:
+    """An option with the time between two runs of a task."""
+    return cfg.IntOpt(
+        name, default=default, min=0, mutable=True,
+        help=f"""{help}
+Possible values:
+    * 0: only on request
+    * Seconds
+{_related(related)}
+""")
+
+
+def _related(name: str) -> str:
+    return f'\nRelated options:\n    * ``{name}``\n' if name else ''
+
+
 dedupd_opts = [
     cfg.StrOpt('datadir',
                default='/var/lib/glance/dedup',
@@ -354,51 +385,21 @@ Seconds for which a connection without a request stays open.
 Seconds after which a client that does not take its response is
 disconnected.
 """),
-    cfg.IntOpt('collect_interval',
-               default=300,
-               min=0,
-               mutable=True,
-               help="""
+    _interval('collect_interval', 300, """
 Seconds between two collections, which give back the space of deleted
 images.
 
 Before each, uploaded and deleted images are counted.
-
-Possible values:
-    * 0: only on request
-    * Seconds
-
 """),
-    cfg.IntOpt('merge_interval',
-               default=600,
-               min=0,
-               mutable=True,
-               help="""
+    _interval('merge_interval', 600, """
 Seconds between two mergings, which find duplicates that uploads
 missed.
-
-Possible values:
-    * 0: only on request
-    * Seconds
-
 """),
-    cfg.IntOpt('scrub_interval',
-               default=2592000,
-               min=0,
-               mutable=True,
-               help="""
+    _interval('scrub_interval', 2592000, """
 Seconds from the start of one scrub to that of the next. A scrub reads
 and verifies everything in the repository. After a restart of the
 daemon it continues where it was.
-
-Possible values:
-    * 0: only on request
-    * Seconds
-
-Related options:
-    * ``scrub_rate_mib``
-
-"""),
+""", 'scrub_rate_mib'),
     cfg.StrOpt('recompress_codec',
                default='zstd',
                choices=[('none', 'Segments stay as uploads stored them'),
@@ -436,24 +437,12 @@ Related options:
     * ``recompress_codec``
 
 """),
-    cfg.IntOpt('recompress_interval',
-               default=3600,
-               min=0,
-               mutable=True,
-               help="""
+    _interval('recompress_interval', 3600, """
 Seconds between two searches for groups to compress again.
 
 A group is started only while half of the host's processors are idle.
 All other tasks, and requests for one, go first.
-
-Possible values:
-    * 0: only on request
-    * Seconds
-
-Related options:
-    * ``recompress_codec``
-
-"""),
+""", 'recompress_codec'),
     cfg.IntOpt('collect_volumes_mib',
                default=256,
                min=0,
@@ -502,65 +491,23 @@ Possible values:
     * A number up to 100
 
 """),
-    cfg.FloatOpt('collect_rate_mib',
-                 default=0,
-                 min=0,
-                 mutable=True,
-                 help="""
+    _rate('collect_rate_mib', 0, """
 The most MiB that collection reads from and writes to the disk in a
 second.
-
-Possible values:
-    * 0: as fast as it goes
-    * MiB
-
 """),
-    cfg.FloatOpt('merge_rate_mib',
-                 default=0,
-                 min=0,
-                 mutable=True,
-                 help="""
+    _rate('merge_rate_mib', 0, """
 The most MiB that merging reads from and writes to the disk in a
 second.
-
-Possible values:
-    * 0: as fast as it goes
-    * MiB
-
 """),
-    cfg.FloatOpt('scrub_rate_mib',
-                 default=32,
-                 min=0,
-                 mutable=True,
-                 help="""
+    _rate('scrub_rate_mib', 32, """
 The most MiB that a scrub reads from the disk in a second.
 
 At 32 MiB a second a terabyte takes nine hours.
-
-Possible values:
-    * 0: as fast as it goes
-    * MiB
-
-Related options:
-    * ``scrub_interval``
-
-"""),
-    cfg.FloatOpt('recompress_rate_mib',
-                 default=32,
-                 min=0,
-                 mutable=True,
-                 help="""
+""", 'scrub_interval'),
+    _rate('recompress_rate_mib', 32, """
 The most MiB that recompression reads from and writes to the disk in a
 second.
-
-Possible values:
-    * 0: as fast as it goes
-    * MiB
-
-Related options:
-    * ``recompress_interval``
-
-"""),
+""", 'recompress_interval'),
     cfg.ListOpt('merge_exclude',
                 item_type=_EXCLUDE,
                 default=[],
@@ -875,29 +822,11 @@ Related options:
     * ``projects``
 
 """),
-    cfg.FloatOpt('rate_mib',
-                 default=0,
-                 min=0,
-                 mutable=True,
-                 help="""
+    _rate('rate_mib', 0, """
 The most MiB to send in a second.
-
-Possible values:
-    * 0: as fast as it goes
-    * MiB
-
 """),
-    cfg.IntOpt('interval',
-               default=300,
-               min=0,
-               mutable=True,
-               help="""
+    _interval('interval', 300, """
 Seconds between two searches for new images.
-
-Possible values:
-    * 0: only on request
-    * Seconds
-
 """),
 ]
 

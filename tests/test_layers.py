@@ -99,7 +99,7 @@ PACKAGES = {
         'errors agenda pressure'),
     'dedupd.control': (
         'the operations of the daemon',
-        'base repository tasks scheduler'),
+        'base repository tasks figures scheduler'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
         'base repository client transfer history errors'),
@@ -121,6 +121,7 @@ PACKAGES = {
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
+    'glance_dedup.base.closing': 'unit/repository/test_repository_open.py',
     'glance_dedup.base.exceptions': 'unit/repository/test_repository_open.py',
     'glance_dedup.base.files': 'unit/base/test_access.py',
     'glance_dedup.base.hexids': 'unit/repository/test_repository_images.py',

@@ -26,6 +26,7 @@ from typing import Protocol
 from dedupd.cache import partial_image
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
+from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.repository import openimages
@@ -79,9 +80,7 @@ class Expected:
                             ('md5', self.md5)):
             if name and value:
                 with contextlib.suppress(ValueError):
-                    hasher = hashlib.new(name, usedforsecurity=False)
-                    if hasher.digest_size:
-                        return hasher, value.lower()
+                    return hashes.new(name), value.lower()
         return None
 
 

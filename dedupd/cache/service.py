@@ -9,7 +9,6 @@ too many; it is a task like others.
 
 from collections.abc import Callable
 import contextlib
-import ipaddress
 from typing import Any
 
 from oslo_config import cfg
@@ -18,6 +17,7 @@ from dedupd.cache import arrival as arrival_module
 from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
 from dedupd.cache import proxy as proxy_module
+from dedupd.http import listeners
 from dedupd.http import upstream as upstream_module
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
@@ -34,12 +34,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     if conf.mode != 'cache':
         return
     host = conf.cache.listen.rpartition(':')[0].strip('[]')
-    try:
-        loopback = host == 'localhost' or (
-            ipaddress.ip_address(host).is_loopback)
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if host != 'localhost' and not listeners.is_loopback(host):
         raise ValueError(
             f'[cache] listen: {conf.cache.listen} is not an address of the '
             'loopback interface. Tokens go over it in clear; use one such as '

@@ -68,7 +68,7 @@ class Listener:
         other hosts reach the daemon, it has no name to compare with.
         """
         if self.tls is not None or self.sock.family == socket.AF_UNIX or (
-                not _is_loopback(self.sock.getsockname()[0])):
+                not is_loopback(self.sock.getsockname()[0])):
             return True
         try:
             name = urllib.parse.urlsplit(f'//{host}').hostname or ''
@@ -85,7 +85,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Whether this is an address of the loopback interface."""
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 

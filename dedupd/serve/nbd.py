@@ -265,8 +265,7 @@ class _Connection:
                 option, data = await self._receive_option()
             self._place.spare = False
             if option == protocol.Option.ABORT:
-                await self._send(protocol.option_reply(
-                    option, protocol.Reply.ACK))
+                await self._acknowledge(option)
                 return None
             if option == protocol.Option.EXPORT_NAME:
                 return await self._open_old(data)
@@ -302,18 +301,19 @@ class _Connection:
         if option == protocol.Option.LIST:
             names = await self._exports.run(self._exports.repository.images)
             await self._send(b''.join(map(protocol.server_reply, names)))
-            await self._send(protocol.option_reply(
-                option, protocol.Reply.ACK))
+            await self._acknowledge(option)
         elif option == protocol.Option.STRUCTURED_REPLY:
             self._structured = True
-            await self._send(protocol.option_reply(
-                option, protocol.Reply.ACK))
+            await self._acknowledge(option)
         elif option in _META_CONTEXT:
             await self._answer_contexts(option, data)
         else:
             await self._refuse(option, protocol.Reply.ERR_UNSUP,
                                f'option {option} is not known')
         return None
+
+    async def _acknowledge(self, option: int) -> None:
+        await self._send(protocol.option_reply(option, protocol.Reply.ACK))
 
     async def _refuse(self, option: int, kind: protocol.Reply,
                       why: str) -> None:
@@ -333,7 +333,7 @@ class _Connection:
             await self._send(protocol.context_reply(option))
             if setting:
                 self._context = name
-        await self._send(protocol.option_reply(option, protocol.Reply.ACK))
+        await self._acknowledge(option)
 
     # -- exports -----------------------------------------------------------
 

@@ -374,11 +374,7 @@ class Accountant:
         self._pins = []
         foreseen = Foreseen(self._maintainer)
         for name in self._maintainer.engine.spool():
-            try:
-                entry = judge(self._maintainer, name)
-            except exceptions.UNREADABLE as e:
-                self._note(name, str(e))
-                continue
+            entry = self._judge(name)
             if entry is not None:
                 with contextlib.closing(entry):
                     if entry.left:
@@ -412,12 +408,7 @@ class Accountant:
         inodes = set()
         while waiting and len(entries) < ROUND:
             name = waiting.popleft()
-            try:
-                entry = judge(self._maintainer, name)
-            except exceptions.UNREADABLE as e:
-                self._note(name, str(e))
-                self._left += 1
-                continue
+            entry = self._judge(name)
             if entry is None:
                 continue
             if entry.recipe.inode in inodes and entry.recipe.kind != 'X':
@@ -431,6 +422,15 @@ class Accountant:
                 inodes.add(entry.recipe.inode)
                 entries.append(entry)
         return later
+
+    def _judge(self, name: str) -> Entry | None:
+        """Judge an entry; None: it is gone, or cannot be read and stays."""
+        try:
+            return judge(self._maintainer, name)
+        except exceptions.UNREADABLE as e:
+            self._note(name, str(e))
+            self._left += 1
+            return None
 
     def _leave(self, entry: Entry) -> None:
         """Note the blocks that an entry in use keeps alive (N6.3)."""

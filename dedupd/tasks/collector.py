@@ -199,11 +199,14 @@ _LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '
 class _Look:
     """Which blocks of a group live, may be freed, or are pinned."""
 
-    def __init__(self, entries: bytes, counts: bytes, published: int,
-                 pins: Iterable[bytes], number: int) -> None:
-        self._columns = addresses_module.columns(entries)
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 catalog: catalog_module.Catalog | accounting.Foreseen,
+                 number: int, slots: int, published: int,
+                 pins: Iterable[bytes] = ()) -> None:
+        self._columns = addresses_module.columns(
+            maintainer.engine.entries(number, 0, slots))
         _, lengths, states = self._columns
-        used = addresses_module.unpack(counts)
+        used = addresses_module.unpack(catalog.counts(number, slots))
         #: The first slot that is counted but has no block, or None.
         self.lost = next((slot for slot, (state, count) in enumerate(
             zip(states, used)) if count
@@ -277,10 +280,8 @@ def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     last = max(maintainer.engine.groups(), default=0)
     for done, number in enumerate(wanted):
         facts = maintainer.engine.group_facts(number)
-        look = _Look(
-            maintainer.engine.entries(number, 0, facts['slots']),
-            foreseen.counts(number, facts['slots']),
-            facts['published'], accountant.pins(number), number)
+        look = _Look(maintainer, foreseen, number, facts['slots'],
+                     facts['published'], accountant.pins(number))
         action, reason = _foresee_action(
             look, facts, number == last, evacuate_share, _has_lost(
                 look, foreseen.group(number), live_share)
@@ -462,10 +463,8 @@ class _Run:
 
     def _collect_in(self, group: _engine.Group) -> None:
         maintainer, number = self._maintainer, group.number
-        look = _Look(
-            maintainer.engine.entries(number, 0, group.slots),
-            maintainer.catalog.counts(number, group.slots), group.published,
-            self._accountant.pins(number), number)                  # N6.3
+        look = _Look(maintainer, maintainer.catalog, number, group.slots,
+                     group.published, self._accountant.pins(number))  # N6.3
         self._cost += addresses_module.ENTRY_BYTES * group.slots
         if look.lost is not None:
             # The lost entry may come back; the block's bytes are still there.
@@ -598,10 +597,8 @@ class _Run:
         batch = maintainer.catalog.batch()
         for number in groups:
             facts = maintainer.engine.group_facts(number)
-            look = _Look(
-                maintainer.engine.entries(number, 0, facts['slots']),
-                maintainer.catalog.counts(number, facts['slots']),
-                facts['published'], (), number)
+            look = _Look(maintainer, maintainer.catalog, number,
+                         facts['slots'], facts['published'])
             self._cost += addresses_module.ENTRY_BYTES * facts['slots']
             maintainer.catalog.set_group(batch, number,
                                          dirty=bool(look.free))

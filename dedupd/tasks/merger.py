@@ -34,11 +34,11 @@ the run forgets their pair, and may miss duplicates of the newer block.
 
 import array
 import bisect
-import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import operator
@@ -602,23 +602,13 @@ class _Counts:
     """How often blocks are named, for a few groups at a time."""
 
     def __init__(self, catalog: _Catalog) -> None:
-        self._catalog = catalog
-        self._groups: collections.OrderedDict[int, bytes] = (
-            collections.OrderedDict())
+        self._group = functools.lru_cache(_CACHED_COUNTS)(catalog.counts)
 
     def of(self, addresses: bytes) -> bytes:
         """The counts of sorted addresses, 32 bits each."""
         return b''.join([
             _engine.pick(self._group(group), _COUNT_BYTES, 0, some)
             for group, some in addresses_module.cut_by_group(addresses)])
-
-    def _group(self, group: int) -> bytes:
-        if group not in self._groups:
-            if len(self._groups) >= _CACHED_COUNTS:
-                self._groups.popitem(last=False)
-            self._groups[group] = self._catalog.counts(group)
-        self._groups.move_to_end(group)
-        return self._groups[group]
 
 
 # -- a run --------------------------------------------------------------------

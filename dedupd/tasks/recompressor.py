@@ -196,7 +196,7 @@ class _Run:
         except exceptions.NoSpaceError:
             self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
-            self._fail(number, e)
+            self._result.failed[number] = str(e)
         else:
             self._maintainer.rewriting = rewriting, self._mark
             self._finish(rewriting, number)
@@ -212,7 +212,7 @@ class _Run:
         except exceptions.NoSpaceError:
             self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
-            self._fail(number, e)
+            self._result.failed[number] = str(e)
         give_up(self._maintainer)
         self._done += 1
         self._pace.step(self._done, self._total, 'compressing groups anew')
@@ -246,7 +246,3 @@ class _Run:
             if announced:
                 engine.withdraw(number)
         self._result.busy += 1
-
-    def _fail(self, number: int, error: Exception) -> None:
-        """Note a group's error; the run goes on with the other groups."""
-        self._result.failed[number] = str(error)

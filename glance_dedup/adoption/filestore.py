@@ -9,7 +9,6 @@ knows.
 
 import dataclasses
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -97,11 +96,3 @@ class Source:
 
     def __exit__(self, *exc_info) -> None:
         self.file.close()
-
-
-def hash_of(name: str):
-    """A hash object, by any name that hashlib knows.
-
-    :raises ValueError: it knows no such hash
-    """
-    return hashlib.new(name, usedforsecurity=False)

@@ -20,6 +20,7 @@ import pwd
 import stat
 import time
 
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 
 PRIVATE = 0o700
@@ -111,8 +112,8 @@ def settle(path: str, shared: bool) -> None:
     :raises AccessDenied: the directory is another user's, or this user is not
         in its group
     """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing.descriptor(
+            os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid():
             raise exceptions.AccessDenied(
@@ -128,8 +129,6 @@ def settle(path: str, shared: bool) -> None:
                 f'{path} cannot be shared by the group '
                 f'{_group_name(status.st_gid)}: {user_name(os.geteuid())} '
                 'is not in it')
-    finally:
-        os.close(fd)
 
 
 def make_directory(path: str, mode: int) -> None:
@@ -139,13 +138,11 @@ def make_directory(path: str, mode: int) -> None:
         os.mkdir(path, mode & 0o777)
     except FileExistsError:
         pass
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-                 | os.O_CLOEXEC)
-    try:
+    with closing.descriptor(
+            os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                    | os.O_CLOEXEC)) as fd:
         if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
             os.fchmod(fd, mode)
-    finally:
-        os.close(fd)
 
 
 def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 
 
@@ -49,11 +50,8 @@ def sync_directory(path: str) -> None:
 
     :raises OSError: as its name says
     """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing.descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _fill(fd: int, content: bytes) -> None:
@@ -118,13 +116,11 @@ def read_file(path: str, limit: int) -> bytes:
     :raises DamagedError: the path is not that of an ordinary file
     :raises OSError: as its name says
     """
-    fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
+    with closing.descriptor(
+            access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
         if not stat_module.S_ISREG(os.fstat(fd).st_mode):
             raise exceptions.DamagedError(f'{path} is not an ordinary file')
         return os.read(fd, limit)
-    finally:
-        os.close(fd)
 
 
 def json_checksum(fields: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import secrets
 import struct
 
 from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 
 _LOCK_FILE = 'locks/groups'
@@ -119,23 +120,17 @@ def _need_shared(path: str) -> None:
 def _try_locks(file: str) -> str | None:
     """What is wrong with a file's locks, in words; None: nothing."""
     flags = os.O_RDWR | os.O_NOFOLLOW
-    one = access.open_file(file, flags)
-    try:
-        two = access.open_file(file, flags)
-        try:
-            for _ in range(_TRIES):
-                byte = _FIRST_BYTE + secrets.randbits(32)
-                if not lock(one, fcntl.F_WRLCK, byte):
-                    continue    # another process tries the same byte
-                if lock(two, fcntl.F_WRLCK, byte):
-                    return 'grants two open files the same lock'
-                lock(one, fcntl.F_UNLCK, byte)
-                return None
-            return 'refuses locks that nobody holds'
-        finally:
-            os.close(two)
-    finally:
-        os.close(one)
+    with (closing.descriptor(access.open_file(file, flags)) as one,
+          closing.descriptor(access.open_file(file, flags)) as two):
+        for _ in range(_TRIES):
+            byte = _FIRST_BYTE + secrets.randbits(32)
+            if not lock(one, fcntl.F_WRLCK, byte):
+                continue    # another process tries the same byte
+            if lock(two, fcntl.F_WRLCK, byte):
+                return 'grants two open files the same lock'
+            lock(one, fcntl.F_UNLCK, byte)
+            return None
+        return 'refuses locks that nobody holds'
 
 
 def check_locks(path: str) -> None:

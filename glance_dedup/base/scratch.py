@@ -14,6 +14,8 @@ import os
 import shutil
 import tempfile
 
+from glance_dedup.base import closing
+
 PREFIX = 'glance-dedup-scratch-'
 _TRIES = 10
 
@@ -48,10 +50,8 @@ def _remove_dead() -> None:
                 continue
             fd = _lock(path)
             if fd is not None:
-                try:
+                with closing.descriptor(fd):
                     shutil.rmtree(path, ignore_errors=True)
-                finally:
-                    os.close(fd)
 
 
 class Directory:

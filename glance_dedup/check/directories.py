@@ -3,6 +3,7 @@
 """The directories of a repository: their names, listings and modes."""
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 import contextlib
 import os
 import re
@@ -218,6 +219,21 @@ class Directories:
                 self._find(form.NOTE, f'{directory}/{name}', None,
                            'has an unknown name')
         return numbers
+
+    @contextlib.contextmanager
+    def reported(self, severity: str, file: str, missing: str | None = None
+                 ) -> Iterator[None]:
+        """Report the damage with which the block ends, and go on behind it.
+
+        :param missing: what to report of a file that is gone; None: nothing
+        """
+        try:
+            yield
+        except files.Gone:
+            if missing is not None:
+                self._find(severity, file, None, missing)
+        except form.Damage as e:
+            self._find(severity, file, e.offset, e.sentence)
 
     def sum_of_sizes(self, directory: str, names: Iterable[str]) -> int:
         """The bytes of all regular files among these."""

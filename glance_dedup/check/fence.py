@@ -3,20 +3,15 @@
 """The fence: the sequence of the catalog's last accounting step."""
 
 from glance_dedup.check import directories as directories_module
-from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import report
 
 
 def read(directories: directories_module.Directories) -> bytes | None:
     """The bytes of the file; None if there are none, or no readable ones."""
-    try:
+    with directories.reported(form.DAMAGE, 'fence'):
         return directories.read('fence', 2 * form.SECTOR + 1)
-    except files.Gone:
-        return None
-    except form.Damage as e:
-        directories.findings.find(form.DAMAGE, 'fence', e.offset, e.sentence)
-        return None
+    return None
 
 
 def newest(data: bytes, findings: report.Findings

@@ -6,7 +6,6 @@ No image is worse for it if a list is no good, so a bad one is a *note*.
 """
 
 from glance_dedup.check import directories as directories_module
-from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
 
@@ -14,12 +13,8 @@ from glance_dedup.check import json_objects
 def check(directories: directories_module.Directories) -> None:
     """Report the lists that cannot be read."""
     for name, (kind, what, longest) in form.LISTS.items():
-        try:
+        with directories.reported(form.NOTE, name):
             _parse(directories.read(name, longest + 1), kind, what, longest)
-        except files.Gone:
-            pass
-        except form.Damage as e:
-            directories.findings.find(form.NOTE, name, e.offset, e.sentence)
 
 
 def _parse(text: bytes, kind: str, what: str, longest: int) -> None:

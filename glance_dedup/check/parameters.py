@@ -6,7 +6,6 @@ import re
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import directories as directories_module
-from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
 
@@ -17,14 +16,8 @@ def check(directories: directories_module.Directories) -> dict:
     :raises InvalidParameter: this program does not have the digest
     :raises VersionError: the format has a newer major version
     """
-    find = directories.findings.find
-    try:
+    with directories.reported(form.DAMAGE, 'repository.json', 'is missing'):
         found = _parse(directories.read('repository.json', form.MAX_JSON + 1))
-    except files.Gone:
-        find(form.DAMAGE, 'repository.json', None, 'is missing')
-    except form.Damage as e:
-        find(form.DAMAGE, 'repository.json', e.offset, e.sentence)
-    else:
         if form.digest_of(found['fingerprint']) is None:
             raise exceptions.InvalidParameter(
                 f"the repository's fingerprints are by "
@@ -36,19 +29,13 @@ def check(directories: directories_module.Directories) -> dict:
 
 def check_key(directories: directories_module.Directories) -> None:
     """Report a key that is missing or not whole."""
-    find = directories.findings.find
-    try:
+    with directories.reported(form.DAMAGE, 'key', 'is missing'):
         text = directories.read('key', form.KEY_LENGTH + 1)
-    except files.Gone:
-        find(form.DAMAGE, 'key', None, 'is missing')
-    except form.Damage as e:
-        find(form.DAMAGE, 'key', e.offset, e.sentence)
-    else:
         digits = text[:64]
         if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
                 text != b'%b %016x\n' % (digits, form.xxh3(digits))):
-            find(form.DAMAGE, 'key', None, 'is not 64 hexadecimal digits, '
-                 'their checksum and a newline')
+            raise form.Damage('is not 64 hexadecimal digits, their checksum '
+                              'and a newline')
 
 
 def _parse(text: bytes) -> dict:

@@ -5,6 +5,7 @@
 import contextlib
 import os
 import re
+import shutil
 import time
 
 from cliff import lister
@@ -22,6 +23,17 @@ def _add_cloud(parser, **options):
         '--os-cloud', metavar='NAME', help='The cloud of clouds.yaml whose '
         'Glance is asked. Default: the one of the environment variables '
         'OS_*.', **options)
+
+
+def _add_glance(parser):
+    """Add the options of commands that need not ask a Glance."""
+    _add_cloud(parser)
+    parser.add_argument(
+        '--glance-url', metavar='URL',
+        help="Ask this glance-api instead of the cloud's.")
+    parser.add_argument(
+        '--no-glance', action='store_true',
+        help='Ask no Glance, whatever the environment says.')
 
 
 def _connect(cloud=None, url=None):
@@ -87,9 +99,8 @@ class Estimate(common.RepositoryCommand, lister.Lister):
                  'stored_bytes', 'saved_percent'), self._rows(result))
 
     def _tell(self, result):
-        for path, error in result.unreadable:
-            self.app.tell(error)
-            self.app.note(error)
+        for _, error in result.unreadable:
+            self.app.report(error)
         for image in result.images:
             if image.advice:
                 self.app.tell(f'{image.path}: {image.advice}')
@@ -134,13 +145,7 @@ class Import(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--images', metavar='ID', nargs='+',
             help='Only these. Default: all.')
-        _add_cloud(parser)
-        parser.add_argument(
-            '--glance-url', metavar='URL',
-            help="Ask this glance-api instead of the cloud's.")
-        parser.add_argument(
-            '--no-glance', action='store_true',
-            help='Ask no Glance, whatever the environment says.')
+        _add_glance(parser)
         parser.add_argument(
             '--project', metavar='ID',
             help='If no Glance is asked: the project that all these images '
@@ -152,9 +157,7 @@ class Import(common.RepositoryCommand, lister.Lister):
             '--update-locations', metavar='STORE',
             help='Tell Glance that the images are also in this store, which '
             'must be the repository. Glance needs show_multiple_locations.')
-        parser.add_argument(
-            '--dry-run', action='store_true',
-            help='Only tell what would be done.')
+        common.add_dry_run(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -257,8 +260,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                 before += entry.size
                 done = before       # even if the file was left out
                 if isinstance(outcome.error, BaseException):
-                    self.app.tell(outcome.error)
-                    self.app.note(outcome.error)
+                    self.app.report(outcome.error)
                 outcomes.append(outcome)
         return outcomes
 
@@ -306,8 +308,7 @@ class Export(common.RepositoryCommand, lister.Lister):
         needed = sum(stat.size - stat.zero_bytes for stat in stats
                      if not os.path.lexists(
                          os.path.join(directory, stat.image_id)))
-        disk = os.statvfs(directory)
-        free = disk.f_bavail * disk.f_frsize
+        free = shutil.disk_usage(directory).free
         if needed > free:
             raise exceptions.NoSpaceError(
                 f'{directory}: the images need '
@@ -331,8 +332,7 @@ class Export(common.RepositoryCommand, lister.Lister):
                     result = 'exported'
         except (exceptions.RepositoryError, common.UsageError,
                 OSError) as e:
-            self.app.tell(e)
-            self.app.note(e)
+            self.app.report(e)
             error = common.sentence_of(e)
         return stat.image_id, common.Size(stat.size), result, error
 
@@ -456,8 +456,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
         try:
             repo.delete(stat.image_id, stat.upload_id)
         except exceptions.RepositoryError as e:
-            self.app.tell(e)
-            self.app.note(e)
+            self.app.report(e)
             return False
         return True
 
@@ -522,13 +521,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
             help="The hash, as Glance's option hashing_algorithm names it. "
             'Default: the one that Glance recorded for the image, or sha512 '
             'if Glance is not asked.')
-        _add_cloud(parser)
-        parser.add_argument(
-            '--glance-url', metavar='URL',
-            help="Ask this glance-api instead of the cloud's.")
-        parser.add_argument(
-            '--no-glance', action='store_true',
-            help='Ask no Glance, whatever the environment says.')
+        _add_glance(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -576,8 +569,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
                 rows.append(self._failed(image_id, None, e))
 
     def _failed(self, image_id, size, error):
-        self.app.tell(error)
-        self.app.note(error)
+        self.app.report(error)
         return (image_id, common.Size(size), 'failed', '', '',
                 common.sentence_of(error))
 

@@ -10,6 +10,7 @@ from cliff import columns
 from cliff import command
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.base import scopes
 from glance_dedup.cli import progress as progress_module
@@ -127,6 +128,31 @@ def add_certificates(parser):
         "Default: the system's.")
 
 
+def add_dry_run(parser):
+    """Add ``--dry-run``."""
+    parser.add_argument(
+        '--dry-run', action='store_true',
+        help='Only tell what would be done.')
+
+
+def client_of(parsed_args, token: str | None = None):
+    """A client of the daemon at ``address``, with these certificates.
+
+    :raises UsageError: the address or a file is malformed, or there is a key
+        without a certificate
+    """
+    from glance_dedup.client import daemon
+
+    if parsed_args.key is not None and parsed_args.cert is None:
+        raise UsageError('--key needs --cert')
+    try:
+        return daemon.Client(
+            parsed_args.address, cert=parsed_args.cert, key=parsed_args.key,
+            ca_file=parsed_args.ca_file, token=token)
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+
+
 def add_scope(parser):
     """Add ``--scope``, which says whose blocks a new image shares."""
     parser.add_argument(
@@ -172,8 +198,18 @@ def stats(repo, app, of_volumes=False):
             continue            # deleted meanwhile
         except (exceptions.DamagedError, exceptions.VersionError,
                 exceptions.InvalidParameter) as e:
-            app.tell(e)
-            app.note(e)
+            app.report(e)
+
+
+def sums(repo, app) -> dict[str, int]:
+    """The sums over all recipes; only images are counted."""
+    names = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes')
+    total = dict.fromkeys(('images', *names), 0)
+    for found in stats(repo, app, of_volumes=True):
+        total['images'] += imageids.is_image(found.image_id)
+        for name in names:
+            total[name] += getattr(found, name)
+    return total
 
 
 class Program(app.App):
@@ -207,6 +243,11 @@ class Program(app.App):
         """
         status = status_of(error)
         self.status = min(self.status or status, status)
+
+    def report(self, error: BaseException):
+        """Tell of an error that does not end the command, and note it."""
+        self.tell(error)
+        self.note(error)
 
 
 class RepositoryCommand(command.Command):

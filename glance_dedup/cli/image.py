@@ -13,6 +13,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import scopes
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon
@@ -214,11 +215,7 @@ class Target:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        files.sync_directory(directory)
 
     def _give_name(self, temporary):
         if self.force:
@@ -291,8 +288,7 @@ class Delete(common.RepositoryCommand, lister.Lister):
                 try:
                     repo.delete(image_id)
                 except exceptions.RepositoryError as e:
-                    self.app.tell(e)
-                    self.app.note(e)
+                    self.app.report(e)
                     rows.append((image_id, False, common.sentence_of(e)))
                 else:
                     rows.append((image_id, True, ''))
@@ -382,7 +378,10 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         from glance_dedup.transfer import pull
 
         with contextlib.ExitStack() as stack:
-            client = stack.enter_context(self._client(parsed_args))
+            token = None
+            if parsed_args.cert is None:
+                token = os.environ.get(parsed_args.token_env) or None
+            client = stack.enter_context(common.client_of(parsed_args, token))
             repo = stack.enter_context(self.open(codec=parsed_args.codec))
             progress = stack.enter_context(
                 self.progress(f'pulling {parsed_args.id}'))
@@ -398,19 +397,3 @@ class Pull(common.RepositoryCommand, show.ShowOne):
         fields['received_bytes'] = common.Size(result.received_bytes)
         fields['whole'] = result.whole
         return common.shown(fields)
-
-    def _client(self, parsed_args):
-        from glance_dedup.client import daemon as client
-
-        if parsed_args.key is not None and parsed_args.cert is None:
-            raise common.UsageError('--key needs --cert')
-        token = None
-        if parsed_args.cert is None:
-            token = os.environ.get(parsed_args.token_env) or None
-        try:
-            return client.Client(
-                parsed_args.address, cert=parsed_args.cert,
-                key=parsed_args.key, ca_file=parsed_args.ca_file,
-                token=token)
-        except ValueError as e:
-            raise common.UsageError(str(e)) from e

@@ -17,7 +17,6 @@ from cliff import show
 from oslo_config import cfg
 
 from dedupd.tasks import registry
-from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
@@ -121,42 +120,25 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
         from glance_dedup.repository import volumes
 
         with self.open() as repo, daemon_module.catalog_of(repo) as catalog:
-            parameters = repo.parameters
             figures = figures_module.Figures(repo, lambda: catalog)
             with contextlib.closing(figures):
                 space = figures.space()
                 blocks, damaged = figures.damage()
             images, names = volumes.apart(repo, damaged)
             if catalog is None:
-                space |= self._sums(repo)
+                sums = common.sums(repo, self.app)
+                space |= {
+                    'images': sums['images'], 'logical_bytes': sums['size'],
+                    'zero_bytes': sums['zero_bytes'],
+                    'nonzero_bytes': sums['size'] - sums['zero_bytes']}
             return {
-                'repository': {
-                    'path': repo.path, 'id': parameters.repository_id,
-                    'block_size': parameters.block_size,
-                    'cutting': parameters.cutting,
-                    'group_slots': parameters.group_slots,
-                    'fingerprint': parameters.fingerprint,
-                    'compare': parameters.compare},
+                'repository': figures_module.described(repo),
                 'daemon': None,
                 'space': space,
                 'damage': None if catalog is None else {
                     'blocks': blocks, 'images': images, 'volumes': names},
-                'filter': {
-                    **{name: value for name, value
-                       in repo.statistics().items()
-                       if name.startswith('filter_')},
-                    'filter_error': repo.filter.error},
+                'filter': figures_module.of_filter(repo, repo.statistics()),
             }
-
-    def _sums(self, repo) -> dict:
-        """The sums over all recipes; only images are counted."""
-        images = logical = zeros = 0
-        for found in common.stats(repo, self.app, of_volumes=True):
-            images += imageids.is_image(found.image_id)
-            logical += found.size
-            zeros += found.zero_bytes
-        return {'images': images, 'logical_bytes': logical,
-                'zero_bytes': zeros, 'nonzero_bytes': logical - zeros}
 
 
 # -- tasks --------------------------------------------------------------------
@@ -213,9 +195,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             f'{CONFIG_FILE}, if it is for this repository. Its rates are '
             'ignored.')
         if 'dry_run' in registry.TASKS[self.task].arguments:
-            parser.add_argument(
-                '--dry-run', action='store_true',
-                help='Only tell what would be done.')
+            common.add_dry_run(parser)
         return parser
 
     def take_action(self, parsed_args):

@@ -73,6 +73,11 @@ class Progress:
             self.told = now
             self._tell(now)
 
+    def step(self, done: int, total: int, what: str):
+        """As `update`, for work that says what it is doing."""
+        self.what = what
+        self.update(done, total)
+
     def finish(self):
         """Show the final state, if anything was shown before."""
         if self.lines:

@@ -8,7 +8,6 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import imageids
 from glance_dedup.check import checker
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
@@ -91,6 +90,12 @@ def _described(path, parameters) -> dict:
     }
 
 
+def _filter_fields(repo) -> dict:
+    return {name: common.Size(value) if name == 'filter_bytes' else value
+            for name, value in repo.statistics().items()
+            if name.startswith('filter_')}
+
+
 class Show(common.RepositoryCommand, show.ShowOne):
     """Show a repository's parameters, its images' sums, and its filter.
 
@@ -105,31 +110,22 @@ class Show(common.RepositoryCommand, show.ShowOne):
             fields.update(self._sums(repo, group_bytes))
             fields['groups'] = groups
             fields['group_bytes'] = common.Size(group_bytes)
-            for name, value in repo.statistics().items():
-                if name.startswith('filter_'):
-                    fields[name] = (
-                        common.Size(value) if name == 'filter_bytes'
-                        else value)
+            fields.update(_filter_fields(repo))
         return common.shown(fields)
 
     def _sums(self, repo, group_bytes) -> dict:
         from glance_dedup.repository import volumes
 
-        images = logical = zeros = new = stored = 0
-        for found in common.stats(repo, self.app, of_volumes=True):
-            images += imageids.is_image(found.image_id)
-            logical += found.size
-            zeros += found.zero_bytes
-            new += found.new_bytes
-            stored += found.stored_bytes
+        sums = common.sums(repo, self.app)
         return {
-            'images': images,
+            'images': sums['images'],
             'volumes': len(volumes.names(self.path)),
-            'logical_bytes': common.Size(logical),
-            'zero_bytes': common.Size(zeros),
-            'new_bytes': common.Size(new),
-            'stored_bytes': common.Size(stored),
-            'saved_percent': common.saved(logical - zeros, group_bytes),
+            'logical_bytes': common.Size(sums['size']),
+            'zero_bytes': common.Size(sums['zero_bytes']),
+            'new_bytes': common.Size(sums['new_bytes']),
+            'stored_bytes': common.Size(sums['stored_bytes']),
+            'saved_percent': common.saved(
+                sums['size'] - sums['zero_bytes'], group_bytes),
         }
 
     def _groups(self) -> tuple[int, int]:
@@ -156,13 +152,9 @@ class Space(common.RepositoryCommand, lister.Lister):
     def take_action(self, parsed_args):
         from glance_dedup.repository import space
 
-        def tell(error):
-            self.app.tell(error)
-            self.app.note(error)
-
         with self.open() as repo:
             with self.progress('looking', unit='groups') as progress:
-                parts = space.parts(repo, progress.update, tell)
+                parts = space.parts(repo, progress.update, self.app.report)
             nonzero = sum(found.size - found.zero_bytes
                           for found in common.stats(repo, self.app,
                                                     of_volumes=True))
@@ -224,10 +216,7 @@ class RebuildFilter(common.RepositoryCommand, show.ShowOne):
         with self.open() as repo:
             with self.progress('rebuilding', unit='groups') as progress:
                 repo.rebuild_filter(progress.update)
-            return common.shown({
-                name: common.Size(value) if name == 'filter_bytes' else value
-                for name, value in repo.statistics().items()
-                if name.startswith('filter_')})
+            return common.shown(_filter_fields(repo))
 
 
 class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
@@ -242,9 +231,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            '--dry-run', action='store_true',
-            help='Only tell what would be done.')
+        common.add_dry_run(parser)
         parser.add_argument(
             '--volumes', action='store_true',
             help='Go to format 2.0, so that the repository may have volumes. '
@@ -277,11 +264,8 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
         from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:
-            def update(done, total, what):
-                progress.what = what
-                progress.update(done, total)
             try:
-                return upgrade.upgrade(repo, update, volumes)
+                return upgrade.upgrade(repo, progress.step, volumes)
             except upgrade.InUseError:
                 raise           # whose handle it is, the locks do not tell
             except exceptions.BusyError as e:

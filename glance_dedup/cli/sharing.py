@@ -45,11 +45,9 @@ class TrySharing(common.RepositoryCommand, lister.Lister):
         if parsed_args.hosts < 2:
             raise common.UsageError('--hosts must be at least 2')
         with self.progress('trying', unit='steps') as progress:
-            def update(done, total, what):
-                progress.what = what
-                progress.update(done, total)
-            findings = trial.Trial(self.path, parsed_args.hosts,
-                                   parsed_args.wait, progress=update).run()
+            findings = trial.Trial(
+                self.path, parsed_args.hosts, parsed_args.wait,
+                progress=progress.step).run()
         if any(f.verdict == findings_module.UNFIT for f in findings):
             self.app.status = 1
         return (('property', 'verdict', 'seconds', 'detail', 'meaning'),

@@ -19,6 +19,7 @@ import io
 import json
 import os
 import select
+import shutil
 import socket
 import ssl
 import tempfile
@@ -28,6 +29,7 @@ from typing import Any
 import urllib.parse
 import weakref
 
+from glance_dedup.base import closing
 from glance_dedup.base import hexids
 from glance_dedup.client import wire
 
@@ -36,8 +38,6 @@ from glance_dedup.client import wire
 LONGEST_JSON = 128 << 20
 #: The most bytes that are read of an error's body.
 LONGEST_ERROR = 64 << 10
-#: The most ranges of one request for blocks.
-MOST_RANGES = 16384
 #: The header for recipes and frames that the client sends.
 BINARY = {'Content-Type': 'application/octet-stream'}
 #: Bytes a second: the client gives up on a peer that takes or sends slower.
@@ -165,7 +165,7 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-class Answer:
+class Answer(closing.Closing):
     """The answer to one request; its body is not read yet."""
 
     def __init__(self, client: 'Client', channel: Channel, method: str):
@@ -245,16 +245,10 @@ class Answer:
         self._client._release(channel, whole, channel.received - self._before)
         self._response.close()
 
-    def __enter__(self) -> 'Answer':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
 
 # -- what is read -------------------------------------------------------------
 
-class ImageStream:
+class ImageStream(closing.Closing):
     """The bytes of a range of an image, in order.
 
     :ivar size: bytes of the whole image
@@ -288,12 +282,6 @@ class ImageStream:
         """Close the stream. The connection is kept if all bytes were read."""
         self._answer.close()
 
-    def __enter__(self) -> 'ImageStream':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
 
 def need_room(where: str, header: wire.RecipeHeader) -> None:
     """Check that there is space to keep a peer's description of an image.
@@ -301,8 +289,7 @@ def need_room(where: str, header: wire.RecipeHeader) -> None:
     :raises BadAnswer: it would take more than half of the free space
     """
     directory = tempfile.gettempdir()
-    disk = os.statvfs(directory)
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(directory).free
     if header.most_bytes > free // 2:
         raise BadAnswer(
             f'{where}: the description of {header.size} bytes in '
@@ -310,7 +297,7 @@ def need_room(where: str, header: wire.RecipeHeader) -> None:
             f'and {directory} has {free} free, of which half may be used')
 
 
-class Recipe:
+class Recipe(closing.Closing):
     """An image's recipe, read while it comes.
 
     Iterating gives the image's extents, checked: they follow each other and
@@ -350,16 +337,10 @@ class Recipe:
         """Close the answer. The connection is kept if all of it was read."""
         self._answer.close()
 
-    def __enter__(self) -> 'Recipe':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
-
 
 # -- the client ---------------------------------------------------------------
 
-class Client:
+class Client(closing.Closing):
     """Requests to one daemon. Thread-safe.
 
     :param address: ``unix:/path``, or ``https://host:port``
@@ -371,6 +352,9 @@ class Client:
     :param connect_timeout: seconds until the connection is made
     :param timeout: seconds until an answer begins, and for each further piece
     :param keep: how many idle connections are kept for later requests
+    :ivar received: bytes of all answers that are over, as they came on the
+        wire
+    :ivar sent: bytes of all requests that were sent whole
     :raises ValueError: for an address, token or file that is malformed
     :raises OSError: for a file that cannot be read
     """
@@ -383,7 +367,7 @@ class Client:
         self._keep = keep
         self._connect_timeout = connect_timeout
         self._timeout = timeout
-        self._received = self._sent = 0
+        self.received = self.sent = 0
         self._reset()
         _clients.add(self)
         self._path: str | None = None
@@ -461,7 +445,7 @@ class Client:
     def _release(self, channel: Channel, keep: bool, received: int) -> None:
         """Keep or drop a channel whose request is over."""
         with self._lock:
-            self._received += received
+            self.received += received
             self._busy.discard(channel)
             if keep and len(self._kept) < self._keep:
                 self._kept.append(channel)
@@ -474,27 +458,11 @@ class Client:
             for channel in self._busy:
                 channel.break_off()
 
-    @property
-    def received(self) -> int:
-        """Bytes of all answers that are over, as they came on the wire."""
-        return self._received
-
-    @property
-    def sent(self) -> int:
-        """Bytes of all requests that were sent whole."""
-        return self._sent
-
     def close(self) -> None:
         """Close the idle connections. Idempotent."""
         with self._lock:
             while self._kept:
                 self._kept.pop().hang_up()
-
-    def __enter__(self) -> 'Client':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
 
     # -- requests ---------------------------------------------------------
 
@@ -524,7 +492,7 @@ class Client:
                 self._timeout if timeout is None else timeout)
             channel.send(head + (body or b''))
             with self._lock:
-                self._sent += len(head) + len(body or b'')
+                self.sent += len(head) + len(body or b'')
             answer = Answer(self, channel, method)
         except BaseException as e:
             self._release(channel, False, 0)
@@ -693,7 +661,7 @@ class Client:
         Each byte comes at most once. The caller has to verify the blocks.
 
         :param ranges: `(offset, length)`, sorted, apart from each other, at
-            block boundaries; at most MOST_RANGES
+            block boundaries; the daemon takes at most 16384
         """
         body = json.dumps({'ranges': [list(r) for r in ranges]},
                           separators=(',', ':')).encode()

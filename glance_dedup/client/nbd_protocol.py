@@ -137,7 +137,6 @@ class Error(enum.IntEnum):
 
 
 class _Chunk(enum.IntEnum):
-    NONE = 0
     OFFSET_DATA = 1
     BLOCK_STATUS = 5
     ERROR = 1 << 15 | 1

@@ -35,7 +35,6 @@ through its cache, otherwise directly.
 
 from collections.abc import Iterator
 import contextlib
-import hashlib
 import hmac
 import logging
 import os
@@ -51,6 +50,7 @@ from glance_store import location
 from oslo_config import cfg
 
 from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
@@ -221,9 +221,8 @@ def _read_errors(image_id: str) -> Iterator[None]:
     """
     try:
         yield
-    except dedup_exceptions.ImageNotFound as exc:
-        raise exceptions.NotFound(image=image_id) from exc
-    except dedup_exceptions.InvalidParameter as exc:
+    except (dedup_exceptions.ImageNotFound,
+            dedup_exceptions.InvalidParameter) as exc:
         raise exceptions.NotFound(image=image_id) from exc
     except (dedup_exceptions.RepositoryError, workers.Expired) as exc:
         LOG.error('Image %s cannot be read: %s', image_id, exc)
@@ -277,12 +276,9 @@ def _hash(name: str) -> Any:
         name, or the digest has no fixed length, like that of shake_128
     """
     try:
-        digest = hashlib.new(str(name), usedforsecurity=False)
+        return hashes.new(str(name))
     except ValueError:
         raise exceptions.UnknownHashingAlgo(algo=name)
-    if not digest.digest_size:
-        raise exceptions.UnknownHashingAlgo(algo=name)
-    return digest
 
 
 class Store(driver.Store):
@@ -346,17 +342,11 @@ class Store(driver.Store):
         if not path or not os.path.isabs(path):
             raise self._bad('dedup_store_datadir must be an absolute path, '
                             f'not {path!r}.')
-        settings = {
-            'codec': self._option('codec'),
-            'codec_level': self._option('codec_level'),
-            'codec_yields': self._option('codec_yields'),
-            'direct_io': self._option('direct_io'),
-            'threads': self._option('threads'),
-            'filter_dir': self._option('filter_dir') or None,
-            'filter_mib': self._option('filter_mib'),
-            'index': self._option('index'),
-            'index_dir': self._option('index_dir') or None,
-            'reserve_mib': self._option('reserve_mib')}
+        settings = {name: self._option(name) for name in (
+            'codec', 'codec_level', 'codec_yields', 'direct_io', 'threads',
+            'filter_mib', 'index', 'reserve_mib')}
+        for name in ('filter_dir', 'index_dir'):
+            settings[name] = self._option(name) or None
         try:
             return repository.Repository(path, **settings)
         except dedup_exceptions.ImageNotFound:

@@ -316,10 +316,7 @@ class Accounts(database.Database):
                     f'the catalog {self.path} counts too few recipes for a '
                     f'block of group {group}: {e}')
             used[group] = used.get(group, 0) + before - _zeros(counts)
-            if counts == _ZEROS:
-                batch.delete(key)
-            else:
-                batch.put(key, bytes(counts))
+            batch.put(key, None if counts == _ZEROS else bytes(counts))
         for group, more in used.items():
             if more:
                 facts = self.group(group, batch)

@@ -58,10 +58,8 @@ class Catalog(accounts.Accounts):
     def set_seen(self, batch: database.Batch, image_id: bytes,
                  file: tuple[int, int, bytes] | None) -> None:
         """Remember the file of an image's recipe; None: forget it."""
-        if file is None:
-            batch.delete(records.SEEN + image_id)
-        else:
-            batch.put(records.SEEN + image_id, records.pack_seen(file))
+        batch.put(records.SEEN + image_id,
+                  None if file is None else records.pack_seen(file))
 
     # -- statistics -------------------------------------------------------
 
@@ -120,11 +118,8 @@ class Catalog(accounts.Accounts):
     def set_damaged(self, batch: database.Batch, address: int,
                     facts: dict[str, Any] | None) -> None:
         """Remember facts about a damaged block; None: forget the block."""
-        key = records.numbered_key(records.DAMAGED, address)
-        if facts is None:
-            batch.delete(key)
-        else:
-            batch.put(key, records.to_json(facts))
+        batch.put(records.numbered_key(records.DAMAGED, address),
+                  None if facts is None else records.to_json(facts))
 
     def scrub_state(self) -> dict[str, Any]:
         """The state that was last set; at first an empty one."""
@@ -230,11 +225,7 @@ class Catalog(accounts.Accounts):
     def set_index_page(self, batch: database.Batch, number: int,
                        page: bytes) -> None:
         """Replace a page; `page` is as :meth:`index_page` returns it."""
-        key = records.numbered_key(records.INDEX, number)
-        if page:
-            batch.put(key, page)
-        else:
-            batch.delete(key)
+        batch.put(records.numbered_key(records.INDEX, number), page or None)
 
     # -- known duplicates -------------------------------------------------
 
@@ -255,11 +246,8 @@ class Catalog(accounts.Accounts):
     def set_duplicates(self, batch: database.Batch, group: int,
                        pairs: bytes) -> None:
         """Replace a group's pairs, as :meth:`duplicates` returns them."""
-        key = records.numbered_key(records.DUPLICATES, group)
-        if pairs:
-            batch.put(key, pairs)
-        else:
-            batch.delete(key)
+        batch.put(records.numbered_key(records.DUPLICATES, group),
+                  pairs or None)
 
     def groups_with_duplicates(self) -> list[int]:
         """The groups that have known duplicates, sorted."""

@@ -67,13 +67,19 @@ class Batch:
     def __len__(self) -> int:
         return len(self._changes)
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Set a key's value; replaces an earlier change of the key."""
-        self._change(key, value)
+    def put(self, key: bytes, value: bytes | None) -> None:
+        """Set a key's value; replaces an earlier change of the key.
+
+        :param value: None: remove the key, if there is one
+        """
+        self.size += len(value or b'') - len(self._changes.get(key) or b'')
+        if key not in self._changes:
+            self.size += len(key)
+        self._changes[key] = value
 
     def delete(self, key: bytes) -> None:
         """Remove a key, if there is one; replaces an earlier change of it."""
-        self._change(key, None)
+        self.put(key, None)
 
     def note_recipe(self, txid: bytes) -> None:
         """Note that this batch puts or deletes a recipe's ledger key."""
@@ -86,12 +92,6 @@ class Batch:
         """
         self._keys ^= records.part_id(key, value)
         self._parts += more
-
-    def _change(self, key: bytes, value: bytes | None) -> None:
-        self.size += len(value or b'') - len(self._changes.get(key) or b'')
-        if key not in self._changes:
-            self.size += len(key)
-        self._changes[key] = value
 
     def items(self) -> list[tuple[bytes, bytes | None]]:
         """Keys and new values; None for a key that is deleted."""

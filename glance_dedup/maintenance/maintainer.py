@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from glance_dedup import _engine
 from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
@@ -51,7 +52,7 @@ class Busy:
     """Whether the collector holds the group's intent byte."""
 
 
-class Maintainer:
+class Maintainer(closing.Closing):
     """The maintainer of a repository, from the lock to :meth:`close`.
 
     One thread at a time uses it; any thread may read the catalog's statistics,
@@ -119,12 +120,6 @@ class Maintainer:
         # First the catalog: the lock keeps other processes from it.
         self._close_catalog()
         self.engine.close()
-
-    def __enter__(self) -> 'Maintainer':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
 
     def _path(self, name: str) -> str:
         return os.path.join(self.repository.path, name)

@@ -23,6 +23,7 @@ import stat as stat_module
 import time
 
 from glance_dedup import _engine
+from glance_dedup.base import closing
 from glance_dedup.base import hexids
 from glance_dedup.repository import layout
 
@@ -67,8 +68,7 @@ def note_use(path: str, repository: str) -> bool:
     wanted = os.fsencode(os.path.realpath(repository))
     if len(wanted) >= _PAGE - _PATH_AT:
         wanted = b''
-    fd = _open(path)
-    try:
+    with closing.descriptor(_open(path)) as fd:
         status = os.fstat(fd)
         if not _is_ours(status) or status.st_size < _PAGE or (
                 _repository_of(fd) == wanted
@@ -77,8 +77,6 @@ def note_use(path: str, repository: str) -> bool:
         os.pwrite(fd, wanted.ljust(_PAGE - _PATH_AT, b'\0'), _PATH_AT)
         os.utime(fd)
         return True
-    finally:
-        os.close(fd)
 
 
 def _is_gone(repository: bytes, repository_id: str) -> bool:
@@ -101,8 +99,7 @@ def _is_gone(repository: bytes, repository_id: str) -> bool:
 
 
 def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
-    fd = _open(path)
-    try:
+    with closing.descriptor(_open(path)) as fd:
         # The engine, too, first locks a filter, then looks at its name.
         if not _engine.take_unused_filter(fd, unfinished):
             return
@@ -113,8 +110,6 @@ def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
         if (unfinished or abs(time.time() - status.st_mtime) > UNUSED
                 or _is_gone(_repository_of(fd), repository_id)):
             os.unlink(path)
-    finally:
-        os.close(fd)
 
 
 def remove_dead(directory: str) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import contextlib
 import os
 import pwd
+import shutil
 import stat as stat_module
 import threading
 import time
@@ -256,8 +257,8 @@ class HostFilter:
 
     def _capacity(self) -> int:
         """A power of two, so that it changes only where a disk grows much."""
-        system = os.statvfs(self._repository)
-        blocks = system.f_blocks * system.f_frsize // self._block_size
+        blocks = (shutil.disk_usage(self._repository).total
+                  // self._block_size)
         return min(1 << max(16, blocks.bit_length()), _MOST_KEYS)
 
     def _lack_of_room(self, path: str) -> str | None:
@@ -265,8 +266,7 @@ class HostFilter:
         if self._index != 'filter':
             return None
         place = os.path.dirname(path)
-        system = os.statvfs(place)
-        if system.f_bavail * system.f_frsize >= self._budget:
+        if shutil.disk_usage(place).free >= self._budget:
             return None
         return (f'{place} has no room for the {self._budget >> 20} MiB of '
                 'the filter')

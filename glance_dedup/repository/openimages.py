@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 from glance_dedup import _engine
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.repository import parameters
 
@@ -217,7 +218,7 @@ class Transaction:
         self.abort()
 
 
-class Image:
+class Image(closing.Closing):
     """An image open for reading. It keeps its blocks until it is closed."""
 
     def __init__(self, engine: _engine.Image,
@@ -321,12 +322,6 @@ class Image:
     def close(self) -> None:
         """Close the image. Idempotent."""
         self._engine.close()
-
-    def __enter__(self) -> 'Image':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
 
 
 class BlockReader:

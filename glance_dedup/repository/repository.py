@@ -19,12 +19,12 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Any
 from typing import BinaryIO
 import weakref
 
 from glance_dedup import _engine
 from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
@@ -46,7 +46,7 @@ _CODECS = ('none', 'lz4', 'zstd')
 _MAX_THREADS = 64
 
 
-class Repository:
+class Repository(closing.Closing):
     """An open repository.
 
     :param path: its directory
@@ -210,12 +210,6 @@ class Repository:
         self.filter.close()
         if engine is not None:
             engine.close()
-
-    def __enter__(self) -> 'Repository':
-        return self
-
-    def __exit__(self, *exc_info: Any) -> None:
-        self.close()
 
     def _after_fork(self) -> None:
         """Forget the parent's handle; its descriptors are closed already."""

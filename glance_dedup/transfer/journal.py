@@ -24,6 +24,7 @@ import stat
 import time
 
 from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
@@ -110,10 +111,8 @@ class Underway:
             return {}
         except OSError as e:
             raise self._unusable(e, 'opened') from e
-        try:
+        with closing.descriptor(fd):
             found = self._read(fd)
-        finally:
-            os.close(fd)
         return {entry.image_id: entry for entry in found.values()
                 if entry.site == self._site}
 
@@ -146,15 +145,12 @@ class Underway:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Entries]:
         """The file's entries. Writes the caller's changes at the end."""
-        fd = self._open_locked()
-        try:
+        with closing.descriptor(self._open_locked()) as fd:
             entries = self._read(fd)
             before = dict(entries)
             yield entries
             if entries != before:
                 self._write(entries)
-        finally:
-            os.close(fd)
 
     def _write(self, entries: _Entries) -> None:
         try:

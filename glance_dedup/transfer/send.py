@@ -25,6 +25,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import task
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import wire
@@ -65,23 +66,16 @@ class Sent:
     """Whether the image was there already, and was only compared."""
 
 
-class _Unlimited:
-    """A pace without a limit, for use outside of a task."""
-
-    def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
-        pass
-
-
 def send(repository: repository_module.Repository, image_id: str,
-         client: daemon_module.Client, *, pace: Any = None,
+         client: daemon_module.Client, *, pace: task.Pace | None = None,
          confirm: Callable[[], Any] = lambda: None) -> Sent:
     """Copy an image to the repository that the client's daemon serves.
 
     :param client: a client with an operator's certificate; the caller must not
         use it for anything else meanwhile
-    :param pace: a :class:`glance_dedup.base.task.Pace`. It gets the progress,
-        in bytes of the image, and the number of bytes about to be sent. It may
-        end the sending; the other site then keeps the blocks that came
+    :param pace: it gets the progress, in bytes of the image, and the number of
+        bytes about to be sent. It may end the sending; the other site then
+        keeps the blocks that came
     :param confirm: called right before the commit there; an exception from it
         ends the sending
     :raises ImageNotFound: there is no such image
@@ -95,7 +89,7 @@ def send(repository: repository_module.Repository, image_id: str,
         known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
-            pace or _Unlimited(), next(iter(known.items()), ()))
+            pace or task.Pace(), next(iter(known.items()), ()))
         return sender.run(confirm)
 
 
@@ -154,7 +148,7 @@ class _Sender:
 
     def __init__(self, image: openimages.Image,
                  header: wire.RecipeHeader, client: daemon_module.Client,
-                 pace: Any, known: tuple[str, ...] = ()) -> None:
+                 pace: task.Pace, known: tuple[str, ...] = ()) -> None:
         self._image = image
         self._hash = known
         self._image_id = image.stat.image_id

@@ -14,6 +14,7 @@ R5. it is still there at home, or it is deleted at the other site.
 Without Glances, R3 is all there is: `DataReplication`.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -375,8 +376,8 @@ class Replication(DataReplication):
         image_id = record['id']
         for name, value in _settable(record).items():
             if _comparable(there.get(name)) != _comparable(value):
-                self._try(outcome, name, lambda name=name, value=value:
-                          self._away.set(image_id, name, value))
+                self._try(outcome, name, self._away.set, image_id, name,
+                          value)
         for name in WITHHELD:
             if name in record:
                 outcome.notes.append(
@@ -386,15 +387,14 @@ class Replication(DataReplication):
             members = self._away.members(image_id)
             for project, status in self._home.members(image_id).items():
                 if members.get(project) != status:
-                    self._try(outcome, f'member {project}', lambda args=(
-                        image_id, project, status):
-                        self._away.add_member(*args))
+                    self._try(outcome, f'member {project}',
+                              self._away.add_member, image_id, project, status)
         self._look_for_project(record.get('owner'), outcome)
 
     @staticmethod
-    def _try(outcome: Outcome, what: str, act: Any) -> None:
+    def _try(outcome: Outcome, what: str, act: Callable, *args: Any) -> None:
         try:
-            act()
+            act(*args)
         except glance_api.GlanceError as e:
             if e.code not in _REFUSED:
                 raise
@@ -472,8 +472,8 @@ class Replication(DataReplication):
             raise _Gone()
         # Not earlier: a protected image could not be deleted.
         if record.get('protected') and not there.get('protected'):
-            self._try(outcome, 'protected', lambda: self._away.set(
-                image_id, 'protected', True))
+            self._try(outcome, 'protected', self._away.set, image_id,
+                      'protected', True)
         self._underway.end(image_id)
 
     def _delete(self, outcome: Outcome, entry: journal_module.Entry,

@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import os
 
+from glance_dedup.base import closing
+
 PAGE = 65536
 _AT_EMPTY_PATH = 0x1000
 _AT_STATX_FORCE_SYNC = 0x2000
@@ -17,11 +19,8 @@ _PUNCH_HOLE_KEEP_SIZE = 3
 @contextlib.contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
     """A file that is open meanwhile."""
-    fd = os.open(path, flags | os.O_CLOEXEC)
-    try:
+    with closing.descriptor(os.open(path, flags | os.O_CLOEXEC)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -31,6 +30,12 @@ def made(path: str, content: bytes) -> Iterator[int]:
         os.pwrite(fd, content, 0)
         os.fsync(fd)
         yield fd
+
+
+def make(path: str, content: bytes) -> None:
+    """Make a new file with some content, synced."""
+    with made(path, content):
+        pass
 
 
 def page(word: str) -> bytes:

@@ -103,8 +103,7 @@ def locks_fall(meeting: Meeting, findings: Findings, actor: Member) -> None:
     """Kill a process that holds a lock; another host then gets the lock."""
     path = meeting.name(actor, 'held')
     if actor is meeting.me:
-        with files.made(path, b''):
-            pass
+        files.make(path, b'')
         child = subprocess.Popen(
             [sys.executable, '-c', _HOLDER, path],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
@@ -138,14 +137,12 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
     """
     path = meeting.name(actor, 'renamed')
     if actor is meeting.me:
-        with files.made(path, files.page('0')):
-            pass
+        files.make(path, files.page('0'))
         meeting.act(actor, 'there')
         meeting.answer(actor, 'looking')
         for number in range(1, RENAMES):
             new = meeting.name(actor, f'new{number}')
-            with files.made(new, files.page(str(number))):
-                pass
+            files.make(new, files.page(str(number)))
             with files.opened(path, os.O_RDONLY):
                 os.rename(new, path)
             time.sleep(meeting_module.POLL / 2)
@@ -185,8 +182,7 @@ def new_names(meeting: Meeting, findings: Findings, actor: Member) -> None:
         meeting.made.append(path)
         meeting.act(actor, 'ready')
         meeting.answer(actor, 'missed')
-        with files.made(path, b''):
-            pass
+        files.make(path, b'')
         meeting.act(actor, 'made')
         meeting.answer(actor, 'seen')
         meeting.unlink(path)
@@ -210,16 +206,13 @@ def names_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
     if actor is meeting.me:
         meeting.made += [made, gone, other]
         for path in (gone, other):
-            with files.made(path, b'old'):
-                pass
+            files.make(path, b'old')
         meeting.act(actor, 'ready')
         meeting.answer(actor, 'looked')
-        with files.made(made, b''):
-            pass
+        files.make(made, b'')
         os.unlink(gone)
         new = os.path.join(directory, 'new')
-        with files.made(new, b'new'):
-            pass
+        files.make(new, b'new')
         os.rename(new, other)
         meeting.act(actor, 'changed', os.stat(other).st_ino)
         meeting.answer(actor, 'asked')
@@ -284,8 +277,7 @@ def open_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
 
 
 def _write_twice(meeting: Meeting, actor: Member, path: str) -> None:
-    with files.made(path, files.page('before')):
-        pass
+    files.make(path, files.page('before'))
     meeting.act(actor, 'before')
     meeting.answer(actor, 'read')
     with files.opened(path, os.O_RDWR) as fd:
@@ -301,8 +293,7 @@ def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
     """
     path = meeting.name(actor, 'synced')
     if actor is meeting.me:
-        with files.made(path, files.page('one')):
-            pass
+        files.make(path, files.page('one'))
         with files.opened(path, os.O_RDWR) as fd:
             meeting.act(actor, 'one')
             meeting.answer(actor, 'read')
@@ -327,8 +318,7 @@ def unlinked(meeting: Meeting, findings: Findings, actor: Member) -> None:
     """Remove a file that the others have open, and go on reading."""
     path = meeting.name(actor, 'unlinked')
     if actor is meeting.me:
-        with files.made(path, files.page('x') * 16):
-            pass
+        files.make(path, files.page('x') * 16)
         meeting.act(actor, 'made')
         meeting.answer(actor, 'open')
         os.unlink(path)
@@ -383,8 +373,7 @@ def link(meeting: Meeting, findings: Findings, members: list[Member]) -> None:
              for number in range(LINKS)]
     meeting.made += paths
     for path in own:
-        with files.made(path, b''):
-            pass
+        files.make(path, b'')
     # A host that remembers that they are missing must still ask the server.
     for path in paths:
         os.path.exists(path)
