@@ -8,13 +8,14 @@
 
 The files of a version are made once, by the last program before its release
 that writes it, and never again: what they prove is that a later program reads
-what an earlier one wrote. ``1.0-*`` and ``1.1-*`` are made. If a test with
-them fails, the program is at fault, not the files. A new format version gets
-files of its own beside them.
+what an earlier one wrote. ``1.0-*``, ``1.1-*`` and ``2.0-*`` are made. If a
+test with them fails, the program is at fault, not the files. A new format
+version gets files of its own beside them.
 
 Each is a repository, packed, and a JSON file with what must come out of it:
 ``images`` (size, SHA-256, project and scope of each; null for what is
-damaged) and ``check`` (what the check finds before anything is done).
+damaged), ``volumes`` (the same, for each that is ready) and ``check`` (what
+the check finds before anything is done).
 """
 
 import contextlib
@@ -22,9 +23,14 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
+import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
+
+import xxhash
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
@@ -32,6 +38,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.check import checker
+from glance_dedup.repository import openvolumes
 from glance_dedup.repository import parameters
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
@@ -42,6 +49,8 @@ from tests.support.repositories import put
 HERE = pathlib.Path(__file__).resolve().parent
 BLOCK = 512
 LARGEST = 300 << 10     # bytes of a packed one
+PART = 64 << 10         # the smallest of a volume
+DELETING = 3            # a volume's state
 
 
 def text(lines, seed):
@@ -56,6 +65,7 @@ class Maker:
             path, **{'block_size': BLOCK, 'group_slots': 64,
                      'segment_size': 4 * BLOCK, **parameters})
         self.images = {}
+        self.volumes = {}
 
     def open(self, codec):
         return repositories.open_repository(self.path, codec=codec, threads=0)
@@ -85,6 +95,18 @@ class Maker:
                 transaction.commit()
         for image_id in image_ids:
             self.expect(image_id, data)
+
+    def make_volume(self, repo, name, image_id=None, **options):
+        image = None if image_id is None else repo.open_image(image_id)
+        with image or contextlib.nullcontext():
+            openvolumes.create(repo, name, image=image, part_size=PART,
+                               **options)
+
+    def expect_volume(self, volume):
+        data, found = volume.read(volume.size, 0), volume.info()
+        self.volumes[volume.name] = {
+            'size': len(data), 'sha256': hashlib.sha256(data).hexdigest(),
+            'project': found.project, 'scope': found.scope}
 
     def damage(self, repo, image_id, number):
         """Flip a bit of a block, as a bad disk does."""
@@ -193,6 +215,92 @@ def leave_in_flight(maker):
     poisoned.save()
 
 
+def make_volumes(maker):
+    """New, cloned, and written, with checkpoints and snapshots."""
+    with maker.open('zstd') as repo:
+        for name, image_id, options in (
+                ('new', None, {'size': 5 * PART + BLOCK}),
+                ('clone', 'holes', {}),
+                ('written', 'plain', {'size': 4 * PART, 'project': 'one'}),
+                ('grown', None, {'size': PART, 'project': 'Projekt: ä',
+                                 'scope': 'project'}),
+                ('shrunk', 'shared', {'size': 3 * PART})):
+            maker.make_volume(repo, name, image_id, **options)
+            with openvolumes.open_volume(repo, name) as volume:
+                if name in ('written', 'grown', 'shrunk'):
+                    write_and_resize(volume)
+                if name == 'written':
+                    volume.snapshot('snapshot', project='one')
+                    maker.expect('snapshot', volume.read(volume.size, 0),
+                                 'one')
+                maker.expect_volume(volume)
+
+
+def write_and_resize(volume):
+    volume.write(text(1500, 3), 3 * BLOCK + 5)
+    volume.zero(10 * BLOCK, 8 * BLOCK)
+    volume.checkpoint()
+    if volume.name == 'grown':
+        volume.resize(3 * PART)
+    if volume.name == 'shrunk':
+        volume.resize(PART + 7 * BLOCK)
+    volume.write(noise(9 * BLOCK, 400), volume.size - 9 * BLOCK)
+    volume.zero(BLOCK, volume.size - BLOCK)
+    volume.checkpoint()
+
+
+def leave_volumes(maker):
+    """As owners leave them that are killed."""
+    with maker.open('none') as repo:
+        maker.make_volume(repo, 'deleting', 'plain')
+        delete(maker.path / 'volumes' / 'deleting')
+        for name in ('not-stored', 'not-marked'):
+            maker.make_volume(repo, name, 'plain', size=12 * PART)
+            with openvolumes.open_volume(repo, name) as volume:
+                for part in range(2, 12):
+                    volume.write(noise(BLOCK, 410), part * PART)
+                volume.checkpoint()
+    for number, name in enumerate(('not-stored', 'not-marked')):
+        # Killed before the first commit, or behind some: each has links.
+        before = len(os.listdir(maker.path / 'images'))
+        subprocess.run(
+            ['strace', '-f', '-o', os.devnull, '-e', 'trace=linkat', '-e',
+             f'inject=linkat:signal=KILL:when={1 + 5 * number}',
+             sys.executable, '-m', 'tests.golden.make', 'store', maker.path,
+             name], check=False, timeout=60)
+        # Those of the interrupted checkpoint.
+        recipes = len(os.listdir(maker.path / 'images')) - before
+        assert (recipes > 0) == number, recipes
+        with tempfile.TemporaryDirectory() as directory:
+            copy = pathlib.Path(directory) / 'copy'
+            shutil.copytree(maker.path, copy)
+            with repositories.open_repository(copy) as repo, (
+                    openvolumes.open_volume(repo, name)) as volume:
+                maker.expect_volume(volume)
+
+
+def store(path, name):
+    """Write to all parts, not aligned and some of it twice; store it."""
+    with repositories.open_repository(path, threads=0) as repo:
+        volume = openvolumes.open_volume(repo, name)
+        for part in range(12):
+            volume.write(text(90, part), part * PART + 77)
+        volume.write(text(3000, 5), BLOCK // 2)
+        volume.zero(4 * BLOCK + 1, BLOCK)
+        volume.flush()
+        volume.checkpoint()
+
+
+def delete(directory):
+    """Only the first step of a deletion is done."""
+    newest = max(directory.glob('journal-*'))
+    data = bytearray(newest.read_bytes())
+    struct.pack_into('<I', data, 96, DELETING)
+    struct.pack_into('<Q', data, 4088,
+                     xxhash.xxh3_64_intdigest(bytes(data[:4088])))
+    newest.write_bytes(data)
+
+
 def need_everything(path):
     """It has all that the format knows."""
     states, codecs = set(), set()
@@ -244,25 +352,43 @@ def make(name, directory, everything, **parameters):
         maintain(maker)
         leave_in_flight(maker)
         need_everything(maker.path)
+    if parameters.get('volumes'):
+        make_volumes(maker)
+        leave_volumes(maker)
     expected = {'images': maker.images, 'check': report_of(maker.path)}
+    if maker.volumes:
+        expected['volumes'] = maker.volumes
     pack(maker.path, HERE / f'{name}.tar.xz')
     (HERE / f'{name}.json').write_text(
         json.dumps(expected, indent=2, sort_keys=True) + '\n')
 
 
 def main(version):
-    writes = parameters.words(parameters.DEFAULT)
-    if version != writes:
-        sys.exit(f'this writes {writes}')
+    made = {parameters.words(parameters.DEFAULT): make_default,
+            parameters.words(parameters.WITH_VOLUMES): make_with_volumes}
+    if version not in made:
+        sys.exit(f'this writes {" and ".join(made)}')
     if list(HERE.glob(f'{version}-*')):
         sys.exit(f'those of {version} are made, and are never made again')
     with tempfile.TemporaryDirectory() as directory:
-        directory = pathlib.Path(directory)
-        make(f'{version}-hash', directory, True)
-        make(f'{version}-value', directory, False, fingerprint='xxh3-128',
-             compare='value', block_size=4096, segment_size=16384)
-        make(f'{version}-gear', directory, False, cutting='gear 64 256')
+        made[version](version, pathlib.Path(directory))
+
+
+def make_default(version, directory):
+    make(f'{version}-hash', directory, True)
+    make(f'{version}-value', directory, False, fingerprint='xxh3-128',
+         compare='value', block_size=4096, segment_size=16384)
+    make(f'{version}-gear', directory, False, cutting='gear 64 256')
+
+
+def make_with_volumes(version, directory):
+    make(f'{version}-hash', directory, False, volumes=True)
+    make(f'{version}-gear', directory, False, volumes=True,
+         cutting='gear 64 256')
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    if sys.argv[1] == 'store':
+        store(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])
