@@ -19,9 +19,8 @@ static const opened_kind reader_kind = {"the block reader is closed",
                                         close_reader, true};
 
 PyObject *
-gd_py_open_block_reader(PyObject *object, PyObject *unused)
+gd_py_open_block_reader(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     gd_block_reader *reader = NULL;
     gd_py_call call;

@@ -161,9 +161,8 @@ engine_pairs_named(PyObject *module, PyObject *args)
 /* pick(items, size, first, addresses): takes a group's items, from slot `first`
  * on, and returns those of some addresses. */
 static PyObject *
-engine_pick(PyObject *module, PyObject *args)
+engine_pick(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer items, addresses;
     uint32_t size, first;
     PyObject *result = NULL;
@@ -268,9 +267,8 @@ two_results(const pair_call *call, size_t first, size_t second,
 }
 
 static PyObject *
-engine_pairs_judge(PyObject *module, PyObject *args)
+engine_pairs_judge(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     pair_call call;
     size_t equal, stale;
     PyObject *result = NULL;
@@ -285,9 +283,8 @@ engine_pairs_judge(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-engine_pairs_revise(PyObject *module, PyObject *args)
+engine_pairs_revise(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     pair_call call;
     size_t gone, records;
     PyObject *result = NULL;
@@ -302,9 +299,8 @@ engine_pairs_revise(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-engine_pairs_choose(PyObject *module, PyObject *args)
+engine_pairs_choose(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     pair_call call;
     size_t count;
     PyObject *result = NULL;

@@ -117,9 +117,8 @@ estimate_take_zeros(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-estimate_end(PyObject *object, PyObject *unused)
+estimate_end(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     estimate_object *self = (estimate_object *)object;
     uint64_t zeros, extents;
     gd_error err;
@@ -153,9 +152,8 @@ list_of(const gd_estimated *sums, size_t count)
 }
 
 static PyObject *
-estimate_sum(PyObject *object, PyObject *unused)
+estimate_sum(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     estimate_object *self = (estimate_object *)object;
     gd_estimate_totals totals;
     PyObject *result = NULL;

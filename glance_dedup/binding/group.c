@@ -67,9 +67,8 @@ published_of(const part_object *part)
 }
 
 static PyObject *
-group_states(PyObject *object, PyObject *unused)
+group_states(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
@@ -127,9 +126,8 @@ group_free(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-group_punch(PyObject *object, PyObject *unused)
+group_punch(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     uint64_t bytes = 0;
     gd_py_call call;
@@ -141,9 +139,8 @@ group_punch(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-group_live_bytes(PyObject *object, PyObject *unused)
+group_live_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     uint64_t bytes = 0, kept = 0;
     gd_py_call call;
@@ -213,9 +210,8 @@ group_mark_damaged(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-group_unlink(PyObject *object, PyObject *unused)
+group_unlink(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     bool removed = false;
     gd_py_call call;

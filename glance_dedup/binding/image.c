@@ -230,9 +230,8 @@ image_frames(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-image_header(PyObject *object, PyObject *unused)
+image_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     opened_object *self = (opened_object *)object;
     if (!gd_py_enter_opened(self)) {
         return NULL;

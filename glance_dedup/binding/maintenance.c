@@ -70,9 +70,8 @@ close_maintenance(maintenance_object *self)
 }
 
 static PyObject *
-maintenance_close(PyObject *object, PyObject *unused)
+maintenance_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     maintenance_object *self = (maintenance_object *)object;
     if (!self->closed && gd_py_is_owner(self->owner)) {
         if (!gd_py_enter_maintenance(self, 0)) {
@@ -104,9 +103,8 @@ repo_of(PyObject *object)
 }
 
 static PyObject *
-maintenance_lock(PyObject *object, PyObject *unused)
+maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     maintenance_object *self = (maintenance_object *)object;
     gd_repo *repo = repo_of(object);
     gd_py_call call;
@@ -145,9 +143,8 @@ maintenance_lock_image(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-maintenance_unlock_image(PyObject *object, PyObject *unused)
+maintenance_unlock_image(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     maintenance_object *self = (maintenance_object *)object;
     if (!gd_py_enter_maintenance(self, 0)) {
         return NULL;
@@ -176,9 +173,8 @@ maintenance_is_read(PyObject *object, PyObject *args)
 enum { FENCE_SIZE = GD_ID_SIZE + 8 };
 
 static PyObject *
-maintenance_read_fence(PyObject *object, PyObject *unused)
+maintenance_read_fence(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_repo *repo = repo_of(object);
     gd_fence fence;
     bool found;
@@ -255,9 +251,8 @@ maintenance_sync(PyObject *object, PyObject *args)
 /* ---- the listings ---- */
 
 static PyObject *
-maintenance_spool(PyObject *object, PyObject *unused)
+maintenance_spool(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_repo *repo = repo_of(object);
     gd_spool_base *entries = NULL;
     size_t count = 0;
@@ -278,9 +273,8 @@ maintenance_spool(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-maintenance_groups(PyObject *object, PyObject *unused)
+maintenance_groups(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_repo *repo = repo_of(object);
     uint32_t *numbers = NULL;
     size_t count = 0;

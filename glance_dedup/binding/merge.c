@@ -80,9 +80,8 @@ call_merged(merge_object *self, gd_py_call *call)
 }
 
 static PyObject *
-merge_header(PyObject *object, PyObject *unused)
+merge_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     gd_py_call call;
     if (!call_merged(self, &call)) {
@@ -93,9 +92,8 @@ merge_header(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-merge_exchange(PyObject *object, PyObject *unused)
+merge_exchange(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     bool done = false;
     gd_py_call call;
@@ -125,9 +123,8 @@ replaced_bytes_of(const part_object *part)
 }
 
 static PyObject *
-merge_collisions(PyObject *object, void *unused)
+merge_collisions(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
@@ -147,9 +144,8 @@ merge_collisions(PyObject *object, void *unused)
 }
 
 static PyObject *
-merge_name(PyObject *object, void *unused)
+merge_name(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
@@ -255,9 +251,8 @@ relocation_add(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-relocation_finish(PyObject *object, PyObject *unused)
+relocation_finish(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     relocation_object *self = (relocation_object *)object;
     const uint8_t *pairs = NULL;
     size_t count = 0;
@@ -340,9 +335,8 @@ update_page(gd_records page, gd_records add, gd_records remove)
 }
 
 static PyObject *
-engine_index_update(PyObject *module, PyObject *args)
+engine_index_update(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer page, add, remove;
     gd_records records[3];
     PyObject *answer = NULL;
@@ -456,9 +450,8 @@ split_records(gd_records records, unsigned bits)
 }
 
 static PyObject *
-engine_index_split(PyObject *module, PyObject *args)
+engine_index_split(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer view;
     uint32_t bits;
     gd_records records;

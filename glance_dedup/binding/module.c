@@ -91,9 +91,8 @@ module_clear(PyObject *module)
 
 /* after_fork(): disowns, in the child, everything opened before. */
 static PyObject *
-engine_after_fork(PyObject *module, PyObject *unused)
+engine_after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     module_state *state = PyModule_GetState(module);
     state->forks++;
     Py_RETURN_NONE;

@@ -69,17 +69,15 @@ entry_of(PyObject *object)
 }
 
 static PyObject *
-recipe_kind(PyObject *object, void *unused)
+recipe_kind(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     char kind = (char)entry_of(object)->kind;
     return PyUnicode_FromStringAndSize(&kind, kind == 0 ? 0 : 1);
 }
 
 static PyObject *
-recipe_error(PyObject *object, void *unused)
+recipe_error(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     const gd_error *damage = &entry_of(object)->damage;
     if (damage->status == GD_OK) {
         Py_RETURN_NONE;
@@ -89,9 +87,8 @@ recipe_error(PyObject *object, void *unused)
 }
 
 static PyObject *
-recipe_header(PyObject *object, PyObject *unused)
+recipe_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const gd_spool_entry *entry = entry_of(object);
     gd_error err;
     if (!entry->complete) {
@@ -103,9 +100,8 @@ recipe_header(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-recipe_live(PyObject *object, PyObject *unused)
+recipe_live(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     bool live = false;
     gd_py_call call;
     if (!gd_py_call_part(object, 0, &call)) {
@@ -142,16 +138,14 @@ pages_of(const gd_spool_entry *entry)
 }
 
 static PyObject *
-recipe_pages(PyObject *object, void *unused)
+recipe_pages(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromUnsignedLongLong(pages_of(entry_of(object)));
 }
 
 static PyObject *
-recipe_measure(PyObject *object, PyObject *unused)
+recipe_measure(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     uint64_t blocks = 0;
     gd_py_call call;
     if (!gd_py_call_part(object, 0, &call)) {
@@ -211,23 +205,20 @@ settle_recipe(PyObject *object, settler *settle)
 }
 
 static PyObject *
-recipe_unlink(PyObject *object, PyObject *unused)
+recipe_unlink(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return settle_recipe(object, gd_spool_entry_unlink);
 }
 
 static PyObject *
-recipe_delete(PyObject *object, PyObject *unused)
+recipe_delete(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return settle_recipe(object, gd_spool_entry_delete);
 }
 
 static PyObject *
-recipe_set_aside(PyObject *object, PyObject *unused)
+recipe_set_aside(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     char name[GD_NAME_SIZE];
     gd_py_call call;
     if (!gd_py_call_part(object, 1, &call)) {

@@ -87,9 +87,8 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-rewriting_step(PyObject *object, PyObject *unused)
+rewriting_step(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     bool done = false;
     uint64_t cost = 0;
@@ -123,9 +122,8 @@ call_complete(rewriting_object *self, gd_py_call *call)
 }
 
 static PyObject *
-rewriting_sizes(PyObject *object, PyObject *unused)
+rewriting_sizes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     uint64_t before = 0, after = 0;
     gd_py_call call;
@@ -151,9 +149,8 @@ exchange(rewriting_object *self, gd_error *err)
 }
 
 static PyObject *
-rewriting_exchange(PyObject *object, PyObject *unused)
+rewriting_exchange(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     gd_py_call call;
     if (!call_complete(self, &call)) {
@@ -165,9 +162,8 @@ rewriting_exchange(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-rewriting_keep_old(PyObject *object, PyObject *unused)
+rewriting_keep_old(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     gd_py_call call;
     if (!call_complete(self, &call)) {
