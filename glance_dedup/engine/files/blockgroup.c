@@ -451,6 +451,24 @@ gd_group_write_entries(const gd_group *group, uint32_t first, uint32_t count,
 }
 
 gd_status
+gd_group_write_except(const gd_group *group, uint32_t first, uint32_t count,
+                      const gd_entry *entries, gd_entry_state left_out,
+                      gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (uint32_t i = 0, n; s == GD_OK && i < count; i += n + 1) {
+        n = 0;
+        while (i + n < count && entries[i + n].state != left_out) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(group, first + i, n, entries + i, err);
+        }
+    }
+    return s;
+}
+
+gd_status
 gd_group_load_store(const gd_group *group, const gd_published *record,
                     gd_fpstore **store, gd_error *err)
 {

@@ -115,6 +115,10 @@ gd_status gd_group_read_entries(const gd_group *group, uint32_t first,
 gd_status gd_group_write_entries(const gd_group *group, uint32_t first,
                                  uint32_t count, const gd_entry *entries,
                                  gd_error *err);
+/* The same, but leaves out the entries in one state. */
+gd_status gd_group_write_except(const gd_group *group, uint32_t first,
+                                uint32_t count, const gd_entry *entries,
+                                gd_entry_state left_out, gd_error *err);
 
 /* Loads the fingerprints below record->count (LiveDFS: prefetching of a whole
  * fingerprint store). */

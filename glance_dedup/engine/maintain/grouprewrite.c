@@ -590,25 +590,6 @@ write_bundle(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
 /* ---- completing ---- */
 
 static gd_status
-write_entries(gd_group_rewrite *r, gd_error *err)
-{
-    uint32_t count = r->leased->published.count;
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < count;) {
-        uint32_t n = 0;
-        /* An empty entry is zeros; it is not encoded. */
-        while (i + n < count && r->entries[i + n].state != GD_ENTRY_EMPTY) {
-            n++;
-        }
-        if (n > 0) {
-            s = gd_group_write_entries(&r->target, i, n, r->entries + i, err);
-        }
-        i += n + 1;
-    }
-    return s;
-}
-
-static gd_status
 complete_file(gd_group_rewrite *r, gd_error *err)
 {
     const gd_env *env = r->target.env;
@@ -622,7 +603,9 @@ complete_file(gd_group_rewrite *r, gd_error *err)
     }
     gd_status s = gd_group_next_generation(env, record, err);
     if (s == GD_OK) {
-        s = write_entries(r, err);
+        /* An empty entry is zeros; it is not encoded. */
+        s = gd_group_write_except(&r->target, 0, record->count, r->entries,
+                                  GD_ENTRY_EMPTY, err);
     }
     /* Write it in both places, so that a torn write of the next record leaves
      * one. */

@@ -189,26 +189,6 @@ divide(renewal *x, uint32_t count)
     }
 }
 
-/* Writes all entries except invalid ones.  These stay as they are, so that
- * nothing is lost if the fault was temporary. */
-static gd_status
-write_entries(const renewal *x, uint32_t count, gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < count;) {
-        uint32_t n = 0;
-        while (i + n < count && x->entries[i + n].state != GD_ENTRY_INVALID) {
-            n++;
-        }
-        if (n > 0) {
-            s = gd_group_write_entries(x->group, x->base + i, n,
-                                       x->entries + i, err);
-        }
-        i += n + 1;
-    }
-    return s;
-}
-
 static gd_status
 renew(renewal *x, uint32_t count, gd_error *err)
 {
@@ -223,7 +203,10 @@ renew(renewal *x, uint32_t count, gd_error *err)
         }
         return x->failure.status;
     }
-    return write_entries(x, count, err);
+    /* Invalid entries stay as they are, so that nothing is lost if the fault
+     * was temporary. */
+    return gd_group_write_except(x->group, x->base, count, x->entries,
+                                 GD_ENTRY_INVALID, err);
 }
 
 gd_status
