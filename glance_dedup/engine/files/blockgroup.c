@@ -171,6 +171,17 @@ gd_group_stat(const gd_group *group, struct stat *st, gd_error *err)
                   : GD_OK;
 }
 
+gd_status
+gd_group_check_name(const gd_group *group, int root, gd_error *err)
+{
+    bool same;
+    gd_status s = gd_find_same(group->env, group->fd, root, group->name, &same,
+                               err);
+    return s != GD_OK || same ? s
+                              : gd_fail(err, GD_BUSY, "%s was replaced while "
+                                        "it was open", group->name);
+}
+
 /* ---- creation ---- */
 
 static void

@@ -71,6 +71,9 @@ gd_status gd_group_open_as(const gd_env *env, int root,
                            gd_error *err);
 void gd_group_close(gd_group *group);
 gd_status gd_group_stat(const gd_group *group, struct stat *st, gd_error *err);
+/* I4: GD_BUSY, with a message, if the name leads to another file.  Call this
+ * after locking. */
+gd_status gd_group_check_name(const gd_group *group, int root, gd_error *err);
 
 /* Creates the next group, for blocks of this scope, and takes its lease.  The
  * group is durable under its name before the call returns, so that no block in

@@ -175,15 +175,6 @@ has_space(const gd_appender *appender)
            appender->end + most <= UINT32_MAX;
 }
 
-static gd_status
-check_name(const gd_group *group, const gd_repo *repo, gd_error *err)
-{
-    bool same;
-    gd_status s = gd_find_same(group->env, group->fd, repo->root, group->name,
-                               &same, err);
-    return s == GD_OK && !same ? GD_BUSY : s;
-}
-
 /* Returns GD_BUSY if the collector works in the group, or the group is full.
  * REQUIRES: the lease, which is given back unless the group can be used. */
 static gd_status
@@ -212,7 +203,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
      * Then we have the new file, unless this host remembers what the name led
      * to before.  If the group was unlinked meanwhile, this is GD_NOTFOUND. */
     if (s == GD_OK) {
-        s = check_name(appender->group, repo, err);
+        s = gd_group_check_name(appender->group, repo->root, err);
     }
     if (s == GD_OK) {
         s = settle_in(appender, err);
