@@ -10,6 +10,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/base/zero.h"
+#include "engine/files/file.h"
 #include "engine/files/spool.h"
 #include "engine/format/address.h"
 
@@ -105,20 +106,16 @@ gd_group_open_as(const gd_env *env, int root, const gd_params *params,
     group->env = env;
     group->number = number;
     snprintf(group->name, sizeof group->name, "%s", name);
-    gd_status s = gd_open(env, root, group->name, flags, 0, &group->fd, err);
+    gd_status s =
+        gd_file_open(env, root, group->name, flags, &group->fd, err);
     if (s != GD_OK) {
         env->release(env, group);
         return s;
     }
     uint8_t header[HEADER_SIZE];
     struct stat st;
-    int rc = env->fstat(env, group->fd, &st);
-    if (rc < 0) {
-        s = gd_fail_errno(err, -rc, "cannot look at %s", group->name);
-    } else if (!S_ISREG(st.st_mode)) {
-        s = gd_fail(err, GD_CORRUPT, "%s is not an ordinary file",
-                    group->name);
-    } else {
+    s = gd_group_stat(group, &st, err);
+    if (s == GD_OK) {
         group->inode = st.st_ino;
         s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name,
                          err);
