@@ -143,9 +143,7 @@ void
 gd_estimate_close(gd_estimate *e)
 {
     const gd_env *env = e->env;
-    if (e->coder != NULL) {
-        gd_coder_close(env, e->coder);
-    }
+    gd_coder_close(env, e->coder);
     env->release(env, e->places);
     env->release(env, e->keys);
     env->release(env, e->out);

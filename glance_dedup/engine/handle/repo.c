@@ -186,9 +186,7 @@ gd_repo_close(gd_repo *repo)
     if (index != NULL) {
         index->close(index);
     }
-    if (repo->filter != NULL) {
-        gd_filter_close(env, repo->filter);
-    }
+    gd_filter_close(env, repo->filter);
     if (repo->spares != NULL) {
         gd_spare_index_close(repo->spares);
     }
@@ -204,9 +202,7 @@ gd_repo_close(gd_repo *repo)
     if (repo->pool != NULL) {
         gd_pool_close(env, repo->pool);
     }
-    if (repo->digest != NULL) {
-        gd_digest_close(env, repo->digest);
-    }
+    gd_digest_close(env, repo->digest);
     if (repo->root >= 0) {
         env->close(env, repo->root);
     }

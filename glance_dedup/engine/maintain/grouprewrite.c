@@ -117,9 +117,7 @@ close_worker(const gd_env *env, worker *w)
     env->release(env, w->plain);
     env->release(env, w->in);
     gd_coder_close(env, w->coder);
-    if (w->hasher != NULL) {
-        gd_hasher_close(env, w->hasher);
-    }
+    gd_hasher_close(env, w->hasher);
 }
 
 static gd_status

@@ -342,9 +342,7 @@ release(scrub *x)
 {
     const gd_env *env = x->repo->env;
     gd_coder_close(env, x->coder);
-    if (x->hasher != NULL) {
-        gd_hasher_close(env, x->hasher);
-    }
+    gd_hasher_close(env, x->hasher);
     env->release(env, x->entries);
     env->release(env, x->places);
     env->release(env, x->verdicts);

@@ -63,9 +63,7 @@ gd_block_reader_close(gd_block_reader *reader)
     const gd_env *env = reader->repo->env;
     return_group(reader);
     gd_coder_close(env, reader->coder);
-    if (reader->hasher != NULL) {
-        gd_hasher_close(env, reader->hasher);
-    }
+    gd_hasher_close(env, reader->hasher);
     env->release(env, reader->in);
     env->release(env, reader->plain);
     env->release(env, reader);

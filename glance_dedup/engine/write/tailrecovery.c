@@ -59,9 +59,7 @@ prepare(renewal *x, scratch *own, gd_error *err)
 static void
 release(const gd_env *env, scratch *own)
 {
-    if (own->hasher != NULL) {
-        gd_hasher_close(env, own->hasher);
-    }
+    gd_hasher_close(env, own->hasher);
     gd_coder_close(env, own->coder);
     env->release(env, own->in);
     env->release(env, own->plain);
