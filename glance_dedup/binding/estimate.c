@@ -25,15 +25,6 @@ enter(estimate_object *self)
     return 1;
 }
 
-static gd_status
-open_chunker(gd_chunker *chunker, size_t block, size_t minimum, size_t average,
-             gd_error *err)
-{
-    return average == 0 ? gd_chunker_fixed(chunker, block, err)
-                        : gd_chunker_gear(chunker, minimum, average, block,
-                                          err);
-}
-
 static PyObject *
 estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -58,8 +49,8 @@ estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     params.segment_size = (size_t)segment;
     params.table_bytes = (size_t)table;
-    gd_status s = open_chunker(&chunker, (size_t)block, (size_t)minimum,
-                               (size_t)average, &err);
+    gd_status s = gd_chunker_open(&chunker, (size_t)minimum, (size_t)average,
+                                  (size_t)block, &err);
     if (s == GD_OK) {
         s = gd_codec_parse(codec, &params.codec, &err);
     }
