@@ -228,9 +228,7 @@ gd_py_pack_addresses(const gd_address *addresses, size_t count)
     if (result != NULL) {
         uint8_t *out = (uint8_t *)PyBytes_AsString(result);
         for (size_t i = 0; i < count; i++) {
-            gd_put64(out + i * 8,
-                     (uint64_t)addresses[i].group << GD_SLOT_BITS |
-                         addresses[i].slot);
+            gd_put64(out + i * 8, gd_address_number(addresses[i]));
         }
     }
     return result;

@@ -6,15 +6,14 @@
 
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/base/coding.h"
 #include "engine/files/spool.h"
-#include "engine/format/runs.h"
+#include "engine/format/duplicates.h"
 #include "engine/read/blockreader.h"
 
-enum {
-    PAIR_SIZE = 16,
-    LOCK_MS = 100, /* for the image lock: its holder soon ends, or deletes */
-};
+/* For the image lock: its holder soon ends, or deletes. */
+enum { LOCK_MS = 100 };
 
 struct gd_merge {
     gd_repo *repo;
@@ -43,35 +42,15 @@ struct gd_merge {
 /* ---- the mapping ---- */
 
 static uint64_t
-number_of(gd_address address)
-{
-    return (uint64_t)address.group << GD_SLOT_BITS | address.slot;
-}
-
-static gd_address
-address_of(uint64_t number)
-{
-    return (gd_address){(uint32_t)(number >> GD_SLOT_BITS),
-                        (uint32_t)number & (GD_MAX_SLOTS - 1)};
-}
-
-static uint64_t
 old_of(gd_mapping mapping, size_t at)
 {
-    return gd_get64(mapping.pairs + at * PAIR_SIZE);
+    return gd_get64(mapping.pairs + at * GD_PAIR_SIZE);
 }
 
 static uint64_t
 new_of(gd_mapping mapping, size_t at)
 {
-    return gd_get64(mapping.pairs + at * PAIR_SIZE + 8);
-}
-
-static bool
-is_address(uint64_t number)
-{
-    uint64_t group = number >> GD_SLOT_BITS;
-    return group >= 1 && group <= GD_MAX_GROUP;
+    return gd_get64(mapping.pairs + at * GD_PAIR_SIZE + 8);
 }
 
 static gd_status
@@ -79,7 +58,7 @@ check_mapping(gd_mapping mapping, gd_error *err)
 {
     for (size_t i = 0; i < mapping.count; i++) {
         uint64_t old = old_of(mapping, i), new = new_of(mapping, i);
-        if (!is_address(old) || !is_address(new) || old == new ||
+        if (!gd_is_address(old) || !gd_is_address(new) || old == new ||
             (i > 0 && old_of(mapping, i - 1) >= old)) {
             return gd_fail(err, GD_INVALID,
                            "pair %zu of the mapping is no address, maps to "
@@ -93,22 +72,13 @@ check_mapping(gd_mapping mapping, gd_error *err)
 static size_t
 first_pair(gd_mapping mapping, uint64_t number)
 {
-    size_t low = 0, high = mapping.count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (old_of(mapping, middle) < number) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    return gd_lower_bound(mapping.pairs, GD_PAIR_SIZE, mapping.count, number);
 }
 
 static uint64_t
 start_of(const gd_extent *extent)
 {
-    return number_of((gd_address){extent->group, extent->slot});
+    return gd_address_number((gd_address){extent->group, extent->slot});
 }
 
 /* Whether the pair's old address lies in the extent; if so, at which block. */
@@ -135,15 +105,10 @@ each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
 {
     const gd_recipe *old = &merge->old;
     uint64_t offset = 0, left = old->header.extents;
-    for (uint64_t number = 1; left > 0; number++) {
-        gd_recipe_page page;
-        gd_status s = gd_recipe_read_page(old, number, &page, err);
-        if (s == GD_OK && page.extents[0].offset != offset) {
-            s = gd_fail(err, GD_CORRUPT,
-                        "%s: the page at offset %llu does not continue the "
-                        "one before it", old->name,
-                        (unsigned long long)number * GD_RECIPE_PAGE);
-        }
+    gd_recipe_page page;
+    page.number = 0;
+    while (left > 0) {
+        gd_status s = gd_recipe_next_page(old, offset, &page, err);
         for (uint32_t i = 0; s == GD_OK && i < page.count; i++) {
             s = visit(merge, &page.extents[i], err);
         }
@@ -188,7 +153,7 @@ hold_groups_of(gd_merge *merge, const gd_extent *extent, gd_error *err)
     uint32_t block, moved = 0;
     gd_status s = GD_OK;
     for (; s == GD_OK && pair_in(merge, pair, extent, &block); pair++) {
-        s = hold_group(merge, address_of(new_of(merge->mapping, pair)).group,
+        s = hold_group(merge, gd_address_of(new_of(merge->mapping, pair)).group,
                        err);
         moved++;
     }
@@ -350,21 +315,15 @@ static gd_status
 note_collision(gd_merge *merge, gd_address address, gd_error *err)
 {
     size_t used = merge->facts.collision_count;
-    if (used == merge->collision_room) {
-        size_t room = used == 0 ? 64 : used * 2;
-        const gd_env *env = merge->repo->env;
-        uint64_t *larger = gd_calloc(env, room, sizeof *larger, err);
-        if (larger == NULL) {
-            return GD_NOMEM;
-        }
-        if (used > 0) {
-            memcpy(larger, merge->collisions, used * sizeof *larger);
-        }
-        env->release(env, merge->collisions);
-        merge->facts.collisions = merge->collisions = larger;
-        merge->collision_room = room;
+    uint64_t *collisions =
+        gd_array_reserve(merge->repo->env, merge->collisions,
+                         &merge->collision_room, used + 1, sizeof *collisions,
+                         err);
+    if (collisions == NULL) {
+        return GD_NOMEM;
     }
-    merge->collisions[merge->facts.collision_count++] = number_of(address);
+    collisions[merge->facts.collision_count++] = gd_address_number(address);
+    merge->facts.collisions = merge->collisions = collisions;
     return GD_OK;
 }
 
@@ -419,7 +378,7 @@ merge_extent(gd_merge *merge, const gd_extent *extent, gd_error *err)
         uint32_t block;
         if (pair_in(merge, pair, extent, &block) && block == i) {
             s = replace_block(merge, &address, entry,
-                              address_of(new_of(merge->mapping, pair)), err);
+                              gd_address_of(new_of(merge->mapping, pair)), err);
             pair++;
         }
         if (s == GD_OK) {
