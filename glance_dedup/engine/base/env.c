@@ -603,6 +603,28 @@ gd_sync_dir(const gd_env *env, int dir, const char *path, gd_error *err)
     return GD_OK;
 }
 
+gd_status
+gd_fsync(const gd_env *env, int fd, const char *file, gd_error *err)
+{
+    int rc = env->fsync(env, fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", file) : GD_OK;
+}
+
+gd_status
+gd_fdatasync(const gd_env *env, int fd, const char *file, gd_error *err)
+{
+    int rc = env->fdatasync(env, fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fdatasync %s", file)
+                  : GD_OK;
+}
+
+gd_status
+gd_random(const gd_env *env, void *out, size_t length, gd_error *err)
+{
+    int rc = env->random(env, out, length);
+    return rc < 0 ? gd_fail_errno(err, -rc, "no random bytes") : GD_OK;
+}
+
 void *
 gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err)
 {

@@ -46,12 +46,9 @@ encode_header(const gd_env *env, const gd_params *params,
     gd_put32(out + 48, params->group_slots);
     gd_put32(out + 52, params->block_size);
     memcpy(out + 56, params->digest, GD_DIGEST_NAME);
-    int rc = env->random(env, out + 72, GD_ID_SIZE);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
-    }
+    gd_status s = gd_random(env, out + 72, GD_ID_SIZE, err);
     gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
-    return GD_OK;
+    return s;
 }
 
 static gd_status
@@ -385,12 +382,11 @@ gd_group_next_generation(const gd_env *env, gd_published *record,
                          gd_error *err)
 {
     uint8_t bytes[8];
-    int rc = env->random(env, bytes, sizeof bytes);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, bytes, sizeof bytes, err);
+    if (s == GD_OK) {
+        record->generation = gd_get64(bytes);
     }
-    record->generation = gd_get64(bytes);
-    return GD_OK;
+    return s;
 }
 
 /* ---- entries ---- */

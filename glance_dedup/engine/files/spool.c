@@ -21,12 +21,11 @@ static gd_status
 new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
          char name[GD_NAME_SIZE], gd_error *err)
 {
-    int rc = env->random(env, id, GD_ID_SIZE);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, id, GD_ID_SIZE, err);
+    if (s == GD_OK) {
+        gd_spool_name(kind, id, name);
     }
-    gd_spool_name(kind, id, name);
-    return GD_OK;
+    return s;
 }
 
 /* Takes byte 0 if the name still leads to the file (N7.1).  *taken tells

@@ -395,9 +395,9 @@ quarantine_name(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
                 gd_error *err)
 {
     uint8_t digits[8];
-    int rc = entry->env->random(entry->env, digits, sizeof digits);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(entry->env, digits, sizeof digits, err);
+    if (s != GD_OK) {
+        return s;
     }
     int n = snprintf(name, GD_NAME_SIZE,
                      GD_DIR_QUARANTINE "/%.*s-%016llx", GD_IMAGE_ID_MAX,

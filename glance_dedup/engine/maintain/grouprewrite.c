@@ -191,17 +191,6 @@ start_file(gd_group_rewrite *r, gd_error *err)
                   : GD_OK;
 }
 
-/* Makes the old file durable: a crash may leave either file under the name, and
- * both must be whole. */
-static gd_status
-sync_old(const gd_leased_group *leased, gd_error *err)
-{
-    const gd_group *group = leased->group;
-    int rc = group->env->fsync(group->env, group->fd);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", group->name)
-                  : GD_OK;
-}
-
 static void
 expect_segments(const gd_leased_group *leased)
 {
@@ -219,8 +208,9 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
 {
     gd_repo *repo = leased->repo;
     gd_status s = check_entries(leased, err);
+    /* A crash may leave either file under the name: both must be whole. */
     if (s == GD_OK) {
-        s = sync_old(leased, err);
+        s = gd_fsync(repo->env, leased->group->fd, leased->group->name, err);
     }
     if (s != GD_OK) {
         return s;
@@ -612,10 +602,7 @@ complete_file(gd_group_rewrite *r, gd_error *err)
         s = gd_group_write_published(&r->target, record, err);
     }
     if (s == GD_OK) {
-        int rc = env->fsync(env, r->target.fd);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s",
-                                   r->target.name)
-                   : GD_OK;
+        s = gd_fsync(env, r->target.fd, r->target.name, err);
     }
     r->complete = s == GD_OK;
     return s;

@@ -157,11 +157,10 @@ gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec, int level,
     record.codec = (uint8_t)codec;
     record.level = (uint8_t)gd_codec_real_level(codec, level);
     /* If this write is torn, the record before it is used. */
-    int rc = group->env->fdatasync(group->env, group->fd);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
+    gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
+    if (s == GD_OK) {
+        s = gd_group_write_published(group, &record, err);
     }
-    gd_status s = gd_group_write_published(group, &record, err);
     if (s == GD_OK) {
         leased->published = record;
         s = see_group(group, &leased->seen, err);

@@ -478,14 +478,12 @@ finish_recipe(gd_merge *merge, gd_error *err)
     gd_recipe_header header = merge->old.header;
     memcpy(header.transaction_id, merge->m.id, GD_ID_SIZE);
     gd_status s = gd_recipe_finish(merge->writer, &repo->params, &header, err);
-    if (s != GD_OK) {
-        return s;
+    if (s == GD_OK) {
+        s = gd_fsync(repo->env, merge->m.fd, merge->m.name, err); /* N10.2 */
     }
-    int rc = repo->env->fsync(repo->env, merge->m.fd); /* N10.2 */
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot fsync %s", merge->m.name);
+    if (s == GD_OK) {
+        s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err); /* N10.2 */
     }
-    s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err); /* N10.2 */
     return s == GD_OK
                ? gd_recipe_open(repo->env, merge->m.fd, merge->m.name,
                                 &repo->params, header.image_id, &merge->merged,
@@ -580,12 +578,12 @@ link_unique(const gd_merge *merge, const char *from, gd_spool_kind kind,
 {
     const gd_env *env = merge->repo->env;
     uint8_t id[GD_ID_SIZE];
-    int rc = env->random(env, id, GD_ID_SIZE);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, id, GD_ID_SIZE, err);
+    if (s != GD_OK) {
+        return s;
     }
     gd_spool_name(kind, id, name);
-    rc = env->linkat(env, merge->repo->root, from, name);
+    int rc = env->linkat(env, merge->repo->root, from, name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot link %s to %s", from, name)
                   : GD_OK;
 }

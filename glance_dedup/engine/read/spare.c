@@ -277,7 +277,6 @@ static gd_status
 write_blocks(writing *w, const gd_address *addresses, size_t count,
              gd_error *err)
 {
-    const gd_env *env = w->repo->env;
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         s = copy_block(w, addresses[i], err);
@@ -294,9 +293,7 @@ write_blocks(writing *w, const gd_address *addresses, size_t count,
         s = gd_group_write_published(w->group, &record, err);
     }
     if (s == GD_OK) {
-        int rc = env->fsync(env, w->group->fd);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", w->file.name)
-                   : GD_OK;
+        s = gd_fsync(w->repo->env, w->group->fd, w->file.name, err);
     }
     return s;
 }

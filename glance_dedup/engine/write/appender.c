@@ -459,12 +459,11 @@ static gd_status
 sync_group(gd_appender *appender, gd_error *err)
 {
     gd_group *group = appender->group;
-    int rc = group->env->fdatasync(group->env, group->fd);
-    if (rc < 0) {
+    gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
+    if (s != GD_OK) {
         poison(appender);
-        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
     }
-    return GD_OK;
+    return s;
 }
 
 /* N7.4: our own fdatasync, then the record by which others see the entries. */
