@@ -22,6 +22,9 @@
 
 #include "engine/base/status.h"
 
+/* Of a parameter that an interface demands. */
+#define GD_UNUSED __attribute__((unused))
+
 typedef struct gd_env gd_env;
 
 typedef struct gd_space {

@@ -393,9 +393,8 @@ merge_extent(gd_merge *merge, const gd_extent *extent, gd_error *err)
 /* ---- opening ---- */
 
 static gd_status
-find_pair(gd_merge *merge, const gd_extent *extent, gd_error *err)
+find_pair(gd_merge *merge, const gd_extent *extent, GD_UNUSED gd_error *err)
 {
-    (void)err;
     uint32_t block;
     if (extent->kind == GD_EXTENT_BLOCKS_KIND &&
         pair_in(merge, first_pair(merge->mapping, start_of(extent)), extent,

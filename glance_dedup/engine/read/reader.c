@@ -97,10 +97,10 @@ take_zeros(void *arg, uint64_t offset, uint64_t length)
 }
 
 static gd_status
-take_block(void *arg, const gd_want *want, const uint8_t *block, gd_error *err)
+take_block(void *arg, const gd_want *want, const uint8_t *block,
+           GD_UNUSED gd_error *err)
 {
     const window *w = arg;
-    (void)err;
     memcpy(w->out + (want->offset - w->offset), block + want->from,
            want->length);
     return GD_OK;
@@ -108,11 +108,10 @@ take_block(void *arg, const gd_want *want, const uint8_t *block, gd_error *err)
 
 static gd_status
 take_segment(void *arg, const gd_want *wants, size_t count,
-             const gd_segment_header *header, const uint8_t *stored,
-             const uint8_t *plain, gd_error *err)
+             GD_UNUSED const gd_segment_header *header,
+             GD_UNUSED const uint8_t *stored, const uint8_t *plain,
+             gd_error *err)
 {
-    (void)header;
-    (void)stored;
     for (size_t i = 0; i < count; i++) {
         (void)take_block(arg, &wants[i], plain + wants[i].entry.plain_offset,
                          err);

@@ -297,10 +297,8 @@ pack_segment(void *arg, size_t task, unsigned worker)
 
 /* Packs the bundle on all threads, and appends it. */
 static void
-write_bundle(void *arg, size_t task, unsigned worker)
+write_bundle(void *arg, GD_UNUSED size_t task, GD_UNUSED unsigned worker)
 {
-    (void)task;
-    (void)worker;
     gd_packer *packer = arg;
     gd_pool *pool = packer->repo->pool;
     bundle *b = bundle_under_way(packer);
