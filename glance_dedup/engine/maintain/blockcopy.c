@@ -113,9 +113,9 @@ static gd_status
 note_pair(gd_block_copy *copy, uint64_t old, gd_address to,
           gd_error *err)
 {
-    uint8_t *pairs = gd_array_reserve(copy->repo->env, copy->pairs,
-                                      &copy->room, copy->count + 1, GD_PAIR_SIZE,
-                                      err);
+    uint8_t *pairs =
+        gd_array_reserve(copy->repo->env, copy->pairs, &copy->room,
+                         copy->count + 1, GD_PAIR_SIZE, err);
     if (pairs == NULL) {
         return GD_NOMEM;
     }
