@@ -12,7 +12,7 @@
  *     volume            group
  *     image
  *     blockreader       rewriting
- *                       merge          Merge, Relocation, the index functions
+ *                       merge          Merge, Relocation
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
@@ -268,7 +268,6 @@ void gd_py_part_dealloc(PyObject *object);
 
 extern PyMethodDef gd_py_fingerprint_functions[]; /* fingerprint.c */
 extern PyMethodDef gd_py_run_functions[];         /* runs.c */
-extern PyMethodDef gd_py_index_functions[];       /* merge.c */
 extern PyMethodDef gd_py_duplicates_functions[];  /* duplicates.c */
 extern PyMethodDef gd_py_scrub_functions[];       /* scrub.c */
 extern PyMethodDef gd_py_spare_functions[];       /* spare.c */

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * merge.c - glance_dedup._engine: Merge and Relocation, and the
- * functions of the exact index.
+ * merge.c - glance_dedup._engine: Merge and Relocation.
  */
 #include "binding/binding.h"
 
-#include <string.h>
-
-#include "engine/format/index.h"
+#include "engine/format/duplicates.h"
 #include "engine/maintain/blockcopy.h"
 #include "engine/maintain/merge.h"
-
-enum { PAIR_SIZE = 16 };
 
 /* ---- Merge ---- */
 
@@ -30,7 +25,7 @@ static PyObject *
 open_merge(PyTypeObject *type, PyObject *maintenance, const char *image_id,
            const Py_buffer *mapping)
 {
-    gd_mapping pairs = {mapping->buf, (size_t)mapping->len / PAIR_SIZE};
+    gd_mapping pairs = {mapping->buf, (size_t)mapping->len / GD_PAIR_SIZE};
     gd_py_call call;
     part_object *part = gd_py_begin_part(maintenance, type, 1, &call);
     if (part == NULL) {
@@ -54,7 +49,7 @@ merge_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
                                      &image_id, &mapping)) {
         return NULL;
     }
-    if (mapping.len % PAIR_SIZE != 0) {
+    if (mapping.len % GD_PAIR_SIZE != 0) {
         PyErr_SetString(PyExc_ValueError,
                         "the mapping is not a whole number of pairs");
     } else {
@@ -266,7 +261,7 @@ relocation_finish(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_END_ALLOW_THREADS
     PyObject *result =
         s == GD_OK ? PyBytes_FromStringAndSize(
-                         (const char *)pairs, (Py_ssize_t)(count * PAIR_SIZE))
+                         (const char *)pairs, (Py_ssize_t)(count * GD_PAIR_SIZE))
                    : gd_py_raise(object, &err);
     gd_py_leave_maintenance(self->part.maintenance);
     return result;
@@ -291,188 +286,4 @@ PyType_Spec gd_py_relocation_spec = {
     .basicsize = sizeof(relocation_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = relocation_slots,
-};
-
-/* ---- the exact index ---- */
-
-/* Whether the buffer holds whole records; otherwise sets an exception. */
-static int
-take_records(const Py_buffer *view, gd_records *records)
-{
-    if (view->len % GD_INDEX_RECORD != 0) {
-        PyErr_Format(PyExc_ValueError, "an index record has %d bytes",
-                     (int)GD_INDEX_RECORD);
-        return 0;
-    }
-    *records = (gd_records){view->buf,
-                            (size_t)view->len / GD_INDEX_RECORD};
-    return 1;
-}
-
-static PyObject *
-update_page(gd_records page, gd_records add, gd_records remove)
-{
-    size_t most = page.count + add.count;
-    gd_error err;
-    gd_index_result result;
-    result.page = PyMem_Malloc(most * GD_INDEX_RECORD + 1);
-    result.pairs = PyMem_Malloc(most * PAIR_SIZE + 1);
-    PyObject *answer = NULL;
-    if (result.page == NULL || result.pairs == NULL) {
-        PyErr_NoMemory();
-    } else if (gd_index_update(page, add, remove, &result, &err) != GD_OK) {
-        PyErr_SetString(PyExc_ValueError, err.text);
-    } else {
-        answer = Py_BuildValue(
-            "(y#y#)", (const char *)result.page,
-            (Py_ssize_t)(result.page_count * GD_INDEX_RECORD),
-            (const char *)result.pairs,
-            (Py_ssize_t)(result.pair_count * PAIR_SIZE));
-    }
-    PyMem_Free(result.page);
-    PyMem_Free(result.pairs);
-    return answer;
-}
-
-static PyObject *
-engine_index_update(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer page, add, remove;
-    gd_records records[3];
-    PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*", &page, &add, &remove)) {
-        return NULL;
-    }
-    if (take_records(&page, &records[0]) && take_records(&add, &records[1]) &&
-        take_records(&remove, &records[2])) {
-        answer = update_page(records[0], records[1], records[2]);
-    }
-    PyBuffer_Release(&remove);
-    PyBuffer_Release(&add);
-    PyBuffer_Release(&page);
-    return answer;
-}
-
-/* Returns a bytes object of the sorted records; takes over the memory. */
-static PyObject *
-sorted_records(PyObject *module, uint8_t *records, size_t count)
-{
-    gd_error err;
-    gd_status s;
-    PyObject *result = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_index_sort(gd_env_posix(), records, count, &err);
-    Py_END_ALLOW_THREADS
-    if (s != GD_OK) {
-        gd_py_raise_in(PyModule_GetState(module), &err);
-    } else {
-        result = PyBytes_FromStringAndSize(
-            (const char *)records, (Py_ssize_t)(count * GD_INDEX_RECORD));
-    }
-    PyMem_Free(records);
-    return result;
-}
-
-static PyObject *
-engine_index_records(PyObject *module, PyObject *args)
-{
-    Py_buffer entries;
-    uint32_t number, first;
-    if (!PyArg_ParseTuple(args, "y*O&O&", &entries, gd_py_to_u32, &number,
-                          gd_py_to_u32, &first)) {
-        return NULL;
-    }
-    size_t count = (size_t)entries.len / GD_LISTED_ENTRY;
-    PyObject *result = NULL;
-    if (entries.len % GD_LISTED_ENTRY != 0 || number < 1 ||
-        number > GD_MAX_GROUP || first > GD_MAX_SLOTS ||
-        count > GD_MAX_SLOTS - first) {
-        PyErr_SetString(PyExc_ValueError, "these are no entries of a group");
-    } else {
-        uint8_t *records = PyMem_Malloc(count * GD_INDEX_RECORD + 1);
-        if (records == NULL) {
-            PyErr_NoMemory();
-        } else {
-            count = gd_index_records(entries.buf, count, number, first,
-                                     records);
-            result = sorted_records(module, records, count);
-        }
-    }
-    PyBuffer_Release(&entries);
-    return result;
-}
-
-static PyObject *
-engine_index_sort(PyObject *module, PyObject *args)
-{
-    Py_buffer view;
-    gd_records given;
-    if (!PyArg_ParseTuple(args, "y*", &view)) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (take_records(&view, &given)) {
-        uint8_t *records = PyMem_Malloc((size_t)view.len + 1);
-        if (records == NULL) {
-            PyErr_NoMemory();
-        } else {
-            memcpy(records, view.buf, (size_t)view.len);
-            result = sorted_records(module, records, given.count);
-        }
-    }
-    PyBuffer_Release(&view);
-    return result;
-}
-
-/* Returns the items (page, records) of sorted records. */
-static PyObject *
-split_records(gd_records records, unsigned bits)
-{
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < records.count;) {
-        const uint8_t *first = records.at + i * GD_INDEX_RECORD;
-        uint32_t page = gd_index_page(first, bits);
-        size_t n = 1;
-        while (i + n < records.count &&
-               gd_index_page(first + n * GD_INDEX_RECORD, bits) == page) {
-            n++;
-        }
-        PyObject *item =
-            Py_BuildValue("(Iy#)", page, (const char *)first,
-                          (Py_ssize_t)(n * GD_INDEX_RECORD));
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
-        i += n;
-    }
-    return list;
-}
-
-static PyObject *
-engine_index_split(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer view;
-    uint32_t bits;
-    gd_records records;
-    PyObject *list = NULL;
-    if (!PyArg_ParseTuple(args, "y*O&", &view, gd_py_to_u32, &bits)) {
-        return NULL;
-    }
-    if (bits > GD_INDEX_BITS_MAX) {
-        PyErr_Format(PyExc_ValueError, "an index has at most %d bits",
-                     (int)GD_INDEX_BITS_MAX);
-    } else if (take_records(&view, &records)) {
-        list = split_records(records, bits);
-    }
-    PyBuffer_Release(&view);
-    return list;
-}
-
-PyMethodDef gd_py_index_functions[] = {
-    {"index_update", engine_index_update, METH_VARARGS, NULL},
-    {"index_records", engine_index_records, METH_VARARGS, NULL},
-    {"index_sort", engine_index_sort, METH_VARARGS, NULL},
-    {"index_split", engine_index_split, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
 };
