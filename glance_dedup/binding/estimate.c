@@ -12,16 +12,25 @@ typedef struct estimate_object {
     int busy; /* a call is in progress */
 } estimate_object;
 
-/* Returns 0 with an exception set if another thread is at work. */
-static int
-enter(estimate_object *self)
+static void
+leave(PyObject *object)
 {
+    ((estimate_object *)object)->busy = 0;
+}
+
+/* Begins a call.  Returns 0 with an exception set if another thread is at
+ * work. */
+static int
+begin(PyObject *object, gd_py_call *call)
+{
+    estimate_object *self = (estimate_object *)object;
     if (self->busy || self->estimate == NULL) {
         PyErr_SetString(PyExc_ValueError,
                         "an estimate belongs to one thread at a time");
         return 0;
     }
     self->busy = 1;
+    gd_py_begin_call(call, object, leave);
     return 1;
 }
 
@@ -76,22 +85,19 @@ estimate_take(PyObject *object, PyObject *args)
     Py_buffer view;
     int last;
     size_t used = 0;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*p", &view, &last)) {
         return NULL;
     }
-    if (!enter(self)) {
-        PyBuffer_Release(&view);
-        return NULL;
+    if (begin(object, &call)) {
+        gd_status s = gd_estimate_take(self->estimate, view.buf,
+                                       (size_t)view.len, last != 0, &used,
+                                       &call.err);
+        result = gd_py_end_number(&call, s, used);
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_estimate_take(self->estimate, view.buf, (size_t)view.len,
-                         last != 0, &used, &err);
-    Py_END_ALLOW_THREADS
-    self->busy = 0;
     PyBuffer_Release(&view);
-    return s == GD_OK ? PyLong_FromSize_t(used) : gd_py_raise(object, &err);
+    return result;
 }
 
 static PyObject *
@@ -99,12 +105,12 @@ estimate_take_zeros(PyObject *object, PyObject *args)
 {
     estimate_object *self = (estimate_object *)object;
     unsigned long long length;
-    if (!PyArg_ParseTuple(args, "K", &length) || !enter(self)) {
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "K", &length) || !begin(object, &call)) {
         return NULL;
     }
     gd_estimate_take_zeros(self->estimate, length);
-    self->busy = 0;
-    Py_RETURN_NONE;
+    return gd_py_end_none(&call, GD_OK);
 }
 
 static PyObject *
@@ -112,18 +118,13 @@ estimate_end(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     estimate_object *self = (estimate_object *)object;
     uint64_t zeros, extents;
-    gd_error err;
-    gd_status s;
-    if (!enter(self)) {
+    gd_py_call call;
+    if (!begin(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_estimate_end(self->estimate, &zeros, &extents, &err);
-    Py_END_ALLOW_THREADS
-    self->busy = 0;
-    return s == GD_OK ? Py_BuildValue("(KK)", (unsigned long long)zeros,
-                                      (unsigned long long)extents)
-                      : gd_py_raise(object, &err);
+    gd_status s =
+        gd_estimate_end(self->estimate, &zeros, &extents, &call.err);
+    return gd_py_end_two(&call, s, zeros, extents);
 }
 
 static PyObject *
@@ -135,9 +136,7 @@ list_of(const gd_estimated *sums, size_t count)
             "(KKKd)", (unsigned long long)sums[i].new_bytes,
             (unsigned long long)sums[i].new_blocks,
             (unsigned long long)sums[i].stored_bytes, sums[i].stored_squares);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, item);
     }
     return list;
 }
@@ -147,25 +146,24 @@ estimate_sum(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     estimate_object *self = (estimate_object *)object;
     gd_estimate_totals totals;
+    const gd_env *env = gd_env_posix();
     PyObject *result = NULL;
-    if (!enter(self)) {
+    gd_py_call call;
+    if (!begin(object, &call)) {
         return NULL;
     }
     size_t images = gd_estimate_images(self->estimate);
-    gd_estimated *sums = PyMem_Calloc(images + 1, sizeof *sums);
-    if (sums == NULL) {
-        PyErr_NoMemory();
-    } else {
-        Py_BEGIN_ALLOW_THREADS
+    gd_estimated *sums = gd_calloc(env, images, sizeof *sums, &call.err);
+    if (sums != NULL) {
         gd_estimate_sum(self->estimate, sums, &totals);
-        Py_END_ALLOW_THREADS
+    }
+    if (gd_py_end(&call, sums == NULL ? GD_NOMEM : GD_OK)) {
         result = Py_BuildValue(
             "(NIKK)", list_of(sums, images), totals.level,
             (unsigned long long)totals.again_plain,
             (unsigned long long)totals.again_stored);
     }
-    PyMem_Free(sums);
-    self->busy = 0;
+    env->release(env, sums);
     return result;
 }
 
