@@ -89,6 +89,9 @@ int gd_py_parse_image(PyObject *args, const char **image_id,
                       uint8_t room[GD_ID_SIZE], const uint8_t **upload);
 /* Parses (group number), and checks that a group can have this number. */
 int gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number);
+/* The codec of this name, if it has this level. */
+gd_status gd_py_parse_codec(const char *name, int level, gd_codec *codec,
+                            gd_error *err);
 
 /* Packed arrays of blocks, in C's form. */
 typedef struct gd_py_blocks {

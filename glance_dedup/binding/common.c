@@ -156,6 +156,14 @@ gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number)
     return 0;
 }
 
+gd_status
+gd_py_parse_codec(const char *name, int level, gd_codec *codec,
+                  gd_error *err)
+{
+    gd_status s = gd_codec_parse(name, codec, err);
+    return s == GD_OK ? gd_codec_check_level(*codec, level, err) : s;
+}
+
 /* ---- packed arrays of blocks ---- */
 
 void

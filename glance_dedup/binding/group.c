@@ -162,17 +162,12 @@ group_rewrite(PyObject *object, PyObject *args, PyObject *keywords)
     gd_codec codec = GD_CODEC_NONE;
     uint64_t bytes = 0;
     gd_py_call call;
-    gd_status s = GD_OK;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|zi", names, &name,
                                      &level)) {
         return NULL;
     }
-    if (name != NULL) {
-        s = gd_codec_parse(name, &codec, &call.err);
-    }
-    if (s == GD_OK) {
-        s = gd_codec_check_level(codec, level, &call.err);
-    }
+    gd_status s = gd_py_parse_codec(name == NULL ? "none" : name, level,
+                                    &codec, &call.err);
     if (s != GD_OK) {
         return gd_py_raise(object, &call.err);
     }

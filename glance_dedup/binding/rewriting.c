@@ -32,13 +32,6 @@ release_rewriting(part_object *part)
 }
 
 static gd_status
-parse_codec(const char *name, int level, gd_codec *codec, gd_error *err)
-{
-    gd_status s = gd_codec_parse(name, codec, err);
-    return s == GD_OK ? gd_codec_check_level(*codec, level, err) : s;
-}
-
-static gd_status
 begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
 {
     gd_status s = gd_leased_group_open(repo, number, &self->leased, err);
@@ -66,7 +59,7 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
                           &level)) {
         return NULL;
     }
-    gd_status s = parse_codec(name, level, &codec, &call.err);
+    gd_status s = gd_py_parse_codec(name, level, &codec, &call.err);
     if (s == GD_OK && (number == 0 || number > GD_MAX_GROUP)) {
         s = gd_fail(&call.err, GD_INVALID, "no group has the number %u",
                     number);
@@ -203,7 +196,7 @@ engine_codec_mark(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "si", &name, &level)) {
         return NULL;
     }
-    if (parse_codec(name, level, &codec, &err) != GD_OK) {
+    if (gd_py_parse_codec(name, level, &codec, &err) != GD_OK) {
         return gd_py_raise_in(PyModule_GetState(module), &err);
     }
     return Py_BuildValue("(ii)", (int)codec,
