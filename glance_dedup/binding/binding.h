@@ -111,6 +111,9 @@ int gd_py_parse_blocks(PyObject *args, gd_py_blocks *list);
 void gd_py_free_blocks(gd_py_blocks *list);
 PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
+/* A bytes object for the caller to fill: nobody else has seen it yet.  Returns
+ * NULL with an exception set on error, and then sets *out to NULL, too. */
+PyObject *gd_py_new_bytes(size_t length, uint8_t **out);
 /* Puts an item, whose reference it takes, into a new list.  Clears the list if
  * there is no item. */
 void gd_py_set_item(PyObject **list, size_t index, PyObject *item);
@@ -159,6 +162,8 @@ int gd_py_end(gd_py_call *call, gd_status s);
 PyObject *gd_py_end_none(gd_py_call *call, gd_status s);
 PyObject *gd_py_end_bool(gd_py_call *call, gd_status s, bool answer);
 PyObject *gd_py_end_number(gd_py_call *call, gd_status s, uint64_t number);
+PyObject *gd_py_end_bytes(gd_py_call *call, gd_status s, const void *data,
+                          size_t length);
 /* A pair of numbers. */
 PyObject *gd_py_end_two(gd_py_call *call, gd_status s, uint64_t first,
                         uint64_t second);

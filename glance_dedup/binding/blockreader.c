@@ -36,7 +36,7 @@ gd_py_open_block_reader(PyObject *object, PyObject *Py_UNUSED(unused))
 /* Sums up the blocks' lengths.  Returns 0 with an exception set if one is
  * longer than any block can be. */
 static int
-sum_lengths(const gd_py_blocks *list, Py_ssize_t *sum)
+sum_lengths(const gd_py_blocks *list, size_t *sum)
 {
     *sum = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -44,7 +44,7 @@ sum_lengths(const gd_py_blocks *list, Py_ssize_t *sum)
             PyErr_SetString(PyExc_ValueError, "no block is so long");
             return 0;
         }
-        *sum += (Py_ssize_t)list->lengths[i];
+        *sum += list->lengths[i];
     }
     return 1;
 }
@@ -55,17 +55,15 @@ block_reader_read(PyObject *object, PyObject *args)
 {
     opened_object *self = (opened_object *)object;
     gd_py_blocks list;
-    Py_ssize_t length;
+    size_t length;
     gd_py_call call;
     int done = 0;
     if (!gd_py_parse_blocks(args, &list)) {
         return NULL;
     }
-    PyObject *result = sum_lengths(&list, &length)
-                           ? PyBytes_FromStringAndSize(NULL, length)
-                           : NULL;
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
+    uint8_t *out;
+    PyObject *result =
+        sum_lengths(&list, &length) ? gd_py_new_bytes(length, &out) : NULL;
     if (result != NULL && gd_py_call_opened(object, &call)) {
         gd_status s = gd_block_reader_copy(self->handle, list.addresses,
                                            list.fps, list.lengths, list.count,

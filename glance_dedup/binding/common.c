@@ -231,18 +231,23 @@ gd_py_parse_blocks(PyObject *args, gd_py_blocks *list)
 PyObject *
 gd_py_pack_addresses(const gd_address *addresses, size_t count)
 {
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
-    if (result != NULL) {
-        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-        for (size_t i = 0; i < count; i++) {
-            gd_put64(out + i * 8, gd_address_number(addresses[i]));
-        }
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes(count * GD_ADDRESS_SIZE, &out);
+    for (size_t i = 0; result != NULL && i < count; i++) {
+        gd_put64(out + i * GD_ADDRESS_SIZE, gd_address_number(addresses[i]));
     }
     return result;
 }
 
 /* ---- results ---- */
+
+PyObject *
+gd_py_new_bytes(size_t length, uint8_t **out)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
+    *out = bytes == NULL ? NULL : (uint8_t *)PyBytes_AsString(bytes);
+    return bytes;
+}
 
 void
 gd_py_set_item(PyObject **list, size_t index, PyObject *item)

@@ -185,6 +185,7 @@ engine_pick(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer items, addresses;
     uint32_t size, first;
+    uint8_t *out;
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*O&O&y*", &items, gd_py_to_u32, &size,
                           gd_py_to_u32, &first, &addresses)) {
@@ -194,12 +195,10 @@ engine_pick(PyObject *Py_UNUSED(module), PyObject *args)
     if (size >= 1 && size <= GD_LISTED_ENTRY &&
         whole_items(&addresses, &address) &&
         whole_items(&items, &(packed_item){size, "an item"})) {
-        result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size));
+        result = gd_py_new_bytes(count * size, &out);
     } else if (PyErr_Occurred() == NULL) {
         PyErr_SetString(PyExc_ValueError, "there are no such items");
     }
-    /* Nobody else has seen the bytes object yet. */
-    char *out = result == NULL ? NULL : PyBytes_AsString(result);
     for (size_t i = 0; result != NULL && i < count; i++) {
         const uint8_t *at = (const uint8_t *)addresses.buf;
         size_t slot =

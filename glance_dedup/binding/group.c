@@ -74,10 +74,10 @@ group_states(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     uint64_t slots = slots_of(&self->part);
-    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)slots);
-    char *out = result == NULL ? NULL : PyBytes_AsString(result);
-    for (uint64_t i = 0; out != NULL && i < slots; i++) {
-        out[i] = (char)self->owned->leased->entries[i].state;
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes(slots, &out);
+    for (uint64_t i = 0; result != NULL && i < slots; i++) {
+        out[i] = self->owned->leased->entries[i].state;
     }
     gd_py_leave_maintenance(self->part.maintenance);
     return result;

@@ -429,10 +429,8 @@ maintenance_entries(PyObject *object, PyObject *args)
         gd_fail(&call.err, GD_INVALID, "no group has %u slots", count);
         return gd_py_raise(object, &call.err);
     }
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * ENTRY_SIZE);
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes((size_t)count * ENTRY_SIZE, &out);
     if (result == NULL || !gd_py_call_maintenance(object, 0, &call)) {
         Py_XDECREF(result);
         return NULL;

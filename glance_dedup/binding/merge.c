@@ -125,14 +125,11 @@ merge_collisions(PyObject *object, void *Py_UNUSED(unused))
         return NULL;
     }
     const gd_merge_facts *facts = facts_of(&self->part);
-    PyObject *result = PyBytes_FromStringAndSize(
-        NULL, (Py_ssize_t)(facts->collision_count * GD_ADDRESS_SIZE));
-    if (result != NULL) {
-        /* Nobody else has seen the bytes object yet. */
-        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-        for (size_t i = 0; i < facts->collision_count; i++) {
-            gd_put64(out + i * GD_ADDRESS_SIZE, facts->collisions[i]);
-        }
+    uint8_t *out;
+    PyObject *result =
+        gd_py_new_bytes(facts->collision_count * GD_ADDRESS_SIZE, &out);
+    for (size_t i = 0; result != NULL && i < facts->collision_count; i++) {
+        gd_put64(out + i * GD_ADDRESS_SIZE, facts->collisions[i]);
     }
     gd_py_leave_maintenance(self->part.maintenance);
     return result;
@@ -251,20 +248,14 @@ relocation_finish(PyObject *object, PyObject *Py_UNUSED(unused))
     relocation_object *self = (relocation_object *)object;
     const uint8_t *pairs = NULL;
     size_t count = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_block_copy_finish(self->relocation, &pairs, &count, &err);
-    Py_END_ALLOW_THREADS
-    PyObject *result =
-        s == GD_OK ? PyBytes_FromStringAndSize(
-                         (const char *)pairs, (Py_ssize_t)(count * GD_PAIR_SIZE))
-                   : gd_py_raise(object, &err);
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    gd_status s =
+        gd_block_copy_finish(self->relocation, &pairs, &count, &call.err);
+    /* No other thread can close the relocation before these are copied. */
+    return gd_py_end_bytes(&call, s, pairs, count * GD_PAIR_SIZE);
 }
 
 static PyMethodDef relocation_methods[] = {

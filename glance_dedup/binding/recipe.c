@@ -158,10 +158,9 @@ recipe_measure(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 pack_runs(const gd_run *runs, size_t count)
 {
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * GD_RUN_SIZE));
-    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
-    for (size_t i = 0; out != NULL && i < count; i++, out += GD_RUN_SIZE) {
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes(count * GD_RUN_SIZE, &out);
+    for (size_t i = 0; result != NULL && i < count; i++, out += GD_RUN_SIZE) {
         gd_put32(out, runs[i].group);
         gd_put32(out + 4, runs[i].slot);
         gd_put32(out + 8, runs[i].blocks);
