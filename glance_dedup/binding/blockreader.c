@@ -83,16 +83,9 @@ static PyMethodDef block_reader_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot block_reader_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, block_reader_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_block_reader_spec = {
+const gd_py_type gd_py_block_reader_type = {
     .name = "glance_dedup._engine.BlockReader",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = block_reader_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = block_reader_methods,
 };

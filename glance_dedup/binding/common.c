@@ -73,13 +73,33 @@ gd_py_raise(PyObject *self, const gd_error *err)
 /* ---- types and objects ---- */
 
 PyTypeObject *
-gd_py_add_type(PyObject *module, PyType_Spec *spec)
+gd_py_add_type(PyObject *module, const gd_py_type *type)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-        Py_CLEAR(type);
+    const PyType_Slot all[] = {
+        {Py_tp_new, type->make},
+        {Py_tp_dealloc, type->dealloc},
+        {Py_tp_methods, type->methods},
+        {Py_tp_getset, type->attributes},
+        {Py_tp_members, type->members},
+    };
+    PyType_Slot slots[6] = {{0, NULL}};
+    PyType_Spec spec = {.name = type->name,
+                        .basicsize = (int)type->size,
+                        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                        .slots = slots};
+    for (int i = 0, used = 0; i < 5; i++) {
+        if (all[i].pfunc != NULL) {
+            slots[used++] = all[i];
+        }
     }
-    return (PyTypeObject *)type;
+    if (type->make == NULL) {
+        spec.flags |= Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    }
+    PyObject *made = PyType_FromModuleAndSpec(module, &spec, NULL);
+    if (made != NULL && PyModule_AddType(module, (PyTypeObject *)made) < 0) {
+        Py_CLEAR(made);
+    }
+    return (PyTypeObject *)made;
 }
 
 void *

@@ -185,16 +185,10 @@ static PyMethodDef estimate_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot estimate_slots[] = {
-    {Py_tp_new, estimate_new},
-    {Py_tp_dealloc, estimate_dealloc},
-    {Py_tp_methods, estimate_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_estimate_spec = {
+const gd_py_type gd_py_estimate_type = {
     .name = "glance_dedup._engine.Estimate",
-    .basicsize = sizeof(estimate_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = estimate_slots,
+    .size = sizeof(estimate_object),
+    .make = estimate_new,
+    .dealloc = estimate_dealloc,
+    .methods = estimate_methods,
 };

@@ -237,17 +237,10 @@ static PyGetSetDef group_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot group_type_slots[] = {
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, group_methods},
-    {Py_tp_getset, group_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_group_spec = {
+const gd_py_type gd_py_group_type = {
     .name = "glance_dedup._engine.Group",
-    .basicsize = sizeof(group_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = group_type_slots,
+    .size = sizeof(group_object),
+    .dealloc = gd_py_part_dealloc,
+    .methods = group_methods,
+    .attributes = group_attributes,
 };

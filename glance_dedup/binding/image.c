@@ -244,16 +244,9 @@ static PyMethodDef image_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot image_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, image_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_image_spec = {
+const gd_py_type gd_py_image_type = {
     .name = "glance_dedup._engine.Image",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = image_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = image_methods,
 };

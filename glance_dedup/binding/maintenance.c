@@ -504,16 +504,10 @@ static PyMethodDef maintenance_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot maintenance_slots[] = {
-    {Py_tp_new, maintenance_new},
-    {Py_tp_dealloc, maintenance_dealloc},
-    {Py_tp_methods, maintenance_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_maintenance_spec = {
+const gd_py_type gd_py_maintenance_type = {
     .name = "glance_dedup._engine.Maintenance",
-    .basicsize = sizeof(maintenance_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = maintenance_slots,
+    .size = sizeof(maintenance_object),
+    .make = maintenance_new,
+    .dealloc = maintenance_dealloc,
+    .methods = maintenance_methods,
 };

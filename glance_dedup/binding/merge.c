@@ -164,19 +164,13 @@ static PyGetSetDef merge_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot merge_slots[] = {
-    {Py_tp_new, merge_new},
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, merge_methods},
-    {Py_tp_getset, merge_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_merge_spec = {
+const gd_py_type gd_py_merge_type = {
     .name = "glance_dedup._engine.Merge",
-    .basicsize = sizeof(merge_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = merge_slots,
+    .size = sizeof(merge_object),
+    .make = merge_new,
+    .dealloc = gd_py_part_dealloc,
+    .methods = merge_methods,
+    .attributes = merge_attributes,
 };
 
 /* ---- Relocation ---- */
@@ -265,16 +259,10 @@ static PyMethodDef relocation_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot relocation_slots[] = {
-    {Py_tp_new, relocation_new},
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, relocation_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_relocation_spec = {
+const gd_py_type gd_py_relocation_type = {
     .name = "glance_dedup._engine.Relocation",
-    .basicsize = sizeof(relocation_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = relocation_slots,
+    .size = sizeof(relocation_object),
+    .make = relocation_new,
+    .dealloc = gd_py_part_dealloc,
+    .methods = relocation_methods,
 };

@@ -261,18 +261,11 @@ static PyGetSetDef recipe_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot recipe_slots[] = {
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, recipe_methods},
-    {Py_tp_members, recipe_members},
-    {Py_tp_getset, recipe_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_recipe_spec = {
+const gd_py_type gd_py_recipe_type = {
     .name = "glance_dedup._engine.Recipe",
-    .basicsize = sizeof(recipe_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = recipe_slots,
+    .size = sizeof(recipe_object),
+    .dealloc = gd_py_part_dealloc,
+    .methods = recipe_methods,
+    .attributes = recipe_attributes,
+    .members = recipe_members,
 };

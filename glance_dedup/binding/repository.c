@@ -405,16 +405,10 @@ PyMethodDef gd_py_repository_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot repository_slots[] = {
-    {Py_tp_new, repository_new},
-    {Py_tp_dealloc, repository_dealloc},
-    {Py_tp_methods, repository_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_repository_spec = {
+const gd_py_type gd_py_repository_type = {
     .name = "glance_dedup._engine.Repository",
-    .basicsize = sizeof(repository_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = repository_slots,
+    .size = sizeof(repository_object),
+    .make = repository_new,
+    .dealloc = repository_dealloc,
+    .methods = repository_methods,
 };

@@ -224,17 +224,10 @@ static PyGetSetDef rewriting_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot rewriting_type_slots[] = {
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, rewriting_methods},
-    {Py_tp_getset, rewriting_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_rewriting_spec = {
+const gd_py_type gd_py_rewriting_type = {
     .name = "glance_dedup._engine.Rewriting",
-    .basicsize = sizeof(rewriting_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = rewriting_type_slots,
+    .size = sizeof(rewriting_object),
+    .dealloc = gd_py_part_dealloc,
+    .methods = rewriting_methods,
+    .attributes = rewriting_attributes,
 };

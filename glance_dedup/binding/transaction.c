@@ -316,17 +316,10 @@ static PyGetSetDef transaction_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot transaction_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, transaction_methods},
-    {Py_tp_getset, transaction_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_transaction_spec = {
+const gd_py_type gd_py_transaction_type = {
     .name = "glance_dedup._engine.Transaction",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = transaction_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = transaction_methods,
+    .attributes = transaction_attributes,
 };
