@@ -174,16 +174,12 @@ gd_packer_close(gd_packer *packer)
     env->release(env, packer);
 }
 
-uint64_t
-gd_packer_new_bytes(const gd_packer *packer)
+void
+gd_packer_count(const gd_packer *packer, uint64_t *new_bytes,
+                uint64_t *stored_bytes)
 {
-    return packer->new_bytes;
-}
-
-uint64_t
-gd_packer_stored_bytes(const gd_packer *packer)
-{
-    return packer->stored_bytes;
+    *new_bytes = packer->new_bytes;
+    *stored_bytes = packer->stored_bytes;
 }
 
 /* ---- the pool's part ---- */

@@ -504,8 +504,7 @@ finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
     memcpy(header->image_id, transaction->image_id, sizeof header->image_id);
     memcpy(header->project, transaction->project, sizeof header->project);
     header->hash = transaction->hash;
-    header->new_bytes = gd_packer_new_bytes(intake->packer);
-    header->stored_bytes = gd_packer_stored_bytes(intake->packer);
+    gd_packer_count(intake->packer, &header->new_bytes, &header->stored_bytes);
     header->created = (uint64_t)repo->env->now(repo->env);
     return gd_recipe_finish(intake->recipe, &repo->params, header, err);
 }
