@@ -468,14 +468,14 @@ MUTANTS = (
     Mutant(
         'replaced-recipe-not-in-the-spool', 'N10.5', (
             Edit(_MERGE,
-                 '    gd_status s = link_unique(merge, merge->image_name, '
+                 '    gd_status s = link_unique(merge, merge->old.name, '
                  'GD_SPOOL_REPLACED, o,\n'
                  '                              err);\n'
                  '    if (s == GD_OK) {\n'
                  '        s = gd_sync_dir(repo->env, repo->root, '
                  'GD_DIR_SPOOL, err);\n'
                  '    }\n',
-                 '    gd_status s = link_unique(merge, merge->image_name, '
+                 '    gd_status s = link_unique(merge, merge->old.name, '
                  'GD_SPOOL_REPLACED, o,\n'
                  '                              err);\n'),),
         workload='merging'),

@@ -19,7 +19,6 @@ struct gd_merge {
     gd_repo *repo;
     gd_mapping mapping;     /* the caller's, while the merge is being opened */
     bool touched;           /* the image names an old address of the mapping */
-    char image_name[GD_NAME_SIZE];
     gd_recipe old;          /* open with its users' lock byte held; fd -1: not
                              * open */
     gd_spool_file m;        /* fd -1: there is none */
@@ -139,7 +138,7 @@ hold_group(gd_merge *merge, uint32_t group, gd_error *err)
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "%s cannot be merged now: the collector is at work, or "
-                       "about to be, in group %08x", merge->image_name,
+                       "about to be, in group %08x", merge->old.name,
                        (unsigned)group);
     }
     return s;
@@ -405,23 +404,6 @@ find_pair(gd_merge *merge, const gd_extent *extent, GD_UNUSED gd_error *err)
 }
 
 static gd_status
-open_old(gd_merge *merge, const char *image_id, gd_error *err)
-{
-    gd_repo *repo = merge->repo;
-    int fd;
-    gd_status s = gd_image_name(image_id, merge->image_name, err);
-    if (s == GD_OK) {
-        s = gd_spool_open_image(repo->env, repo->root, image_id, &fd, err);
-    }
-    if (s == GD_OK) {
-        s = gd_recipe_open(repo->env, fd, merge->image_name, &repo->params,
-                           image_id, &merge->old, err);
-        merge->old.fd = fd; /* it must be closed, whatever happened to it */
-    }
-    return s;
-}
-
-static gd_status
 open_writing(gd_merge *merge, gd_error *err)
 {
     gd_repo *repo = merge->repo;
@@ -527,7 +509,8 @@ gd_merge_open(gd_repo *repo, const char *image_id, gd_mapping mapping,
     merge->mapping = mapping;
     merge->old.fd = merge->m.fd = -1;
     gd_groupmap_init(&merge->shared, repo->env);
-    s = open_old(merge, image_id, err);
+    s = gd_spool_open_recipe(repo->env, repo->root, &repo->params, image_id,
+                             NULL, &merge->old, err);
     if (s == GD_OK) {
         s = each_extent(merge, find_pair, err);
     }
@@ -600,13 +583,13 @@ rename_over(gd_merge *merge, bool *done, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    int rc = env->renameat(env, root, x, merge->image_name);
+    int rc = env->renameat(env, root, x, merge->old.name);
     *done = rc >= 0 ||
-            gd_same_file(env, merge->m.fd, root, merge->image_name);
+            gd_same_file(env, merge->m.fd, root, merge->old.name);
     if (!*done) {
         (void)env->unlinkat(env, root, x);
         return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
-                             merge->m.name, merge->image_name);
+                             merge->m.name, merge->old.name);
     }
     return GD_OK;
 }
@@ -620,12 +603,12 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
     /* N10.4: otherwise a deleted image would come back (I11), or old content
      * under a new upload of the same id. */
     if (!gd_same_file(repo->env, merge->old.fd, repo->root,
-                      merge->image_name)) {
+                      merge->old.name)) {
         return GD_OK;
     }
     /* N10.5: from here on the entry stays, whatever fails.  The accounting can
      * tell an unfinished merge from a finished one (N4.6). */
-    gd_status s = link_unique(merge, merge->image_name, GD_SPOOL_REPLACED, o,
+    gd_status s = link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o,
                               err);
     if (s == GD_OK) {
         s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err);
@@ -648,7 +631,7 @@ gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
     gd_status s = gd_repo_check_owner(repo, err);
     if (s == GD_OK && merge->m.fd < 0) {
         s = gd_fail(err, GD_INVALID, "%s was not changed by the merge",
-                    merge->image_name);
+                    merge->old.name);
     }
     if (s != GD_OK) {
         return s;
