@@ -26,8 +26,7 @@ struct gd_merge {
     gd_recipe_writer *writer;
     gd_groupmap shared;     /* 1: we hold the group's shared lock (I6) */
     gd_merge_facts facts;
-    uint64_t *collisions;
-    size_t collision_room;
+    size_t collision_room; /* in facts.collisions */
     /* Entries of the current extent, and of slots near new addresses. */
     gd_entry *entries;
     gd_group *new_group; /* borrowed; NULL: none */
@@ -315,14 +314,14 @@ note_collision(gd_merge *merge, gd_address address, gd_error *err)
 {
     size_t used = merge->facts.collision_count;
     uint64_t *collisions =
-        gd_array_reserve(merge->repo->env, merge->collisions,
+        gd_array_reserve(merge->repo->env, merge->facts.collisions,
                          &merge->collision_room, used + 1, sizeof *collisions,
                          err);
     if (collisions == NULL) {
         return GD_NOMEM;
     }
     collisions[merge->facts.collision_count++] = gd_address_number(address);
-    merge->facts.collisions = merge->collisions = collisions;
+    merge->facts.collisions = collisions;
     return GD_OK;
 }
 
@@ -536,7 +535,7 @@ gd_merge_close(gd_merge *merge)
         env->close(env, merge->old.fd);
     }
     gd_locks_unshare_all(repo->locks, &merge->shared);
-    env->release(env, merge->collisions);
+    env->release(env, merge->facts.collisions);
     env->release(env, merge);
 }
 
