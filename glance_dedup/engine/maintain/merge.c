@@ -228,7 +228,6 @@ need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
     gd_status s = gd_fpcache_group(merge->repo->cache, number, true,
                                    &merge->new_group, err);
     if (s != GD_OK) {
-        merge->new_group = NULL;
         return s;
     }
     s = gd_recipe_check_scope(&merge->old, &merge->new_group->scope,

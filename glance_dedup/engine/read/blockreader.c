@@ -63,12 +63,8 @@ need_group(gd_block_reader *reader, uint32_t number, gd_error *err)
         return GD_OK;
     }
     return_group(reader);
-    gd_status s = gd_fpcache_group(reader->repo->cache, number, true,
-                                   &reader->group, err);
-    if (s != GD_OK) {
-        reader->group = NULL;
-    }
-    return s;
+    return gd_fpcache_group(reader->repo->cache, number, true, &reader->group,
+                            err);
 }
 
 static gd_status

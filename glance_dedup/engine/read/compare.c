@@ -127,12 +127,8 @@ need_group(gd_compare *compare, uint32_t number)
         return GD_OK;
     }
     return_group(compare);
-    gd_status s = gd_fpcache_group(compare->repo->cache, number, false,
-                                   &compare->group, NULL);
-    if (s != GD_OK) {
-        compare->group = NULL;
-    }
-    return s;
+    return gd_fpcache_group(compare->repo->cache, number, false,
+                            &compare->group, NULL);
 }
 
 /* The kept entry of this slot, if it is of such a block; else NULL. */

@@ -456,7 +456,6 @@ need_appender(gd_packer *packer, gd_error *err)
     gd_status s = gd_appender_open(packer->repo, &packer->scope,
                                    &packer->avoided, &packer->appender, err);
     if (s != GD_OK) {
-        packer->appender = NULL;
         return s;
     }
     uint32_t group = gd_appender_group(packer->appender)->number;
