@@ -152,9 +152,11 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
 void
 gd_group_close(gd_group *group)
 {
-    const gd_env *env = group->env;
-    env->close(env, group->fd);
-    env->release(env, group);
+    if (group != NULL) {
+        const gd_env *env = group->env;
+        env->close(env, group->fd);
+        env->release(env, group);
+    }
 }
 
 gd_status

@@ -191,9 +191,7 @@ gd_repo_close(gd_repo *repo)
     if (repo->locks != NULL) {
         gd_locks_close(repo->locks);
     }
-    if (repo->pool != NULL) {
-        gd_pool_close(env, repo->pool);
-    }
+    gd_pool_close(env, repo->pool);
     gd_digest_close(env, repo->digest);
     if (repo->root >= 0) {
         env->close(env, repo->root);

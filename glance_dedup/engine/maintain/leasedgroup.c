@@ -122,9 +122,7 @@ gd_leased_group_close(gd_leased_group *leased)
 {
     gd_repo *repo = leased->repo;
     uint32_t number = leased->number;
-    if (leased->group != NULL) {
-        gd_group_close(leased->group);
-    }
+    gd_group_close(leased->group);
     repo->env->release(repo->env, leased->entries);
     repo->env->release(repo->env, leased);
     gd_locks_unlease(repo->locks, number);

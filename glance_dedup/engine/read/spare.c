@@ -242,9 +242,7 @@ static void
 close_writing(writing *w)
 {
     const gd_env *env = w->repo->env;
-    if (w->group != NULL) {
-        gd_group_close(w->group);
-    }
+    gd_group_close(w->group);
     gd_block_reader_close(w->reader);
     gd_coder_close(env, w->coder);
     env->release(env, w->entries);

@@ -220,9 +220,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         /* It is full or cannot be trusted. */
         gd_groupchoice_remember_full(repo, number);
     }
-    if (appender->group != NULL) {
-        gd_group_close(appender->group);
-    }
+    gd_group_close(appender->group);
     if (shared) {
         gd_locks_unshare(repo->locks, number);
     }
