@@ -25,12 +25,6 @@ exclude_others(const gd_leased_group *leased, gd_error *err)
                         : s;
 }
 
-static void
-admit_others(const gd_leased_group *leased)
-{
-    gd_locks_admit(leased->repo->locks, leased->number);
-}
-
 static bool
 has_state(const gd_leased_group *leased, gd_entry_state state)
 {
@@ -89,7 +83,7 @@ gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
     if (s == GD_OK) {
         s = enter_group(leased, owned, err);
         if (s != GD_OK) {
-            admit_others(leased);
+            gd_locks_admit(leased->repo->locks, leased->number);
         }
     }
     if (s != GD_OK) {
@@ -111,7 +105,7 @@ gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
         s = make_owned(leased, owned, err);
     }
     if (s != GD_OK) {
-        admit_others(leased);
+        gd_locks_admit(leased->repo->locks, leased->number);
     }
     return s;
 }
@@ -121,7 +115,7 @@ gd_owned_group_close(gd_owned_group *owned)
 {
     gd_leased_group *leased = owned->leased;
     leased->repo->env->release(leased->repo->env, owned);
-    admit_others(leased);
+    gd_locks_admit(leased->repo->locks, leased->number);
     gd_leased_group_close(leased);
 }
 

@@ -310,16 +310,6 @@ finds_fault(const scrub *x)
 }
 
 static gd_status
-read_twice(scrub *x, uint32_t number, gd_error *err)
-{
-    gd_status s = read_once(x, number, false, err);
-    if (s == GD_OK && finds_fault(x)) {
-        s = read_once(x, number, true, err);
-    }
-    return s;
-}
-
-static gd_status
 allocate(scrub *x, gd_error *err)
 {
     const gd_env *env = x->repo->env;
@@ -352,7 +342,10 @@ gd_scrub(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
     scrub x = {.repo = repo, .first = first, .count = count};
     gd_status s = allocate(&x, err);
     if (s == GD_OK) {
-        s = read_twice(&x, number, err);
+        s = read_once(&x, number, false, err);
+    }
+    if (s == GD_OK && finds_fault(&x)) {
+        s = read_once(&x, number, true, err);
     }
     if (s == GD_OK) {
         result->bytes = x.bytes;
