@@ -179,10 +179,8 @@ maintenance_read_fence(PyObject *object, PyObject *Py_UNUSED(unused))
     gd_fence fence;
     bool found;
     gd_py_call call;
-    if (!gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, gd_fence_read(repo->env, repo->root, &fence, &found,
+    if (!gd_py_call_maintenance(object, 0, &call) ||
+        !gd_py_end(&call, gd_fence_read(repo->env, repo->root, &fence, &found,
                                         &call.err))) {
         return NULL;
     }
@@ -257,10 +255,8 @@ maintenance_spool(PyObject *object, PyObject *Py_UNUSED(unused))
     gd_spool_base *entries = NULL;
     size_t count = 0;
     gd_py_call call;
-    if (!gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, gd_spool_entry_list(repo->env, repo->root, &entries,
+    if (!gd_py_call_maintenance(object, 0, &call) ||
+        !gd_py_end(&call, gd_spool_entry_list(repo->env, repo->root, &entries,
                                               &count, &call.err))) {
         return NULL;
     }
@@ -279,10 +275,8 @@ maintenance_groups(PyObject *object, PyObject *Py_UNUSED(unused))
     uint32_t *numbers = NULL;
     size_t count = 0;
     gd_py_call call;
-    if (!gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, gd_repo_list_groups(repo, &numbers, &count,
+    if (!gd_py_call_maintenance(object, 0, &call) ||
+        !gd_py_end(&call, gd_repo_list_groups(repo, &numbers, &count,
                                               &call.err))) {
         return NULL;
     }
