@@ -12,7 +12,7 @@
  *     volume            group
  *     image
  *     blockreader       rewriting
- *                       merge          Merge, Relocation, the index functions
+ *                       merge          Merge, Relocation
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
@@ -67,9 +67,20 @@ PyObject *gd_py_raise(PyObject *self, const gd_error *err);
 
 /* ---- common.c: types and objects ---- */
 
+/* A type of the module, as Python sees it. */
+typedef struct gd_py_type {
+    const char *name;
+    size_t size;  /* of an object */
+    newfunc make; /* NULL: Python code cannot make objects */
+    destructor dealloc;
+    PyMethodDef *methods;
+    PyGetSetDef *attributes; /* NULL: it has none; likewise: */
+    PyMemberDef *members;
+} gd_py_type;
+
 /* Makes the type and adds it to the module.  Returns a new reference, NULL on
  * error. */
-PyTypeObject *gd_py_add_type(PyObject *module, PyType_Spec *spec);
+PyTypeObject *gd_py_add_type(PyObject *module, const gd_py_type *type);
 /* Makes an object of a heap type, with zeros behind its head.  Returns NULL
  * with an exception set on error. */
 void *gd_py_new_object(PyTypeObject *type);
@@ -89,6 +100,9 @@ int gd_py_parse_image(PyObject *args, const char **image_id,
                       uint8_t room[GD_ID_SIZE], const uint8_t **upload);
 /* Parses (group number), and checks that a group can have this number. */
 int gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number);
+/* The codec of this name, if it has this level. */
+gd_status gd_py_parse_codec(const char *name, int level, gd_codec *codec,
+                            gd_error *err);
 
 /* Packed arrays of blocks, in C's form. */
 typedef struct gd_py_blocks {
@@ -108,6 +122,9 @@ int gd_py_parse_blocks(PyObject *args, gd_py_blocks *list);
 void gd_py_free_blocks(gd_py_blocks *list);
 PyObject *gd_py_pack_addresses(const gd_address *addresses, size_t count);
 
+/* A bytes object for the caller to fill: nobody else has seen it yet.  Returns
+ * NULL with an exception set on error, and then sets *out to NULL, too. */
+PyObject *gd_py_new_bytes(size_t length, uint8_t **out);
 /* Puts an item, whose reference it takes, into a new list.  Clears the list if
  * there is no item. */
 void gd_py_set_item(PyObject **list, size_t index, PyObject *item);
@@ -156,6 +173,8 @@ int gd_py_end(gd_py_call *call, gd_status s);
 PyObject *gd_py_end_none(gd_py_call *call, gd_status s);
 PyObject *gd_py_end_bool(gd_py_call *call, gd_status s, bool answer);
 PyObject *gd_py_end_number(gd_py_call *call, gd_status s, uint64_t number);
+PyObject *gd_py_end_bytes(gd_py_call *call, gd_status s, const void *data,
+                          size_t length);
 /* A pair of numbers. */
 PyObject *gd_py_end_two(gd_py_call *call, gd_status s, uint64_t first,
                         uint64_t second);
@@ -268,7 +287,6 @@ void gd_py_part_dealloc(PyObject *object);
 
 extern PyMethodDef gd_py_fingerprint_functions[]; /* fingerprint.c */
 extern PyMethodDef gd_py_run_functions[];         /* runs.c */
-extern PyMethodDef gd_py_index_functions[];       /* merge.c */
 extern PyMethodDef gd_py_duplicates_functions[];  /* duplicates.c */
 extern PyMethodDef gd_py_scrub_functions[];       /* scrub.c */
 extern PyMethodDef gd_py_spare_functions[];       /* spare.c */
@@ -277,39 +295,39 @@ extern PyMethodDef gd_py_repository_functions[];  /* repository.c */
 
 /* ---- types, and the methods of a higher type that open them ---- */
 
-extern PyType_Spec gd_py_transaction_spec; /* transaction.c */
+extern const gd_py_type gd_py_transaction_type; /* transaction.c */
 PyObject *gd_py_begin(PyObject *repository, PyObject *args);
 
-extern PyType_Spec gd_py_image_spec; /* image.c */
+extern const gd_py_type gd_py_image_type; /* image.c */
 PyObject *gd_py_open_image(PyObject *repository, PyObject *args);
 
-extern PyType_Spec gd_py_volume_spec; /* volume.c */
+extern const gd_py_type gd_py_volume_type; /* volume.c */
 PyObject *gd_py_create_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_open_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_look_at_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_delete_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_finish_volume(PyObject *repository, PyObject *args);
 
-extern PyType_Spec gd_py_block_reader_spec; /* blockreader.c */
+extern const gd_py_type gd_py_block_reader_type; /* blockreader.c */
 PyObject *gd_py_open_block_reader(PyObject *repository, PyObject *unused);
 
-extern PyType_Spec gd_py_recipe_spec; /* recipe.c */
+extern const gd_py_type gd_py_recipe_type; /* recipe.c */
 PyObject *gd_py_open_entry(PyObject *maintenance, PyObject *args);
 PyObject *gd_py_open_recipe(PyObject *maintenance, PyObject *args);
 
-extern PyType_Spec gd_py_group_spec; /* group.c */
+extern const gd_py_type gd_py_group_type; /* group.c */
 PyObject *gd_py_enter_group(PyObject *maintenance, PyObject *args);
 
-extern PyType_Spec gd_py_rewriting_spec; /* rewriting.c */
+extern const gd_py_type gd_py_rewriting_type; /* rewriting.c */
 PyObject *gd_py_begin_rewriting(PyObject *maintenance, PyObject *args);
 
-extern PyType_Spec gd_py_merge_spec; /* merge.c */
-extern PyType_Spec gd_py_relocation_spec;
+extern const gd_py_type gd_py_merge_type; /* merge.c */
+extern const gd_py_type gd_py_relocation_type;
 
-extern PyType_Spec gd_py_repository_spec; /* repository.c */
+extern const gd_py_type gd_py_repository_type; /* repository.c */
 
-extern PyType_Spec gd_py_maintenance_spec; /* maintenance.c */
+extern const gd_py_type gd_py_maintenance_type; /* maintenance.c */
 
-extern PyType_Spec gd_py_estimate_spec; /* estimate.c */
+extern const gd_py_type gd_py_estimate_type; /* estimate.c */
 
 #endif

@@ -19,9 +19,8 @@ static const opened_kind reader_kind = {"the block reader is closed",
                                         close_reader, true};
 
 PyObject *
-gd_py_open_block_reader(PyObject *object, PyObject *unused)
+gd_py_open_block_reader(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     gd_block_reader *reader = NULL;
     gd_py_call call;
@@ -37,7 +36,7 @@ gd_py_open_block_reader(PyObject *object, PyObject *unused)
 /* Sums up the blocks' lengths.  Returns 0 with an exception set if one is
  * longer than any block can be. */
 static int
-sum_lengths(const gd_py_blocks *list, Py_ssize_t *sum)
+sum_lengths(const gd_py_blocks *list, size_t *sum)
 {
     *sum = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -45,7 +44,7 @@ sum_lengths(const gd_py_blocks *list, Py_ssize_t *sum)
             PyErr_SetString(PyExc_ValueError, "no block is so long");
             return 0;
         }
-        *sum += (Py_ssize_t)list->lengths[i];
+        *sum += list->lengths[i];
     }
     return 1;
 }
@@ -56,17 +55,15 @@ block_reader_read(PyObject *object, PyObject *args)
 {
     opened_object *self = (opened_object *)object;
     gd_py_blocks list;
-    Py_ssize_t length;
+    size_t length;
     gd_py_call call;
     int done = 0;
     if (!gd_py_parse_blocks(args, &list)) {
         return NULL;
     }
-    PyObject *result = sum_lengths(&list, &length)
-                           ? PyBytes_FromStringAndSize(NULL, length)
-                           : NULL;
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
+    uint8_t *out;
+    PyObject *result =
+        sum_lengths(&list, &length) ? gd_py_new_bytes(length, &out) : NULL;
     if (result != NULL && gd_py_call_opened(object, &call)) {
         gd_status s = gd_block_reader_copy(self->handle, list.addresses,
                                            list.fps, list.lengths, list.count,
@@ -86,16 +83,9 @@ static PyMethodDef block_reader_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot block_reader_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, block_reader_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_block_reader_spec = {
+const gd_py_type gd_py_block_reader_type = {
     .name = "glance_dedup._engine.BlockReader",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = block_reader_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = block_reader_methods,
 };

@@ -65,6 +65,14 @@ gd_py_end_number(gd_py_call *call, gd_status s, uint64_t number)
 }
 
 PyObject *
+gd_py_end_bytes(gd_py_call *call, gd_status s, const void *data, size_t length)
+{
+    return gd_py_end(call, s)
+               ? PyBytes_FromStringAndSize(data, (Py_ssize_t)length)
+               : NULL;
+}
+
+PyObject *
 gd_py_end_two(gd_py_call *call, gd_status s, uint64_t first, uint64_t second)
 {
     return gd_py_end(call, s)

@@ -73,13 +73,33 @@ gd_py_raise(PyObject *self, const gd_error *err)
 /* ---- types and objects ---- */
 
 PyTypeObject *
-gd_py_add_type(PyObject *module, PyType_Spec *spec)
+gd_py_add_type(PyObject *module, const gd_py_type *type)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-        Py_CLEAR(type);
+    const PyType_Slot all[] = {
+        {Py_tp_new, type->make},
+        {Py_tp_dealloc, type->dealloc},
+        {Py_tp_methods, type->methods},
+        {Py_tp_getset, type->attributes},
+        {Py_tp_members, type->members},
+    };
+    PyType_Slot slots[6] = {{0, NULL}};
+    PyType_Spec spec = {.name = type->name,
+                        .basicsize = (int)type->size,
+                        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+                        .slots = slots};
+    for (int i = 0, used = 0; i < 5; i++) {
+        if (all[i].pfunc != NULL) {
+            slots[used++] = all[i];
+        }
     }
-    return (PyTypeObject *)type;
+    if (type->make == NULL) {
+        spec.flags |= Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    }
+    PyObject *made = PyType_FromModuleAndSpec(module, &spec, NULL);
+    if (made != NULL && PyModule_AddType(module, (PyTypeObject *)made) < 0) {
+        Py_CLEAR(made);
+    }
+    return (PyTypeObject *)made;
 }
 
 void *
@@ -156,6 +176,14 @@ gd_py_parse_group(PyObject *self, PyObject *args, uint32_t *number)
     return 0;
 }
 
+gd_status
+gd_py_parse_codec(const char *name, int level, gd_codec *codec,
+                  gd_error *err)
+{
+    gd_status s = gd_codec_parse(name, codec, err);
+    return s == GD_OK ? gd_codec_check_level(*codec, level, err) : s;
+}
+
 /* ---- packed arrays of blocks ---- */
 
 void
@@ -223,20 +251,23 @@ gd_py_parse_blocks(PyObject *args, gd_py_blocks *list)
 PyObject *
 gd_py_pack_addresses(const gd_address *addresses, size_t count)
 {
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * 8));
-    if (result != NULL) {
-        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-        for (size_t i = 0; i < count; i++) {
-            gd_put64(out + i * 8,
-                     (uint64_t)addresses[i].group << GD_SLOT_BITS |
-                         addresses[i].slot);
-        }
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes(count * GD_ADDRESS_SIZE, &out);
+    for (size_t i = 0; result != NULL && i < count; i++) {
+        gd_put64(out + i * GD_ADDRESS_SIZE, gd_address_number(addresses[i]));
     }
     return result;
 }
 
 /* ---- results ---- */
+
+PyObject *
+gd_py_new_bytes(size_t length, uint8_t **out)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
+    *out = bytes == NULL ? NULL : (uint8_t *)PyBytes_AsString(bytes);
+    return bytes;
+}
 
 void
 gd_py_set_item(PyObject **list, size_t index, PyObject *item)

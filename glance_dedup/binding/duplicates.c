@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * duplicates.c - glance_dedup._engine: the functions on pairs of addresses that
- * merging uses.
+ * duplicates.c - glance_dedup._engine: the functions that merging uses, on
+ * records of the exact index and on pairs of addresses.
  */
 #include "binding/binding.h"
 
@@ -10,12 +10,23 @@
 #include "engine/format/duplicates.h"
 #include "engine/format/fingerprint.h"
 
+typedef struct packed_item {
+    size_t size;
+    const char *name;
+} packed_item;
+
+static const packed_item address = {GD_ADDRESS_SIZE, "an address"};
+static const packed_item pair = {GD_PAIR_SIZE, "a pair"};
+static const packed_item replacement = {GD_REPLACEMENT_SIZE, "a replacement"};
+static const packed_item record = {GD_INDEX_RECORD, "an index record"};
+
 /* Whether the buffer holds whole items; otherwise sets an exception. */
 static int
-whole_items(const Py_buffer *view, size_t size, const char *what)
+whole_items(const Py_buffer *view, const packed_item *item)
 {
-    if ((size_t)view->len % size != 0) {
-        PyErr_Format(PyExc_ValueError, "%s has %zu bytes", what, size);
+    if ((size_t)view->len % item->size != 0) {
+        PyErr_Format(PyExc_ValueError, "%s has %zu bytes", item->name,
+                     item->size);
         return 0;
     }
     return 1;
@@ -25,6 +36,12 @@ static gd_pairs
 pairs_of(const Py_buffer *view)
 {
     return (gd_pairs){view->buf, (size_t)view->len / GD_PAIR_SIZE};
+}
+
+static gd_records
+records_of(const Py_buffer *view)
+{
+    return (gd_records){view->buf, (size_t)view->len / GD_INDEX_RECORD};
 }
 
 static PyObject *
@@ -42,6 +59,14 @@ typedef struct packed_call {
     gd_error err;
 } packed_call;
 
+static void
+release_packed(packed_call *call)
+{
+    PyMem_Free(call->out);
+    PyBuffer_Release(&call->other);
+    PyBuffer_Release(&call->given);
+}
+
 /* Ends the call.  Returns the first `count` items of the result, or NULL with
  * an exception set unless s is GD_OK. */
 static PyObject *
@@ -51,20 +76,22 @@ end_packed(packed_call *call, gd_status s, size_t count, size_t size)
         s == GD_OK
             ? bytes_of(call->out, count, size)
             : gd_py_raise_in(PyModule_GetState(call->module), &call->err);
-    PyMem_Free(call->out);
-    PyBuffer_Release(&call->other);
-    PyBuffer_Release(&call->given);
+    release_packed(call);
     return result;
 }
 
-typedef struct packed_item {
-    size_t size;
-    const char *name;
-} packed_item;
-
-static const packed_item pair = {GD_PAIR_SIZE, "a pair"};
-static const packed_item replacement = {GD_REPLACEMENT_SIZE, "a replacement"};
-static const packed_item record = {GD_INDEX_RECORD, "an index record"};
+/* Makes room for the result, or ends the call and returns 0 with an exception
+ * set. */
+static int
+make_room(packed_call *call)
+{
+    call->out = PyMem_Malloc((size_t)call->given.len + 1);
+    if (call->out == NULL) {
+        PyErr_NoMemory();
+        release_packed(call);
+    }
+    return call->out != NULL;
+}
 
 /* Begins a call with items, and other items unless NULL.  Returns 0 with an
  * exception set on error. */
@@ -78,17 +105,11 @@ begin_packed(packed_call *call, PyObject *module, PyObject *args,
                           &call->other)) {
         return 0;
     }
-    if (whole_items(&call->given, item->size, item->name) &&
-        (other == NULL ||
-         whole_items(&call->other, other->size, other->name))) {
-        call->out = PyMem_Malloc((size_t)call->given.len + 1);
-        if (call->out != NULL) {
-            return 1;
-        }
-        PyErr_NoMemory();
+    if (whole_items(&call->given, item) &&
+        (other == NULL || whole_items(&call->other, other))) {
+        return make_room(call);
     }
-    PyBuffer_Release(&call->other);
-    PyBuffer_Release(&call->given);
+    release_packed(call);
     return 0;
 }
 
@@ -151,21 +172,20 @@ engine_pairs_named(PyObject *module, PyObject *args)
     if (!begin_packed(&call, module, args, &pair, &record)) {
         return NULL;
     }
-    gd_records records = {call.other.buf,
-                          (size_t)call.other.len / GD_INDEX_RECORD};
-    gd_status s = gd_pairs_named(gd_env_posix(), pairs_of(&call.given), records,
-                                 call.out, &count, &call.err);
+    gd_status s = gd_pairs_named(gd_env_posix(), pairs_of(&call.given),
+                                 records_of(&call.other), call.out, &count,
+                                 &call.err);
     return end_packed(&call, s, count, GD_PAIR_SIZE);
 }
 
 /* pick(items, size, first, addresses): takes a group's items, from slot `first`
  * on, and returns those of some addresses. */
 static PyObject *
-engine_pick(PyObject *module, PyObject *args)
+engine_pick(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer items, addresses;
     uint32_t size, first;
+    uint8_t *out;
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*O&O&y*", &items, gd_py_to_u32, &size,
                           gd_py_to_u32, &first, &addresses)) {
@@ -173,18 +193,16 @@ engine_pick(PyObject *module, PyObject *args)
     }
     size_t count = (size_t)addresses.len / GD_ADDRESS_SIZE;
     if (size >= 1 && size <= GD_LISTED_ENTRY &&
-        whole_items(&addresses, GD_ADDRESS_SIZE, "an address") &&
-        whole_items(&items, size, "an item")) {
-        result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size));
+        whole_items(&addresses, &address) &&
+        whole_items(&items, &(packed_item){size, "an item"})) {
+        result = gd_py_new_bytes(count * size, &out);
     } else if (PyErr_Occurred() == NULL) {
         PyErr_SetString(PyExc_ValueError, "there are no such items");
     }
-    /* Nobody else has seen the bytes object yet. */
-    char *out = result == NULL ? NULL : PyBytes_AsString(result);
     for (size_t i = 0; result != NULL && i < count; i++) {
-        const uint8_t *address =
-            (const uint8_t *)addresses.buf + i * GD_ADDRESS_SIZE;
-        size_t slot = gd_get64(address) & (GD_MAX_SLOTS - 1);
+        const uint8_t *at = (const uint8_t *)addresses.buf;
+        size_t slot =
+            gd_get64(at + i * GD_ADDRESS_SIZE) & (GD_MAX_SLOTS - 1);
         if (slot < first || slot - first >= (size_t)items.len / size) {
             PyErr_SetString(PyExc_ValueError, "a slot is not in the listing");
             Py_CLEAR(result);
@@ -216,7 +234,7 @@ begin_pair_call(pair_call *call, PyObject *args, int counted)
     size_t count = (size_t)call->addresses.len / GD_ADDRESS_SIZE;
     call->blocks = (gd_blocks){call->addresses.buf, call->entries.buf,
                                call->counts.buf, count};
-    if (!whole_items(&call->pairs, GD_PAIR_SIZE, "a pair")) {
+    if (!whole_items(&call->pairs, &pair)) {
         return 0;
     }
     if ((size_t)call->addresses.len % GD_ADDRESS_SIZE != 0 ||
@@ -268,9 +286,8 @@ two_results(const pair_call *call, size_t first, size_t second,
 }
 
 static PyObject *
-engine_pairs_judge(PyObject *module, PyObject *args)
+engine_pairs_judge(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     pair_call call;
     size_t equal, stale;
     PyObject *result = NULL;
@@ -285,9 +302,8 @@ engine_pairs_judge(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-engine_pairs_revise(PyObject *module, PyObject *args)
+engine_pairs_revise(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     pair_call call;
     size_t gone, records;
     PyObject *result = NULL;
@@ -302,9 +318,8 @@ engine_pairs_revise(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-engine_pairs_choose(PyObject *module, PyObject *args)
+engine_pairs_choose(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     pair_call call;
     size_t count;
     PyObject *result = NULL;
@@ -318,7 +333,147 @@ engine_pairs_choose(PyObject *module, PyObject *args)
     return result;
 }
 
+/* ---- the exact index ---- */
+
+static PyObject *
+update_page(gd_records page, gd_records add, gd_records remove)
+{
+    size_t most = page.count + add.count;
+    gd_error err;
+    gd_index_result result;
+    result.page = PyMem_Malloc(most * GD_INDEX_RECORD + 1);
+    result.pairs = PyMem_Malloc(most * GD_PAIR_SIZE + 1);
+    PyObject *answer = NULL;
+    if (result.page == NULL || result.pairs == NULL) {
+        PyErr_NoMemory();
+    } else if (gd_index_update(page, add, remove, &result, &err) != GD_OK) {
+        PyErr_SetString(PyExc_ValueError, err.text);
+    } else {
+        answer = Py_BuildValue(
+            "(y#y#)", (const char *)result.page,
+            (Py_ssize_t)(result.page_count * GD_INDEX_RECORD),
+            (const char *)result.pairs,
+            (Py_ssize_t)(result.pair_count * GD_PAIR_SIZE));
+    }
+    PyMem_Free(result.page);
+    PyMem_Free(result.pairs);
+    return answer;
+}
+
+static PyObject *
+engine_index_update(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer page, add, remove;
+    PyObject *answer = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &page, &add, &remove)) {
+        return NULL;
+    }
+    if (whole_items(&page, &record) && whole_items(&add, &record) &&
+        whole_items(&remove, &record)) {
+        answer = update_page(records_of(&page), records_of(&add),
+                             records_of(&remove));
+    }
+    PyBuffer_Release(&remove);
+    PyBuffer_Release(&add);
+    PyBuffer_Release(&page);
+    return answer;
+}
+
+/* Sorts the records in the call's result, and ends the call. */
+static PyObject *
+end_sorting(packed_call *call, size_t count)
+{
+    gd_status s;
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_index_sort(gd_env_posix(), call->out, count, &call->err);
+    Py_END_ALLOW_THREADS
+    return end_packed(call, s, count, GD_INDEX_RECORD);
+}
+
+static PyObject *
+engine_index_records(PyObject *module, PyObject *args)
+{
+    packed_call call = {.module = module};
+    uint32_t number, first;
+    if (!PyArg_ParseTuple(args, "y*O&O&", &call.given, gd_py_to_u32, &number,
+                          gd_py_to_u32, &first)) {
+        return NULL;
+    }
+    size_t count = (size_t)call.given.len / GD_LISTED_ENTRY;
+    if (call.given.len % GD_LISTED_ENTRY != 0 || number < 1 ||
+        number > GD_MAX_GROUP || first > GD_MAX_SLOTS ||
+        count > GD_MAX_SLOTS - first) {
+        PyErr_SetString(PyExc_ValueError, "these are no entries of a group");
+        release_packed(&call);
+        return NULL;
+    }
+    if (!make_room(&call)) {
+        return NULL;
+    }
+    count = gd_index_records(call.given.buf, count, number, first, call.out);
+    return end_sorting(&call, count);
+}
+
+static PyObject *
+engine_index_sort(PyObject *module, PyObject *args)
+{
+    packed_call call;
+    if (!begin_packed(&call, module, args, &record, NULL)) {
+        return NULL;
+    }
+    memcpy(call.out, call.given.buf, (size_t)call.given.len);
+    return end_sorting(&call, records_of(&call.given).count);
+}
+
+/* Returns the items (page, records) of sorted records. */
+static PyObject *
+split_records(gd_records records, unsigned bits)
+{
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list != NULL && i < records.count;) {
+        const uint8_t *first = records.at + i * GD_INDEX_RECORD;
+        uint32_t page = gd_index_page(first, bits);
+        size_t n = 1;
+        while (i + n < records.count &&
+               gd_index_page(first + n * GD_INDEX_RECORD, bits) == page) {
+            n++;
+        }
+        PyObject *item =
+            Py_BuildValue("(Iy#)", page, (const char *)first,
+                          (Py_ssize_t)(n * GD_INDEX_RECORD));
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+        i += n;
+    }
+    return list;
+}
+
+static PyObject *
+engine_index_split(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer view;
+    uint32_t bits;
+    PyObject *list = NULL;
+    if (!PyArg_ParseTuple(args, "y*O&", &view, gd_py_to_u32, &bits)) {
+        return NULL;
+    }
+    if (bits > GD_INDEX_BITS_MAX) {
+        PyErr_Format(PyExc_ValueError, "an index has at most %d bits",
+                     (int)GD_INDEX_BITS_MAX);
+    } else if (whole_items(&view, &record)) {
+        list = split_records(records_of(&view), bits);
+    }
+    PyBuffer_Release(&view);
+    return list;
+}
+
 PyMethodDef gd_py_duplicates_functions[] = {
+    {"index_update", engine_index_update, METH_VARARGS, NULL},
+    {"index_records", engine_index_records, METH_VARARGS, NULL},
+    {"index_sort", engine_index_sort, METH_VARARGS, NULL},
+    {"index_split", engine_index_split, METH_VARARGS, NULL},
     {"pair_addresses", engine_pair_addresses, METH_VARARGS, NULL},
     {"pick", engine_pick, METH_VARARGS, NULL},
     {"pairs_sort", engine_pairs_sort, METH_VARARGS, NULL},

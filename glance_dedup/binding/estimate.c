@@ -12,26 +12,26 @@ typedef struct estimate_object {
     int busy; /* a call is in progress */
 } estimate_object;
 
-/* Returns 0 with an exception set if another thread is at work. */
-static int
-enter(estimate_object *self)
+static void
+leave(PyObject *object)
 {
+    ((estimate_object *)object)->busy = 0;
+}
+
+/* Begins a call.  Returns 0 with an exception set if another thread is at
+ * work. */
+static int
+begin(PyObject *object, gd_py_call *call)
+{
+    estimate_object *self = (estimate_object *)object;
     if (self->busy || self->estimate == NULL) {
         PyErr_SetString(PyExc_ValueError,
                         "an estimate belongs to one thread at a time");
         return 0;
     }
     self->busy = 1;
+    gd_py_begin_call(call, object, leave);
     return 1;
-}
-
-static gd_status
-open_chunker(gd_chunker *chunker, size_t block, size_t minimum, size_t average,
-             gd_error *err)
-{
-    return average == 0 ? gd_chunker_fixed(chunker, block, err)
-                        : gd_chunker_gear(chunker, minimum, average, block,
-                                          err);
 }
 
 static PyObject *
@@ -58,8 +58,8 @@ estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     params.segment_size = (size_t)segment;
     params.table_bytes = (size_t)table;
-    gd_status s = open_chunker(&chunker, (size_t)block, (size_t)minimum,
-                               (size_t)average, &err);
+    gd_status s = gd_chunker_open(&chunker, (size_t)minimum, (size_t)average,
+                                  (size_t)block, &err);
     if (s == GD_OK) {
         s = gd_codec_parse(codec, &params.codec, &err);
     }
@@ -85,22 +85,19 @@ estimate_take(PyObject *object, PyObject *args)
     Py_buffer view;
     int last;
     size_t used = 0;
-    gd_error err;
-    gd_status s;
+    gd_py_call call;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*p", &view, &last)) {
         return NULL;
     }
-    if (!enter(self)) {
-        PyBuffer_Release(&view);
-        return NULL;
+    if (begin(object, &call)) {
+        gd_status s = gd_estimate_take(self->estimate, view.buf,
+                                       (size_t)view.len, last != 0, &used,
+                                       &call.err);
+        result = gd_py_end_number(&call, s, used);
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_estimate_take(self->estimate, view.buf, (size_t)view.len,
-                         last != 0, &used, &err);
-    Py_END_ALLOW_THREADS
-    self->busy = 0;
     PyBuffer_Release(&view);
-    return s == GD_OK ? PyLong_FromSize_t(used) : gd_py_raise(object, &err);
+    return result;
 }
 
 static PyObject *
@@ -108,32 +105,26 @@ estimate_take_zeros(PyObject *object, PyObject *args)
 {
     estimate_object *self = (estimate_object *)object;
     unsigned long long length;
-    if (!PyArg_ParseTuple(args, "K", &length) || !enter(self)) {
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "K", &length) || !begin(object, &call)) {
         return NULL;
     }
     gd_estimate_take_zeros(self->estimate, length);
-    self->busy = 0;
-    Py_RETURN_NONE;
+    return gd_py_end_none(&call, GD_OK);
 }
 
 static PyObject *
-estimate_end(PyObject *object, PyObject *unused)
+estimate_end(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     estimate_object *self = (estimate_object *)object;
     uint64_t zeros, extents;
-    gd_error err;
-    gd_status s;
-    if (!enter(self)) {
+    gd_py_call call;
+    if (!begin(object, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_estimate_end(self->estimate, &zeros, &extents, &err);
-    Py_END_ALLOW_THREADS
-    self->busy = 0;
-    return s == GD_OK ? Py_BuildValue("(KK)", (unsigned long long)zeros,
-                                      (unsigned long long)extents)
-                      : gd_py_raise(object, &err);
+    gd_status s =
+        gd_estimate_end(self->estimate, &zeros, &extents, &call.err);
+    return gd_py_end_two(&call, s, zeros, extents);
 }
 
 static PyObject *
@@ -145,38 +136,34 @@ list_of(const gd_estimated *sums, size_t count)
             "(KKKd)", (unsigned long long)sums[i].new_bytes,
             (unsigned long long)sums[i].new_blocks,
             (unsigned long long)sums[i].stored_bytes, sums[i].stored_squares);
-        if (item == NULL || PyList_SetItem(list, (Py_ssize_t)i, item) < 0) {
-            Py_CLEAR(list);
-        }
+        gd_py_set_item(&list, i, item);
     }
     return list;
 }
 
 static PyObject *
-estimate_sum(PyObject *object, PyObject *unused)
+estimate_sum(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     estimate_object *self = (estimate_object *)object;
     gd_estimate_totals totals;
+    const gd_env *env = gd_env_posix();
     PyObject *result = NULL;
-    if (!enter(self)) {
+    gd_py_call call;
+    if (!begin(object, &call)) {
         return NULL;
     }
     size_t images = gd_estimate_images(self->estimate);
-    gd_estimated *sums = PyMem_Calloc(images + 1, sizeof *sums);
-    if (sums == NULL) {
-        PyErr_NoMemory();
-    } else {
-        Py_BEGIN_ALLOW_THREADS
+    gd_estimated *sums = gd_calloc(env, images, sizeof *sums, &call.err);
+    if (sums != NULL) {
         gd_estimate_sum(self->estimate, sums, &totals);
-        Py_END_ALLOW_THREADS
+    }
+    if (gd_py_end(&call, sums == NULL ? GD_NOMEM : GD_OK)) {
         result = Py_BuildValue(
             "(NIKK)", list_of(sums, images), totals.level,
             (unsigned long long)totals.again_plain,
             (unsigned long long)totals.again_stored);
     }
-    PyMem_Free(sums);
-    self->busy = 0;
+    env->release(env, sums);
     return result;
 }
 
@@ -198,16 +185,10 @@ static PyMethodDef estimate_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot estimate_slots[] = {
-    {Py_tp_new, estimate_new},
-    {Py_tp_dealloc, estimate_dealloc},
-    {Py_tp_methods, estimate_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_estimate_spec = {
+const gd_py_type gd_py_estimate_type = {
     .name = "glance_dedup._engine.Estimate",
-    .basicsize = sizeof(estimate_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = estimate_slots,
+    .size = sizeof(estimate_object),
+    .make = estimate_new,
+    .dealloc = estimate_dealloc,
+    .methods = estimate_methods,
 };

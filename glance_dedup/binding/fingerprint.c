@@ -39,9 +39,7 @@ engine_fingerprint(PyObject *module, PyObject *args)
                               &err);
         gd_hasher_close(env, hasher);
     }
-    if (digest != NULL) {
-        gd_digest_close(env, digest);
-    }
+    gd_digest_close(env, digest);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     if (s != GD_OK) {

@@ -67,18 +67,17 @@ published_of(const part_object *part)
 }
 
 static PyObject *
-group_states(PyObject *object, PyObject *unused)
+group_states(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
     }
     uint64_t slots = slots_of(&self->part);
-    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)slots);
-    char *out = result == NULL ? NULL : PyBytes_AsString(result);
-    for (uint64_t i = 0; out != NULL && i < slots; i++) {
-        out[i] = (char)self->owned->leased->entries[i].state;
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes(slots, &out);
+    for (uint64_t i = 0; result != NULL && i < slots; i++) {
+        out[i] = self->owned->leased->entries[i].state;
     }
     gd_py_leave_maintenance(self->part.maintenance);
     return result;
@@ -127,9 +126,8 @@ group_free(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-group_punch(PyObject *object, PyObject *unused)
+group_punch(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     uint64_t bytes = 0;
     gd_py_call call;
@@ -141,9 +139,8 @@ group_punch(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-group_live_bytes(PyObject *object, PyObject *unused)
+group_live_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     uint64_t bytes = 0, kept = 0;
     gd_py_call call;
@@ -165,17 +162,12 @@ group_rewrite(PyObject *object, PyObject *args, PyObject *keywords)
     gd_codec codec = GD_CODEC_NONE;
     uint64_t bytes = 0;
     gd_py_call call;
-    gd_status s = GD_OK;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|zi", names, &name,
                                      &level)) {
         return NULL;
     }
-    if (name != NULL) {
-        s = gd_codec_parse(name, &codec, &call.err);
-    }
-    if (s == GD_OK) {
-        s = gd_codec_check_level(codec, level, &call.err);
-    }
+    gd_status s = gd_py_parse_codec(name == NULL ? "none" : name, level,
+                                    &codec, &call.err);
     if (s != GD_OK) {
         return gd_py_raise(object, &call.err);
     }
@@ -213,9 +205,8 @@ group_mark_damaged(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-group_unlink(PyObject *object, PyObject *unused)
+group_unlink(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     group_object *self = (group_object *)object;
     bool removed = false;
     gd_py_call call;
@@ -246,17 +237,10 @@ static PyGetSetDef group_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot group_type_slots[] = {
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, group_methods},
-    {Py_tp_getset, group_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_group_spec = {
+const gd_py_type gd_py_group_type = {
     .name = "glance_dedup._engine.Group",
-    .basicsize = sizeof(group_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = group_type_slots,
+    .size = sizeof(group_object),
+    .dealloc = gd_py_part_dealloc,
+    .methods = group_methods,
+    .attributes = group_attributes,
 };

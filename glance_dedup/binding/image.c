@@ -71,30 +71,25 @@ image_read(PyObject *object, PyObject *args)
     opened_object *self = (opened_object *)object;
     unsigned long long length, offset;
     size_t done = 0;
-    gd_error err;
-    gd_status s;
+    uint8_t *out;
+    gd_py_call call;
     if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
         !gd_py_enter_opened(self)) {
         return NULL;
     }
     uint64_t size = gd_image_header(self->handle)->size;
     uint64_t rest = offset < size ? size - offset : 0;
-    PyObject *result = PyBytes_FromStringAndSize(
-        NULL, (Py_ssize_t)(length < rest ? length : rest));
-    if (result == NULL) {
-        gd_py_leave_opened(self);
+    rest = length < rest ? length : rest;
+    PyObject *result = gd_py_new_bytes(rest, &out);
+    gd_py_leave_opened(self);
+    if (result == NULL || !gd_py_call_opened(object, &call)) {
+        Py_XDECREF(result);
         return NULL;
     }
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-    size_t room = (size_t)PyBytes_Size(result);
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_image_read(self->handle, out, room, offset, &done, &err);
-    Py_END_ALLOW_THREADS
-    gd_py_leave_opened(self);
-    if (s != GD_OK) {
-        Py_DECREF(result);
-        return gd_py_raise(object, &err);
+    gd_status s = gd_image_read(self->handle, out, rest, offset, &done,
+                                &call.err);
+    if (!gd_py_end(&call, s)) {
+        Py_CLEAR(result);
     }
     return result;
 }
@@ -154,10 +149,7 @@ image_describe(PyObject *object, PyObject *args)
     if (number < gd_image_pages(image)) {
         s = gd_image_describe(image, number + 1, &bytes, &length, &call.err);
     }
-    PyObject *result =
-        gd_py_end(&call, s) ? PyBytes_FromStringAndSize((const char *)bytes,
-                                                        (Py_ssize_t)length)
-                            : NULL;
+    PyObject *result = gd_py_end_bytes(&call, s, bytes, length);
     env->release(env, bytes);
     return result;
 }
@@ -230,9 +222,8 @@ image_frames(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-image_header(PyObject *object, PyObject *unused)
+image_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     opened_object *self = (opened_object *)object;
     if (!gd_py_enter_opened(self)) {
         return NULL;
@@ -253,16 +244,9 @@ static PyMethodDef image_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot image_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, image_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_image_spec = {
+const gd_py_type gd_py_image_type = {
     .name = "glance_dedup._engine.Image",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = image_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = image_methods,
 };

@@ -70,9 +70,8 @@ close_maintenance(maintenance_object *self)
 }
 
 static PyObject *
-maintenance_close(PyObject *object, PyObject *unused)
+maintenance_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     maintenance_object *self = (maintenance_object *)object;
     if (!self->closed && gd_py_is_owner(self->owner)) {
         if (!gd_py_enter_maintenance(self, 0)) {
@@ -104,9 +103,8 @@ repo_of(PyObject *object)
 }
 
 static PyObject *
-maintenance_lock(PyObject *object, PyObject *unused)
+maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     maintenance_object *self = (maintenance_object *)object;
     gd_repo *repo = repo_of(object);
     gd_py_call call;
@@ -145,9 +143,8 @@ maintenance_lock_image(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-maintenance_unlock_image(PyObject *object, PyObject *unused)
+maintenance_unlock_image(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     maintenance_object *self = (maintenance_object *)object;
     if (!gd_py_enter_maintenance(self, 0)) {
         return NULL;
@@ -176,17 +173,14 @@ maintenance_is_read(PyObject *object, PyObject *args)
 enum { FENCE_SIZE = GD_ID_SIZE + 8 };
 
 static PyObject *
-maintenance_read_fence(PyObject *object, PyObject *unused)
+maintenance_read_fence(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_repo *repo = repo_of(object);
     gd_fence fence;
     bool found;
     gd_py_call call;
-    if (!gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, gd_fence_read(repo->env, repo->root, &fence, &found,
+    if (!gd_py_call_maintenance(object, 0, &call) ||
+        !gd_py_end(&call, gd_fence_read(repo->env, repo->root, &fence, &found,
                                         &call.err))) {
         return NULL;
     }
@@ -255,17 +249,14 @@ maintenance_sync(PyObject *object, PyObject *args)
 /* ---- the listings ---- */
 
 static PyObject *
-maintenance_spool(PyObject *object, PyObject *unused)
+maintenance_spool(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_repo *repo = repo_of(object);
     gd_spool_base *entries = NULL;
     size_t count = 0;
     gd_py_call call;
-    if (!gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, gd_spool_entry_list(repo->env, repo->root, &entries,
+    if (!gd_py_call_maintenance(object, 0, &call) ||
+        !gd_py_end(&call, gd_spool_entry_list(repo->env, repo->root, &entries,
                                               &count, &call.err))) {
         return NULL;
     }
@@ -278,17 +269,14 @@ maintenance_spool(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-maintenance_groups(PyObject *object, PyObject *unused)
+maintenance_groups(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_repo *repo = repo_of(object);
     uint32_t *numbers = NULL;
     size_t count = 0;
     gd_py_call call;
-    if (!gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, gd_repo_list_groups(repo, &numbers, &count,
+    if (!gd_py_call_maintenance(object, 0, &call) ||
+        !gd_py_end(&call, gd_repo_list_groups(repo, &numbers, &count,
                                               &call.err))) {
         return NULL;
     }
@@ -308,97 +296,85 @@ open_group(gd_repo *repo, uint32_t number, gd_group **group, gd_error *err)
                          group, err);
 }
 
+typedef struct group_facts {
+    uint32_t slots;
+    gd_scope scope;
+    gd_published record; /* this one or the next, as asked */
+    gd_usage used;
+    struct stat st;
+} group_facts;
+
 static gd_status
-read_facts(gd_repo *repo, uint32_t number, uint32_t *slots, gd_scope *scope,
-           gd_published *record, struct stat *st, gd_error *err)
+read_facts(gd_repo *repo, uint32_t number, bool usage, group_facts *facts,
+           gd_error *err)
 {
     gd_group *group;
     gd_status s = open_group(repo, number, &group, err);
     if (s != GD_OK) {
         return s;
     }
-    *slots = group->bounds.slots;
-    *scope = group->scope;
-    s = gd_group_read_published(group, record, err);
+    *facts = (group_facts){.slots = group->bounds.slots,
+                           .scope = group->scope};
+    s = usage ? gd_usage_add_group(group, &facts->used, err)
+              : gd_group_read_published(group, &facts->record, err);
     if (s == GD_OK) {
-        s = gd_group_stat(group, st, err);
+        s = gd_group_stat(group, &facts->st, err);
     }
     gd_group_close(group);
     return s;
+}
+
+/* Parses (group number), and reads its facts.  Returns 0 with an exception set
+ * on error. */
+static int
+find_facts(PyObject *object, PyObject *args, bool usage, group_facts *facts)
+{
+    uint32_t number;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
+        !gd_py_call_maintenance(object, 0, &call)) {
+        return 0;
+    }
+    return gd_py_end(&call, read_facts(repo_of(object), number, usage, facts,
+                                       &call.err));
 }
 
 static PyObject *
 maintenance_group_facts(PyObject *object, PyObject *args)
 {
-    uint32_t number;
-    uint32_t slots = 0;
-    gd_scope scope;
-    gd_published record;
-    struct stat st;
-    gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
-        !gd_py_call_maintenance(object, 0, &call)) {
+    group_facts facts;
+    if (!find_facts(object, args, false, &facts)) {
         return NULL;
     }
-    if (!gd_py_end(&call, read_facts(repo_of(object), number, &slots, &scope,
-                                     &record, &st, &call.err))) {
-        return NULL;
-    }
+    const gd_published *record = &facts.record;
     return Py_BuildValue(
-        "{sIsy#sIsKsIsKsKsBsBsKsK}", "slots", slots, "scope", scope.id,
-        (Py_ssize_t)GD_SCOPE_SIZE, "published", record.count,
-        "generation", (unsigned long long)record.generation, "flags",
-        record.flags, "sequence", (unsigned long long)record.sequence, "end",
-        (unsigned long long)record.end, "codec", record.codec, "level",
-        record.level, "size",
-        (unsigned long long)st.st_size, "allocated",
-        (unsigned long long)st.st_blocks * 512);
-}
-
-static gd_status
-read_space(gd_repo *repo, uint32_t number, gd_usage *used,
-           uint64_t *store, struct stat *st, gd_error *err)
-{
-    gd_group *group;
-    gd_status s = open_group(repo, number, &group, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    *store = gd_data_start(group->bounds.slots);
-    s = gd_usage_add_group(group, used, err);
-    if (s == GD_OK) {
-        s = gd_group_stat(group, st, err);
-    }
-    gd_group_close(group);
-    return s;
+        "{sIsy#sIsKsIsKsKsBsBsKsK}", "slots", facts.slots, "scope",
+        facts.scope.id, (Py_ssize_t)GD_SCOPE_SIZE, "published", record->count,
+        "generation", (unsigned long long)record->generation, "flags",
+        record->flags, "sequence", (unsigned long long)record->sequence, "end",
+        (unsigned long long)record->end, "codec", record->codec, "level",
+        record->level, "size", (unsigned long long)facts.st.st_size,
+        "allocated", (unsigned long long)facts.st.st_blocks * 512);
 }
 
 static PyObject *
 maintenance_group_space(PyObject *object, PyObject *args)
 {
-    uint32_t number;
-    gd_usage used = {.segments = 0};
-    uint64_t store = 0;
-    struct stat st;
-    gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
-        !gd_py_call_maintenance(object, 0, &call)) {
-        return NULL;
-    }
-    if (!gd_py_end(&call, read_space(repo_of(object), number, &used, &store,
-                                     &st, &call.err))) {
+    group_facts facts;
+    if (!find_facts(object, args, true, &facts)) {
         return NULL;
     }
     unsigned long long plain[GD_CODECS], stored[GD_CODECS];
     for (int i = 0; i < GD_CODECS; i++) {
-        plain[i] = used.plain[i];
-        stored[i] = used.stored[i];
+        plain[i] = facts.used.plain[i];
+        stored[i] = facts.used.stored[i];
     }
     return Py_BuildValue(
         "{s(KKK)s(KKK)sKsKsK}", "plain", plain[0], plain[1], plain[2],
         "stored", stored[0], stored[1], stored[2], "segments",
-        (unsigned long long)used.segments, "store", (unsigned long long)store,
-        "allocated", (unsigned long long)st.st_blocks * 512);
+        (unsigned long long)facts.used.segments, "store",
+        (unsigned long long)gd_data_start(facts.slots), "allocated",
+        (unsigned long long)facts.st.st_blocks * 512);
 }
 
 enum { ENTRY_SIZE = 48 }; /* bytes that `entries` returns for a slot */
@@ -447,10 +423,8 @@ maintenance_entries(PyObject *object, PyObject *args)
         gd_fail(&call.err, GD_INVALID, "no group has %u slots", count);
         return gd_py_raise(object, &call.err);
     }
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * ENTRY_SIZE);
-    /* Nobody else has seen the bytes object yet. */
-    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes((size_t)count * ENTRY_SIZE, &out);
     if (result == NULL || !gd_py_call_maintenance(object, 0, &call)) {
         Py_XDECREF(result);
         return NULL;
@@ -524,16 +498,10 @@ static PyMethodDef maintenance_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot maintenance_slots[] = {
-    {Py_tp_new, maintenance_new},
-    {Py_tp_dealloc, maintenance_dealloc},
-    {Py_tp_methods, maintenance_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_maintenance_spec = {
+const gd_py_type gd_py_maintenance_type = {
     .name = "glance_dedup._engine.Maintenance",
-    .basicsize = sizeof(maintenance_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = maintenance_slots,
+    .size = sizeof(maintenance_object),
+    .make = maintenance_new,
+    .dealloc = maintenance_dealloc,
+    .methods = maintenance_methods,
 };

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * merge.c - glance_dedup._engine: Merge and Relocation, and the
- * functions of the exact index.
+ * merge.c - glance_dedup._engine: Merge and Relocation.
  */
 #include "binding/binding.h"
 
-#include <string.h>
-
-#include "engine/format/index.h"
+#include "engine/format/duplicates.h"
 #include "engine/maintain/blockcopy.h"
 #include "engine/maintain/merge.h"
-
-enum { PAIR_SIZE = 16 };
 
 /* ---- Merge ---- */
 
@@ -30,7 +25,7 @@ static PyObject *
 open_merge(PyTypeObject *type, PyObject *maintenance, const char *image_id,
            const Py_buffer *mapping)
 {
-    gd_mapping pairs = {mapping->buf, (size_t)mapping->len / PAIR_SIZE};
+    gd_mapping pairs = {mapping->buf, (size_t)mapping->len / GD_PAIR_SIZE};
     gd_py_call call;
     part_object *part = gd_py_begin_part(maintenance, type, 1, &call);
     if (part == NULL) {
@@ -54,7 +49,7 @@ merge_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
                                      &image_id, &mapping)) {
         return NULL;
     }
-    if (mapping.len % PAIR_SIZE != 0) {
+    if (mapping.len % GD_PAIR_SIZE != 0) {
         PyErr_SetString(PyExc_ValueError,
                         "the mapping is not a whole number of pairs");
     } else {
@@ -80,9 +75,8 @@ call_merged(merge_object *self, gd_py_call *call)
 }
 
 static PyObject *
-merge_header(PyObject *object, PyObject *unused)
+merge_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     gd_py_call call;
     if (!call_merged(self, &call)) {
@@ -93,9 +87,8 @@ merge_header(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-merge_exchange(PyObject *object, PyObject *unused)
+merge_exchange(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     bool done = false;
     gd_py_call call;
@@ -125,31 +118,26 @@ replaced_bytes_of(const part_object *part)
 }
 
 static PyObject *
-merge_collisions(PyObject *object, void *unused)
+merge_collisions(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
     }
     const gd_merge_facts *facts = facts_of(&self->part);
-    PyObject *result = PyBytes_FromStringAndSize(
-        NULL, (Py_ssize_t)(facts->collision_count * GD_ADDRESS_SIZE));
-    if (result != NULL) {
-        /* Nobody else has seen the bytes object yet. */
-        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
-        for (size_t i = 0; i < facts->collision_count; i++) {
-            gd_put64(out + i * GD_ADDRESS_SIZE, facts->collisions[i]);
-        }
+    uint8_t *out;
+    PyObject *result =
+        gd_py_new_bytes(facts->collision_count * GD_ADDRESS_SIZE, &out);
+    for (size_t i = 0; result != NULL && i < facts->collision_count; i++) {
+        gd_put64(out + i * GD_ADDRESS_SIZE, facts->collisions[i]);
     }
     gd_py_leave_maintenance(self->part.maintenance);
     return result;
 }
 
 static PyObject *
-merge_name(PyObject *object, void *unused)
+merge_name(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     merge_object *self = (merge_object *)object;
     if (!gd_py_enter_part(&self->part, 0)) {
         return NULL;
@@ -176,19 +164,13 @@ static PyGetSetDef merge_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot merge_slots[] = {
-    {Py_tp_new, merge_new},
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, merge_methods},
-    {Py_tp_getset, merge_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_merge_spec = {
+const gd_py_type gd_py_merge_type = {
     .name = "glance_dedup._engine.Merge",
-    .basicsize = sizeof(merge_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = merge_slots,
+    .size = sizeof(merge_object),
+    .make = merge_new,
+    .dealloc = gd_py_part_dealloc,
+    .methods = merge_methods,
+    .attributes = merge_attributes,
 };
 
 /* ---- Relocation ---- */
@@ -255,26 +237,19 @@ relocation_add(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-relocation_finish(PyObject *object, PyObject *unused)
+relocation_finish(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     relocation_object *self = (relocation_object *)object;
     const uint8_t *pairs = NULL;
     size_t count = 0;
-    gd_error err;
-    gd_status s;
-    if (!gd_py_enter_part(&self->part, 1)) {
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_block_copy_finish(self->relocation, &pairs, &count, &err);
-    Py_END_ALLOW_THREADS
-    PyObject *result =
-        s == GD_OK ? PyBytes_FromStringAndSize(
-                         (const char *)pairs, (Py_ssize_t)(count * PAIR_SIZE))
-                   : gd_py_raise(object, &err);
-    gd_py_leave_maintenance(self->part.maintenance);
-    return result;
+    gd_status s =
+        gd_block_copy_finish(self->relocation, &pairs, &count, &call.err);
+    /* No other thread can close the relocation before these are copied. */
+    return gd_py_end_bytes(&call, s, pairs, count * GD_PAIR_SIZE);
 }
 
 static PyMethodDef relocation_methods[] = {
@@ -284,202 +259,10 @@ static PyMethodDef relocation_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot relocation_slots[] = {
-    {Py_tp_new, relocation_new},
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, relocation_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_relocation_spec = {
+const gd_py_type gd_py_relocation_type = {
     .name = "glance_dedup._engine.Relocation",
-    .basicsize = sizeof(relocation_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = relocation_slots,
-};
-
-/* ---- the exact index ---- */
-
-/* Whether the buffer holds whole records; otherwise sets an exception. */
-static int
-take_records(const Py_buffer *view, gd_records *records)
-{
-    if (view->len % GD_INDEX_RECORD != 0) {
-        PyErr_Format(PyExc_ValueError, "an index record has %d bytes",
-                     (int)GD_INDEX_RECORD);
-        return 0;
-    }
-    *records = (gd_records){view->buf,
-                            (size_t)view->len / GD_INDEX_RECORD};
-    return 1;
-}
-
-static PyObject *
-update_page(gd_records page, gd_records add, gd_records remove)
-{
-    size_t most = page.count + add.count;
-    gd_error err;
-    gd_index_result result;
-    result.page = PyMem_Malloc(most * GD_INDEX_RECORD + 1);
-    result.pairs = PyMem_Malloc(most * PAIR_SIZE + 1);
-    PyObject *answer = NULL;
-    if (result.page == NULL || result.pairs == NULL) {
-        PyErr_NoMemory();
-    } else if (gd_index_update(page, add, remove, &result, &err) != GD_OK) {
-        PyErr_SetString(PyExc_ValueError, err.text);
-    } else {
-        answer = Py_BuildValue(
-            "(y#y#)", (const char *)result.page,
-            (Py_ssize_t)(result.page_count * GD_INDEX_RECORD),
-            (const char *)result.pairs,
-            (Py_ssize_t)(result.pair_count * PAIR_SIZE));
-    }
-    PyMem_Free(result.page);
-    PyMem_Free(result.pairs);
-    return answer;
-}
-
-static PyObject *
-engine_index_update(PyObject *module, PyObject *args)
-{
-    (void)module;
-    Py_buffer page, add, remove;
-    gd_records records[3];
-    PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*", &page, &add, &remove)) {
-        return NULL;
-    }
-    if (take_records(&page, &records[0]) && take_records(&add, &records[1]) &&
-        take_records(&remove, &records[2])) {
-        answer = update_page(records[0], records[1], records[2]);
-    }
-    PyBuffer_Release(&remove);
-    PyBuffer_Release(&add);
-    PyBuffer_Release(&page);
-    return answer;
-}
-
-/* Returns a bytes object of the sorted records; takes over the memory. */
-static PyObject *
-sorted_records(PyObject *module, uint8_t *records, size_t count)
-{
-    gd_error err;
-    gd_status s;
-    PyObject *result = NULL;
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_index_sort(gd_env_posix(), records, count, &err);
-    Py_END_ALLOW_THREADS
-    if (s != GD_OK) {
-        gd_py_raise_in(PyModule_GetState(module), &err);
-    } else {
-        result = PyBytes_FromStringAndSize(
-            (const char *)records, (Py_ssize_t)(count * GD_INDEX_RECORD));
-    }
-    PyMem_Free(records);
-    return result;
-}
-
-static PyObject *
-engine_index_records(PyObject *module, PyObject *args)
-{
-    Py_buffer entries;
-    uint32_t number, first;
-    if (!PyArg_ParseTuple(args, "y*O&O&", &entries, gd_py_to_u32, &number,
-                          gd_py_to_u32, &first)) {
-        return NULL;
-    }
-    size_t count = (size_t)entries.len / GD_LISTED_ENTRY;
-    PyObject *result = NULL;
-    if (entries.len % GD_LISTED_ENTRY != 0 || number < 1 ||
-        number > GD_MAX_GROUP || first > GD_MAX_SLOTS ||
-        count > GD_MAX_SLOTS - first) {
-        PyErr_SetString(PyExc_ValueError, "these are no entries of a group");
-    } else {
-        uint8_t *records = PyMem_Malloc(count * GD_INDEX_RECORD + 1);
-        if (records == NULL) {
-            PyErr_NoMemory();
-        } else {
-            count = gd_index_records(entries.buf, count, number, first,
-                                     records);
-            result = sorted_records(module, records, count);
-        }
-    }
-    PyBuffer_Release(&entries);
-    return result;
-}
-
-static PyObject *
-engine_index_sort(PyObject *module, PyObject *args)
-{
-    Py_buffer view;
-    gd_records given;
-    if (!PyArg_ParseTuple(args, "y*", &view)) {
-        return NULL;
-    }
-    PyObject *result = NULL;
-    if (take_records(&view, &given)) {
-        uint8_t *records = PyMem_Malloc((size_t)view.len + 1);
-        if (records == NULL) {
-            PyErr_NoMemory();
-        } else {
-            memcpy(records, view.buf, (size_t)view.len);
-            result = sorted_records(module, records, given.count);
-        }
-    }
-    PyBuffer_Release(&view);
-    return result;
-}
-
-/* Returns the items (page, records) of sorted records. */
-static PyObject *
-split_records(gd_records records, unsigned bits)
-{
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < records.count;) {
-        const uint8_t *first = records.at + i * GD_INDEX_RECORD;
-        uint32_t page = gd_index_page(first, bits);
-        size_t n = 1;
-        while (i + n < records.count &&
-               gd_index_page(first + n * GD_INDEX_RECORD, bits) == page) {
-            n++;
-        }
-        PyObject *item =
-            Py_BuildValue("(Iy#)", page, (const char *)first,
-                          (Py_ssize_t)(n * GD_INDEX_RECORD));
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
-        i += n;
-    }
-    return list;
-}
-
-static PyObject *
-engine_index_split(PyObject *module, PyObject *args)
-{
-    (void)module;
-    Py_buffer view;
-    uint32_t bits;
-    gd_records records;
-    PyObject *list = NULL;
-    if (!PyArg_ParseTuple(args, "y*O&", &view, gd_py_to_u32, &bits)) {
-        return NULL;
-    }
-    if (bits > GD_INDEX_BITS_MAX) {
-        PyErr_Format(PyExc_ValueError, "an index has at most %d bits",
-                     (int)GD_INDEX_BITS_MAX);
-    } else if (take_records(&view, &records)) {
-        list = split_records(records, bits);
-    }
-    PyBuffer_Release(&view);
-    return list;
-}
-
-PyMethodDef gd_py_index_functions[] = {
-    {"index_update", engine_index_update, METH_VARARGS, NULL},
-    {"index_records", engine_index_records, METH_VARARGS, NULL},
-    {"index_sort", engine_index_sort, METH_VARARGS, NULL},
-    {"index_split", engine_index_split, METH_VARARGS, NULL},
-    {NULL, NULL, 0, NULL},
+    .size = sizeof(relocation_object),
+    .make = relocation_new,
+    .dealloc = gd_py_part_dealloc,
+    .methods = relocation_methods,
 };

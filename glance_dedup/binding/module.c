@@ -14,24 +14,24 @@ static int
 add_types(PyObject *module, module_state *state)
 {
     const struct {
-        PyType_Spec *spec;
+        const gd_py_type *type;
         PyTypeObject **place; /* NULL: C makes no such objects */
     } types[] = {
-        {&gd_py_repository_spec, &state->repository_type},
-        {&gd_py_transaction_spec, &state->transaction_type},
-        {&gd_py_image_spec, &state->image_type},
-        {&gd_py_volume_spec, &state->volume_type},
-        {&gd_py_block_reader_spec, &state->block_reader_type},
-        {&gd_py_maintenance_spec, &state->maintenance_type},
-        {&gd_py_recipe_spec, &state->recipe_type},
-        {&gd_py_group_spec, &state->group_type},
-        {&gd_py_rewriting_spec, &state->rewriting_type},
-        {&gd_py_merge_spec, NULL},
-        {&gd_py_relocation_spec, NULL},
-        {&gd_py_estimate_spec, NULL},
+        {&gd_py_repository_type, &state->repository_type},
+        {&gd_py_transaction_type, &state->transaction_type},
+        {&gd_py_image_type, &state->image_type},
+        {&gd_py_volume_type, &state->volume_type},
+        {&gd_py_block_reader_type, &state->block_reader_type},
+        {&gd_py_maintenance_type, &state->maintenance_type},
+        {&gd_py_recipe_type, &state->recipe_type},
+        {&gd_py_group_type, &state->group_type},
+        {&gd_py_rewriting_type, &state->rewriting_type},
+        {&gd_py_merge_type, NULL},
+        {&gd_py_relocation_type, NULL},
+        {&gd_py_estimate_type, NULL},
     };
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        PyTypeObject *type = gd_py_add_type(module, types[i].spec);
+        PyTypeObject *type = gd_py_add_type(module, types[i].type);
         if (type == NULL) {
             return -1;
         }
@@ -49,9 +49,9 @@ add_functions(PyObject *module)
 {
     PyMethodDef *const functions[] = {
         gd_py_fingerprint_functions, gd_py_run_functions,
-        gd_py_index_functions,       gd_py_scrub_functions,
-        gd_py_spare_functions,       gd_py_duplicates_functions,
-        gd_py_rewriting_functions,   gd_py_repository_functions,
+        gd_py_scrub_functions,       gd_py_spare_functions,
+        gd_py_duplicates_functions,  gd_py_rewriting_functions,
+        gd_py_repository_functions,
     };
     for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
         if (PyModule_AddFunctions(module, functions[i]) < 0) {
@@ -91,9 +91,8 @@ module_clear(PyObject *module)
 
 /* after_fork(): disowns, in the child, everything opened before. */
 static PyObject *
-engine_after_fork(PyObject *module, PyObject *unused)
+engine_after_fork(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     module_state *state = PyModule_GetState(module);
     state->forks++;
     Py_RETURN_NONE;

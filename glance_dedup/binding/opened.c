@@ -12,9 +12,8 @@
 
 /* The Repository stays entered for the object that was opened. */
 static void
-stay_entered(PyObject *repository)
+stay_entered(PyObject *Py_UNUSED(repository))
 {
-    (void)repository;
 }
 
 opened_object *
@@ -148,9 +147,8 @@ gd_py_close_opened(opened_object *self)
 }
 
 PyObject *
-gd_py_opened_close(PyObject *object, PyObject *unused)
+gd_py_opened_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     opened_object *self = (opened_object *)object;
     self->closed = 1;
     if (!self->kind->serial && self->users == 0) {

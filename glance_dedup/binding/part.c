@@ -147,9 +147,8 @@ gd_py_part_fact(PyObject *object, void *fact)
 }
 
 PyObject *
-gd_py_part_close(PyObject *object, PyObject *unused)
+gd_py_part_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     part_object *self = (part_object *)object;
     if (self->release != NULL && gd_py_is_owner(self->maintenance->owner)) {
         if (!gd_py_enter_part(self, 0)) {

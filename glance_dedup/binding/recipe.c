@@ -69,17 +69,15 @@ entry_of(PyObject *object)
 }
 
 static PyObject *
-recipe_kind(PyObject *object, void *unused)
+recipe_kind(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     char kind = (char)entry_of(object)->kind;
     return PyUnicode_FromStringAndSize(&kind, kind == 0 ? 0 : 1);
 }
 
 static PyObject *
-recipe_error(PyObject *object, void *unused)
+recipe_error(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     const gd_error *damage = &entry_of(object)->damage;
     if (damage->status == GD_OK) {
         Py_RETURN_NONE;
@@ -89,9 +87,8 @@ recipe_error(PyObject *object, void *unused)
 }
 
 static PyObject *
-recipe_header(PyObject *object, PyObject *unused)
+recipe_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const gd_spool_entry *entry = entry_of(object);
     gd_error err;
     if (!entry->complete) {
@@ -103,9 +100,8 @@ recipe_header(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-recipe_live(PyObject *object, PyObject *unused)
+recipe_live(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     bool live = false;
     gd_py_call call;
     if (!gd_py_call_part(object, 0, &call)) {
@@ -142,16 +138,14 @@ pages_of(const gd_spool_entry *entry)
 }
 
 static PyObject *
-recipe_pages(PyObject *object, void *unused)
+recipe_pages(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromUnsignedLongLong(pages_of(entry_of(object)));
 }
 
 static PyObject *
-recipe_measure(PyObject *object, PyObject *unused)
+recipe_measure(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     uint64_t blocks = 0;
     gd_py_call call;
     if (!gd_py_call_part(object, 0, &call)) {
@@ -164,10 +158,9 @@ recipe_measure(PyObject *object, PyObject *unused)
 static PyObject *
 pack_runs(const gd_run *runs, size_t count)
 {
-    PyObject *result =
-        PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * GD_RUN_SIZE));
-    uint8_t *out = result == NULL ? NULL : (uint8_t *)PyBytes_AsString(result);
-    for (size_t i = 0; out != NULL && i < count; i++, out += GD_RUN_SIZE) {
+    uint8_t *out;
+    PyObject *result = gd_py_new_bytes(count * GD_RUN_SIZE, &out);
+    for (size_t i = 0; result != NULL && i < count; i++, out += GD_RUN_SIZE) {
         gd_put32(out, runs[i].group);
         gd_put32(out + 4, runs[i].slot);
         gd_put32(out + 8, runs[i].blocks);
@@ -211,23 +204,20 @@ settle_recipe(PyObject *object, settler *settle)
 }
 
 static PyObject *
-recipe_unlink(PyObject *object, PyObject *unused)
+recipe_unlink(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return settle_recipe(object, gd_spool_entry_unlink);
 }
 
 static PyObject *
-recipe_delete(PyObject *object, PyObject *unused)
+recipe_delete(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return settle_recipe(object, gd_spool_entry_delete);
 }
 
 static PyObject *
-recipe_set_aside(PyObject *object, PyObject *unused)
+recipe_set_aside(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     char name[GD_NAME_SIZE];
     gd_py_call call;
     if (!gd_py_call_part(object, 1, &call)) {
@@ -271,18 +261,11 @@ static PyGetSetDef recipe_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot recipe_slots[] = {
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, recipe_methods},
-    {Py_tp_members, recipe_members},
-    {Py_tp_getset, recipe_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_recipe_spec = {
+const gd_py_type gd_py_recipe_type = {
     .name = "glance_dedup._engine.Recipe",
-    .basicsize = sizeof(recipe_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = recipe_slots,
+    .size = sizeof(recipe_object),
+    .dealloc = gd_py_part_dealloc,
+    .methods = recipe_methods,
+    .attributes = recipe_attributes,
+    .members = recipe_members,
 };

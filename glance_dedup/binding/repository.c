@@ -118,9 +118,8 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 }
 
 static PyObject *
-repository_close(PyObject *object, PyObject *unused)
+repository_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     gd_py_close_repository((repository_object *)object);
     Py_RETURN_NONE;
 }
@@ -253,9 +252,8 @@ repository_set_segment_cache(PyObject *object, PyObject *args)
 
 /* room() -> (free bytes, bytes that storing leaves free) */
 static PyObject *
-repository_room(PyObject *object, PyObject *unused)
+repository_room(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const gd_repo *repo = ((repository_object *)object)->repo;
     gd_space space = {0};
     gd_py_call call;
@@ -286,9 +284,8 @@ repository_check_room(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-repository_statistics(PyObject *object, PyObject *unused)
+repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     repository_object *self = (repository_object *)object;
     if (!gd_py_enter_repository(self)) {
         return NULL;
@@ -357,9 +354,8 @@ repository_share_version(PyObject *object, PyObject *args)
 
 /* exclude_version(): gd_locks_exclude_version */
 static PyObject *
-repository_exclude_version(PyObject *object, PyObject *unused)
+repository_exclude_version(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     repository_object *self = (repository_object *)object;
     gd_py_call call;
     if (!gd_py_call_repository(object, &call)) {
@@ -394,9 +390,8 @@ static PyMethodDef repository_methods[] = {
 
 /* take_unused_filter(fd, unfinished) */
 static PyObject *
-engine_take_unused_filter(PyObject *module, PyObject *args)
+engine_take_unused_filter(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     int fd, unfinished;
     if (!PyArg_ParseTuple(args, "ip", &fd, &unfinished)) {
         return NULL;
@@ -410,16 +405,10 @@ PyMethodDef gd_py_repository_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot repository_slots[] = {
-    {Py_tp_new, repository_new},
-    {Py_tp_dealloc, repository_dealloc},
-    {Py_tp_methods, repository_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_repository_spec = {
+const gd_py_type gd_py_repository_type = {
     .name = "glance_dedup._engine.Repository",
-    .basicsize = sizeof(repository_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = repository_slots,
+    .size = sizeof(repository_object),
+    .make = repository_new,
+    .dealloc = repository_dealloc,
+    .methods = repository_methods,
 };

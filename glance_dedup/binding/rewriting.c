@@ -32,13 +32,6 @@ release_rewriting(part_object *part)
 }
 
 static gd_status
-parse_codec(const char *name, int level, gd_codec *codec, gd_error *err)
-{
-    gd_status s = gd_codec_parse(name, codec, err);
-    return s == GD_OK ? gd_codec_check_level(*codec, level, err) : s;
-}
-
-static gd_status
 begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
 {
     gd_status s = gd_leased_group_open(repo, number, &self->leased, err);
@@ -66,7 +59,7 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
                           &level)) {
         return NULL;
     }
-    gd_status s = parse_codec(name, level, &codec, &call.err);
+    gd_status s = gd_py_parse_codec(name, level, &codec, &call.err);
     if (s == GD_OK && (number == 0 || number > GD_MAX_GROUP)) {
         s = gd_fail(&call.err, GD_INVALID, "no group has the number %u",
                     number);
@@ -87,9 +80,8 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-rewriting_step(PyObject *object, PyObject *unused)
+rewriting_step(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     bool done = false;
     uint64_t cost = 0;
@@ -123,9 +115,8 @@ call_complete(rewriting_object *self, gd_py_call *call)
 }
 
 static PyObject *
-rewriting_sizes(PyObject *object, PyObject *unused)
+rewriting_sizes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     uint64_t before = 0, after = 0;
     gd_py_call call;
@@ -151,9 +142,8 @@ exchange(rewriting_object *self, gd_error *err)
 }
 
 static PyObject *
-rewriting_exchange(PyObject *object, PyObject *unused)
+rewriting_exchange(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     gd_py_call call;
     if (!call_complete(self, &call)) {
@@ -165,9 +155,8 @@ rewriting_exchange(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-rewriting_keep_old(PyObject *object, PyObject *unused)
+rewriting_keep_old(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     rewriting_object *self = (rewriting_object *)object;
     gd_py_call call;
     if (!call_complete(self, &call)) {
@@ -207,7 +196,7 @@ engine_codec_mark(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "si", &name, &level)) {
         return NULL;
     }
-    if (parse_codec(name, level, &codec, &err) != GD_OK) {
+    if (gd_py_parse_codec(name, level, &codec, &err) != GD_OK) {
         return gd_py_raise_in(PyModule_GetState(module), &err);
     }
     return Py_BuildValue("(ii)", (int)codec,
@@ -235,17 +224,10 @@ static PyGetSetDef rewriting_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot rewriting_type_slots[] = {
-    {Py_tp_dealloc, gd_py_part_dealloc},
-    {Py_tp_methods, rewriting_methods},
-    {Py_tp_getset, rewriting_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_rewriting_spec = {
+const gd_py_type gd_py_rewriting_type = {
     .name = "glance_dedup._engine.Rewriting",
-    .basicsize = sizeof(rewriting_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = rewriting_type_slots,
+    .size = sizeof(rewriting_object),
+    .dealloc = gd_py_part_dealloc,
+    .methods = rewriting_methods,
+    .attributes = rewriting_attributes,
 };

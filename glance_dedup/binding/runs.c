@@ -19,9 +19,8 @@ count_runs(const Py_buffer *view)
 }
 
 static PyObject *
-engine_add_runs(PyObject *module, PyObject *args)
+engine_add_runs(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer counts, runs;
     uint32_t group, chunk;
     int delta;
@@ -78,9 +77,8 @@ engine_shared_blocks(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-engine_names_any(PyObject *module, PyObject *args)
+engine_names_any(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer runs, addresses;
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*", &runs, &addresses)) {

@@ -12,16 +12,13 @@ static PyObject *
 slots_with(const uint8_t *verdicts, uint32_t first, uint32_t count,
            gd_verdict wanted)
 {
-    Py_ssize_t used = 0;
+    size_t used = 0;
+    uint8_t *out;
     for (uint32_t i = 0; i < count; i++) {
         used += verdicts[i] == wanted;
     }
-    PyObject *slots = PyBytes_FromStringAndSize(NULL, 4 * used);
-    if (slots == NULL) {
-        return NULL;
-    }
-    uint8_t *out = (uint8_t *)PyBytes_AsString(slots);
-    for (uint32_t i = 0; i < count; i++) {
+    PyObject *slots = gd_py_new_bytes(4 * used, &out);
+    for (uint32_t i = 0; slots != NULL && i < count; i++) {
         if (verdicts[i] == wanted) {
             gd_put32(out, first + i);
             out += 4;

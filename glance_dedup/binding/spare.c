@@ -30,8 +30,7 @@ copy_addresses(const Py_buffer *view, size_t *count)
             PyMem_Free(addresses);
             return NULL;
         }
-        addresses[i] = (gd_address){(uint32_t)(packed >> GD_SLOT_BITS),
-                                    packed & (GD_MAX_SLOTS - 1)};
+        addresses[i] = gd_address_of(packed);
     }
     return addresses;
 }

@@ -113,16 +113,14 @@ commit(PyObject *object, bool open)
 }
 
 static PyObject *
-transaction_commit(PyObject *object, PyObject *unused)
+transaction_commit(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return commit(object, false);
 }
 
 static PyObject *
-transaction_commit_open(PyObject *object, PyObject *unused)
+transaction_commit_open(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return commit(object, true);
 }
 
@@ -275,9 +273,8 @@ transaction_add_zeros(PyObject *object, PyObject *args)
 }
 
 static PyObject *
-transaction_keep(PyObject *object, PyObject *unused)
+transaction_keep(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     opened_object *self = (opened_object *)object;
     gd_py_call call;
     if (!gd_py_call_opened(object, &call)) {
@@ -287,9 +284,8 @@ transaction_keep(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
-transaction_upload_id(PyObject *object, void *unused)
+transaction_upload_id(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     opened_object *self = (opened_object *)object;
     gd_error err;
     if (self->handle == NULL) {
@@ -320,17 +316,10 @@ static PyGetSetDef transaction_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot transaction_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, transaction_methods},
-    {Py_tp_getset, transaction_attributes},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_transaction_spec = {
+const gd_py_type gd_py_transaction_type = {
     .name = "glance_dedup._engine.Transaction",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = transaction_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = transaction_methods,
+    .attributes = transaction_attributes,
 };

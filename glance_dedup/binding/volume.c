@@ -475,16 +475,9 @@ static PyMethodDef volume_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot volume_slots[] = {
-    {Py_tp_dealloc, gd_py_opened_dealloc},
-    {Py_tp_methods, volume_methods},
-    {0, NULL},
-};
-
-PyType_Spec gd_py_volume_spec = {
+const gd_py_type gd_py_volume_type = {
     .name = "glance_dedup._engine.Volume",
-    .basicsize = sizeof(opened_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = volume_slots,
+    .size = sizeof(opened_object),
+    .dealloc = gd_py_opened_dealloc,
+    .methods = volume_methods,
 };

@@ -374,8 +374,19 @@ MUTANTS = (
     Mutant(
         'fence-not-fsynced', 'N5.3', (
             Edit(_FENCE,
-                 '    int rc = env->fsync(env, file->fd);\n',
-                 '    int rc = 0;\n    (void)env, (void)file;\n'),),
+                 'GD_FILE_FENCE, err);\n'
+                 '    return s == GD_OK ? '
+                 'gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;\n',
+                 'GD_FILE_FENCE, err);\n'
+                 '    return s;\n'),
+            Edit(_FENCE,
+                 '                          err);\n'
+                 '    }\n'
+                 '    return s == GD_OK ? '
+                 'gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;\n',
+                 '                          err);\n'
+                 '    }\n'
+                 '    return s;\n')),
         tests=('tests/unit/test_c.py::test_c[test_fence-plain]',),
         why_not='the fence tells of a catalog that lost what it had synced, '
         'which the explorer\'s does not'),
@@ -408,14 +419,14 @@ MUTANTS = (
     Mutant(
         'rewritten-group-not-fsynced', 'I4', (
             Edit(_REWRITE,
-                 'int rc = env->fsync(env, r->target.fd);',
-                 'int rc = 0;'),),
+                 's = gd_fsync(env, r->target.fd, r->target.name, err);',
+                 's = GD_OK;'),),
         workload='rewriting'),
     Mutant(
         'recompressed-group-not-fsynced', 'I4', (
             Edit(_REWRITE,
-                 'int rc = env->fsync(env, r->target.fd);',
-                 'int rc = 0;'),),
+                 's = gd_fsync(env, r->target.fd, r->target.name, err);',
+                 's = GD_OK;'),),
         workload='recompressing'),
     Mutant(
         'exchange-beside-transactions', 'I4, I6', (
@@ -434,9 +445,9 @@ MUTANTS = (
     Mutant(
         'merged-recipe-not-fsynced', 'N10.2', (
             Edit(_MERGE,
-                 'int rc = repo->env->fsync(repo->env, merge->m.fd); '
+                 's = gd_fsync(repo->env, merge->m.fd, merge->m.name, err); '
                  '/* N10.2 */',
-                 'int rc = 0;'),),
+                 's = GD_OK;'),),
         workload='merging'),
     Mutant(
         'exchange-before-the-counts', 'N10.3', (
@@ -457,14 +468,14 @@ MUTANTS = (
     Mutant(
         'replaced-recipe-not-in-the-spool', 'N10.5', (
             Edit(_MERGE,
-                 '    gd_status s = link_unique(merge, merge->image_name, '
+                 '    gd_status s = link_unique(merge, merge->old.name, '
                  'GD_SPOOL_REPLACED, o,\n'
                  '                              err);\n'
                  '    if (s == GD_OK) {\n'
                  '        s = gd_sync_dir(repo->env, repo->root, '
                  'GD_DIR_SPOOL, err);\n'
                  '    }\n',
-                 '    gd_status s = link_unique(merge, merge->image_name, '
+                 '    gd_status s = link_unique(merge, merge->old.name, '
                  'GD_SPOOL_REPLACED, o,\n'
                  '                              err);\n'),),
         workload='merging'),

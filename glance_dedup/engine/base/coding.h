@@ -69,6 +69,24 @@ gd_get64(const uint8_t *p)
     return le64toh(v);
 }
 
+/* The first of sorted items, each of which begins with a number, whose number
+ * is not less than this one; count if there is none. */
+static inline size_t
+gd_lower_bound(const uint8_t *items, size_t item_size, size_t count,
+               uint64_t number)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (gd_get64(items + middle * item_size) < number) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
 static inline uint64_t
 gd_checksum(const void *data, size_t len, uint64_t seed)
 {

@@ -32,129 +32,118 @@ result(int rc)
 }
 
 static int
-posix_openat(const gd_env *env, int dir, const char *path, int flags,
+posix_openat(GD_UNUSED const gd_env *env, int dir, const char *path, int flags,
              mode_t mode)
 {
-    (void)env;
     return result(openat(dir, path, flags, mode));
 }
 
 static int
-posix_close(const gd_env *env, int fd)
+posix_close(GD_UNUSED const gd_env *env, int fd)
 {
-    (void)env;
     return result(close(fd));
 }
 
 static ssize_t
-posix_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+posix_pread(GD_UNUSED const gd_env *env, int fd, void *buf, size_t len,
+            uint64_t offset)
 {
-    (void)env;
     ssize_t n = pread(fd, buf, len, (off_t)offset);
     return n < 0 ? -errno : n;
 }
 
 static ssize_t
-posix_pwritev(const gd_env *env, int fd, const struct iovec *iov, int count,
-              uint64_t offset)
+posix_pwritev(GD_UNUSED const gd_env *env, int fd, const struct iovec *iov,
+              int count, uint64_t offset)
 {
-    (void)env;
     ssize_t n = pwritev(fd, iov, count, (off_t)offset);
     return n < 0 ? -errno : n;
 }
 
 static int
-posix_fsync(const gd_env *env, int fd)
+posix_fsync(GD_UNUSED const gd_env *env, int fd)
 {
-    (void)env;
     return result(fsync(fd));
 }
 
 static int
-posix_fdatasync(const gd_env *env, int fd)
+posix_fdatasync(GD_UNUSED const gd_env *env, int fd)
 {
-    (void)env;
     return result(fdatasync(fd));
 }
 
 static int
-posix_ftruncate(const gd_env *env, int fd, uint64_t length)
+posix_ftruncate(GD_UNUSED const gd_env *env, int fd, uint64_t length)
 {
-    (void)env;
     return result(ftruncate(fd, (off_t)length));
 }
 
 static int
-posix_fallocate_range(const gd_env *env, int fd, uint64_t offset,
+posix_fallocate_range(GD_UNUSED const gd_env *env, int fd, uint64_t offset,
                       uint64_t length)
 {
-    (void)env;
     /* posix_fallocate returns the error itself.  glibc writes zeros where the
      * file system has no fallocate of its own. */
     return -posix_fallocate(fd, (off_t)offset, (off_t)length);
 }
 
 static int
-posix_punch(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+posix_punch(GD_UNUSED const gd_env *env, int fd, uint64_t offset,
+            uint64_t length)
 {
-    (void)env;
     return result(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                             (off_t)offset, (off_t)length));
 }
 
 static int
-posix_linkat(const gd_env *env, int dir, const char *from, const char *to)
+posix_linkat(GD_UNUSED const gd_env *env, int dir, const char *from,
+             const char *to)
 {
-    (void)env;
     return result(linkat(dir, from, dir, to, 0));
 }
 
 static int
-posix_renameat(const gd_env *env, int dir, const char *from, const char *to)
+posix_renameat(GD_UNUSED const gd_env *env, int dir, const char *from,
+               const char *to)
 {
-    (void)env;
     return result(renameat(dir, from, dir, to));
 }
 
 static int
-posix_unlinkat(const gd_env *env, int dir, const char *path)
+posix_unlinkat(GD_UNUSED const gd_env *env, int dir, const char *path)
 {
-    (void)env;
     return result(unlinkat(dir, path, 0));
 }
 
 static int
-posix_rmdirat(const gd_env *env, int dir, const char *path)
+posix_rmdirat(GD_UNUSED const gd_env *env, int dir, const char *path)
 {
-    (void)env;
     return result(unlinkat(dir, path, AT_REMOVEDIR));
 }
 
 static int
-posix_mkdirat(const gd_env *env, int dir, const char *path, mode_t mode)
+posix_mkdirat(GD_UNUSED const gd_env *env, int dir, const char *path,
+              mode_t mode)
 {
-    (void)env;
     return result(mkdirat(dir, path, mode));
 }
 
 static int
-posix_fchmod(const gd_env *env, int fd, mode_t mode)
+posix_fchmod(GD_UNUSED const gd_env *env, int fd, mode_t mode)
 {
-    (void)env;
     return result(fchmod(fd, mode));
 }
 
 static int
-posix_fstat(const gd_env *env, int fd, struct stat *st)
+posix_fstat(GD_UNUSED const gd_env *env, int fd, struct stat *st)
 {
-    (void)env;
     return result(fstat(fd, st));
 }
 
 static int
-posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
+posix_fstatat(GD_UNUSED const gd_env *env, int dir, const char *path,
+              struct stat *st)
 {
-    (void)env;
     return result(fstatat(dir, path, st, AT_SYMLINK_NOFOLLOW));
 }
 
@@ -162,9 +151,8 @@ posix_fstatat(const gd_env *env, int dir, const char *path, struct stat *st)
  * that others made or removed before.  AT_STATX_FORCE_SYNC does the same for an
  * open file. */
 static int
-posix_renew(const gd_env *env, int dir, const char *path, int fd)
+posix_renew(GD_UNUSED const gd_env *env, int dir, const char *path, int fd)
 {
-    (void)env;
     char parent[256] = ".";
     struct statx now;
     const char *slash = strrchr(path, '/');
@@ -186,9 +174,8 @@ posix_renew(const gd_env *env, int dir, const char *path, int fd)
 }
 
 static int
-posix_free_space(const gd_env *env, int fd, gd_space *space)
+posix_free_space(GD_UNUSED const gd_env *env, int fd, gd_space *space)
 {
-    (void)env;
     struct statvfs found;
     int rc = result(fstatvfs(fd, &found));
     if (rc == 0) {
@@ -215,28 +202,25 @@ one_byte(uint64_t byte, short type)
 }
 
 static int
-posix_lock(const gd_env *env, int fd, uint64_t byte, short type)
+posix_lock(GD_UNUSED const gd_env *env, int fd, uint64_t byte, short type)
 {
-    (void)env;
     struct flock lock = one_byte(byte, type);
     int rc = result(fcntl(fd, F_OFD_SETLK, &lock));
     return rc == -EACCES ? -EAGAIN : rc;
 }
 
 static int
-posix_is_locked(const gd_env *env, int fd, uint64_t byte)
+posix_is_locked(GD_UNUSED const gd_env *env, int fd, uint64_t byte)
 {
-    (void)env;
     struct flock lock = one_byte(byte, F_WRLCK);
     int rc = result(fcntl(fd, F_OFD_GETLK, &lock));
     return rc < 0 ? rc : lock.l_type != F_UNLCK;
 }
 
 static int
-posix_list(const gd_env *env, int dir, const char *path,
+posix_list(GD_UNUSED const gd_env *env, int dir, const char *path,
            void (*visit)(void *arg, const char *name), void *arg)
 {
-    (void)env;
     int fd = openat(dir, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
         return -errno;
@@ -264,35 +248,32 @@ posix_list(const gd_env *env, int dir, const char *path,
 }
 
 static void
-posix_start_writeback(const gd_env *env, int fd, uint64_t offset,
+posix_start_writeback(GD_UNUSED const gd_env *env, int fd, uint64_t offset,
                       uint64_t length)
 {
-    (void)env;
     (void)sync_file_range(fd, (off_t)offset, (off_t)length,
                           SYNC_FILE_RANGE_WRITE);
 }
 
 static void
-posix_start_readahead(const gd_env *env, int fd, uint64_t offset,
+posix_start_readahead(GD_UNUSED const gd_env *env, int fd, uint64_t offset,
                       uint64_t length)
 {
-    (void)env;
     (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_WILLNEED);
 }
 
 static void
-posix_drop_cache(const gd_env *env, int fd, uint64_t offset, uint64_t length)
+posix_drop_cache(GD_UNUSED const gd_env *env, int fd, uint64_t offset,
+                 uint64_t length)
 {
-    (void)env;
     (void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
 }
 
 /* Begins at an address where a large page can begin: reserves more than needed,
  * and gives the rest back. */
 static void *
-posix_mmap_shared(const gd_env *env, int fd, size_t length)
+posix_mmap_shared(GD_UNUSED const gd_env *env, int fd, size_t length)
 {
-    (void)env;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t whole = (length + page - 1) / page * page;
     uint8_t *room = mmap(NULL, whole + LARGE_PAGE, PROT_NONE,
@@ -316,23 +297,21 @@ posix_mmap_shared(const gd_env *env, int fd, size_t length)
 }
 
 static void
-posix_use_large_pages(const gd_env *env, void *address, size_t length)
+posix_use_large_pages(GD_UNUSED const gd_env *env, void *address,
+                      size_t length)
 {
-    (void)env;
     (void)madvise(address, length, MADV_COLLAPSE);
 }
 
 static int
-posix_munmap(const gd_env *env, void *address, size_t length)
+posix_munmap(GD_UNUSED const gd_env *env, void *address, size_t length)
 {
-    (void)env;
     return result(munmap(address, length));
 }
 
 static int
-posix_random(const gd_env *env, void *buf, size_t len)
+posix_random(GD_UNUSED const gd_env *env, void *buf, size_t len)
 {
-    (void)env;
     uint8_t *p = buf;
     while (len > 0) {
         ssize_t n = getrandom(p, len, 0);
@@ -348,23 +327,20 @@ posix_random(const gd_env *env, void *buf, size_t len)
 }
 
 static pid_t
-posix_getpid(const gd_env *env)
+posix_getpid(GD_UNUSED const gd_env *env)
 {
-    (void)env;
     return getpid();
 }
 
 static uid_t
-posix_geteuid(const gd_env *env)
+posix_geteuid(GD_UNUSED const gd_env *env)
 {
-    (void)env;
     return geteuid();
 }
 
 static int64_t
-posix_now(const gd_env *env)
+posix_now(GD_UNUSED const gd_env *env)
 {
-    (void)env;
     return (int64_t)time(NULL);
 }
 
@@ -377,39 +353,34 @@ clock_ns(clockid_t clock)
 }
 
 static int64_t
-posix_monotonic_ns(const gd_env *env)
+posix_monotonic_ns(GD_UNUSED const gd_env *env)
 {
-    (void)env;
     return clock_ns(CLOCK_MONOTONIC);
 }
 
 static int64_t
-posix_thread_ns(const gd_env *env)
+posix_thread_ns(GD_UNUSED const gd_env *env)
 {
-    (void)env;
     return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 static void
-posix_sleep_ms(const gd_env *env, unsigned ms)
+posix_sleep_ms(GD_UNUSED const gd_env *env, unsigned ms)
 {
-    (void)env;
     struct timespec t = {.tv_sec = ms / 1000,
                          .tv_nsec = (long)(ms % 1000) * 1000000L};
     nanosleep(&t, NULL);
 }
 
 static void *
-posix_alloc(const gd_env *env, size_t size, bool zeroed)
+posix_alloc(GD_UNUSED const gd_env *env, size_t size, bool zeroed)
 {
-    (void)env;
     return zeroed ? calloc(1, size) : malloc(size);
 }
 
 static void
-posix_release(const gd_env *env, void *memory)
+posix_release(GD_UNUSED const gd_env *env, void *memory)
 {
-    (void)env;
     free(memory);
 }
 
@@ -601,6 +572,28 @@ gd_sync_dir(const gd_env *env, int dir, const char *path, gd_error *err)
                              shown(path));
     }
     return GD_OK;
+}
+
+gd_status
+gd_fsync(const gd_env *env, int fd, const char *file, gd_error *err)
+{
+    int rc = env->fsync(env, fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", file) : GD_OK;
+}
+
+gd_status
+gd_fdatasync(const gd_env *env, int fd, const char *file, gd_error *err)
+{
+    int rc = env->fdatasync(env, fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fdatasync %s", file)
+                  : GD_OK;
+}
+
+gd_status
+gd_random(const gd_env *env, void *out, size_t length, gd_error *err)
+{
+    int rc = env->random(env, out, length);
+    return rc < 0 ? gd_fail_errno(err, -rc, "no random bytes") : GD_OK;
 }
 
 void *

@@ -22,6 +22,9 @@
 
 #include "engine/base/status.h"
 
+/* Of a parameter that an interface demands. */
+#define GD_UNUSED __attribute__((unused))
+
 typedef struct gd_env gd_env;
 
 typedef struct gd_space {
@@ -126,6 +129,11 @@ gd_status gd_open(const gd_env *env, int dir, const char *path, int flags,
 /* Fsyncs a directory, so that names made or removed in it are durable. */
 gd_status gd_sync_dir(const gd_env *env, int dir, const char *path,
                       gd_error *err);
+/* Make a file's contents durable. */
+gd_status gd_fsync(const gd_env *env, int fd, const char *file, gd_error *err);
+gd_status gd_fdatasync(const gd_env *env, int fd, const char *file,
+                       gd_error *err);
+gd_status gd_random(const gd_env *env, void *out, size_t length, gd_error *err);
 /* Zeroed memory for count * size bytes, checked for overflow; NULL on
  * failure with GD_NOMEM in err. */
 void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);

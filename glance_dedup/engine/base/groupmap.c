@@ -13,9 +13,7 @@ gd_groupmap_init(gd_groupmap *map, const gd_env *env)
 void
 gd_groupmap_free(gd_groupmap *map)
 {
-    if (map->items != NULL) {
-        map->env->release(map->env, map->items);
-    }
+    map->env->release(map->env, map->items);
     gd_groupmap_init(map, map->env);
 }
 
@@ -46,9 +44,7 @@ grow(gd_groupmap *map, gd_error *err)
             *find(&larger, map->items[i].group) = map->items[i];
         }
     }
-    if (map->items != NULL) {
-        map->env->release(map->env, map->items);
-    }
+    map->env->release(map->env, map->items);
     *map = larger;
     return GD_OK;
 }

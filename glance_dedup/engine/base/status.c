@@ -9,23 +9,25 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The text may be completed by the caller. */
 static void
-format_text(gd_error *err, const char *format, va_list args)
+set(gd_error *err, gd_status status, int sys_errno, const char *format,
+    va_list args)
 {
-    vsnprintf(err->text, sizeof err->text, format, args);
+    if (err != NULL) {
+        vsnprintf(err->text, sizeof err->text, format, args);
+        err->status = status;
+        err->sys_errno = sys_errno;
+    }
 }
 
 gd_status
 gd_fail(gd_error *err, gd_status status, const char *format, ...)
 {
-    if (err != NULL) {
-        va_list args;
-        va_start(args, format);
-        format_text(err, format, args);
-        va_end(args);
-        err->status = status;
-        err->sys_errno = 0;
-    }
+    va_list args;
+    va_start(args, format);
+    set(err, status, 0, format, args);
+    va_end(args);
     return status;
 }
 
@@ -56,18 +58,16 @@ gd_status
 gd_fail_errno(gd_error *err, int sys_errno, const char *format, ...)
 {
     gd_status status = status_of_errno(sys_errno);
+    va_list args;
+    va_start(args, format);
+    set(err, status, sys_errno, format, args);
+    va_end(args);
     if (err != NULL) {
-        va_list args;
-        va_start(args, format);
-        format_text(err, format, args);
-        va_end(args);
         size_t used = strlen(err->text);
         char words[128];
         /* The GNU variant: thread-safe; may return a static string. */
         const char *why = strerror_r(sys_errno, words, sizeof words);
         snprintf(err->text + used, sizeof err->text - used, ": %s", why);
-        err->status = status;
-        err->sys_errno = sys_errno;
     }
     return status;
 }
@@ -75,31 +75,20 @@ gd_fail_errno(gd_error *err, int sys_errno, const char *format, ...)
 const char *
 gd_status_name(gd_status status)
 {
-    switch (status) {
-    case GD_OK:
-        return "ok";
-    case GD_IO:
-        return "io";
-    case GD_CORRUPT:
-        return "corrupt";
-    case GD_NOSPACE:
-        return "nospace";
-    case GD_NOTFOUND:
-        return "notfound";
-    case GD_EXISTS:
-        return "exists";
-    case GD_BUSY:
-        return "busy";
-    case GD_VERSION:
-        return "version";
-    case GD_INVALID:
-        return "invalid";
-    case GD_NOMEM:
-        return "nomem";
-    case GD_DENIED:
-        return "denied";
-    case GD_CLOSED:
-        return "closed";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [GD_OK] = "ok",
+        [GD_IO] = "io",
+        [GD_CORRUPT] = "corrupt",
+        [GD_NOSPACE] = "nospace",
+        [GD_NOTFOUND] = "notfound",
+        [GD_EXISTS] = "exists",
+        [GD_BUSY] = "busy",
+        [GD_VERSION] = "version",
+        [GD_INVALID] = "invalid",
+        [GD_NOMEM] = "nomem",
+        [GD_DENIED] = "denied",
+        [GD_CLOSED] = "closed",
+    };
+    return (size_t)status < sizeof names / sizeof *names ? names[status]
+                                                         : "unknown";
 }

@@ -127,10 +127,11 @@ gd_estimate_open(const gd_env *env, const gd_chunker *chunker,
     e->chunker = *chunker;
     e->params = *params;
     e->most_places = most_places(params->table_bytes);
-    int rc = env->random(env, &e->secret, sizeof e->secret);
+    s = gd_random(env, &e->secret, sizeof e->secret, err);
     e->secret |= 1;
-    s = rc < 0 ? gd_fail_errno(err, -rc, "no random bytes")
-               : open_buffers(e, err);
+    if (s == GD_OK) {
+        s = open_buffers(e, err);
+    }
     if (s != GD_OK) {
         gd_estimate_close(e);
         return s;
@@ -143,9 +144,7 @@ void
 gd_estimate_close(gd_estimate *e)
 {
     const gd_env *env = e->env;
-    if (e->coder != NULL) {
-        gd_coder_close(env, e->coder);
-    }
+    gd_coder_close(env, e->coder);
     env->release(env, e->places);
     env->release(env, e->keys);
     env->release(env, e->out);

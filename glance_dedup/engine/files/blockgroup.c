@@ -10,6 +10,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/base/zero.h"
+#include "engine/files/file.h"
 #include "engine/files/spool.h"
 #include "engine/format/address.h"
 
@@ -45,12 +46,9 @@ encode_header(const gd_env *env, const gd_params *params,
     gd_put32(out + 48, params->group_slots);
     gd_put32(out + 52, params->block_size);
     memcpy(out + 56, params->digest, GD_DIGEST_NAME);
-    int rc = env->random(env, out + 72, GD_ID_SIZE);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
-    }
+    gd_status s = gd_random(env, out + 72, GD_ID_SIZE, err);
     gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
-    return GD_OK;
+    return s;
 }
 
 static gd_status
@@ -105,20 +103,16 @@ gd_group_open_as(const gd_env *env, int root, const gd_params *params,
     group->env = env;
     group->number = number;
     snprintf(group->name, sizeof group->name, "%s", name);
-    gd_status s = gd_open(env, root, group->name, flags, 0, &group->fd, err);
+    gd_status s =
+        gd_file_open(env, root, group->name, flags, &group->fd, err);
     if (s != GD_OK) {
         env->release(env, group);
         return s;
     }
     uint8_t header[HEADER_SIZE];
     struct stat st;
-    int rc = env->fstat(env, group->fd, &st);
-    if (rc < 0) {
-        s = gd_fail_errno(err, -rc, "cannot look at %s", group->name);
-    } else if (!S_ISREG(st.st_mode)) {
-        s = gd_fail(err, GD_CORRUPT, "%s is not an ordinary file",
-                    group->name);
-    } else {
+    s = gd_group_stat(group, &st, err);
+    if (s == GD_OK) {
         group->inode = st.st_ino;
         s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name,
                          err);
@@ -158,9 +152,11 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
 void
 gd_group_close(gd_group *group)
 {
-    const gd_env *env = group->env;
-    env->close(env, group->fd);
-    env->release(env, group);
+    if (group != NULL) {
+        const gd_env *env = group->env;
+        env->close(env, group->fd);
+        env->release(env, group);
+    }
 }
 
 gd_status
@@ -169,6 +165,17 @@ gd_group_stat(const gd_group *group, struct stat *st, gd_error *err)
     int rc = group->env->fstat(group->env, group->fd, st);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", group->name)
                   : GD_OK;
+}
+
+gd_status
+gd_group_check_name(const gd_group *group, int root, gd_error *err)
+{
+    bool same;
+    gd_status s = gd_find_same(group->env, group->fd, root, group->name, &same,
+                               err);
+    return s != GD_OK || same ? s
+                              : gd_fail(err, GD_BUSY, "%s was replaced while "
+                                        "it was open", group->name);
 }
 
 /* ---- creation ---- */
@@ -377,12 +384,11 @@ gd_group_next_generation(const gd_env *env, gd_published *record,
                          gd_error *err)
 {
     uint8_t bytes[8];
-    int rc = env->random(env, bytes, sizeof bytes);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, bytes, sizeof bytes, err);
+    if (s == GD_OK) {
+        record->generation = gd_get64(bytes);
     }
-    record->generation = gd_get64(bytes);
-    return GD_OK;
+    return s;
 }
 
 /* ---- entries ---- */
@@ -447,6 +453,24 @@ gd_group_write_entries(const gd_group *group, uint32_t first, uint32_t count,
     gd_status s = gd_write_full(env, group->fd, raw, span, start, group->name,
                                 err);
     env->release(env, raw);
+    return s;
+}
+
+gd_status
+gd_group_write_except(const gd_group *group, uint32_t first, uint32_t count,
+                      const gd_entry *entries, gd_entry_state left_out,
+                      gd_error *err)
+{
+    gd_status s = GD_OK;
+    for (uint32_t i = 0, n; s == GD_OK && i < count; i += n + 1) {
+        n = 0;
+        while (i + n < count && entries[i + n].state != left_out) {
+            n++;
+        }
+        if (n > 0) {
+            s = gd_group_write_entries(group, first + i, n, entries + i, err);
+        }
+    }
     return s;
 }
 

@@ -71,6 +71,9 @@ gd_status gd_group_open_as(const gd_env *env, int root,
                            gd_error *err);
 void gd_group_close(gd_group *group);
 gd_status gd_group_stat(const gd_group *group, struct stat *st, gd_error *err);
+/* I4: GD_BUSY, with a message, if the name leads to another file.  Call this
+ * after locking. */
+gd_status gd_group_check_name(const gd_group *group, int root, gd_error *err);
 
 /* Creates the next group, for blocks of this scope, and takes its lease.  The
  * group is durable under its name before the call returns, so that no block in
@@ -115,6 +118,10 @@ gd_status gd_group_read_entries(const gd_group *group, uint32_t first,
 gd_status gd_group_write_entries(const gd_group *group, uint32_t first,
                                  uint32_t count, const gd_entry *entries,
                                  gd_error *err);
+/* The same, but leaves out the entries in one state. */
+gd_status gd_group_write_except(const gd_group *group, uint32_t first,
+                                uint32_t count, const gd_entry *entries,
+                                gd_entry_state left_out, gd_error *err);
 
 /* Loads the fingerprints below record->count (LiveDFS: prefetching of a whole
  * fingerprint store). */

@@ -90,14 +90,6 @@ gd_fence_read(const gd_env *env, int root, gd_fence *fence, bool *found,
 }
 
 static gd_status
-sync_fence(const gd_env *env, const fence_file *file, gd_error *err)
-{
-    int rc = env->fsync(env, file->fd);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", GD_FILE_FENCE)
-                  : GD_OK;
-}
-
-static gd_status
 write_record(const gd_env *env, const fence_file *file, const gd_fence *fence,
              gd_error *err)
 {
@@ -106,7 +98,7 @@ write_record(const gd_env *env, const fence_file *file, const gd_fence *fence,
     gd_status s = gd_write_full(env, file->fd, raw, sizeof raw,
                                 (fence->sequence & 1) * RECORD_SIZE,
                                 GD_FILE_FENCE, err);
-    return s == GD_OK ? sync_fence(env, file, err) : s;
+    return s == GD_OK ? gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;
 }
 
 /* Writes a later sequence of the same catalog. */
@@ -142,7 +134,7 @@ replace(const gd_env *env, const fence_file *file, const gd_fence *fence,
                           (~fence->sequence & 1) * RECORD_SIZE, GD_FILE_FENCE,
                           err);
     }
-    return s == GD_OK ? sync_fence(env, file, err) : s;
+    return s == GD_OK ? gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;
 }
 
 static gd_status

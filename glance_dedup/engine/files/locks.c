@@ -200,21 +200,25 @@ gd_locks_unshare_all(gd_locks *locks, gd_groupmap *held)
     gd_groupmap_free(held);
 }
 
-/* An exclusive lock; the map says whether this process has it.  REQUIRES: the
- * mutex. */
+/* An exclusive lock; the map says whether this process has it. */
 static gd_status
 take_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
                uint64_t byte, gd_error *err)
 {
+    gd_status s = GD_BUSY;
+    pthread_mutex_lock(&locks->mutex);
     uint32_t *taken = gd_groupmap_at(map, group, err);
+    /* The shared lock belongs to this same open file.  The kernel would turn it
+     * into an exclusive one, in spite of the transactions that rely on it. */
+    bool used = byte == share_byte(group) &&
+                gd_groupmap_get(&locks->shared, group) != 0;
     if (taken == NULL) {
-        return GD_NOMEM;
+        s = GD_NOMEM;
+    } else if (*taken == 0 && !used) {
+        s = try_byte(locks, byte, F_WRLCK, err);
+        *taken = s == GD_OK;
     }
-    if (*taken != 0) {
-        return GD_BUSY;
-    }
-    gd_status s = try_byte(locks, byte, F_WRLCK, err);
-    *taken = s == GD_OK;
+    pthread_mutex_unlock(&locks->mutex);
     return s;
 }
 
@@ -233,16 +237,8 @@ drop_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
 gd_status
 gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err)
 {
-    gd_status s = GD_BUSY;
-    pthread_mutex_lock(&locks->mutex);
-    /* The shared lock belongs to this same open file.  The kernel would turn it
-     * into an exclusive one, in spite of the transactions that rely on it. */
-    if (gd_groupmap_get(&locks->shared, group) == 0) {
-        s = take_exclusive(locks, &locks->excluded, group, share_byte(group),
-                           err);
-    }
-    pthread_mutex_unlock(&locks->mutex);
-    return s;
+    return take_exclusive(locks, &locks->excluded, group, share_byte(group),
+                          err);
 }
 
 void
@@ -254,11 +250,8 @@ gd_locks_admit(gd_locks *locks, uint32_t group)
 gd_status
 gd_locks_announce(gd_locks *locks, uint32_t group, gd_error *err)
 {
-    pthread_mutex_lock(&locks->mutex);
-    gd_status s = take_exclusive(locks, &locks->announced, group,
-                                 intent_byte(group), err);
-    pthread_mutex_unlock(&locks->mutex);
-    return s;
+    return take_exclusive(locks, &locks->announced, group, intent_byte(group),
+                          err);
 }
 
 void
@@ -284,11 +277,8 @@ gd_locks_withdraw_all(gd_locks *locks)
 gd_status
 gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err)
 {
-    pthread_mutex_lock(&locks->mutex);
-    gd_status s = take_exclusive(locks, &locks->leased, group,
-                                 lease_byte(group), err);
-    pthread_mutex_unlock(&locks->mutex);
-    return s;
+    return take_exclusive(locks, &locks->leased, group, lease_byte(group),
+                          err);
 }
 
 void

@@ -13,7 +13,6 @@
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
 #include "engine/files/locks.h"
-#include "engine/format/recipe.h"
 
 enum { TRIES = 100 };
 
@@ -21,12 +20,11 @@ static gd_status
 new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
          char name[GD_NAME_SIZE], gd_error *err)
 {
-    int rc = env->random(env, id, GD_ID_SIZE);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, id, GD_ID_SIZE, err);
+    if (s == GD_OK) {
+        gd_spool_name(kind, id, name);
     }
-    gd_spool_name(kind, id, name);
-    return GD_OK;
+    return s;
 }
 
 /* Takes byte 0 if the name still leads to the file (N7.1).  *taken tells
@@ -186,22 +184,31 @@ gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
                    "being opened", image_id, TRIES);
 }
 
-/* Whether the open recipe is from this upload. */
-static gd_status
-check_upload(const gd_env *env, int fd, const gd_params *params,
-             const char *image_id, const uint8_t *upload_id, gd_error *err)
+gd_status
+gd_spool_open_recipe(const gd_env *env, int root, const gd_params *params,
+                     const char *image_id, const uint8_t *upload_id,
+                     gd_recipe *recipe, gd_error *err)
 {
-    gd_recipe recipe;
     char name[GD_NAME_SIZE];
+    int fd;
+    recipe->fd = -1;
     gd_status s = gd_image_name(image_id, name, err);
     if (s == GD_OK) {
-        s = gd_recipe_open(env, fd, name, params, image_id, &recipe, err);
+        s = gd_spool_open_image(env, root, image_id, &fd, err);
     }
-    if (s == GD_OK &&
-        memcmp(recipe.header.upload_id, upload_id, GD_ID_SIZE) != 0) {
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_recipe_open(env, fd, name, params, image_id, recipe, err);
+    if (s == GD_OK && upload_id != NULL &&
+        memcmp(recipe->header.upload_id, upload_id, GD_ID_SIZE) != 0) {
         s = gd_fail(err, GD_NOTFOUND,
                     "image %s is of another upload than the one named",
                     image_id);
+    }
+    if (s != GD_OK) {
+        env->close(env, fd);
+        recipe->fd = -1;
     }
     return s;
 }
@@ -277,21 +284,21 @@ gd_status
 gd_spool_delete(const gd_env *env, int root, const gd_params *params,
                 const char *image_id, const uint8_t *upload_id, gd_error *err)
 {
-    int lock, fd;
+    int lock;
+    gd_recipe recipe;
     gd_status s = gd_image_lock(env, root, image_id, params->lock_timeout_ms,
                                 &lock, err); /* N9.1 */
     if (s != GD_OK) {
         return s;
     }
-    s = gd_spool_open_image(env, root, image_id, &fd, err); /* N9.2 */
+    /* N9.2.  Without an upload, an image that cannot be read goes, too. */
+    s = upload_id == NULL
+            ? gd_spool_open_image(env, root, image_id, &recipe.fd, err)
+            : gd_spool_open_recipe(env, root, params, image_id, upload_id,
+                                   &recipe, err);
     if (s == GD_OK) {
-        if (upload_id != NULL) {
-            s = check_upload(env, fd, params, image_id, upload_id, err);
-        }
-        if (s == GD_OK) {
-            s = gd_spool_move_image(env, root, image_id, err);
-        }
-        env->close(env, fd);
+        s = gd_spool_move_image(env, root, image_id, err);
+        env->close(env, recipe.fd);
     }
     gd_image_unlock(env, lock); /* N9.7 */
     return s;

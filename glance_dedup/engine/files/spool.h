@@ -15,6 +15,7 @@
 #include "engine/base/status.h"
 #include "engine/format/names.h"
 #include "engine/format/params.h"
+#include "engine/format/recipe.h"
 
 /* A spool file that this process made.  Its writer's lock byte is held while fd
  * is open. */
@@ -44,6 +45,12 @@ void gd_spool_close(const gd_env *env, gd_spool_file *file);
  * name still leads to the file (N11).  GD_NOTFOUND if there is none. */
 gd_status gd_spool_open_image(const gd_env *env, int root,
                               const char *image_id, int *fd, gd_error *err);
+/* The same, and reads the recipe's header, which must be of this upload; NULL:
+ * of any.  After an error recipe->fd is -1; otherwise the caller closes it. */
+gd_status gd_spool_open_recipe(const gd_env *env, int root,
+                               const gd_params *params, const char *image_id,
+                               const uint8_t *upload_id, gd_recipe *recipe,
+                               gd_error *err);
 /* Whether any process has the image open; true also if that cannot be told.  It
  * only asks: the byte is never taken on an image (N3). */
 bool gd_spool_is_read(const gd_env *env, int root, const char *image_id);

@@ -187,16 +187,6 @@ gd_spool_entry_close(gd_spool_entry *entry)
 
 /* ---- looking and locking ---- */
 
-/* Whether a name leads to the open file.  "Cannot say" is an error: an image
- * wrongly taken for deleted would be un-counted. */
-static gd_status
-leads_here(const gd_spool_entry *entry, const char *name, bool *here,
-           gd_error *err)
-{
-    return gd_find_same(entry->env, entry->fd, entry->root, name, here,
-                        err);
-}
-
 gd_status
 gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
 {
@@ -210,8 +200,11 @@ gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
     gd_status s = entry->complete ? GD_OK : read_header(entry, err);
     if (s == GD_OK && entry->complete) {
         s = gd_image_name(entry->recipe.header.image_id, name, err);
+        /* "Cannot say" is an error: an image wrongly taken for deleted would be
+         * un-counted. */
         if (s == GD_OK) {
-            s = leads_here(entry, name, live, err);
+            s = gd_find_same(entry->env, entry->fd, entry->root, name, live,
+                             err);
         }
     }
     return s;
@@ -369,7 +362,8 @@ static gd_status
 need_own_name(const gd_spool_entry *entry, gd_error *err)
 {
     bool here;
-    gd_status s = leads_here(entry, entry->name, &here, err);
+    gd_status s = gd_find_same(entry->env, entry->fd, entry->root, entry->name,
+                               &here, err);
     if (s == GD_OK && !here) {
         s = gd_fail(err, GD_NOTFOUND, "%s is not the file any more that was "
                     "opened", entry->name);
@@ -395,9 +389,9 @@ quarantine_name(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
                 gd_error *err)
 {
     uint8_t digits[8];
-    int rc = entry->env->random(entry->env, digits, sizeof digits);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(entry->env, digits, sizeof digits, err);
+    if (s != GD_OK) {
+        return s;
     }
     int n = snprintf(name, GD_NAME_SIZE,
                      GD_DIR_QUARANTINE "/%.*s-%016llx", GD_IMAGE_ID_MAX,
@@ -428,7 +422,7 @@ gd_spool_entry_set_aside(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
                              entry->name, name);
     }
     /* The image may have been replaced between the look and the link. */
-    s = leads_here(entry, name, &here, err);
+    s = gd_find_same(env, entry->fd, entry->root, name, &here, err);
     if (s == GD_OK && !here) {
         (void)env->unlinkat(env, entry->root, name);
         s = gd_fail(err, GD_BUSY, "%s was replaced just now", entry->name);

@@ -153,30 +153,23 @@ static bool
 find(const gd_blocks *blocks, uint64_t address, size_t *at, block *out)
 {
     const uint8_t *addresses = blocks->addresses;
-    size_t low = 0, high = blocks->count, next = *at + 1;
-    if (next < high &&
-        gd_get64(addresses + next * GD_ADDRESS_SIZE) == address) {
-        low = high = next;
+    size_t here = *at + 1;
+    if (here >= blocks->count ||
+        gd_get64(addresses + here * GD_ADDRESS_SIZE) != address) {
+        here = gd_lower_bound(addresses, GD_ADDRESS_SIZE, blocks->count,
+                              address);
     }
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (gd_get64(addresses + middle * GD_ADDRESS_SIZE) < address) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    if (low == blocks->count ||
-        gd_get64(addresses + low * GD_ADDRESS_SIZE) != address) {
+    if (here == blocks->count ||
+        gd_get64(addresses + here * GD_ADDRESS_SIZE) != address) {
         return false;
     }
-    *at = low;
+    *at = here;
     out->address = address;
-    out->entry = blocks->entries + low * GD_LISTED_ENTRY;
+    out->entry = blocks->entries + here * GD_LISTED_ENTRY;
     out->length = gd_get32(out->entry + LISTED_LENGTH);
     out->state = out->entry[LISTED_STATE];
     out->used =
-        blocks->counts == NULL ? 0 : gd_get32(blocks->counts + low * 4);
+        blocks->counts == NULL ? 0 : gd_get32(blocks->counts + here * 4);
     return true;
 }
 

@@ -226,3 +226,12 @@ gd_chunker_gear(gd_chunker *chunker, size_t minimum, size_t average,
                             .easy = limit * 4};
     return GD_OK;
 }
+
+gd_status
+gd_chunker_open(gd_chunker *chunker, size_t minimum, size_t average,
+                size_t maximum, gd_error *err)
+{
+    return average == 0
+               ? gd_chunker_fixed(chunker, maximum, err)
+               : gd_chunker_gear(chunker, minimum, average, maximum, err);
+}

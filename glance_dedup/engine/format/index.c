@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "engine/format/address.h"
 #include "engine/format/fpstore.h"
 
 enum {

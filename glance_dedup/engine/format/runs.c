@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/base/coding.h"
+#include "engine/format/address.h"
 
 /* ---- counting ---- */
 
@@ -135,17 +136,10 @@ gd_runs_name_any(const uint8_t *runs, size_t run_count,
 {
     for (size_t i = 0; i < run_count; i++) {
         span run = span_of(runs + i * GD_RUN_SIZE);
-        size_t low = 0, high = count; /* the first address that is not lower */
-        while (low < high) {
-            size_t middle = low + (high - low) / 2;
-            if (gd_get64(addresses + middle * GD_ADDRESS_SIZE) < run.from) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        if (low < count &&
-            gd_get64(addresses + low * GD_ADDRESS_SIZE) < run.to) {
+        size_t at =
+            gd_lower_bound(addresses, GD_ADDRESS_SIZE, count, run.from);
+        if (at < count &&
+            gd_get64(addresses + at * GD_ADDRESS_SIZE) < run.to) {
             return true;
         }
     }

@@ -19,7 +19,6 @@
 enum {
     GD_RUN_SIZE = 12,
     GD_ADDRESS_SIZE = 8,
-    GD_SLOT_BITS = 15,
     GD_COUNTERS = 1024, /* slots counted under one key */
     GD_COUNTERS_SIZE = 4 * GD_COUNTERS,
 };

@@ -179,26 +179,20 @@ gd_sha256mb_hash(gd_sha256mb *m, const gd_scope *scope,
 #else
 
 gd_sha256mb *
-gd_sha256mb_open(const gd_env *env)
+gd_sha256mb_open(GD_UNUSED const gd_env *env)
 {
-    (void)env;
     return NULL;
 }
 
 void
-gd_sha256mb_close(gd_sha256mb *m)
+gd_sha256mb_close(GD_UNUSED gd_sha256mb *m)
 {
-    (void)m;
 }
 
 bool
-gd_sha256mb_hash(gd_sha256mb *m, const gd_scope *scope,
-                 const gd_hash_input *inputs, size_t count)
+gd_sha256mb_hash(GD_UNUSED gd_sha256mb *m, GD_UNUSED const gd_scope *scope,
+                 GD_UNUSED const gd_hash_input *inputs, GD_UNUSED size_t count)
 {
-    (void)m;
-    (void)scope;
-    (void)inputs;
-    (void)count;
     return false;
 }
 

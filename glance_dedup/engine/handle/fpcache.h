@@ -28,7 +28,8 @@ void gd_fpcache_close(gd_fpcache *cache);
 
 /* Lends the open file of a group, and opens it if necessary.  With fresh, looks
  * up the name again, since a rewrite of the group may have replaced the file;
- * what is then read is no older than the call, whichever host wrote it. */
+ * what is then read is no older than the call, whichever host wrote it.
+ * *group is NULL after an error. */
 gd_status gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                            gd_group **group, gd_error *err);
 void gd_fpcache_return_group(gd_fpcache *cache, gd_group *group);

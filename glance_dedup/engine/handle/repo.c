@@ -17,16 +17,6 @@
 /* ---- opening and closing ---- */
 
 static gd_status
-choose_chunker(const gd_params *params, gd_chunker *chunker, gd_error *err)
-{
-    return params->cut_average == 0
-               ? gd_chunker_fixed(chunker, params->block_size, err)
-               : gd_chunker_gear(chunker, params->cut_minimum,
-                                 params->cut_average, params->block_size,
-                                 err);
-}
-
-static gd_status
 check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 {
     if (params->major < 1 || params->major > GD_REPOSITORY_MAJOR) {
@@ -97,7 +87,9 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
         s = check_params(&repo->params, repo->digest, err);
     }
     if (s == GD_OK) {
-        s = choose_chunker(&repo->params, &repo->chunker, err);
+        s = gd_chunker_open(&repo->chunker, repo->params.cut_minimum,
+                            repo->params.cut_average, repo->params.block_size,
+                            err);
     }
     if (s == GD_OK) {
         s = gd_pool_open(env, repo->params.threads, &repo->pool, err);
@@ -186,9 +178,7 @@ gd_repo_close(gd_repo *repo)
     if (index != NULL) {
         index->close(index);
     }
-    if (repo->filter != NULL) {
-        gd_filter_close(env, repo->filter);
-    }
+    gd_filter_close(env, repo->filter);
     if (repo->spares != NULL) {
         gd_spare_index_close(repo->spares);
     }
@@ -201,12 +191,8 @@ gd_repo_close(gd_repo *repo)
     if (repo->locks != NULL) {
         gd_locks_close(repo->locks);
     }
-    if (repo->pool != NULL) {
-        gd_pool_close(env, repo->pool);
-    }
-    if (repo->digest != NULL) {
-        gd_digest_close(env, repo->digest);
-    }
+    gd_pool_close(env, repo->pool);
+    gd_digest_close(env, repo->digest);
     if (repo->root >= 0) {
         env->close(env, repo->root);
     }

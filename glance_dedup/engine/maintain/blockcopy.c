@@ -9,15 +9,12 @@
 
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
-#include "engine/format/runs.h"
+#include "engine/format/duplicates.h"
 #include "engine/read/blockreader.h"
 #include "engine/read/spare.h"
 #include "engine/write/packer.h"
 
-enum {
-    PAIR_SIZE = 16,
-    LARGEST_BLOCK = 65536,
-};
+enum { LARGEST_BLOCK = 65536 };
 
 struct gd_block_copy {
     gd_repo *repo;
@@ -92,8 +89,7 @@ take_addresses(gd_block_copy *copy, const uint8_t *addresses,
     *sorted = numbers;
     for (size_t i = 0; i < count; i++) {
         numbers[i] = gd_get64(addresses + 8 * i);
-        uint64_t group = numbers[i] >> GD_SLOT_BITS;
-        if (group < 1 || group > GD_MAX_GROUP) {
+        if (!gd_is_address(numbers[i])) {
             return gd_fail(err, GD_INVALID, "%llu is not an address",
                            (unsigned long long)numbers[i]);
         }
@@ -106,8 +102,8 @@ take_addresses(gd_block_copy *copy, const uint8_t *addresses,
             continue;
         }
         numbers[used++] = numbers[i];
-        s = gd_packer_avoid(copy->packer,
-                            (uint32_t)(numbers[i] >> GD_SLOT_BITS), err);
+        s = gd_packer_avoid(copy->packer, gd_address_of(numbers[i]).group,
+                            err);
     }
     *distinct = used;
     return s;
@@ -117,16 +113,16 @@ static gd_status
 note_pair(gd_block_copy *copy, uint64_t old, gd_address to,
           gd_error *err)
 {
-    uint8_t *pairs = gd_array_reserve(copy->repo->env, copy->pairs,
-                                      &copy->room, copy->count + 1, PAIR_SIZE,
-                                      err);
+    uint8_t *pairs =
+        gd_array_reserve(copy->repo->env, copy->pairs, &copy->room,
+                         copy->count + 1, GD_PAIR_SIZE, err);
     if (pairs == NULL) {
         return GD_NOMEM;
     }
     copy->pairs = pairs;
-    uint8_t *pair = copy->pairs + copy->count++ * PAIR_SIZE;
+    uint8_t *pair = copy->pairs + copy->count++ * GD_PAIR_SIZE;
     gd_put64(pair, old);
-    gd_put64(pair + 8, (uint64_t)to.group << GD_SLOT_BITS | to.slot);
+    gd_put64(pair + 8, gd_address_number(to));
     return GD_OK;
 }
 
@@ -163,9 +159,7 @@ read_block(gd_block_copy *copy, gd_address address, gd_entry *entry,
 static gd_status
 copy_block(gd_block_copy *copy, uint64_t number, gd_error *err)
 {
-    gd_address old = {(uint32_t)(number >> GD_SLOT_BITS),
-                      (uint32_t)number & (GD_MAX_SLOTS - 1)};
-    gd_address to;
+    gd_address old = gd_address_of(number), to;
     gd_entry entry;
     const uint8_t *data;
     bool had;
@@ -222,14 +216,14 @@ gd_block_copy_finish(gd_block_copy *copy, const uint8_t **pairs,
     /* A block that was added twice has two copies; either will do. */
     size_t used = 0;
     if (copy->count > 0) {
-        qsort(copy->pairs, copy->count, PAIR_SIZE, by_old_address);
+        qsort(copy->pairs, copy->count, GD_PAIR_SIZE, by_old_address);
     }
     for (size_t i = 0; i < copy->count; i++) {
-        const uint8_t *pair = copy->pairs + i * PAIR_SIZE;
+        const uint8_t *pair = copy->pairs + i * GD_PAIR_SIZE;
         if (used == 0 ||
-            gd_get64(copy->pairs + (used - 1) * PAIR_SIZE) !=
+            gd_get64(copy->pairs + (used - 1) * GD_PAIR_SIZE) !=
                 gd_get64(pair)) {
-            memmove(copy->pairs + used * PAIR_SIZE, pair, PAIR_SIZE);
+            memmove(copy->pairs + used * GD_PAIR_SIZE, pair, GD_PAIR_SIZE);
             used++;
         }
     }

@@ -39,14 +39,6 @@ typedef struct run {
     gd_error err;
 } run;
 
-/* One thread's buffers. */
-typedef struct worker {
-    gd_hasher *hasher;
-    gd_coder *coder;
-    uint8_t *in;    /* a stored segment */
-    uint8_t *plain; /* its plain bytes */
-} worker;
-
 struct gd_group_rewrite {
     gd_leased_group *leased;
     bool anew; /* everything is compressed again, with: */
@@ -59,7 +51,7 @@ struct gd_group_rewrite {
     uint32_t next;     /* the first slot not processed yet */
     bool complete;
     gd_published record; /* of the complete file */
-    worker *workers;
+    gd_decoder *workers; /* one for each thread */
     run *runs; /* the bundle */
     size_t count;
     uint8_t *plain, *packed; /* of the runs */
@@ -97,32 +89,6 @@ count_workers(const gd_group_rewrite *r)
 }
 
 static gd_status
-open_worker(gd_repo *repo, worker *w, gd_error *err)
-{
-    gd_status s = gd_hasher_open(repo->env, repo->digest, &w->hasher, err);
-    if (s == GD_OK) {
-        s = gd_coder_open(repo->env, &w->coder, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    w->in = gd_alloc(repo->env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
-    w->plain = gd_alloc(repo->env, GD_SEGMENT_MAX, err);
-    return w->in == NULL || w->plain == NULL ? GD_NOMEM : GD_OK;
-}
-
-static void
-close_worker(const gd_env *env, worker *w)
-{
-    env->release(env, w->plain);
-    env->release(env, w->in);
-    gd_coder_close(env, w->coder);
-    if (w->hasher != NULL) {
-        gd_hasher_close(env, w->hasher);
-    }
-}
-
-static gd_status
 open_buffers(gd_group_rewrite *r, gd_error *err)
 {
     gd_repo *repo = r->leased->repo;
@@ -139,7 +105,7 @@ open_buffers(gd_group_rewrite *r, gd_error *err)
                       ? GD_NOMEM
                       : GD_OK;
     for (unsigned i = 0; s == GD_OK && i < count; i++) {
-        s = open_worker(repo, &r->workers[i], err);
+        s = gd_decoder_open(env, repo->digest, &r->workers[i], err);
     }
     return s;
 }
@@ -150,7 +116,7 @@ gd_group_rewrite_close(gd_group_rewrite *r)
     gd_repo *repo = r->leased->repo;
     const gd_env *env = repo->env;
     for (unsigned i = 0; r->workers != NULL && i < count_workers(r); i++) {
-        close_worker(env, &r->workers[i]);
+        gd_decoder_close(env, &r->workers[i]);
     }
     env->release(env, r->workers);
     env->release(env, r->packed);
@@ -193,17 +159,6 @@ start_file(gd_group_rewrite *r, gd_error *err)
                   : GD_OK;
 }
 
-/* Makes the old file durable: a crash may leave either file under the name, and
- * both must be whole. */
-static gd_status
-sync_old(const gd_leased_group *leased, gd_error *err)
-{
-    const gd_group *group = leased->group;
-    int rc = group->env->fsync(group->env, group->fd);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", group->name)
-                  : GD_OK;
-}
-
 static void
 expect_segments(const gd_leased_group *leased)
 {
@@ -221,8 +176,9 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
 {
     gd_repo *repo = leased->repo;
     gd_status s = check_entries(leased, err);
+    /* A crash may leave either file under the name: both must be whole. */
     if (s == GD_OK) {
-        s = sync_old(leased, err);
+        s = gd_fsync(repo->env, leased->group->fd, leased->group->name, err);
     }
     if (s != GD_OK) {
         return s;
@@ -324,7 +280,7 @@ typedef struct old_segment {
 } old_segment;
 
 static gd_status
-verify_blocks(const gd_group_rewrite *r, worker *w, const old_segment *old,
+verify_blocks(const gd_group_rewrite *r, gd_decoder *w, const old_segment *old,
               gd_error *err)
 {
     const gd_group *group = r->leased->group;
@@ -353,7 +309,7 @@ verify_blocks(const gd_group_rewrite *r, worker *w, const old_segment *old,
 /* Reads the segment that the slot names, and verifies those of its blocks that
  * are in the run. */
 static gd_status
-read_segment(const gd_group_rewrite *r, worker *w, run *one, uint32_t slot,
+read_segment(const gd_group_rewrite *r, gd_decoder *w, run *one, uint32_t slot,
              old_segment *old, gd_error *err)
 {
     const gd_entry *entries = r->leased->entries;
@@ -376,7 +332,7 @@ read_segment(const gd_group_rewrite *r, worker *w, run *one, uint32_t slot,
 /* Whether the run is exactly this segment, down to its checksum.  A segment
  * whose stored bytes do not fit in the run's place was not written by us. */
 static bool
-is_whole(const gd_group_rewrite *r, const worker *w, const run *one,
+is_whole(const gd_group_rewrite *r, const gd_decoder *w, const run *one,
          const old_segment *old)
 {
     return !r->anew && old->header.first_slot == one->first &&
@@ -387,7 +343,7 @@ is_whole(const gd_group_rewrite *r, const worker *w, const run *one,
 }
 
 static gd_status
-fetch(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
+fetch(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
 {
     gd_status s = GD_OK;
     uint32_t at = 0;
@@ -429,7 +385,7 @@ kept_level(const gd_leased_group *leased, gd_codec codec)
 
 /* Makes the plain bytes a segment of their slots. */
 static gd_status
-pack(gd_group_rewrite *r, worker *w, run *one, gd_error *err)
+pack(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
 {
     gd_codec old = r->leased->entries[one->first].codec;
     gd_codec codec = r->anew ? r->codec : old;
@@ -471,7 +427,7 @@ gather_task(void *arg, size_t task, unsigned number)
 {
     gd_group_rewrite *r = arg;
     run *one = &r->runs[task];
-    worker *w = &r->workers[number];
+    gd_decoder *w = &r->workers[number];
     one->status = fetch(r, w, one, &one->err);
     if (one->status == GD_OK && !one->copied) {
         one->status = pack(r, w, one, &one->err);
@@ -488,7 +444,8 @@ gather_task(void *arg, size_t task, unsigned number)
 /* Whether others will read the verified blocks, whatever a codec or memory did
  * to them.  Whether the disk has them, only a later reading can tell. */
 static gd_status
-read_back(const gd_group_rewrite *r, worker *w, const run *one, gd_error *err)
+read_back(const gd_group_rewrite *r, gd_decoder *w, const run *one,
+          gd_error *err)
 {
     gd_segment_header header;
     const uint8_t *wanted = one->plain;
@@ -590,25 +547,6 @@ write_bundle(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
 /* ---- completing ---- */
 
 static gd_status
-write_entries(gd_group_rewrite *r, gd_error *err)
-{
-    uint32_t count = r->leased->published.count;
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < count;) {
-        uint32_t n = 0;
-        /* An empty entry is zeros; it is not encoded. */
-        while (i + n < count && r->entries[i + n].state != GD_ENTRY_EMPTY) {
-            n++;
-        }
-        if (n > 0) {
-            s = gd_group_write_entries(&r->target, i, n, r->entries + i, err);
-        }
-        i += n + 1;
-    }
-    return s;
-}
-
-static gd_status
 complete_file(gd_group_rewrite *r, gd_error *err)
 {
     const gd_env *env = r->target.env;
@@ -622,7 +560,9 @@ complete_file(gd_group_rewrite *r, gd_error *err)
     }
     gd_status s = gd_group_next_generation(env, record, err);
     if (s == GD_OK) {
-        s = write_entries(r, err);
+        /* An empty entry is zeros; it is not encoded. */
+        s = gd_group_write_except(&r->target, 0, record->count, r->entries,
+                                  GD_ENTRY_EMPTY, err);
     }
     /* Write it in both places, so that a torn write of the next record leaves
      * one. */
@@ -631,10 +571,7 @@ complete_file(gd_group_rewrite *r, gd_error *err)
         s = gd_group_write_published(&r->target, record, err);
     }
     if (s == GD_OK) {
-        int rc = env->fsync(env, r->target.fd);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s",
-                                   r->target.name)
-                   : GD_OK;
+        s = gd_fsync(env, r->target.fd, r->target.name, err);
     }
     r->complete = s == GD_OK;
     return s;

@@ -34,20 +34,6 @@ gd_leased_group_take(gd_repo *repo, uint32_t number, gd_leased_group **out,
     return GD_OK;
 }
 
-/* I4: check this after locking. */
-static gd_status
-check_name(const gd_leased_group *leased, gd_error *err)
-{
-    const gd_group *group = leased->group;
-    const gd_repo *repo = leased->repo;
-    bool same;
-    gd_status s = gd_find_same(repo->env, group->fd, repo->root, group->name,
-                               &same, err);
-    return s != GD_OK || same ? s
-                              : gd_fail(err, GD_BUSY, "%s was replaced while "
-                                        "it was open", group->name);
-}
-
 gd_status
 gd_leased_group_find(gd_leased_group *leased, gd_error *err)
 {
@@ -55,7 +41,7 @@ gd_leased_group_find(gd_leased_group *leased, gd_error *err)
     gd_status s = gd_group_open(repo->env, repo->root, &repo->params,
                                 leased->number, O_RDWR, &leased->group, err);
     if (s == GD_OK) {
-        s = check_name(leased, err);
+        s = gd_group_check_name(leased->group, repo->root, err);
     }
     if (s == GD_OK) {
         s = gd_group_read_published(leased->group, &leased->published, err);
@@ -136,9 +122,7 @@ gd_leased_group_close(gd_leased_group *leased)
 {
     gd_repo *repo = leased->repo;
     uint32_t number = leased->number;
-    if (leased->group != NULL) {
-        gd_group_close(leased->group);
-    }
+    gd_group_close(leased->group);
     repo->env->release(repo->env, leased->entries);
     repo->env->release(repo->env, leased);
     gd_locks_unlease(repo->locks, number);
@@ -148,7 +132,8 @@ gd_status
 gd_leased_group_check_unchanged(const gd_leased_group *leased, gd_error *err)
 {
     uint64_t now;
-    gd_status s = check_name(leased, err);
+    gd_status s =
+        gd_group_check_name(leased->group, leased->repo->root, err);
     if (s == GD_OK) {
         s = see_group(leased->group, &now, err);
     }
@@ -170,11 +155,10 @@ gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec, int level,
     record.codec = (uint8_t)codec;
     record.level = (uint8_t)gd_codec_real_level(codec, level);
     /* If this write is torn, the record before it is used. */
-    int rc = group->env->fdatasync(group->env, group->fd);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
+    gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
+    if (s == GD_OK) {
+        s = gd_group_write_published(group, &record, err);
     }
-    gd_status s = gd_group_write_published(group, &record, err);
     if (s == GD_OK) {
         leased->published = record;
         s = see_group(group, &leased->seen, err);

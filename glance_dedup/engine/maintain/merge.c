@@ -6,21 +6,19 @@
 
 #include <string.h>
 
+#include "engine/base/array.h"
 #include "engine/base/coding.h"
 #include "engine/files/spool.h"
-#include "engine/format/runs.h"
+#include "engine/format/duplicates.h"
 #include "engine/read/blockreader.h"
 
-enum {
-    PAIR_SIZE = 16,
-    LOCK_MS = 100, /* for the image lock: its holder soon ends, or deletes */
-};
+/* For the image lock: its holder soon ends, or deletes. */
+enum { LOCK_MS = 100 };
 
 struct gd_merge {
     gd_repo *repo;
     gd_mapping mapping;     /* the caller's, while the merge is being opened */
     bool touched;           /* the image names an old address of the mapping */
-    char image_name[GD_NAME_SIZE];
     gd_recipe old;          /* open with its users' lock byte held; fd -1: not
                              * open */
     gd_spool_file m;        /* fd -1: there is none */
@@ -28,8 +26,7 @@ struct gd_merge {
     gd_recipe_writer *writer;
     gd_groupmap shared;     /* 1: we hold the group's shared lock (I6) */
     gd_merge_facts facts;
-    uint64_t *collisions;
-    size_t collision_room;
+    size_t collision_room; /* in facts.collisions */
     /* Entries of the current extent, and of slots near new addresses. */
     gd_entry *entries;
     gd_group *new_group; /* borrowed; NULL: none */
@@ -43,35 +40,15 @@ struct gd_merge {
 /* ---- the mapping ---- */
 
 static uint64_t
-number_of(gd_address address)
-{
-    return (uint64_t)address.group << GD_SLOT_BITS | address.slot;
-}
-
-static gd_address
-address_of(uint64_t number)
-{
-    return (gd_address){(uint32_t)(number >> GD_SLOT_BITS),
-                        (uint32_t)number & (GD_MAX_SLOTS - 1)};
-}
-
-static uint64_t
 old_of(gd_mapping mapping, size_t at)
 {
-    return gd_get64(mapping.pairs + at * PAIR_SIZE);
+    return gd_get64(mapping.pairs + at * GD_PAIR_SIZE);
 }
 
 static uint64_t
 new_of(gd_mapping mapping, size_t at)
 {
-    return gd_get64(mapping.pairs + at * PAIR_SIZE + 8);
-}
-
-static bool
-is_address(uint64_t number)
-{
-    uint64_t group = number >> GD_SLOT_BITS;
-    return group >= 1 && group <= GD_MAX_GROUP;
+    return gd_get64(mapping.pairs + at * GD_PAIR_SIZE + 8);
 }
 
 static gd_status
@@ -79,7 +56,7 @@ check_mapping(gd_mapping mapping, gd_error *err)
 {
     for (size_t i = 0; i < mapping.count; i++) {
         uint64_t old = old_of(mapping, i), new = new_of(mapping, i);
-        if (!is_address(old) || !is_address(new) || old == new ||
+        if (!gd_is_address(old) || !gd_is_address(new) || old == new ||
             (i > 0 && old_of(mapping, i - 1) >= old)) {
             return gd_fail(err, GD_INVALID,
                            "pair %zu of the mapping is no address, maps to "
@@ -93,22 +70,13 @@ check_mapping(gd_mapping mapping, gd_error *err)
 static size_t
 first_pair(gd_mapping mapping, uint64_t number)
 {
-    size_t low = 0, high = mapping.count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (old_of(mapping, middle) < number) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
+    return gd_lower_bound(mapping.pairs, GD_PAIR_SIZE, mapping.count, number);
 }
 
 static uint64_t
 start_of(const gd_extent *extent)
 {
-    return number_of((gd_address){extent->group, extent->slot});
+    return gd_address_number((gd_address){extent->group, extent->slot});
 }
 
 /* Whether the pair's old address lies in the extent; if so, at which block. */
@@ -135,15 +103,10 @@ each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
 {
     const gd_recipe *old = &merge->old;
     uint64_t offset = 0, left = old->header.extents;
-    for (uint64_t number = 1; left > 0; number++) {
-        gd_recipe_page page;
-        gd_status s = gd_recipe_read_page(old, number, &page, err);
-        if (s == GD_OK && page.extents[0].offset != offset) {
-            s = gd_fail(err, GD_CORRUPT,
-                        "%s: the page at offset %llu does not continue the "
-                        "one before it", old->name,
-                        (unsigned long long)number * GD_RECIPE_PAGE);
-        }
+    gd_recipe_page page;
+    page.number = 0;
+    while (left > 0) {
+        gd_status s = gd_recipe_next_page(old, offset, &page, err);
         for (uint32_t i = 0; s == GD_OK && i < page.count; i++) {
             s = visit(merge, &page.extents[i], err);
         }
@@ -174,7 +137,7 @@ hold_group(gd_merge *merge, uint32_t group, gd_error *err)
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "%s cannot be merged now: the collector is at work, or "
-                       "about to be, in group %08x", merge->image_name,
+                       "about to be, in group %08x", merge->old.name,
                        (unsigned)group);
     }
     return s;
@@ -188,7 +151,7 @@ hold_groups_of(gd_merge *merge, const gd_extent *extent, gd_error *err)
     uint32_t block, moved = 0;
     gd_status s = GD_OK;
     for (; s == GD_OK && pair_in(merge, pair, extent, &block); pair++) {
-        s = hold_group(merge, address_of(new_of(merge->mapping, pair)).group,
+        s = hold_group(merge, gd_address_of(new_of(merge->mapping, pair)).group,
                        err);
         moved++;
     }
@@ -265,7 +228,6 @@ need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
     gd_status s = gd_fpcache_group(merge->repo->cache, number, true,
                                    &merge->new_group, err);
     if (s != GD_OK) {
-        merge->new_group = NULL;
         return s;
     }
     s = gd_recipe_check_scope(&merge->old, &merge->new_group->scope,
@@ -350,21 +312,15 @@ static gd_status
 note_collision(gd_merge *merge, gd_address address, gd_error *err)
 {
     size_t used = merge->facts.collision_count;
-    if (used == merge->collision_room) {
-        size_t room = used == 0 ? 64 : used * 2;
-        const gd_env *env = merge->repo->env;
-        uint64_t *larger = gd_calloc(env, room, sizeof *larger, err);
-        if (larger == NULL) {
-            return GD_NOMEM;
-        }
-        if (used > 0) {
-            memcpy(larger, merge->collisions, used * sizeof *larger);
-        }
-        env->release(env, merge->collisions);
-        merge->facts.collisions = merge->collisions = larger;
-        merge->collision_room = room;
+    uint64_t *collisions =
+        gd_array_reserve(merge->repo->env, merge->facts.collisions,
+                         &merge->collision_room, used + 1, sizeof *collisions,
+                         err);
+    if (collisions == NULL) {
+        return GD_NOMEM;
     }
-    merge->collisions[merge->facts.collision_count++] = number_of(address);
+    collisions[merge->facts.collision_count++] = gd_address_number(address);
+    merge->facts.collisions = collisions;
     return GD_OK;
 }
 
@@ -419,7 +375,7 @@ merge_extent(gd_merge *merge, const gd_extent *extent, gd_error *err)
         uint32_t block;
         if (pair_in(merge, pair, extent, &block) && block == i) {
             s = replace_block(merge, &address, entry,
-                              address_of(new_of(merge->mapping, pair)), err);
+                              gd_address_of(new_of(merge->mapping, pair)), err);
             pair++;
         }
         if (s == GD_OK) {
@@ -434,9 +390,8 @@ merge_extent(gd_merge *merge, const gd_extent *extent, gd_error *err)
 /* ---- opening ---- */
 
 static gd_status
-find_pair(gd_merge *merge, const gd_extent *extent, gd_error *err)
+find_pair(gd_merge *merge, const gd_extent *extent, GD_UNUSED gd_error *err)
 {
-    (void)err;
     uint32_t block;
     if (extent->kind == GD_EXTENT_BLOCKS_KIND &&
         pair_in(merge, first_pair(merge->mapping, start_of(extent)), extent,
@@ -444,23 +399,6 @@ find_pair(gd_merge *merge, const gd_extent *extent, gd_error *err)
         merge->touched = true;
     }
     return GD_OK;
-}
-
-static gd_status
-open_old(gd_merge *merge, const char *image_id, gd_error *err)
-{
-    gd_repo *repo = merge->repo;
-    int fd;
-    gd_status s = gd_image_name(image_id, merge->image_name, err);
-    if (s == GD_OK) {
-        s = gd_spool_open_image(repo->env, repo->root, image_id, &fd, err);
-    }
-    if (s == GD_OK) {
-        s = gd_recipe_open(repo->env, fd, merge->image_name, &repo->params,
-                           image_id, &merge->old, err);
-        merge->old.fd = fd; /* it must be closed, whatever happened to it */
-    }
-    return s;
 }
 
 static gd_status
@@ -519,14 +457,12 @@ finish_recipe(gd_merge *merge, gd_error *err)
     gd_recipe_header header = merge->old.header;
     memcpy(header.transaction_id, merge->m.id, GD_ID_SIZE);
     gd_status s = gd_recipe_finish(merge->writer, &repo->params, &header, err);
-    if (s != GD_OK) {
-        return s;
+    if (s == GD_OK) {
+        s = gd_fsync(repo->env, merge->m.fd, merge->m.name, err); /* N10.2 */
     }
-    int rc = repo->env->fsync(repo->env, merge->m.fd); /* N10.2 */
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "cannot fsync %s", merge->m.name);
+    if (s == GD_OK) {
+        s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err); /* N10.2 */
     }
-    s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err); /* N10.2 */
     return s == GD_OK
                ? gd_recipe_open(repo->env, merge->m.fd, merge->m.name,
                                 &repo->params, header.image_id, &merge->merged,
@@ -571,7 +507,8 @@ gd_merge_open(gd_repo *repo, const char *image_id, gd_mapping mapping,
     merge->mapping = mapping;
     merge->old.fd = merge->m.fd = -1;
     gd_groupmap_init(&merge->shared, repo->env);
-    s = open_old(merge, image_id, err);
+    s = gd_spool_open_recipe(repo->env, repo->root, &repo->params, image_id,
+                             NULL, &merge->old, err);
     if (s == GD_OK) {
         s = each_extent(merge, find_pair, err);
     }
@@ -597,7 +534,7 @@ gd_merge_close(gd_merge *merge)
         env->close(env, merge->old.fd);
     }
     gd_locks_unshare_all(repo->locks, &merge->shared);
-    env->release(env, merge->collisions);
+    env->release(env, merge->facts.collisions);
     env->release(env, merge);
 }
 
@@ -621,12 +558,12 @@ link_unique(const gd_merge *merge, const char *from, gd_spool_kind kind,
 {
     const gd_env *env = merge->repo->env;
     uint8_t id[GD_ID_SIZE];
-    int rc = env->random(env, id, GD_ID_SIZE);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, id, GD_ID_SIZE, err);
+    if (s != GD_OK) {
+        return s;
     }
     gd_spool_name(kind, id, name);
-    rc = env->linkat(env, merge->repo->root, from, name);
+    int rc = env->linkat(env, merge->repo->root, from, name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot link %s to %s", from, name)
                   : GD_OK;
 }
@@ -644,13 +581,13 @@ rename_over(gd_merge *merge, bool *done, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    int rc = env->renameat(env, root, x, merge->image_name);
+    int rc = env->renameat(env, root, x, merge->old.name);
     *done = rc >= 0 ||
-            gd_same_file(env, merge->m.fd, root, merge->image_name);
+            gd_same_file(env, merge->m.fd, root, merge->old.name);
     if (!*done) {
         (void)env->unlinkat(env, root, x);
         return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
-                             merge->m.name, merge->image_name);
+                             merge->m.name, merge->old.name);
     }
     return GD_OK;
 }
@@ -664,12 +601,12 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
     /* N10.4: otherwise a deleted image would come back (I11), or old content
      * under a new upload of the same id. */
     if (!gd_same_file(repo->env, merge->old.fd, repo->root,
-                      merge->image_name)) {
+                      merge->old.name)) {
         return GD_OK;
     }
     /* N10.5: from here on the entry stays, whatever fails.  The accounting can
      * tell an unfinished merge from a finished one (N4.6). */
-    gd_status s = link_unique(merge, merge->image_name, GD_SPOOL_REPLACED, o,
+    gd_status s = link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o,
                               err);
     if (s == GD_OK) {
         s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err);
@@ -692,7 +629,7 @@ gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
     gd_status s = gd_repo_check_owner(repo, err);
     if (s == GD_OK && merge->m.fd < 0) {
         s = gd_fail(err, GD_INVALID, "%s was not changed by the merge",
-                    merge->image_name);
+                    merge->old.name);
     }
     if (s != GD_OK) {
         return s;

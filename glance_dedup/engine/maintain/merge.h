@@ -33,7 +33,7 @@ typedef struct gd_merge_facts {
      * bytes, as far as can be known.  They stay where they are.  There are some
      * only where bytes are compared.  An address occurs here as often as the
      * image names it. */
-    const uint64_t *collisions;
+    uint64_t *collisions;
     size_t collision_count;
 } gd_merge_facts;
 

@@ -25,12 +25,6 @@ exclude_others(const gd_leased_group *leased, gd_error *err)
                         : s;
 }
 
-static void
-admit_others(const gd_leased_group *leased)
-{
-    gd_locks_admit(leased->repo->locks, leased->number);
-}
-
 static bool
 has_state(const gd_leased_group *leased, gd_entry_state state)
 {
@@ -89,7 +83,7 @@ gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
     if (s == GD_OK) {
         s = enter_group(leased, owned, err);
         if (s != GD_OK) {
-            admit_others(leased);
+            gd_locks_admit(leased->repo->locks, leased->number);
         }
     }
     if (s != GD_OK) {
@@ -111,7 +105,7 @@ gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
         s = make_owned(leased, owned, err);
     }
     if (s != GD_OK) {
-        admit_others(leased);
+        gd_locks_admit(leased->repo->locks, leased->number);
     }
     return s;
 }
@@ -121,7 +115,7 @@ gd_owned_group_close(gd_owned_group *owned)
 {
     gd_leased_group *leased = owned->leased;
     leased->repo->env->release(leased->repo->env, owned);
-    admit_others(leased);
+    gd_locks_admit(leased->repo->locks, leased->number);
     gd_leased_group_close(leased);
 }
 
@@ -141,9 +135,7 @@ gd_owned_group_check(const gd_owned_group *owned, gd_error *err)
 static gd_status
 sync_group(const gd_group *group, gd_error *err)
 {
-    int rc = group->env->fdatasync(group->env, group->fd);
-    return rc < 0 ? gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name)
-                  : GD_OK;
+    return gd_fdatasync(group->env, group->fd, group->name, err);
 }
 
 static gd_status
@@ -527,8 +519,7 @@ write_quarantine(const gd_leased_group *leased, const char *name,
     }
     s = gd_write_full(env, fd, data, length, 0, name, err);
     if (s == GD_OK) {
-        int rc = env->fsync(env, fd);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", name) : GD_OK;
+        s = gd_fsync(env, fd, name, err);
     }
     env->close(env, fd);
     if (s != GD_OK) {
@@ -544,9 +535,9 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
     const gd_env *env = leased->repo->env;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
     uint8_t digits[8];
-    int rc = env->random(env, digits, sizeof digits);
-    if (rc < 0) {
-        return gd_fail_errno(err, -rc, "no random bytes");
+    gd_status s = gd_random(env, digits, sizeof digits, err);
+    if (s != GD_OK) {
+        return s;
     }
     snprintf(name, GD_NAME_SIZE, GD_DIR_QUARANTINE "/%08x-%u-%016llx",
              (unsigned)leased->group->number, entry->segment,
@@ -556,7 +547,7 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
         return GD_NOMEM;
     }
     salvage(leased->group, entry->segment, data, length);
-    gd_status s = write_quarantine(leased, name, data, length, err);
+    s = write_quarantine(leased, name, data, length, err);
     env->release(env, data);
     return s;
 }

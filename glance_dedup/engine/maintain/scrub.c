@@ -31,9 +31,7 @@ typedef struct scrub {
     uint8_t *verdicts;
     place *places;
     size_t place_count;
-    gd_coder *coder;
-    gd_hasher *hasher;
-    uint8_t *in, *plain;
+    gd_decoder decoder;
     uint64_t bytes;
 } scrub;
 
@@ -137,23 +135,25 @@ decode_segment(scrub *x, const gd_entry *entry, gd_segment_header *header,
                gd_error *err)
 {
     const gd_group *group = x->group;
+    const gd_decoder *own = &x->decoder;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = gd_read_full(group->env, group->fd, x->in, length,
+    gd_status s = gd_read_full(group->env, group->fd, own->in, length,
                                entry->segment, group->name, err);
     if (s != GD_OK) {
         return s;
     }
     x->bytes += length;
-    s = gd_segment_header_decode(x->in, header, group->name, entry->segment,
+    s = gd_segment_header_decode(own->in, header, group->name, entry->segment,
                                  err);
     if (s == GD_OK && (header->stored_length != entry->stored_length ||
                        header->codec != entry->codec)) {
         s = gd_fail(err, GD_CORRUPT, "%s: the segment at offset %u is another",
                     group->name, entry->segment);
     }
-    return s == GD_OK ? gd_segment_decode(x->coder, header,
-                                          x->in + GD_SEGMENT_HEADER, x->plain,
-                                          group->name, entry->segment, err)
+    return s == GD_OK ? gd_segment_decode(own->coder, header,
+                                          own->in + GD_SEGMENT_HEADER,
+                                          own->plain, group->name,
+                                          entry->segment, err)
                       : s;
 }
 
@@ -194,8 +194,8 @@ judge_blocks(scrub *x, const place *places, size_t count,
             (gd_verified){&x->entries[index], x->first + index, false};
     }
     if (header != NULL) {
-        s = gd_verify_blocks(x->group, header, x->plain, x->hasher, blocks,
-                             count, err);
+        s = gd_verify_blocks(x->group, header, x->decoder.plain,
+                             x->decoder.hasher, blocks, count, err);
     }
     for (size_t i = 0; i < count; i++) {
         x->verdicts[places[i].index] = !blocks[i].good ? GD_VERDICT_DAMAGED
@@ -215,7 +215,8 @@ judge_segment(scrub *x, const place *places, size_t count, gd_error *err)
     /* Each block has its own checksum.  If only the segment's checksum fails,
      * no block is lost, but a byte on the disk has changed. */
     bool intact = s == GD_OK && decodes &&
-                  gd_segment_intact(x->in, &header, x->group->bounds.seed);
+                  gd_segment_intact(x->decoder.in, &header,
+                                    x->group->bounds.seed);
     for (size_t i = 0, n; s == GD_OK && i < count; i += n) {
         n = count - i;
         n = n < GD_VERIFIED_AT_ONCE ? n : GD_VERIFIED_AT_ONCE;
@@ -309,47 +310,25 @@ finds_fault(const scrub *x)
 }
 
 static gd_status
-read_twice(scrub *x, uint32_t number, gd_error *err)
-{
-    gd_status s = read_once(x, number, false, err);
-    if (s == GD_OK && finds_fault(x)) {
-        s = read_once(x, number, true, err);
-    }
-    return s;
-}
-
-static gd_status
 allocate(scrub *x, gd_error *err)
 {
     const gd_env *env = x->repo->env;
     x->entries = gd_calloc(env, x->count, sizeof *x->entries, err);
     x->places = gd_calloc(env, x->count, sizeof *x->places, err);
     x->verdicts = gd_calloc(env, x->count, 1, err);
-    x->in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-    x->plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-    if (x->entries == NULL || x->places == NULL || x->verdicts == NULL ||
-        x->in == NULL || x->plain == NULL) {
-        return GD_NOMEM;
-    }
-    gd_status s = gd_coder_open(env, &x->coder, err);
-    return s == GD_OK
-               ? gd_hasher_open(env, x->repo->digest, &x->hasher, err)
-               : s;
+    return x->entries == NULL || x->places == NULL || x->verdicts == NULL
+               ? GD_NOMEM
+               : gd_decoder_open(env, x->repo->digest, &x->decoder, err);
 }
 
 static void
 release(scrub *x)
 {
     const gd_env *env = x->repo->env;
-    gd_coder_close(env, x->coder);
-    if (x->hasher != NULL) {
-        gd_hasher_close(env, x->hasher);
-    }
+    gd_decoder_close(env, &x->decoder);
     env->release(env, x->entries);
     env->release(env, x->places);
     env->release(env, x->verdicts);
-    env->release(env, x->in);
-    env->release(env, x->plain);
 }
 
 gd_status
@@ -363,7 +342,10 @@ gd_scrub(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
     scrub x = {.repo = repo, .first = first, .count = count};
     gd_status s = allocate(&x, err);
     if (s == GD_OK) {
-        s = read_twice(&x, number, err);
+        s = read_once(&x, number, false, err);
+    }
+    if (s == GD_OK && finds_fault(&x)) {
+        s = read_once(&x, number, true, err);
     }
     if (s == GD_OK) {
         result->bytes = x.bytes;

@@ -11,10 +11,8 @@
 struct gd_block_reader {
     gd_repo *repo;
     gd_group *group; /* borrowed; NULL: none */
-    gd_coder *coder;
-    gd_hasher *hasher;
-    uint8_t *in, *plain;
-    uint32_t segment; /* the one whose bytes are in plain; 0: none */
+    gd_decoder decoder;
+    uint32_t segment; /* the one whose bytes are decoded; 0: none */
     gd_segment_header header;
 };
 
@@ -27,15 +25,7 @@ gd_block_reader_open(gd_repo *repo, gd_block_reader **out, gd_error *err)
         return GD_NOMEM;
     }
     reader->repo = repo;
-    gd_status s = gd_coder_open(env, &reader->coder, err);
-    if (s == GD_OK) {
-        s = gd_hasher_open(env, repo->digest, &reader->hasher, err);
-    }
-    if (s == GD_OK) {
-        reader->in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-        reader->plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-        s = reader->in == NULL || reader->plain == NULL ? GD_NOMEM : GD_OK;
-    }
+    gd_status s = gd_decoder_open(env, repo->digest, &reader->decoder, err);
     if (s != GD_OK) {
         gd_block_reader_close(reader);
         return s;
@@ -62,12 +52,7 @@ gd_block_reader_close(gd_block_reader *reader)
     }
     const gd_env *env = reader->repo->env;
     return_group(reader);
-    gd_coder_close(env, reader->coder);
-    if (reader->hasher != NULL) {
-        gd_hasher_close(env, reader->hasher);
-    }
-    env->release(env, reader->in);
-    env->release(env, reader->plain);
+    gd_decoder_close(env, &reader->decoder);
     env->release(env, reader);
 }
 
@@ -78,12 +63,8 @@ need_group(gd_block_reader *reader, uint32_t number, gd_error *err)
         return GD_OK;
     }
     return_group(reader);
-    gd_status s = gd_fpcache_group(reader->repo->cache, number, true,
-                                   &reader->group, err);
-    if (s != GD_OK) {
-        reader->group = NULL;
-    }
-    return s;
+    return gd_fpcache_group(reader->repo->cache, number, true, &reader->group,
+                            err);
 }
 
 static gd_status
@@ -95,9 +76,10 @@ need_segment(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
                                       &reader->header, err);
     }
     reader->segment = 0;
-    gd_status s = gd_group_read_segment(reader->group, entry, slot,
-                                        reader->coder, reader->in,
-                                        reader->plain, &reader->header, err);
+    const gd_decoder *own = &reader->decoder;
+    gd_status s = gd_group_read_segment(reader->group, entry, slot, own->coder,
+                                        own->in, own->plain, &reader->header,
+                                        err);
     if (s == GD_OK) {
         reader->segment = entry->segment;
     }
@@ -110,8 +92,8 @@ verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
 {
     gd_verified block = {entry, slot, false};
     gd_status s = gd_verify_blocks(reader->group, &reader->header,
-                                   reader->plain, reader->hasher, &block, 1,
-                                   err);
+                                   reader->decoder.plain,
+                                   reader->decoder.hasher, &block, 1, err);
     if (s == GD_OK && !block.good) {
         s = gd_fail(err, GD_CORRUPT,
                     "%s: the block of slot %u, in the segment at offset %u, "
@@ -150,7 +132,7 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
     if (s == GD_OK) {
         s = verify(reader, entry, address.slot, err);
     }
-    *data = reader->plain + entry->plain_offset;
+    *data = reader->decoder.plain + entry->plain_offset;
     return s;
 }
 

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "engine/read/verify.h"
+
 enum { WINDOW = 64 }; /* entries read together */
 
 struct gd_compare {
@@ -16,10 +18,8 @@ struct gd_compare {
     /* The last segment read, of any group; 0: none. */
     uint32_t segment_group, segment;
     gd_segment_header header;
-    gd_coder *coder;
-    uint8_t *in;          /* its stored bytes */
-    uint8_t *decoded;
-    const uint8_t *plain; /* its plain bytes, in one of these */
+    gd_decoder decoder;
+    const uint8_t *plain; /* its plain bytes, in one of the decoder's buffers */
 };
 
 gd_status
@@ -31,13 +31,7 @@ gd_compare_open(gd_repo *repo, gd_compare **out, gd_error *err)
         return GD_NOMEM;
     }
     compare->repo = repo;
-    gd_status s = gd_coder_open(env, &compare->coder, err);
-    if (s == GD_OK) {
-        compare->in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1,
-                                err);
-        compare->decoded = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-        s = compare->in == NULL || compare->decoded == NULL ? GD_NOMEM : GD_OK;
-    }
+    gd_status s = gd_decoder_open(env, NULL, &compare->decoder, err);
     if (s != GD_OK) {
         gd_compare_close(compare);
         return s;
@@ -62,9 +56,7 @@ gd_compare_close(gd_compare *compare)
     if (compare != NULL) {
         const gd_env *env = compare->repo->env;
         return_group(compare);
-        gd_coder_close(env, compare->coder);
-        env->release(env, compare->in);
-        env->release(env, compare->decoded);
+        gd_decoder_close(env, &compare->decoder);
         env->release(env, compare);
     }
 }
@@ -76,14 +68,14 @@ gd_compare_close(gd_compare *compare)
 static gd_status
 decode_segment(gd_compare *compare, const gd_group *group, uint32_t offset)
 {
-    const uint8_t *stored = compare->in + GD_SEGMENT_HEADER;
+    const uint8_t *stored = compare->decoder.in + GD_SEGMENT_HEADER;
     if (compare->header.codec == GD_CODEC_NONE) {
         compare->plain = stored;
         return GD_OK;
     }
-    compare->plain = compare->decoded;
-    return gd_segment_decode(compare->coder, &compare->header, stored,
-                             compare->decoded, group->name, offset, NULL);
+    compare->plain = compare->decoder.plain;
+    return gd_segment_decode(compare->decoder.coder, &compare->header, stored,
+                             compare->decoder.plain, group->name, offset, NULL);
 }
 
 static gd_status
@@ -96,11 +88,11 @@ need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
                                       NULL);
     }
     compare->segment_group = 0;
-    gd_status s = gd_read_full(group->env, group->fd, compare->in,
+    gd_status s = gd_read_full(group->env, group->fd, compare->decoder.in,
                                GD_SEGMENT_HEADER + (size_t)entry->stored_length,
                                entry->segment, group->name, NULL);
     if (s == GD_OK) {
-        s = gd_segment_header_decode(compare->in, &compare->header,
+        s = gd_segment_header_decode(compare->decoder.in, &compare->header,
                                      group->name, entry->segment, NULL);
     }
     if (s == GD_OK) {
@@ -135,12 +127,8 @@ need_group(gd_compare *compare, uint32_t number)
         return GD_OK;
     }
     return_group(compare);
-    gd_status s = gd_fpcache_group(compare->repo->cache, number, false,
-                                   &compare->group, NULL);
-    if (s != GD_OK) {
-        compare->group = NULL;
-    }
-    return s;
+    return gd_fpcache_group(compare->repo->cache, number, false,
+                            &compare->group, NULL);
 }
 
 /* The kept entry of this slot, if it is of such a block; else NULL. */

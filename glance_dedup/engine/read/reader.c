@@ -17,31 +17,18 @@ gd_status
 gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
               gd_image **out, gd_error *err)
 {
-    int fd;
-    char name[GD_NAME_SIZE];
     gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = gd_image_name(image_id, name, err);
-    }
-    if (s == GD_OK) {
-        gd_fpcache_drop_removed(repo->cache);
-        s = gd_spool_open_image(repo->env, repo->root, image_id, &fd, err);
-    }
     if (s != GD_OK) {
         return s;
     }
     gd_image *image = gd_calloc(repo->env, 1, sizeof *image, err);
-    s = image == NULL ? GD_NOMEM
-                      : gd_recipe_open(repo->env, fd, name, &repo->params,
-                                       image_id, &image->recipe, err);
-    if (s == GD_OK && upload_id != NULL &&
-        memcmp(image->recipe.header.upload_id, upload_id, GD_ID_SIZE) != 0) {
-        s = gd_fail(err, GD_NOTFOUND,
-                    "image %s is of another upload than the one named",
-                    image_id);
+    if (image == NULL) {
+        return GD_NOMEM;
     }
+    gd_fpcache_drop_removed(repo->cache);
+    s = gd_spool_open_recipe(repo->env, repo->root, &repo->params, image_id,
+                             upload_id, &image->recipe, err);
     if (s != GD_OK) {
-        repo->env->close(repo->env, fd);
         repo->env->release(repo->env, image);
         return s;
     }
@@ -97,10 +84,10 @@ take_zeros(void *arg, uint64_t offset, uint64_t length)
 }
 
 static gd_status
-take_block(void *arg, const gd_want *want, const uint8_t *block, gd_error *err)
+take_block(void *arg, const gd_want *want, const uint8_t *block,
+           GD_UNUSED gd_error *err)
 {
     const window *w = arg;
-    (void)err;
     memcpy(w->out + (want->offset - w->offset), block + want->from,
            want->length);
     return GD_OK;
@@ -108,11 +95,10 @@ take_block(void *arg, const gd_want *want, const uint8_t *block, gd_error *err)
 
 static gd_status
 take_segment(void *arg, const gd_want *wants, size_t count,
-             const gd_segment_header *header, const uint8_t *stored,
-             const uint8_t *plain, gd_error *err)
+             GD_UNUSED const gd_segment_header *header,
+             GD_UNUSED const uint8_t *stored, const uint8_t *plain,
+             gd_error *err)
 {
-    (void)header;
-    (void)stored;
     for (size_t i = 0; i < count; i++) {
         (void)take_block(arg, &wants[i], plain + wants[i].entry.plain_offset,
                          err);

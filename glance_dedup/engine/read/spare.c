@@ -13,6 +13,7 @@
 #include "engine/files/spool.h"
 #include "engine/handle/spareindex.h"
 #include "engine/read/blockreader.h"
+#include "engine/read/verify.h"
 
 /* ---- reading ---- */
 
@@ -26,47 +27,32 @@ typedef struct sought {
     uint8_t *out;
 } sought;
 
-static gd_status
-hash_equals(const sought *what, const uint8_t *block, bool *equal,
-            gd_error *err)
-{
-    const gd_repo *repo = what->repo;
-    gd_hasher *hasher;
-    gd_fingerprint fp;
-    gd_status s = gd_hasher_open(repo->env, repo->digest, &hasher, err);
-    if (s == GD_OK) {
-        s = gd_hasher_compute(hasher, what->scope, block, what->length, &fp,
-                              err);
-        gd_hasher_close(repo->env, hasher);
-    }
-    *equal = s == GD_OK && gd_fingerprint_equal(&fp, what->fp);
-    return s;
-}
-
 /* Reads the block of an open file's slot.  *found only if it verifies
  * completely (I7). */
 static gd_status
 read_slot(const sought *what, const gd_group *group, uint32_t slot,
-          uint8_t *in, uint8_t *plain, gd_coder *coder, bool *found,
-          gd_error *err)
+          gd_decoder *decoder, bool *found, gd_error *err)
 {
     gd_entry entry;
+    gd_fingerprint fp;
     gd_segment_header header;
     gd_status s = gd_group_read_entries(group, slot, 1, &entry, err);
     if (s != GD_OK || entry.state != GD_ENTRY_LIVE ||
         entry.plain_length != what->length) {
         return s;
     }
-    s = gd_group_read_segment(group, &entry, slot, coder, in, plain, &header,
-                              err);
+    s = gd_group_read_segment(group, &entry, slot, decoder->coder, decoder->in,
+                              decoder->plain, &header, err);
     if (s != GD_OK) {
         return s;
     }
-    const uint8_t *block = plain + entry.plain_offset;
+    const uint8_t *block = decoder->plain + entry.plain_offset;
     if (gd_checksum(block, what->length, 0) != what->checksum) {
         return GD_OK;
     }
-    s = hash_equals(what, block, found, err);
+    s = gd_hasher_compute(decoder->hasher, what->scope, block, what->length,
+                          &fp, err);
+    *found = s == GD_OK && gd_fingerprint_equal(&fp, what->fp);
     if (*found) {
         memcpy(what->out, block, what->length);
     }
@@ -82,23 +68,18 @@ read_copy(void *arg, uint32_t number, uint32_t slot, bool *found,
     const gd_env *env = repo->env;
     char name[GD_NAME_SIZE];
     gd_group *group;
-    gd_coder *coder = NULL;
+    gd_decoder decoder = {0};
     gd_spares_name(number, name);
     gd_status s = gd_group_open_as(env, repo->root, &repo->params, number,
                                    name, O_RDONLY, &group, err);
     if (s != GD_OK) {
         return s;
     }
-    uint8_t *in = gd_calloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, 1, err);
-    uint8_t *plain = gd_calloc(env, GD_SEGMENT_MAX, 1, err);
-    s = in == NULL || plain == NULL ? GD_NOMEM
-                                    : gd_coder_open(env, &coder, err);
+    s = gd_decoder_open(env, repo->digest, &decoder, err);
     if (s == GD_OK) {
-        s = read_slot(what, group, slot, in, plain, coder, found, err);
+        s = read_slot(what, group, slot, &decoder, found, err);
     }
-    gd_coder_close(env, coder);
-    env->release(env, in);
-    env->release(env, plain);
+    gd_decoder_close(env, &decoder);
     gd_group_close(group);
     return s;
 }
@@ -261,9 +242,7 @@ static void
 close_writing(writing *w)
 {
     const gd_env *env = w->repo->env;
-    if (w->group != NULL) {
-        gd_group_close(w->group);
-    }
+    gd_group_close(w->group);
     gd_block_reader_close(w->reader);
     gd_coder_close(env, w->coder);
     env->release(env, w->entries);
@@ -277,7 +256,6 @@ static gd_status
 write_blocks(writing *w, const gd_address *addresses, size_t count,
              gd_error *err)
 {
-    const gd_env *env = w->repo->env;
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         s = copy_block(w, addresses[i], err);
@@ -294,9 +272,7 @@ write_blocks(writing *w, const gd_address *addresses, size_t count,
         s = gd_group_write_published(w->group, &record, err);
     }
     if (s == GD_OK) {
-        int rc = env->fsync(env, w->group->fd);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot fsync %s", w->file.name)
-                   : GD_OK;
+        s = gd_fsync(w->repo->env, w->group->fd, w->file.name, err);
     }
     return s;
 }

@@ -7,6 +7,31 @@
 #include "engine/base/coding.h"
 
 gd_status
+gd_decoder_open(const gd_env *env, const gd_digest *digest,
+                gd_decoder *decoder, gd_error *err)
+{
+    gd_status s = gd_coder_open(env, &decoder->coder, err);
+    if (s == GD_OK && digest != NULL) {
+        s = gd_hasher_open(env, digest, &decoder->hasher, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    decoder->in = gd_alloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+    decoder->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
+    return decoder->in == NULL || decoder->plain == NULL ? GD_NOMEM : GD_OK;
+}
+
+void
+gd_decoder_close(const gd_env *env, gd_decoder *decoder)
+{
+    gd_coder_close(env, decoder->coder);
+    gd_hasher_close(env, decoder->hasher);
+    env->release(env, decoder->in);
+    env->release(env, decoder->plain);
+}
+
+gd_status
 gd_verify_blocks(const gd_group *group, const gd_segment_header *header,
                  const uint8_t *plain, gd_hasher *hasher, gd_verified *blocks,
                  size_t count, gd_error *err)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.h - whether the blocks of a segment match their entries, by checksum
- * and by fingerprint.
+ * verify.h - reading segments outside of images, and whether their blocks match
+ * their entries, by checksum and by fingerprint.
  *
  * For code that writes blocks again, or judges them.  Reading an image verifies
  * the checksum only: see plan.h.
@@ -11,6 +11,20 @@
 
 #include "engine/files/blockgroup.h"
 #include "engine/format/fingerprint.h"
+
+/* What one thread needs to read segments and to verify their blocks. */
+typedef struct gd_decoder {
+    gd_coder *coder;
+    gd_hasher *hasher;
+    uint8_t *in;    /* room for a segment's header and stored bytes */
+    uint8_t *plain; /* room for its plain bytes */
+} gd_decoder;
+
+/* REQUIRES: *decoder is all zeros.  It must be closed after a failure, too.  If
+ * digest is NULL, it has no hasher. */
+gd_status gd_decoder_open(const gd_env *env, const gd_digest *digest,
+                          gd_decoder *decoder, gd_error *err);
+void gd_decoder_close(const gd_env *env, gd_decoder *decoder);
 
 enum { GD_VERIFIED_AT_ONCE = 64 };
 

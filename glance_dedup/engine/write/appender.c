@@ -175,15 +175,6 @@ has_space(const gd_appender *appender)
            appender->end + most <= UINT32_MAX;
 }
 
-static gd_status
-check_name(const gd_group *group, const gd_repo *repo, gd_error *err)
-{
-    bool same;
-    gd_status s = gd_find_same(group->env, group->fd, repo->root, group->name,
-                               &same, err);
-    return s == GD_OK && !same ? GD_BUSY : s;
-}
-
 /* Returns GD_BUSY if the collector works in the group, or the group is full.
  * REQUIRES: the lease, which is given back unless the group can be used. */
 static gd_status
@@ -212,7 +203,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
      * Then we have the new file, unless this host remembers what the name led
      * to before.  If the group was unlinked meanwhile, this is GD_NOTFOUND. */
     if (s == GD_OK) {
-        s = check_name(appender->group, repo, err);
+        s = gd_group_check_name(appender->group, repo->root, err);
     }
     if (s == GD_OK) {
         s = settle_in(appender, err);
@@ -229,9 +220,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         /* It is full or cannot be trusted. */
         gd_groupchoice_remember_full(repo, number);
     }
-    if (appender->group != NULL) {
-        gd_group_close(appender->group);
-    }
+    gd_group_close(appender->group);
     if (shared) {
         gd_locks_unshare(repo->locks, number);
     }
@@ -468,12 +457,11 @@ static gd_status
 sync_group(gd_appender *appender, gd_error *err)
 {
     gd_group *group = appender->group;
-    int rc = group->env->fdatasync(group->env, group->fd);
-    if (rc < 0) {
+    gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
+    if (s != GD_OK) {
         poison(appender);
-        return gd_fail_errno(err, -rc, "cannot fdatasync %s", group->name);
     }
-    return GD_OK;
+    return s;
 }
 
 /* N7.4: our own fdatasync, then the record by which others see the entries. */

@@ -60,9 +60,7 @@ gd_hashing_close(gd_hashing *hashing)
     gd_repo *repo = hashing->repo;
     for (unsigned i = 0; hashing->hashers != NULL &&
                          i <= gd_pool_threads(repo->pool); i++) {
-        if (hashing->hashers[i] != NULL) {
-            gd_hasher_close(repo->env, hashing->hashers[i]);
-        }
+        gd_hasher_close(repo->env, hashing->hashers[i]);
     }
     repo->env->release(repo->env, hashing->hashers);
     repo->env->release(repo->env, hashing);

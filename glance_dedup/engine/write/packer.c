@@ -174,16 +174,12 @@ gd_packer_close(gd_packer *packer)
     env->release(env, packer);
 }
 
-uint64_t
-gd_packer_new_bytes(const gd_packer *packer)
+void
+gd_packer_count(const gd_packer *packer, uint64_t *new_bytes,
+                uint64_t *stored_bytes)
 {
-    return packer->new_bytes;
-}
-
-uint64_t
-gd_packer_stored_bytes(const gd_packer *packer)
-{
-    return packer->stored_bytes;
+    *new_bytes = packer->new_bytes;
+    *stored_bytes = packer->stored_bytes;
 }
 
 /* ---- the pool's part ---- */
@@ -297,10 +293,8 @@ pack_segment(void *arg, size_t task, unsigned worker)
 
 /* Packs the bundle on all threads, and appends it. */
 static void
-write_bundle(void *arg, size_t task, unsigned worker)
+write_bundle(void *arg, GD_UNUSED size_t task, GD_UNUSED unsigned worker)
 {
-    (void)task;
-    (void)worker;
     gd_packer *packer = arg;
     gd_pool *pool = packer->repo->pool;
     bundle *b = bundle_under_way(packer);
@@ -462,7 +456,6 @@ need_appender(gd_packer *packer, gd_error *err)
     gd_status s = gd_appender_open(packer->repo, &packer->scope,
                                    &packer->avoided, &packer->appender, err);
     if (s != GD_OK) {
-        packer->appender = NULL;
         return s;
     }
     uint32_t group = gd_appender_group(packer->appender)->number;

@@ -63,7 +63,7 @@ gd_status gd_packer_flush(gd_packer *packer, gd_error *err);
 gd_status gd_packer_sync(gd_packer *packer, gd_error *err);
 
 /* Plain bytes added, and bytes written for them; complete after a sync. */
-uint64_t gd_packer_new_bytes(const gd_packer *packer);
-uint64_t gd_packer_stored_bytes(const gd_packer *packer);
+void gd_packer_count(const gd_packer *packer, uint64_t *new_bytes,
+                     uint64_t *stored_bytes);
 
 #endif

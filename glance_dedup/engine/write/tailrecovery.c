@@ -12,13 +12,6 @@ typedef struct part {
     uint32_t count;
 } part;
 
-/* One thread's buffers, made at its first task. */
-typedef struct scratch {
-    gd_hasher *hasher;
-    gd_coder *coder;
-    uint8_t *in, *plain;
-} scratch;
-
 typedef struct renewal {
     gd_repo *repo;
     const gd_group *group;
@@ -26,7 +19,7 @@ typedef struct renewal {
     gd_entry *entries;
     part *parts;
     uint32_t part_count;
-    scratch *scratches; /* by worker */
+    gd_decoder *decoders; /* by worker; each is opened at its first task */
     pthread_mutex_t mutex;
     gd_error failure; /* the first one; guarded by mutex */
     atomic_bool failed;
@@ -34,45 +27,12 @@ typedef struct renewal {
 
 /* ---- one segment ---- */
 
-static gd_status
-prepare(renewal *x, scratch *own, gd_error *err)
-{
-    const gd_env *env = x->repo->env;
-    gd_status s = GD_OK;
-    if (own->hasher == NULL) {
-        s = gd_hasher_open(env, x->repo->digest, &own->hasher, err);
-    }
-    if (s == GD_OK && own->coder == NULL) {
-        s = gd_coder_open(env, &own->coder, err);
-    }
-    if (s == GD_OK && own->in == NULL) {
-        own->in = gd_alloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
-        s = own->in == NULL ? GD_NOMEM : GD_OK;
-    }
-    if (s == GD_OK && own->plain == NULL) {
-        own->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
-        s = own->plain == NULL ? GD_NOMEM : GD_OK;
-    }
-    return s;
-}
-
-static void
-release(const gd_env *env, scratch *own)
-{
-    if (own->hasher != NULL) {
-        gd_hasher_close(env, own->hasher);
-    }
-    gd_coder_close(env, own->coder);
-    env->release(env, own->in);
-    env->release(env, own->plain);
-}
-
 /* header is NULL if the segment cannot be read.  *any: whether one block
  * verifies. */
 static gd_status
 verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
                uint32_t first_slot, const gd_segment_header *header,
-               const scratch *own, bool *any, gd_error *err)
+               const gd_decoder *own, bool *any, gd_error *err)
 {
     gd_verified blocks[GD_VERIFIED_AT_ONCE];
     *any = false;
@@ -118,7 +78,7 @@ mend_checksum(uint8_t *in, const gd_segment_header *header, uint64_t seed)
  * longer return it.  Its neighbours stay.  Its entry keeps its contents, since
  * a recipe may name it, and what prevents reading it may pass. */
 static gd_status
-renew_part(renewal *x, const part *one, scratch *own, gd_error *err)
+renew_part(renewal *x, const part *one, gd_decoder *own, gd_error *err)
 {
     const gd_group *group = x->group;
     gd_entry *entries = x->entries + one->first;
@@ -147,13 +107,17 @@ static void
 run_part(void *arg, size_t task, unsigned worker)
 {
     renewal *x = arg;
+    gd_decoder *own = &x->decoders[worker];
     gd_error err;
     if (atomic_load(&x->failed)) {
-        return;
+        return; /* perhaps while this thread's decoder was opened */
     }
-    gd_status s = prepare(x, &x->scratches[worker], &err);
+    gd_status s = own->coder != NULL ? GD_OK
+                                     : gd_decoder_open(x->repo->env,
+                                                       x->repo->digest, own,
+                                                       &err);
     if (s == GD_OK) {
-        s = renew_part(x, &x->parts[task], &x->scratches[worker], &err);
+        s = renew_part(x, &x->parts[task], own, &err);
     }
     if (s != GD_OK) {
         pthread_mutex_lock(&x->mutex);
@@ -189,26 +153,6 @@ divide(renewal *x, uint32_t count)
     }
 }
 
-/* Writes all entries except invalid ones.  These stay as they are, so that
- * nothing is lost if the fault was temporary. */
-static gd_status
-write_entries(const renewal *x, uint32_t count, gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < count;) {
-        uint32_t n = 0;
-        while (i + n < count && x->entries[i + n].state != GD_ENTRY_INVALID) {
-            n++;
-        }
-        if (n > 0) {
-            s = gd_group_write_entries(x->group, x->base + i, n,
-                                       x->entries + i, err);
-        }
-        i += n + 1;
-    }
-    return s;
-}
-
 static gd_status
 renew(renewal *x, uint32_t count, gd_error *err)
 {
@@ -223,7 +167,10 @@ renew(renewal *x, uint32_t count, gd_error *err)
         }
         return x->failure.status;
     }
-    return write_entries(x, count, err);
+    /* Invalid entries stay as they are, so that nothing is lost if the fault
+     * was temporary. */
+    return gd_group_write_except(x->group, x->base, count, x->entries,
+                                 GD_ENTRY_INVALID, err);
 }
 
 gd_status
@@ -235,17 +182,17 @@ gd_tail_recover(gd_repo *repo, const gd_group *group, uint32_t base,
     renewal x = {.repo = repo, .group = group, .base = base,
                  .entries = entries};
     x.parts = gd_calloc(env, count, sizeof *x.parts, err);
-    x.scratches = gd_calloc(env, workers, sizeof *x.scratches, err);
+    x.decoders = gd_calloc(env, workers, sizeof *x.decoders, err);
     gd_status s = GD_NOMEM;
-    if (x.parts != NULL && x.scratches != NULL) {
+    if (x.parts != NULL && x.decoders != NULL) {
         pthread_mutex_init(&x.mutex, NULL);
         s = renew(&x, count, err);
         pthread_mutex_destroy(&x.mutex);
         for (unsigned i = 0; i < workers; i++) {
-            release(env, &x.scratches[i]);
+            gd_decoder_close(env, &x.decoders[i]);
         }
     }
-    env->release(env, x.scratches);
+    env->release(env, x.decoders);
     env->release(env, x.parts);
     return s;
 }

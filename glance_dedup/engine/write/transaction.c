@@ -31,12 +31,10 @@ struct gd_transaction {
 static gd_status
 check_project(const char *project, gd_error *err)
 {
-    size_t length = strnlen(project, GD_PROJECT_MAX + 1);
-    if (length > GD_PROJECT_MAX) {
-        return gd_fail(err, GD_INVALID, "a project's name has at most %d bytes",
-                       GD_PROJECT_MAX);
-    }
-    return GD_OK;
+    return strnlen(project, GD_PROJECT_MAX + 1) > GD_PROJECT_MAX
+               ? gd_fail(err, GD_INVALID, "a project's name has at most %d "
+                         "bytes", GD_PROJECT_MAX)
+               : GD_OK;
 }
 
 static gd_status
@@ -161,6 +159,14 @@ check_under_way(const gd_transaction *transaction, gd_error *err)
     return s;
 }
 
+/* Notes the end of a step after which, if it failed, nothing can be added. */
+static gd_status
+end_step(gd_transaction *transaction, gd_status s)
+{
+    transaction->failed = s != GD_OK;
+    return s;
+}
+
 gd_status
 gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                      size_t length, gd_error *err)
@@ -169,9 +175,8 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
     if (s != GD_OK) {
         return s;
     }
-    s = gd_intake_take(&transaction->intake, data, length, err);
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, gd_intake_take(&transaction->intake, data,
+                                                length, err));
 }
 
 /* ---- blocks by their fingerprints ---- */
@@ -181,13 +186,12 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
 static gd_status
 store_waiting(gd_transaction *transaction, gd_error *err)
 {
-    gd_status s = gd_intake_store(&transaction->intake, err);
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, gd_intake_store(&transaction->intake, err));
 }
 
+/* Before blocks are noted that do not come in a stream of bytes. */
 static gd_status
-check_boundary(const gd_transaction *transaction, gd_error *err)
+start_blocks(gd_transaction *transaction, gd_error *err)
 {
     gd_status s = check_under_way(transaction, err);
     if (s == GD_OK && transaction->intake.batch.carried > 0) {
@@ -195,7 +199,7 @@ check_boundary(const gd_transaction *transaction, gd_error *err)
                     "image %s: what was written last ends within a block, so "
                     "that no other can follow it", transaction->image_id);
     }
-    return s;
+    return s == GD_OK ? store_waiting(transaction, err) : s;
 }
 
 /* Looks up the blocks in the batch's places. */
@@ -326,14 +330,11 @@ gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
                    const uint32_t *lengths, const gd_address *addresses,
                    size_t count, gd_error *err)
 {
-    gd_status s = check_boundary(transaction, err);
+    gd_status s = start_blocks(transaction, err);
     if (s == GD_OK && transaction->repo->params.by_value && count > 0) {
         s = gd_fail(err, GD_INVALID, "image %s: where blocks are compared by "
                     "value, none is found by its fingerprint",
                     transaction->image_id);
-    }
-    if (s == GD_OK) {
-        s = store_waiting(transaction, err);
     }
     if (s == GD_OK) {
         s = check_found(transaction, fps, lengths, addresses, count, err);
@@ -348,8 +349,7 @@ gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
     gd_counters *counters = &transaction->repo->counters;
     atomic_fetch_add(&counters->blocks, count);
     atomic_fetch_add(&counters->hits, count);
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, s);
 }
 
 static gd_status
@@ -372,12 +372,9 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
                             const uint32_t *lengths, size_t count,
                             gd_address *addresses, gd_error *err)
 {
-    gd_status s = check_boundary(transaction, err);
+    gd_status s = start_blocks(transaction, err);
     if (s == GD_OK) {
         s = check_lengths(transaction, lengths, count, err);
-    }
-    if (s == GD_OK) {
-        s = store_waiting(transaction, err);
     }
     if (s != GD_OK) {
         return s;
@@ -385,8 +382,7 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
     transaction->intake.told = true;
     s = gd_intake_take_blocks(&transaction->intake, data, lengths, count,
                               addresses, err);
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, s);
 }
 
 static gd_status
@@ -426,10 +422,7 @@ gd_transaction_add_runs(gd_transaction *transaction, gd_image *source,
                         gd_error *err)
 {
     *stored = 0;
-    gd_status s = check_boundary(transaction, err);
-    if (s == GD_OK) {
-        s = store_waiting(transaction, err);
-    }
+    gd_status s = start_blocks(transaction, err);
     if (s == GD_OK) {
         s = check_source(transaction, source, from, to, err);
     }
@@ -439,22 +432,17 @@ gd_transaction_add_runs(gd_transaction *transaction, gd_image *source,
     transaction->intake.told = true;
     s = gd_add_runs(&transaction->intake, source, (gd_range){from, to - from},
                     stored, err);
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, s);
 }
 
 gd_status
 gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
                          gd_error *err)
 {
-    gd_status s = check_boundary(transaction, err);
+    gd_status s = start_blocks(transaction, err);
     if (s == GD_OK) {
-        s = store_waiting(transaction, err);
+        s = check_longer(transaction, length, err);
     }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = check_longer(transaction, length, err);
     if (s != GD_OK) {
         return s;
     }
@@ -463,8 +451,7 @@ gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
     atomic_fetch_add(&transaction->repo->counters.zero_blocks,
                      length / block + (length % block != 0));
     s = gd_recipe_add_zeros(transaction->intake.recipe, length, err);
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, s);
 }
 
 gd_status
@@ -504,8 +491,7 @@ finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
     memcpy(header->image_id, transaction->image_id, sizeof header->image_id);
     memcpy(header->project, transaction->project, sizeof header->project);
     header->hash = transaction->hash;
-    header->new_bytes = gd_packer_new_bytes(intake->packer);
-    header->stored_bytes = gd_packer_stored_bytes(intake->packer);
+    gd_packer_count(intake->packer, &header->new_bytes, &header->stored_bytes);
     header->created = (uint64_t)repo->env->now(repo->env);
     return gd_recipe_finish(intake->recipe, &repo->params, header, err);
 }
@@ -548,6 +534,5 @@ gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
                             transaction->image_id, &transaction->linked, err);
     }
     *linked = transaction->linked;
-    transaction->failed = s != GD_OK;
-    return s;
+    return end_step(transaction, s);
 }

@@ -124,6 +124,8 @@ FORWARDED(ssize_t, pwritev,
           (w.below, fd, iov, count, offset))
 FORWARDED(int, fstat, (const gd_env *env, int fd, struct stat *st),
           (w.below, fd, st))
+FORWARDED(int, is_locked, (const gd_env *env, int fd, uint64_t byte),
+          (w.below, fd, byte))
 FORWARDED(int, renew,
           (const gd_env *env, int dir, const char *path, int fd),
           (w.below, dir, path, fd))
@@ -157,6 +159,7 @@ setup(void)
     THROUGH(pread);
     THROUGH(pwritev);
     THROUGH(fstat);
+    THROUGH(is_locked);
     THROUGH(random);
     THROUGH(alloc);
     THROUGH(release);
