@@ -98,6 +98,7 @@ class API:
                 ('/v1/status', self._shown(self._control.status)),
                 ('/v1/history', self._history),
                 ('/v1/images', self._shown(self._control.images)),
+                ('/v1/volumes', self._shown(self._control.volumes)),
                 ('/v1/groups', self._shown(self._control.groups)),
                 ('/v1/sharing', self._shown(self._control.sharing))):
             router.add('GET', path, _translated(handler))

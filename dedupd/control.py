@@ -19,6 +19,7 @@ from oslo_log import log
 from dedupd import figures
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
+from dedupd import volume_figures
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.repository import repository as repository_module
@@ -69,6 +70,7 @@ class Control:
         self._repository = repository
         self._scheduler = scheduler
         self._figures = scheduler.figures
+        self._volumes = volume_figures.VolumeFigures(repository)
         self._sources = sources
         self._replicator = replicator
         self._started = time.time()
@@ -89,6 +91,7 @@ class Control:
                 'host': socket.gethostname(), 'started': self._started,
                 'ready': self.ready},
             'space': self._figures.space(),
+            'volumes': self._volumes.sums(),
             'catalog': {
                 'state': scheduler.catalog_state,
                 'sequence': None if catalog is None else catalog.sequence,
@@ -129,6 +132,10 @@ class Control:
     def groups(self) -> Fields:
         """``groups``: see `Figures.groups`."""
         return {'groups': self._figures.groups()}
+
+    def volumes(self) -> Fields:
+        """``volumes``: see `VolumeFigures.all`."""
+        return {'volumes': self._volumes.all()}
 
     def sharing(self) -> Fields:
         """The blocks that each two of the largest images have in common."""
