@@ -413,6 +413,10 @@ def test_readable(browser, daemon, tmp_path, width, scheme):
           .filter((b) => b.getClientRects().length
             && b.getBoundingClientRect().height < 24).length;""")
     assert small == 0
+    notes = browser.script("""
+        return [...document.querySelectorAll('.figures .note')]
+          .map((n) => getComputedStyle(n).fontSize);""")
+    assert len(set(notes)) == 1, notes
     browser.need_silence()
 
 
