@@ -28,7 +28,7 @@ from glance_dedup.client import wire
 _BODY_LIMIT = 64 * 1024
 _READY_SECONDS = 5.0
 _THREADS = 8
-# Threads for calls that wait until no task runs, for up to two minutes.
+# Threads for calls that wait until no task runs, for up to a minute.
 _WAITING = 2
 
 
