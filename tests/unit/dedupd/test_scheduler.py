@@ -10,6 +10,7 @@ import dataclasses
 import os
 import threading
 import time
+from unittest import mock
 
 from oslo_config import cfg
 import pytest
@@ -558,6 +559,18 @@ def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
         with pytest.raises(exceptions.BusyError):
             control.mark_lost('image')
         assert not scheduler._agenda.is_waiting('mark-lost')
+
+
+def test_mark_lost_waits_once(repository, monkeypatch):
+    """Also if it begins, and takes long: it goes on by itself."""
+    monkeypatch.setattr(control_module, 'LONGEST_WAIT', 0.5)
+    scheduler = mock.Mock()
+    scheduler.withdraw.return_value = False     # it has begun
+    control = control_module.Control(repository, scheduler)
+    began = time.monotonic()
+    with pytest.raises(exceptions.BusyError, match='it goes on'):
+        control.mark_lost('image')
+    assert 0.5 <= time.monotonic() - began < 1
 
 
 # -- the registry -------------------------------------------------------------
