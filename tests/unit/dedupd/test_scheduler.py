@@ -25,8 +25,9 @@ from glance_dedup.maintenance import catalog
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import repositories
-
-LIMIT = 20
+from tests.support.schedulers import LIMIT
+from tests.support.schedulers import running
+from tests.support.schedulers import wait_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,29 +74,6 @@ def done(monkeypatch):
     monkeypatch.setitem(registry.TASKS, 'account', dataclasses.replace(
         registry.TASKS['account'], interval=3600))
     return found
-
-
-@contextlib.contextmanager
-def running(repository, conf):
-    scheduler = scheduler_module.Scheduler(repository, conf)
-    scheduler.events = []
-    scheduler.listeners.append(
-        lambda *event: scheduler.events.append(event))
-    scheduler.start()
-    try:
-        wait_for(lambda: scheduler.is_maintainer
-                 and scheduler.tasks()['account']['runs'])
-        yield scheduler
-    finally:
-        scheduler.stop()
-        assert scheduler.join(LIMIT)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def forever(maintainer, pace, **arguments):
