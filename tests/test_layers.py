@@ -206,7 +206,6 @@ TESTED_BY = {
     'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
-    'dedupd.cache.proxy': 'functional/test_cache_proxy.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
     'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
