@@ -28,7 +28,7 @@ from glance_dedup.client import wire
 _BODY_LIMIT = 64 * 1024
 _READY_SECONDS = 5.0
 _THREADS = 8
-# Threads for calls that wait until no task runs, for up to two minutes.
+# Threads for calls that wait until no task runs, for up to a minute.
 _WAITING = 2
 
 
@@ -98,6 +98,7 @@ class API:
                 ('/v1/status', self._shown(self._control.status)),
                 ('/v1/history', self._history),
                 ('/v1/images', self._shown(self._control.images)),
+                ('/v1/volumes', self._shown(self._control.volumes)),
                 ('/v1/groups', self._shown(self._control.groups)),
                 ('/v1/sharing', self._shown(self._control.sharing))):
             router.add('GET', path, _translated(handler))

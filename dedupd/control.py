@@ -19,6 +19,7 @@ from oslo_log import log
 from dedupd import figures
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
+from dedupd import volume_figures
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.repository import repository as repository_module
@@ -69,6 +70,7 @@ class Control:
         self._repository = repository
         self._scheduler = scheduler
         self._figures = scheduler.figures
+        self._volumes = volume_figures.VolumeFigures(repository)
         self._sources = sources
         self._replicator = replicator
         self._started = time.time()
@@ -89,6 +91,7 @@ class Control:
                 'host': socket.gethostname(), 'started': self._started,
                 'ready': self.ready},
             'space': self._figures.space(),
+            'volumes': self._volumes.sums(),
             'catalog': {
                 'state': scheduler.catalog_state,
                 'sequence': None if catalog is None else catalog.sequence,
@@ -129,6 +132,10 @@ class Control:
     def groups(self) -> Fields:
         """``groups``: see `Figures.groups`."""
         return {'groups': self._figures.groups()}
+
+    def volumes(self) -> Fields:
+        """``volumes``: see `VolumeFigures.all`."""
+        return {'volumes': self._volumes.all()}
 
     def sharing(self) -> Fields:
         """The blocks that each two of the largest images have in common."""
@@ -176,12 +183,12 @@ class Control:
     def mark_lost(self, image_id: str) -> Fields:
         """Give up an image whose recipe cannot be read.
 
-        This waits until no task runs, for at most a minute.
+        This waits until no task runs, and for the end, for at most a minute.
 
         :raises InvalidParameter: if the recipe can be read
         :raises ImageNotFound: if there is no such image
         :raises BusyError: if this daemon is not the maintainer, or a task
-            runs for too long
+            runs for too long, or this takes too long and goes on
         """
         over = threading.Event()
         outcome: list[Any] = []
@@ -190,19 +197,18 @@ class Control:
             from dedupd.tasks import scrubber
             try:
                 outcome.append(scrubber.mark_lost(maintainer, image_id))
+                LOG.warning('Image %s was declared lost.', image_id)
             except Exception as e:
                 outcome.append(e)
             self._figures.forget()
             over.set()
 
         number = self._scheduler.request('mark-lost', run=run)
-        if not over.wait(LONGEST_WAIT) and self._scheduler.withdraw(number):
-            raise exceptions.BusyError(
-                'another task is running; try again later')
         if not over.wait(LONGEST_WAIT):
             raise exceptions.BusyError(
+                'another task is running; try again later'
+                if self._scheduler.withdraw(number) else
                 f'giving up image {image_id} takes long; it goes on')
         if isinstance(outcome[0], Exception):
             raise outcome[0]
-        LOG.warning('Image %s was declared lost.', image_id)
         return {'image_id': image_id, 'quarantined': outcome[0]}

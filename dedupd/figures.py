@@ -100,10 +100,10 @@ class Figures:
 
     def _measure(self) -> Fields:
         path = self._repository.path
-        disk = {name: _disk_bytes(os.path.join(path, name))
+        disk = {name: disk_bytes(os.path.join(path, name))
                 for name in ('groups', 'spares', 'images', 'catalog')}
         names = volumes.names(path)
-        disk['journals'] = sum(_disk_bytes(os.path.join(
+        disk['journals'] = sum(disk_bytes(os.path.join(
             path, layout.VOLUMES, name)) for name in names)
         file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
@@ -254,7 +254,8 @@ def described(repository: repository_module.Repository) -> Fields:
             'cutting': parameters.cutting,
             'group_slots': parameters.group_slots,
             'fingerprint': parameters.fingerprint,
-            'compare': parameters.compare}
+            'compare': parameters.compare,
+            'maintained': repository.is_maintained}
 
 
 def of_filter(repository: repository_module.Repository, statistics: Fields
@@ -273,7 +274,7 @@ def _saved(data: int | None, stored: int) -> float | None:
     return round(100 * (1 - stored / data), 2) + 0.0 if data else None
 
 
-def _disk_bytes(path: str) -> int:
+def disk_bytes(path: str) -> int:
     """The disk space of the files of a directory."""
     total = 0
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:

@@ -16,6 +16,8 @@ import prometheus_client
 from prometheus_client import exposition
 from prometheus_client import metrics_core
 
+from glance_dedup.repository import volumes
+
 #: The Content-Type of :func:`render`'s format.
 CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
@@ -35,6 +37,20 @@ _GAUGES = (
     ('dedupd_volume_journal_bytes',
      'Disk space of what was written to volumes and is not yet in blocks.',
      ('space', 'journal_bytes')),
+    ('dedupd_volumes_in_use',
+     'Volumes that are being served, or changed by a command.',
+     ('volumes', 'in_use')),
+    ('dedupd_volumes_unfinished',
+     'Volumes that are being made or deleted, or that this broke off.',
+     ('volumes', 'unfinished')),
+    ('dedupd_volumes_broken',
+     'Volumes that cannot be read, or take no more writes.',
+     ('volumes', 'broken')),
+    ('dedupd_volumes_size_bytes', 'Sum of the sizes of all volumes.',
+     ('volumes', 'size_bytes')),
+    # Not counters: what a volume has counted goes when it is deleted.
+    *((f'dedupd_volumes_{key}', f'{text}, in the life of all volumes that are '
+       'there.', ('volumes', key)) for key, text in volumes.COUNTERS.values()),
     ('dedupd_logical_bytes',
      "Sum of the sizes of all images, and of volumes' parts.",
      ('space', 'logical_bytes')),

@@ -334,7 +334,7 @@ class Scheduler:
     def _opening(self, done: int, total: int, what: str) -> None:
         """Show a rebuild of the catalog: this daemon is the maintainer now."""
         if self._running is None:
-            LOG.warning('The catalog is being made anew.')
+            LOG.warning('The catalog is being rebuilt.')
             with self._changed:
                 self.is_maintainer = True
                 self.catalog_state = 'rebuilding'
@@ -554,7 +554,7 @@ class Scheduler:
     def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
                        error: Exception) -> None:
         """Rebuild the catalog again, after a task failed to."""
-        LOG.warning('The catalog is made anew: %s', error)
+        LOG.warning('The catalog is rebuilt: %s', error)
         try:
             maintainer.rebuild(why=str(error))
         except Exception as e:

@@ -174,14 +174,20 @@ class Proxy:
         if match is None or match[2]:
             return
 
+        def stays(error: Exception) -> None:
+            LOG.warning('Image %s, which was deleted in Glance, stays until '
+                        'it is evicted: %s', match[1], error)
+
         def drop() -> None:
             try:
                 self._held.drop(match[1])
             except _FAILURES as e:
-                LOG.warning('Image %s, which was deleted in Glance, stays '
-                            'until it is evicted: %s', match[1], e)
+                stays(e)
 
-        self._workers.submit(drop)
+        try:
+            self._workers.submit(drop)
+        except exceptions.NoThread as e:
+            stays(e)
 
     # -- what comes from here ------------------------------------------------
 
@@ -204,7 +210,10 @@ class Proxy:
         if not reading.here and (
                 end <= allowed.size - arrival_module.LAST_BYTES):
             # The range would end before all of the image is checked.
-            self._workers.submit(reading.close)
+            try:
+                self._workers.submit(reading.close)
+            except exceptions.NoThread:
+                reading.close()
             raise _NotFromHere('range')
         body = self._bytes(
             asked, allowed, expected,

@@ -25,10 +25,11 @@
                  ['shared', 'duplicates'], ['zeros', 'zeros']];
 
   const state = {
-    status: null, history: null, images: null, groups: null, sharing: null,
+    status: null, history: null, images: null, volumes: null, groups: null,
+    sharing: null,
     answered: null,       // when the daemon answered last, ms since the epoch
     awaySince: null, skew: 0, range: 0, moment: null, rates: null,
-    allImages: false, allProjects: false, drawn: {},
+    allImages: false, allProjects: false, allVolumes: false, drawn: {},
   };
 
   // -- elements ---------------------------------------------------------------
@@ -209,6 +210,7 @@
         await Promise.all([
           askDetail('history', 'v1/history?since=0'),
           askDetail('images', 'v1/images'),
+          askDetail('volumes', 'v1/volumes'),
           askDetail('groups', 'v1/groups'),
           askDetail('sharing', 'v1/sharing')]);
         detailsAt = Date.now();
@@ -289,6 +291,15 @@
     } else if (catalog.state === 'rebuilding') {
       found.push(['warn', 'The catalog is being rebuilt; nothing is freed '
         + 'meanwhile, and some figures are missing.']);
+    }
+    if (status.repository && status.repository.maintained === false) {
+      found.push(['warn', 'No process maintains the repository, so nothing '
+        + 'is freed.']);
+    }
+    const brokenVolumes = (status.volumes || {}).broken;
+    if (brokenVolumes > 0) {
+      found.push(['bad', `${plural(brokenVolumes, 'volume')} broken: see `
+        + 'Volumes below.']);
     }
     for (const warning of catalog.warnings || []) {
       found.push(['warn', String(warning)]);
@@ -830,6 +841,55 @@
          state.allProjects, nothing);
   }
 
+  // -- volumes ----------------------------------------------------------------
+
+  const counterWords = (counters) => Object.entries(counters).map(
+    ([key, value]) => key.endsWith('_bytes')
+      ? `${key.slice(0, -6).replaceAll('_', ' ')} ${bytes(value)}`
+      : `${key.replaceAll('_', ' ')} ${count(value)}`).join(', ');
+
+  const duplicateWords = (value) => isNumber(value)
+    ? `${percent(value)} of what was stored was stored already` : '';
+
+  function volumeRow(volume) {
+    const use = !volume.in_use ? 'not in use'
+      : volume.is_live ? 'served on this host'
+        : 'in use; figures as of its last checkpoint';
+    return el('li', null,
+      el('div', { class: 'row' }, name(volume.name),
+         el('span', null, volume.state === null ? 'cannot be read'
+           : [bytes(volume.size), ...volume.state === 'ready' ? []
+             : [volume.state], use].join(', '))),
+      volume.broken ? el('p', { class: 'error' }, `Broken: ${volume.broken}`)
+        : null,
+      el('p', { class: 'small muted' }, [
+        `journal ${bytes(volume.journal_bytes)}`,
+        counterWords(volume.counters),
+        duplicateWords(volume.duplicate_percent)].filter(Boolean).join(', ')));
+  }
+
+  // Broken ones come first, then those with most traffic.
+  function drawVolumes() {
+    const { volumes = [], refused } = state.volumes || {};
+    const list = $('volumes');
+    list.parentElement.hidden = !volumes.length && !refused;
+    const traffic = ({ counters }) =>
+      (counters.read_bytes || 0) + (counters.written_bytes || 0);
+    volumes.sort((a, b) => Boolean(b.broken) - Boolean(a.broken)
+      || b.in_use - a.in_use || traffic(b) - traffic(a));
+    const shown = volumes.slice(0, state.allVolumes ? MORE_ROWS : ROWS);
+    const button = $('volumes-more');
+    button.hidden = volumes.length <= ROWS;
+    setText(button, state.allVolumes ? 'Show less' : 'Show more');
+    setText($('volumes-note'), refused
+      || `${plural(volumes.length, 'volume')}, `
+        + `${count(volumes.filter((v) => v.in_use).length)} in use. The `
+        + 'counters begin when a volume is made.'
+        + (volumes.length > shown.length
+          ? ` ${count(shown.length)} are shown.` : ''));
+    list.replaceChildren(...shown.map(volumeRow));
+  }
+
   // -- maps that one can walk through -----------------------------------------
 
   // Pointer, touch and arrow keys choose one of the cells of `box`. A drawing
@@ -1224,6 +1284,7 @@
       ['history', ['history'], drawHistory],
       ['empty', ['images'], drawEmpty],
       ['savings', ['images'], drawSavings],
+      ['volumes', ['volumes'], drawVolumes],
       ['sharing', ['sharing'], drawSharing],
       ['groups', ['groups'], drawGroups]]) {
       const content = JSON.stringify(keys.map((key) => state[key]));
@@ -1238,11 +1299,13 @@
     listenToHistory();
     listenToMap($('sharing'));
     listenToMap($('groups'));
-    for (const [id, key] of [['images-more', 'allImages'],
-                             ['projects-more', 'allProjects']]) {
+    for (const [id, key, part, function_] of [
+      ['images-more', 'allImages', 'savings', drawSavings],
+      ['projects-more', 'allProjects', 'savings', drawSavings],
+      ['volumes-more', 'allVolumes', 'volumes', drawVolumes]]) {
       $(id).addEventListener('click', () => {
         state[key] = !state[key];
-        draw('savings', drawSavings);
+        draw(part, function_);
       });
     }
     let width = window.innerWidth;

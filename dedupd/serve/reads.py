@@ -82,7 +82,8 @@ def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
         return messages.HTTPError(404, str(error))
     if isinstance(error, exceptions.InvalidParameter):
         return messages.HTTPError(400, str(error))
-    if isinstance(error, (exceptions.BusyError, exceptions.ClosedError)):
+    if isinstance(error, (exceptions.BusyError, exceptions.ClosedError,
+                          exceptions.NoThread)):
         return messages.HTTPError(503, str(error))
     return messages.HTTPError(500, str(error))
 

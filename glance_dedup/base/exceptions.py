@@ -41,6 +41,10 @@ class BusyError(RepositoryError):
     """Another process held a lock for longer than the time limit."""
 
 
+class NoThread(RepositoryError, RuntimeError):
+    """The system lets this process start no thread now."""
+
+
 class VersionError(RepositoryError):
     """The format's version does not fit.
 

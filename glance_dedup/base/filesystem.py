@@ -89,6 +89,20 @@ def lock(fd: int, kind: int, byte: int) -> bool:
     return True
 
 
+def is_locked(path: str) -> bool:
+    """Whether some process, perhaps on another host, locks a file's byte 0.
+
+    The lock is only asked for, not taken. This process's own count, too.
+
+    :raises OSError: as its name says
+    """
+    with closing.descriptor(
+            access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(
+            fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+
+
 def _where(path: str, mount: Mount | None) -> str:
     if mount is None:
         return f'the file system of {path}'

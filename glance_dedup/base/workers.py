@@ -21,6 +21,8 @@ import threading
 from typing import Any
 import weakref
 
+from glance_dedup.base import exceptions
+
 LOG = logging.getLogger(__name__)
 
 #: Seconds after which a worker without work ends.
@@ -77,7 +79,7 @@ class Workers:
     def submit(self, function: Callable, *args) -> futures.Future:
         """Run a call on a worker, as soon as one is free.
 
-        :raises RuntimeError: no thread could be started at all
+        :raises NoThread: no thread could be started at all
         """
         future: futures.Future = futures.Future()
         with self._changed:
@@ -97,11 +99,12 @@ class Workers:
         try:
             threading.Thread(target=self._work, name=self._name,
                              daemon=True).start()
-        except RuntimeError:
+        except RuntimeError as e:
             self._threads -= 1
             if not self._threads:
                 self._tasks.pop()
-                raise
+                raise exceptions.NoThread(
+                    f'no thread can be started for {self._name}: {e}') from e
 
     def _work(self) -> None:
         while True:

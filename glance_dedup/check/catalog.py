@@ -37,7 +37,7 @@ from glance_dedup.check import store as store_module
 
 DAMAGE = form.DAMAGE
 NOTE = form.NOTE
-ANEW = catalog_copy.ANEW
+REBUILT = catalog_copy.REBUILT
 
 CHUNK = 1024                    # slots whose counters have one key
 COUNTS = struct.Struct('>cIB')
@@ -73,7 +73,7 @@ def _judging(method):
         except plyvel.Error as e:
             self.give_up(*self.copy.blame(e))
         except catalog_copy.Unusable as e:
-            self.give_up(NOTE, f'{e}: {ANEW}')
+            self.give_up(NOTE, f'{e}: {REBUILT}')
         except form.Damage as e:
             self.give_up(DAMAGE, e.sentence)
         return None
@@ -199,15 +199,15 @@ class Catalog:
         self.index = index_module.Index(self.copy, meta['index_bits'])
         self.ledger, self.parts = meta['ledger'], meta['parts']
         if not meta['valid']:
-            self.find(NOTE, f'was not finished: {ANEW}')
+            self.find(NOTE, f'was not finished: {REBUILT}')
             return
         # A new catalog writes its fence last.
         if fence is None or fence[0].hex() != meta['catalog_id']:
-            self.find(NOTE, f'has no fence of its own: {ANEW}')
+            self.find(NOTE, f'has no fence of its own: {REBUILT}')
             return
         if meta['sequence'] < fence[1]:
             self.find(NOTE, f'has the sequence {meta["sequence"]}, and the '
-                      f'fence {fence[1]}: it lost accounting steps: {ANEW}')
+                      f'fence {fence[1]}: it lost accounting steps: {REBUILT}')
             return
         self.valid = True
 
@@ -267,7 +267,7 @@ class Catalog:
             # is missing here is then not missing anywhere else: no image is
             # damaged by it, and no count too low.
             self.find(NOTE, 'has not the ledger that it says it has: it lost '
-                      f'accounting steps: {ANEW}')
+                      f'accounting steps: {REBUILT}')
             self.valid = False
 
     @_judging
@@ -380,7 +380,7 @@ class Catalog:
                     first = min(first, transaction)
         if gone:
             self.find(NOTE, f'counts {gone} recipes that are gone, as that of '
-                      f'{first.hex()}: {ANEW}')
+                      f'{first.hex()}: {REBUILT}')
 
     # Counters, and what it says of the groups
 

@@ -37,7 +37,7 @@ MISSING = re.compile('missing files|No such file')
 # In its journal: a log that it cannot read to its end.
 CUT_LOG = re.compile(r'/([0-9]+\.log): dropping')
 TABLE = ('.ldb', '.sst')
-ANEW = 'the next maintainer makes it anew'
+REBUILT = 'the next maintainer rebuilds it'
 PIECE = 1 << 20
 
 
@@ -172,7 +172,7 @@ class Copy:
         name = self._damaged_file(leveldb.words(error))
         file = f'catalog/{name}' if name else 'catalog'
         if MISSING.search(words) or not (name or '').endswith(TABLE):
-            return form.NOTE, f'cannot be read: {words}: {ANEW}', file
+            return form.NOTE, f'cannot be read: {words}: {REBUILT}', file
         return (form.DAMAGE, f'cannot be read: {words}: glance-dedup '
                 'repository rebuild-catalog makes the catalog anew', file)
 

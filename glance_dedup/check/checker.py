@@ -158,7 +158,7 @@ class _Checker:
         if 'catalog' not in self.directories:
             if self.fence is not None:
                 self.findings.find(NOTE, 'catalog', None, 'is missing: the '
-                                   'next maintainer makes it anew')
+                                   'next maintainer rebuilds it')
             return
         try:
             if locks.is_maintained(self.directories):

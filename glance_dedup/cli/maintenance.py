@@ -117,9 +117,14 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
 
     def _without_daemon(self) -> dict:
         from dedupd import figures as figures_module
+        from dedupd import volume_figures
         from glance_dedup.repository import volumes
 
-        with self.open() as repo, daemon_module.catalog_of(repo) as catalog:
+        with contextlib.ExitStack() as stack:
+            repo = stack.enter_context(self.open())
+            # First: to read the catalog, this process becomes the maintainer.
+            described = figures_module.described(repo)
+            catalog = stack.enter_context(daemon_module.catalog_of(repo))
             figures = figures_module.Figures(repo, lambda: catalog)
             with contextlib.closing(figures):
                 space = figures.space()
@@ -132,9 +137,10 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                     'zero_bytes': sums['zero_bytes'],
                     'nonzero_bytes': sums['size'] - sums['zero_bytes']}
             return {
-                'repository': figures_module.described(repo),
+                'repository': described,
                 'daemon': None,
                 'space': space,
+                'volumes': volume_figures.VolumeFigures(repo).sums(),
                 'damage': None if catalog is None else {
                     'blocks': blocks, 'images': images, 'volumes': names},
                 'filter': figures_module.of_filter(repo, repo.statistics()),

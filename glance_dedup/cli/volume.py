@@ -19,11 +19,8 @@ from glance_dedup.base import scopes
 from glance_dedup.cli import common
 
 _UNITS = {'': 0, 'K': 10, 'M': 20, 'G': 30, 'T': 40}
-_COUNTERS = ('read', 'written', 'zeroed', 'flushes', 'checkpoints', 'unique',
-             'duplicate', 'zero', 'overwritten')
 # How long a server may take to tell its status.
 _STATUS_SECONDS = 5.0
-_NUMBERS = ('flushes', 'checkpoints')      # counters that are no bytes
 
 
 def size_of(text: str) -> int:
@@ -92,33 +89,31 @@ class VolumeCommand(common.RepositoryCommand):
 
     def described(self, repo, name) -> dict:
         """The columns of a volume; those of its server are as of now."""
+        from glance_dedup.client import volume_control
         from glance_dedup.repository import openvolumes
+        from glance_dedup.repository import volumes
 
         stat = openvolumes.look(repo, name)
         in_use = openvolumes.is_in_use(repo, name)
-        served = self.status(repo, name) or {} if in_use else {}
-
-        def number(key, value):
-            return int(served[key]) if key in served else value
+        numbers, broken = volume_control.figures(
+            self.status(repo, name) or {} if in_use else {})
         fields = {
             'name': name,
             'volume_id': stat.volume_id,
             'state': stat.state,
             'in_use': common.YesNo(in_use),
-            'size': common.Size(number('size', stat.size)),
+            'size': common.Size(numbers.get('size', stat.size)),
             'project': stat.project,
             'scope': scopes.describe(bytes.fromhex(stat.scope)),
             'source': stat.source,
             'created': common.Time(stat.created),
         }
-        for key in _COUNTERS:
-            value = number(key, stat.counters[key])
-            if key in _NUMBERS:
-                fields[key] = value
-            else:
-                fields[f'{key}_bytes'] = common.Size(value)
-        fields['journal_bytes'] = common.Size(number('journal_bytes', None))
-        fields['broken'] = served.get('broken') or ''
+        for key, (shown, _) in volumes.COUNTERS.items():
+            value = numbers.get(key, stat.counters[key])
+            fields[shown] = (common.Size(value) if shown.endswith('_bytes')
+                             else value)
+        fields['journal_bytes'] = common.Size(numbers.get('journal_bytes'))
+        fields['broken'] = broken
         return fields
 
 

@@ -79,6 +79,11 @@ class Serve(common.RepositoryCommand):
             repo.need_volumes()
             _check_volume(repo, parsed_args.name)
             keys = _keys(repo, parsed_args, self.app.options.reserve_mib)
+            if not repo.is_maintained:
+                self.app.tell(
+                    f'no process maintains {repo.path}: what volumes have '
+                    'overwritten takes up space until dedupd runs, or '
+                    "'glance-dedup collect'")
         if parsed_args.nbd_socket:
             _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
         os.execv(nbdkit, [nbdkit, *_options(parsed_args), PLUGIN, *keys])

@@ -8,6 +8,7 @@ client bounds what it receives, and checks its form.
 """
 
 import os
+import re
 import socket
 import time
 
@@ -16,6 +17,9 @@ from glance_dedup.base import exceptions
 # The most bytes of an answer.
 _LONGEST = 64 << 10
 _CONNECT_SECONDS = 5.0
+# The most characters of a text that is kept.
+_TEXT = 1000
+_is_number = re.compile('[0-9]{1,19}').fullmatch
 
 _EXCEPTIONS: dict[str, type[exceptions.RepositoryError]] = {
     'io': exceptions.StorageError,
@@ -103,7 +107,7 @@ class VolumeControl:
                             f'{self._directory}: {e.strerror}') from e
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.settimeout(_CONNECT_SECONDS)
+            sock.settimeout(min(_CONNECT_SECONDS, self._timeout))
             sock.connect(f'/proc/self/fd/{directory}/control')
         except OSError as e:
             sock.close()
@@ -143,3 +147,13 @@ class VolumeControl:
                             f"'{first[:80]}'")
         return {key: value for key, _, value in (
             line.partition(' ') for line in lines)}
+
+
+def figures(status: dict[str, str]) -> tuple[dict[str, int], str]:
+    """The numbers of a server's status, and why its volume takes no writes.
+
+    :returns: the values that are numbers of at most 19 digits; and a text of
+        at most 1000 characters, '' if the volume takes writes
+    """
+    return ({key: int(value) for key, value in status.items()
+             if _is_number(value)}, status.get('broken', '')[:_TEXT])

@@ -217,13 +217,10 @@ gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper)
 void
 gd_nbdkit_keeper_stop(gd_nbdkit_keeper *keeper)
 {
-    gd_volume_info info;
     gd_error err;
     call(keeper, &keeper->stopping);
     pthread_join(keeper->thread, NULL);
-    gd_volume_get_info(keeper->volume, &info);
-    if (info.journal_records > 0 &&
-        gd_volume_checkpoint(keeper->volume, &err) != GD_OK) {
+    if (gd_volume_settle(keeper->volume, &err) != GD_OK) {
         gd_nbdkit_complain("the last checkpoint failed; the journal keeps "
                            "what was written: %s",
                            err.text);

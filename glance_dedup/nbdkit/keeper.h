@@ -22,7 +22,8 @@ gd_status gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
 /* Tells the thread of a write that has ended.  Thread-safe, and does not
  * wait. */
 void gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper);
-/* Ends the thread, and makes the last checkpoint. */
+/* Ends the thread, makes the last checkpoint, and has a head keep the
+ * counters. */
 void gd_nbdkit_keeper_stop(gd_nbdkit_keeper *keeper);
 
 #endif

@@ -27,6 +27,7 @@ _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 #: In repositories whose format has volumes.
 VOLUMES = 'volumes'
+MAINTAINER_LOCK = 'locks/maintainer'
 _LOCK_FILES = ('locks/groups', 'locks/images')
 
 

@@ -12,14 +12,13 @@ Sizes and offsets are in bytes.
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import fcntl
 import os
-import struct
 from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import filesystem
 from glance_dedup.base import scopes
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
@@ -28,7 +27,6 @@ from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
 _MOST = (1 << 63) - 1
-_FLOCK = struct.Struct('@hhqqi4x')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +50,7 @@ class VolumeStat:
     created: int
     """Seconds since 1970."""
     counters: dict[str, int]
-    """Of the volume's whole life, in bytes: ``read``, ``written``, ``zeroed``;
-    ``overwritten`` before a checkpoint; and what checkpoints stored:
-    ``unique``, ``duplicate`` and ``zero``. Besides, the numbers of ``flushes``
-    and ``checkpoints``."""
+    """By the engine's names in :data:`volumes.COUNTERS`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +283,7 @@ def open_volume(repository: repository_module.Repository,
 def look(repository: repository_module.Repository, name: str) -> VolumeStat:
     """The facts of a volume, even if another process owns it.
 
-    If it has an owner, they are those of its last checkpoint.
+    If it has an owner, they are those of the beginning of its last checkpoint.
 
     :raises ImageNotFound: there is no such volume
     :raises DamagedError: its newest journal is damaged
@@ -332,13 +327,7 @@ def is_in_use(repository: repository_module.Repository, name: str) -> bool:
     """
     path = os.path.join(repository.path, layout.VOLUMES, name, 'lock')
     with files.os_errors(f'cannot look at {path}'):
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(
-                fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-        finally:
-            os.close(fd)
-    return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+        return filesystem.is_locked(path)
 
 
 @contextlib.contextmanager

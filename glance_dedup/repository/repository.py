@@ -233,6 +233,19 @@ class Repository(closing.Closing):
         """Whether the repository may have volumes."""
         return self.parameters.has_volumes
 
+    @property
+    def is_maintained(self) -> bool:
+        """Whether some process, perhaps on another host, maintains it now.
+
+        While there is none, no block is freed.
+        """
+        path = os.path.join(self.path, layout.MAINTAINER_LOCK)
+        try:
+            with files.os_errors(f'cannot look at {path}'):
+                return filesystem.is_locked(path)
+        except exceptions.ImageNotFound:
+            return False    # it never had a maintainer
+
     def need_volumes(self) -> None:
         """Prepare for the first use of a volume.
 

@@ -17,6 +17,23 @@ from glance_dedup.repository import layout
 
 is_name = re.compile('[A-Za-z0-9_-]{1,64}').fullmatch
 
+#: The counters of a volume, which begin when it is made: the engine's names,
+#: with the names that users see, and what is counted.
+COUNTERS = {
+    'read': ('read_bytes', 'Bytes that were read from volumes'),
+    'written': ('written_bytes', 'Bytes that were written to volumes'),
+    'zeroed': ('zeroed_bytes', 'Bytes that were trimmed or zeroed'),
+    'flushes': ('flushes', 'Flushes'),
+    'checkpoints': ('checkpoints', 'Checkpoints'),
+    'unique': ('unique_bytes',
+               'Bytes that checkpoints stored as new blocks'),
+    'duplicate': ('duplicate_bytes',
+                  'Bytes that checkpoints found to be stored already'),
+    'zero': ('zero_bytes', 'Bytes that checkpoints found to be zeros'),
+    'overwritten': ('overwritten_bytes',
+                    'Bytes that were written again before a checkpoint'),
+}
+
 
 class Repository(Protocol):
     """What is needed here of an open repository."""

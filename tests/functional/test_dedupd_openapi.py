@@ -22,6 +22,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.client import wire
 from tests.support import daemons
 from tests.support import repositories
+from tests.support import volumes
 
 PATH = daemons.ROOT / 'doc/source/reference/openapi.yaml'
 DOCUMENT = yaml.safe_load(PATH.read_text())
@@ -69,7 +70,11 @@ class Relay:
 
 @pytest.fixture(scope='module')
 def url(tmp_path_factory):
-    path = repositories.create(tmp_path_factory.mktemp('r') / 'repository')
+    path = volumes.create_repository(tmp_path_factory.mktemp('r') / 'repo')
+    volumes.create(path, 'disk', 1 << 20)
+    # Its head cannot be read.
+    bad = volumes.create(path, 'bad', 1 << 20)
+    (bad / 'journal-00000001').write_bytes(b'')
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', repositories.mixture(300_000))
     with daemons.Daemon(path, header_timeout=5) as daemon:
@@ -122,6 +127,7 @@ def walk(operation_id, **arguments):
     ('task', {'path_parameters': {'name': 'scrub'},
               'query': {'after': 1, 'wait': 5}}, 200),
     ('status', {}, 200), ('images', {}, 200), ('groups', {}, 200),
+    ('volumes', {}, 200),
     ('begin_replica', {
         'path_parameters': {'image_id': 'sent'},
         'query': {'upload': 'ab' * 16, 'sender': 'cd' * 16},

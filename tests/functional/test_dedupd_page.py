@@ -25,6 +25,7 @@ from selenium.webdriver.common import keys
 from dedupd import page
 from tests.functional import dedupd_watched
 from tests.support import repositories
+from tests.support import volumes
 
 pytestmark = pytest.mark.slow
 
@@ -412,6 +413,10 @@ def test_readable(browser, daemon, tmp_path, width, scheme):
           .filter((b) => b.getClientRects().length
             && b.getBoundingClientRect().height < 24).length;""")
     assert small == 0
+    notes = browser.script("""
+        return [...document.querySelectorAll('.figures .note')]
+          .map((n) => getComputedStyle(n).fontSize);""")
+    assert len(set(notes)) == 1, notes
     browser.need_silence()
 
 
@@ -499,6 +504,47 @@ def test_other_hosts(browser, tmp_path):
         assert 'NaN' not in browser.text_of_all()
         assert 'undefined' not in browser.text_of_all()
         browser.need_silence()
+
+
+def test_volumes(browser, tmp_path):
+    """One that is served, one that nobody uses, and one that is broken."""
+    path = volumes.create_repository(tmp_path / 'repository')
+    for name in ('disk', 'idle', 'bad'):
+        volumes.create(path, name, 4 << 20)
+    (path / 'volumes/bad/journal-00000001').write_bytes(bytes(4096))
+    with dedupd_watched.running(path) as it, (
+            volumes.Server(path, tmp_path)) as server:
+        with server.start().session() as session:
+            volumes.write(session, 0, repositories.noise(64 << 10, 1))
+            session.read(0, 3 << 20)
+            it.wait_for(lambda: it.status()['volumes']['in_use'])
+            browser.show(it.url)
+            bad, disk, idle = (row.text for row in browser.all('#volumes li'))
+            assert bad.startswith('bad') and 'cannot be read' in bad
+            assert 'Broken: ' in bad and 'journal-00000001' in bad
+            assert disk.startswith('disk')
+            assert '4.00 MiB, served on this host' in disk
+            assert 'read 3.00 MiB, written 64.0 KiB' in disk
+            assert '4.00 MiB, not in use' in idle
+            assert browser.text('volumes-note').startswith(
+                '3 volumes, 1 in use.')
+            assert not browser.element('volumes-more').is_displayed()
+            assert '1 volume broken' in browser.text('notices')
+            assert browser.text('health').startswith('Trouble')
+            assert 'NaN' not in browser.text_of_all()
+            assert 'undefined' not in browser.text_of_all()
+            browser.keep(tmp_path, 'page-volumes')
+            contrast, text = browser.script(CONTRAST)
+            assert contrast >= 4.5, text
+            browser.show(it.url, 'phone')
+            assert browser.script(
+                'return document.documentElement.scrollWidth') <= 360
+            browser.need_silence()
+
+
+def test_without_volumes_nothing_is_shown_of_them(browser, daemon):
+    browser.show(daemon.url)
+    assert not browser.element('volumes-title').is_displayed()
 
 
 def test_who_only_reads_does_not_deny_damage(browser, tmp_path):

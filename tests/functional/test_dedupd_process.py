@@ -680,7 +680,8 @@ def test_status_listener_only_shows(repository):
                 return read_response(sock.makefile('rb'), method == 'HEAD')
 
         for path in ('/', '/metrics', '/healthcheck', '/healthcheck/ready',
-                     '/v1/status', '/v1/images', '/v1/groups', '/v1/sharing',
+                     '/v1/status', '/v1/images', '/v1/volumes', '/v1/groups',
+                     '/v1/sharing',
                      '/v1/history'):
             assert get('GET', path).status == 200
         for method, path in (('GET', IMAGE), ('GET', f'{IMAGE}/recipe'),

@@ -32,9 +32,10 @@ CONTENT = repositories.mixture(60_000, seed=11, unit=512)
 PATHS = ['/v1/images/image', '/v1/images/image/recipe',
          '/v1/images/image/blocks', '/v1/images', '/v1/images/image/mark-lost',
          '/v1/tasks/merge', '/v1/tasks/scrub?after=0&wait=0', '/v1/status',
-         '/v1/groups', '/v1/history', '/v1/sharing', '/healthcheck',
-         '/metrics', '/', '/v1/images/no-such', '/v1/images/..%2fkey',
-         '*', 'http://x/v1/status', '//', '/%ff', '/v1/images/%00']
+         '/v1/groups', '/v1/volumes', '/v1/history', '/v1/sharing',
+         '/healthcheck', '/metrics', '/', '/v1/images/no-such',
+         '/v1/images/..%2fkey', '*', 'http://x/v1/status', '//', '/%ff',
+         '/v1/images/%00']
 
 
 # -- what is sent -------------------------------------------------------------

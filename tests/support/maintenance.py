@@ -12,6 +12,8 @@ import collections
 import contextlib
 import os
 import pathlib
+import random
+import signal
 
 from dedupd.tasks import accounting
 from glance_dedup import _engine
@@ -257,3 +259,40 @@ def kill(maintainer):
 def maintaining(repo, hook=None):
     with maintainer_module.Maintainer(repo) as maintainer:
         yield maintainer if hook is None else watch(maintainer, hook)
+
+
+def kill_at_random(path, other, work, seed):
+    """Kill maintainers in their work, while images come and go.
+
+    :param other: stores and deletes the images
+    :param work: is called with a maintainer again and again
+    :returns: the images that are left, with their bytes
+    """
+    rng = random.Random(seed)
+    model = {}
+
+    def maintain():
+        with (repositories.open_repository(path, codec='none') as repo,
+              maintaining(repo) as maintainer):
+            while True:
+                work(maintainer)
+
+    for round_ in range(5):
+        pid, pipe = repositories.fork_child(maintain)
+        try:
+            for step in range(rng.randrange(5, 25)):
+                if len(model) > 3 and rng.random() < 0.5:
+                    image_id = rng.choice(sorted(model))
+                    other.delete(image_id)
+                    del model[image_id]
+                else:
+                    image_id = f'image-{round_}-{step}'
+                    model[image_id] = content(
+                        *(rng.randrange(30) for _ in range(3)))
+                    repositories.put(other, image_id, model[image_id])
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(pipe)
+        need_contents(other, model)
+    return model

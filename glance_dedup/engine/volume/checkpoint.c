@@ -203,18 +203,27 @@ gd_volume_base_needed(gd_volume *volume)
     return 0;
 }
 
+/* Begins a journal whose head differs only in marks and counters. */
+static gd_status
+rotate(gd_volume *volume, gd_error *err)
+{
+    gd_volume_head head;
+    gd_volume_copy_head(volume, &head);
+    const gd_volume_change same = {.size = head.size,
+                                   .base_size = head.base_size,
+                                   .state = head.state};
+    return gd_volume_rotate(volume, &same, false, err);
+}
+
 gd_status
 gd_volume_store_all(gd_volume *volume, gd_error *err)
 {
     gd_status s = gd_volume_store_frozen(volume, err);
     pthread_mutex_lock(&volume->mutex);
     bool more = volume->active->records > 0;
-    const gd_volume_change same = {.size = volume->head.size,
-                                   .base_size = volume->head.base_size,
-                                   .state = volume->head.state};
     pthread_mutex_unlock(&volume->mutex);
     if (s == GD_OK && more) {
-        s = gd_volume_rotate(volume, &same, false, err);
+        s = rotate(volume, err);
         if (s == GD_OK) {
             s = gd_volume_store_frozen(volume, err);
         }
@@ -231,6 +240,28 @@ gd_volume_checkpoint(gd_volume *volume, gd_error *err)
     }
     pthread_mutex_lock(&volume->checkpointing);
     s = gd_volume_store_all(volume, err);
+    pthread_mutex_unlock(&volume->checkpointing);
+    return s;
+}
+
+gd_status
+gd_volume_settle(gd_volume *volume, gd_error *err)
+{
+    gd_volume_head stored, now;
+    gd_status s = gd_repo_check_owner(volume->repo, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    pthread_mutex_lock(&volume->checkpointing);
+    s = gd_volume_store_all(volume, err);
+    if (s == GD_OK) {
+        s = gd_volume_look(volume->repo, volume->name, &stored, err);
+    }
+    gd_volume_copy_head(volume, &now);
+    if (s == GD_OK && memcmp(&stored.counters, &now.counters,
+                             sizeof now.counters) != 0) {
+        s = rotate(volume, err);
+    }
     pthread_mutex_unlock(&volume->checkpointing);
     return s;
 }

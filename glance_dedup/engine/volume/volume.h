@@ -81,6 +81,9 @@ gd_status gd_volume_extents(gd_volume *volume, uint64_t length,
 
 /* Brings all that was written before into recipes (V6). */
 gd_status gd_volume_checkpoint(gd_volume *volume, gd_error *err);
+/* A checkpoint before the close.  A new head gets the counters, if they have
+ * changed since the last head. */
+gd_status gd_volume_settle(gd_volume *volume, gd_error *err);
 /* Whether a checkpoint is due: the journal is large (see "Pressure" in
  * volumes.rst). */
 bool gd_volume_needs_checkpoint(gd_volume *volume);

@@ -96,6 +96,15 @@ work_checkpoint(void)
     return model_checkpoint();
 }
 
+/* With a checkpoint, and without. */
+static gd_status
+work_settle(void)
+{
+    gd_status s = gd_volume_settle(the_volume, &the_scratch.err);
+    s = s == GD_OK ? model_flush() : s; /* counted */
+    return s == GD_OK ? gd_volume_settle(the_volume, &the_scratch.err) : s;
+}
+
 static gd_status
 work_snapshot(void)
 {
@@ -148,6 +157,7 @@ static const work works[] = {
     {"zero", work_zero},
     {"flush", model_flush},
     {"checkpoint", work_checkpoint},
+    {"settle", work_settle},
     {"snapshot", work_snapshot},
     {"grow", work_grow},
     {"shrink", work_shrink},
@@ -269,18 +279,19 @@ static void
 test_faults_in_checkpoint(void)
 {
     sweep(&works[3]);
+    sweep(&works[4]);
 }
 
 static void
 test_faults_in_snapshot(void)
 {
-    sweep(&works[4]);
+    sweep(&works[5]);
 }
 
 static void
 test_faults_in_resize(void)
 {
-    for (size_t i = 5; i < 8; i++) {
+    for (size_t i = 6; i < 9; i++) {
         sweep(&works[i]);
     }
 }
@@ -288,7 +299,7 @@ test_faults_in_resize(void)
 static void
 test_faults_in_recovery(void)
 {
-    for (size_t i = 8; i < sizeof works / sizeof *works; i++) {
+    for (size_t i = 9; i < sizeof works / sizeof *works; i++) {
         sweep(&works[i]);
     }
 }

@@ -170,7 +170,7 @@ def test_catalog_is_changed_while_it_is_copied(
 def test_behind_the_fence(repository, catalog):
     catalog.save()
     catalog.save_fence(7, 8)
-    one(repository, NOTE, 'lost accounting steps', 'makes it anew')
+    one(repository, NOTE, 'lost accounting steps', 'rebuilds it')
     catalog.save_fence(5, 6)
     no_findings(repository)
     catalog.save_fence(7)
@@ -324,7 +324,7 @@ def test_batches_lost_in_the_middle(repository, catalog, group):
     del catalog.ledger[writer.some_id('upload of one')]
     catalog.counts.clear()
     catalog.save()
-    one(repository, NOTE, 'lost accounting steps', 'makes it anew')
+    one(repository, NOTE, 'lost accounting steps', 'rebuilds it')
 
 
 @pytest.mark.parametrize('kind', ['D', 'O'])
@@ -618,7 +618,7 @@ def test_any_byte_of_what_a_crash_may_leave_torn(repository, tables):
             for found in judge_with_damaged_catalog(repository):
                 assert (found.severity, found.file) == (
                     NOTE, f'catalog/{file.name}'), (at, found)
-                assert 'makes it anew' in found.sentence
+                assert 'rebuilds it' in found.sentence
                 noticed += 1
         assert noticed > 20
         for length in range(0, len(content), 7):
@@ -659,7 +659,7 @@ def test_catalog_is_no_directory(repository, catalog):
     assert findings(repository)[0].file == 'catalog'
     os.unlink(repository.path / 'catalog')
     (repository.path / 'catalog').mkdir(mode=0o700)
-    one(repository, NOTE, 'not a database', 'makes it anew')
+    one(repository, NOTE, 'not a database', 'rebuilds it')
 
 
 # -- spare copies -------------------------------------------------------------

@@ -99,6 +99,9 @@ def test_status(either):
     assert space['nonzero_bytes'] == 4 * LENGTH
     assert space['disk_bytes'] > 3 * LENGTH
     assert (found['daemon'] is None) == ('no daemon' in result.err)
+    # A command that reads the catalog is no maintainer that anybody means.
+    assert found['repository']['maintained'] == (found['daemon'] is not None)
+    assert found['volumes']['in_use'] == found['volumes']['broken'] == 0
     table = either('status').out
     for name in found:
         assert f'| {name} ' in table
@@ -126,6 +129,7 @@ def test_status_with_a_catalog(filled):
     filled('collect')
     found = filled('status', '-f', 'json').json()
     assert found['space']['unique_blocks'] == 120
+    assert not found['repository']['maintained']
     assert found['damage'] == {'blocks': 0, 'images': [], 'volumes': []}
     with repositories.open_repository(filled.path) as repo:
         with maintainer_module.Maintainer(repo):

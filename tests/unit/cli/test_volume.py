@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import argparse
-import contextlib
 import json
-import os
-import pathlib
 import random
-import socket
-import threading
 
 import pytest
 
 from glance_dedup.cli import volume as volume_commands
 from glance_dedup.repository import openvolumes
 from tests.support import repositories
+from tests.support import volume_servers
 
 MIB = 1 << 20
 
@@ -39,66 +35,6 @@ def repo(made, tmp_path):
     with repositories.open_repository(
             made.path, filter_dir=str(tmp_path / 'filter')) as repo:
         yield repo
-
-
-class Server:
-    """Owns a volume, and answers on its control socket, as nbdkit does."""
-
-    def __init__(self, volume, directory):
-        self.volume = volume
-        self.asked = []
-        self.path = directory / 'control'
-        self._listener = socket.socket(socket.AF_UNIX)
-        # The path may be too long for an address.
-        fd = os.open(directory, os.O_PATH)
-        self._listener.bind(f'/proc/self/fd/{fd}/control')
-        os.close(fd)
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return          # it was shut down
-            with client:
-                line = client.recv(512).decode()
-                self.asked.append(line.strip())
-                client.sendall((self._answer(*line.split()) + '\n\n').encode())
-
-    def _answer(self, word, *words):
-        if word == 'status':
-            info = self.volume.info()
-            return '\n'.join([
-                'ok', 'pid 1234', f'size {info.size}',
-                f'journal_bytes {info.journal_bytes}', 'broken ',
-                *(f'{key} {value}' for key, value in info.counters.items())])
-        if word == 'snapshot':
-            self.volume.snapshot(*words)
-        else:
-            self.volume.resize(int(words[0]))
-        return 'ok'
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-
-@contextlib.contextmanager
-def serving(repo, name, answers=True):
-    with openvolumes.open_volume(repo, name) as volume:
-        server = None
-        if answers:
-            server = Server(volume, pathlib.Path(
-                repo.path) / 'volumes' / name)
-        try:
-            yield server or volume
-        finally:
-            if server is not None:
-                server.close()
 
 
 # -- sizes --------------------------------------------------------------------
@@ -218,7 +154,7 @@ def test_resize(made, repo):
 def test_a_volume_that_is_served(made, repo):
     """Its server does what only the owner can."""
     openvolumes.create(repo, 'disk', MIB, project='a project')
-    with serving(repo, 'disk') as server:
+    with volume_servers.serving(repo, 'disk') as server:
         server.volume.write(b'content', 0)
         found = made('volume', 'show', 'disk', '-f', 'json').json()
         assert (found['in_use'], found['written_bytes']) == (True, 7)
@@ -242,7 +178,7 @@ def test_a_volume_that_is_served(made, repo):
 
 def test_a_volume_whose_owner_does_not_answer(made, repo):
     openvolumes.create(repo, 'disk', MIB)
-    with serving(repo, 'disk', answers=False) as volume:
+    with volume_servers.serving(repo, 'disk', answers=False) as volume:
         volume.write(b'content', 0)
         found = made('volume', 'show', 'disk', '-f', 'json').json()
         assert (found['in_use'], found['written_bytes'],

@@ -46,6 +46,7 @@ def daemon(instance='one:9394', repository='a' * 32, **changed):
         'dedupd_maintainer': '1+0x%d' % (8 * HOUR),
         'dedupd_damaged_images': '0+0x%d' % (8 * HOUR),
         'dedupd_unreadable_recipes': '0+0x%d' % (8 * HOUR),
+        'dedupd_volumes_broken': '0+0x%d' % (8 * HOUR),
         'dedupd_filesystem_free_bytes': '500+0x%d' % (8 * HOUR),
         'dedupd_filesystem_size_bytes': '1000+0x%d' % (8 * HOUR),
         'dedupd_filter_available': '1+0x%d' % (8 * HOUR),
@@ -125,6 +126,7 @@ def test_all_is_well(tmp_path, alert):
 @pytest.mark.parametrize('alert, minute, changed', (
     ('DedupImagesDamaged', 5, {'dedupd_damaged_images': '1+0x480'}),
     ('DedupImagesDamaged', 5, {'dedupd_unreadable_recipes': '1+0x480'}),
+    ('DedupVolumesBroken', 5, {'dedupd_volumes_broken': '1+0x480'}),
     # The series stands still; or there is none, since it never ended well.
     ('DedupNotCollecting', 75,
      {'dedupd_task_last_success_timestamp_seconds': '0+0x480'}),

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from unittest import mock
 
+import pytest
+
 from dedupd import api
 from dedupd.http import messages
 
@@ -20,7 +22,7 @@ def perform(router, method, path):
 
 
 def test_marking_lost_leaves_threads_to_others():
-    """It waits until no task runs, for as long as two minutes."""
+    """It waits until no task runs, for as long as a minute."""
     over = threading.Event()
     control = mock.Mock()
     control.status = lambda: {'fine': True}
@@ -43,3 +45,21 @@ def test_marking_lost_leaves_threads_to_others():
         asyncio.run(check())
     finally:
         over.set()
+
+
+def test_no_thread_can_be_started(monkeypatch):
+    """That passes: the client is to try again."""
+    async def check():
+        router = api.API(mock.Mock(), mock.Mock(), mock.Mock(), '/', [],
+                         asyncio.Event()).unix
+        for method, path in (('GET', '/v1/status'), ('GET', '/metrics'),
+                             ('POST', '/v1/images/image/mark-lost')):
+            with pytest.raises(messages.HTTPError) as error:
+                await perform(router, method, path)
+            assert error.value.status == 503
+
+    def fail(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, 'start', fail)
+    asyncio.run(check())

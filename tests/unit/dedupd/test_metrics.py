@@ -3,6 +3,7 @@
 """The metrics, read back by Prometheus' own parser and held to its rules."""
 
 import contextlib
+import pathlib
 import re
 
 import prometheus_client
@@ -118,6 +119,15 @@ def test_every_known_figure_is_published(full):
     wanted = {name.removesuffix('_total')
               for table in tables for name, _, _ in table}
     assert wanted <= names, wanted - names
+
+
+def test_every_metric_is_in_the_guide(full):
+    guide = (pathlib.Path(__file__).parents[3]
+             / 'doc/source/admin/monitoring.rst').read_text()
+    missing = {sample.name for family in parse(full)[1]
+               for sample in family.samples
+               if not re.search(rf'``{sample.name}\b', guide)}
+    assert not missing
 
 
 def test_of_a_real_status(status):

@@ -18,10 +18,12 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import put
+from tests.support.schedulers import LIMIT
+from tests.support.schedulers import running
+from tests.support.schedulers import wait_for
 from tests.support import volume_writer
 
 MIB = 1 << 20
-LIMIT = 20
 
 
 @pytest.fixture
@@ -135,26 +137,6 @@ def log(monkeypatch):
     monkeypatch.setattr(registry, 'run', noted)
     monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.05)
     return found
-
-
-@contextlib.contextmanager
-def running(repo, conf):
-    scheduler = scheduler_module.Scheduler(repo, conf)
-    scheduler.start()
-    try:
-        wait_for(lambda: scheduler.is_maintainer
-                 and scheduler.tasks()['account']['runs'])
-        yield scheduler
-    finally:
-        scheduler.stop()
-        assert scheduler.join(LIMIT)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_collection_runs_early(repo, volume, conf, log):

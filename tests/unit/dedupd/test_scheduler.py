@@ -10,6 +10,7 @@ import dataclasses
 import os
 import threading
 import time
+from unittest import mock
 
 from oslo_config import cfg
 import pytest
@@ -24,8 +25,9 @@ from glance_dedup.maintenance import catalog
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import repositories
-
-LIMIT = 20
+from tests.support.schedulers import LIMIT
+from tests.support.schedulers import running
+from tests.support.schedulers import wait_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,29 +74,6 @@ def done(monkeypatch):
     monkeypatch.setitem(registry.TASKS, 'account', dataclasses.replace(
         registry.TASKS['account'], interval=3600))
     return found
-
-
-@contextlib.contextmanager
-def running(repository, conf):
-    scheduler = scheduler_module.Scheduler(repository, conf)
-    scheduler.events = []
-    scheduler.listeners.append(
-        lambda *event: scheduler.events.append(event))
-    scheduler.start()
-    try:
-        wait_for(lambda: scheduler.is_maintainer
-                 and scheduler.tasks()['account']['runs'])
-        yield scheduler
-    finally:
-        scheduler.stop()
-        assert scheduler.join(LIMIT)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def forever(maintainer, pace, **arguments):
@@ -558,6 +537,18 @@ def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
         with pytest.raises(exceptions.BusyError):
             control.mark_lost('image')
         assert not scheduler._agenda.is_waiting('mark-lost')
+
+
+def test_mark_lost_waits_once(repository, monkeypatch):
+    """Also if it begins, and takes long: it goes on by itself."""
+    monkeypatch.setattr(control_module, 'LONGEST_WAIT', 0.5)
+    scheduler = mock.Mock()
+    scheduler.withdraw.return_value = False     # it has begun
+    control = control_module.Control(repository, scheduler)
+    began = time.monotonic()
+    with pytest.raises(exceptions.BusyError, match='it goes on'):
+        control.mark_lost('image')
+    assert 0.5 <= time.monotonic() - began < 1
 
 
 # -- the registry -------------------------------------------------------------

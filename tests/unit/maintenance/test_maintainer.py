@@ -5,7 +5,6 @@
 import os
 import random
 import shutil
-import signal
 import threading
 
 import pytest
@@ -875,32 +874,7 @@ def test_statistics_from_other_threads(path, repo, other):
 @pytest.mark.parametrize('seed', range(4))
 def test_killed_maintainer(path, repo, other, seed):
     """Killed at any time, by a signal; then all is found as it must be."""
-    rng = random.Random(seed)
-    model = {}
-
-    def maintain():
-        with repositories.open_repository(path, codec='none') as repo:
-            with maintaining(repo) as maintainer:
-                while True:
-                    collect(maintainer)
-    for round_ in range(4):
-        pid, pipe = repositories.fork_child(maintain)
-        try:
-            for step in range(rng.randrange(3, 12)):
-                if model and rng.random() < 0.45:
-                    image_id = rng.choice(sorted(model))
-                    other.delete(image_id)
-                    del model[image_id]
-                else:
-                    image_id = f'image-{round_}-{step}'
-                    model[image_id] = content(
-                        rng.randrange(12), rng.randrange(12))
-                    put(other, image_id, model[image_id])
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(pipe)
-        maintenance.need_contents(other, model)
+    model = maintenance.kill_at_random(path, other, collect, seed)
     with maintaining(repo) as maintainer:
         assert collect(maintainer).busy == 0
         maintenance.need_collected(maintainer)

@@ -2,9 +2,7 @@
 
 """Collection: at random, against a model, and killed at any step."""
 
-import os
 import random
-import signal
 
 import pytest
 
@@ -97,34 +95,9 @@ def test_against_a_model(path, repo, other, seed):
 @pytest.mark.parametrize('seed', range(4))
 def test_killed_at_random(path, repo, other, seed):
     """In the middle of everything that a collection does."""
-    rng = random.Random(seed)
-    model = {}
-
-    def maintain():
-        with repositories.open_repository(path, codec='none') as repo:
-            with maintaining(repo) as maintainer:
-                assert maintainer.warnings == []
-                while True:
-                    collector.run_once(maintainer, task.Pace(),
-                                       live_share=70, evacuate_share=30)
-    for round_ in range(5):
-        pid, pipe = repositories.fork_child(maintain)
-        try:
-            for step in range(rng.randrange(5, 25)):
-                if len(model) > 3 and rng.random() < 0.5:
-                    image_id = rng.choice(sorted(model))
-                    other.delete(image_id)
-                    del model[image_id]
-                else:
-                    image_id = f'image-{round_}-{step}'
-                    model[image_id] = content(
-                        *(rng.randrange(30) for _ in range(3)))
-                    put(other, image_id, model[image_id])
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(pipe)
-        maintenance.need_contents(other, model)
+    model = maintenance.kill_at_random(
+        path, other, lambda maintainer: collector.run_once(
+            maintainer, task.Pace(), live_share=70, evacuate_share=30), seed)
     with maintaining(repo) as maintainer:
         for _ in range(3):
             collect(maintainer, live_share=70, evacuate_share=30)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a daemon and commands show of a volume that nbdkit serves."""
+
+import pytest
+
+from dedupd import volume_figures
+from tests.support import daemons
+from tests.support import repositories
+from tests.support import volumes
+
+MIB = 1 << 20
+WARNING = 'no process maintains'
+
+
+@pytest.fixture
+def server(tmp_path):
+    path = volumes.create_repository(tmp_path / 'repository')
+    volumes.create(path, 'disk', 4 * MIB)
+    with volumes.Server(path, tmp_path) as found:
+        yield found
+
+
+def get(daemon, path):
+    response = daemon.request('GET', path)
+    assert response.status == 200, response.body
+    return response
+
+
+def test_figures_of_now(server):
+    """Before any checkpoint, and while the guest only reads."""
+    with daemons.Daemon(server.repository) as daemon:
+        daemon.start().wait_for_catalog()
+        server.start()
+        assert WARNING not in server.text()
+        with server.session() as session:
+            volumes.write(session, 0, b'x' * 1000)
+            session.read(0, 4096)
+
+            def volume():
+                found, = get(daemon, '/v1/volumes').json()['volumes']
+                return found
+
+            repositories.eventually(
+                lambda: volume()['counters']['read_bytes'] == 4096,
+                2 * volume_figures.FRESH + 10)
+            found = volume()
+            assert (found['name'], found['state']) == ('disk', 'ready')
+            assert found['counters']['written_bytes'] == 1000
+            assert found['in_use'] and found['is_live']
+            assert found['broken'] == ''
+            sums = daemon.status()['volumes']
+            assert (sums['in_use'], sums['read_bytes']) == (1, 4096)
+            metrics = get(daemon, '/metrics').body.decode()
+            assert 'dedupd_volumes_in_use 1.0\n' in metrics
+            assert 'dedupd_volumes_read_bytes 4096.0\n' in metrics
+            # However many volumes there are, there are no more series.
+            assert 'disk"' not in metrics
+
+
+def test_no_process_maintains_the_repository(server):
+    """Nothing would ever be freed; this is told once."""
+    server.start()
+    assert server.text().count(WARNING) == 1
+    assert 'glance-dedup collect' in server.text()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Servers of volumes in the test's own process, without nbdkit."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import threading
+
+from glance_dedup.repository import openvolumes
+
+
+class Server:
+    """Answers on the control socket of a volume, as nbdkit does.
+
+    :param answer: called with each client, instead of a right answer
+    """
+
+    def __init__(self, volume, directory, answer=None):
+        self.volume = volume
+        self._given = answer
+        self.asked = []
+        self.path = directory / 'control'
+        self._listener = socket.socket(socket.AF_UNIX)
+        # The path may be too long for an address.
+        fd = os.open(directory, os.O_PATH)
+        self._listener.bind(f'/proc/self/fd/{fd}/control')
+        os.close(fd)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return          # it was shut down
+            with client:
+                line = client.recv(512).decode()
+                self.asked.append(line.strip())
+                with contextlib.suppress(OSError):  # it had enough
+                    if self._given is not None:
+                        self._given(client)
+                        continue
+                    client.sendall(
+                        (self._answer(*line.split()) + '\n\n').encode())
+
+    def _answer(self, word, *words):
+        if word == 'status':
+            info = self.volume.info()
+            return '\n'.join([
+                'ok', 'pid 1234', f'volume_id {info.volume_id}',
+                f'size {info.size}',
+                f'journal_bytes {info.journal_bytes}',
+                f'broken {info.broken}',
+                *(f'{key} {value}' for key, value in info.counters.items())])
+        if word == 'snapshot':
+            self.volume.snapshot(*words)
+        else:
+            self.volume.resize(int(words[0]))
+        return 'ok'
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def serving(repo, name, answers=True, answer=None):
+    """Own a volume, with a server unless none answers."""
+    with openvolumes.open_volume(repo, name) as volume:
+        server = None
+        if answers:
+            server = Server(volume, pathlib.Path(
+                repo.path) / 'volumes' / name, answer)
+        try:
+            yield server or volume
+        finally:
+            if server is not None:
+                server.close()

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The figures of volumes: from heads, from servers, and from hostile ones."""
+
+import contextlib
+import os
+import threading
+import time
+
+import pytest
+
+from dedupd import volume_figures
+from glance_dedup.repository import openvolumes
+from glance_dedup.repository import volumes
+from tests.support import repositories
+from tests.support import volume_servers
+from tests.support import volumes as volumes_support
+
+MIB = 1 << 20
+LIMIT = 20
+
+
+@pytest.fixture
+def repo(tmp_path):
+    path = volumes_support.create_repository(tmp_path / 'repository')
+    with repositories.open_repository(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def figures(repo):
+    return volume_figures.VolumeFigures(repo)
+
+
+def make(repo, name='disk', size=MIB):
+    openvolumes.create(repo, name, size, project='a project')
+
+
+def only(figures):
+    found, = figures.all()
+    return found
+
+
+def test_the_table_of_counters_is_whole(repo):
+    make(repo)
+    assert set(openvolumes.look(repo, 'disk').counters) == set(
+        volumes.COUNTERS)
+
+
+def test_of_a_volume_that_nobody_uses(repo, figures):
+    make(repo)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        volume.write(b'x' * 1000, 0)
+        volume.checkpoint()
+    found = only(figures)
+    stat = openvolumes.look(repo, 'disk')
+    assert found['volume_id'] == stat.volume_id
+    assert (found['name'], found['state'], found['size'], found['project'],
+            found['source'], found['created']) == (
+        'disk', 'ready', MIB, 'a project', '', stat.created)
+    assert not found['in_use'] and not found['is_live']
+    assert found['broken'] == '' and found['journal_bytes'] > 0
+    assert found['counters']['written_bytes'] == 1000
+    for key, (shown, _) in volumes.COUNTERS.items():
+        assert found['counters'][shown] == stat.counters[key]
+    sums = figures.sums()
+    assert sums['size_bytes'] == MIB
+    assert (sums['in_use'], sums['unfinished'], sums['broken']) == (0, 0, 0)
+    assert sums['duplicate_percent'] == found['duplicate_percent']
+
+
+def test_the_share_that_was_stored_already(repo, figures):
+    """Of the bytes that are not zero: zeros are no merit."""
+    make(repo)
+    assert only(figures)['duplicate_percent'] is None
+    data = repositories.noise(64 << 10, 1)
+    with volume_servers.serving(repo, 'disk') as server:
+        for offset, content in ((0, data), (256 << 10, bytes(64 << 10)),
+                                (512 << 10, data), (768 << 10, data)):
+            server.volume.write(content, offset)
+            server.volume.checkpoint()
+        counters = server.volume.info().counters
+        found = only(volume_figures.VolumeFigures(repo))
+    assert counters['duplicate'] and counters['unique']
+    assert found['duplicate_percent'] == pytest.approx(
+        100 * counters['duplicate'] / (
+            counters['unique'] + counters['duplicate']), abs=0.01)
+
+
+def test_of_a_volume_that_is_served(repo, figures):
+    make(repo)
+    with volume_servers.serving(repo, 'disk') as server:
+        server.volume.write(b'x' * 1000, 0)
+        server.volume.resize(2 * MIB)
+        server.volume.write(b'x' * 1000, 0)
+        found = only(figures)
+    assert found['in_use'] and found['is_live']
+    assert found['size'] == 2 * MIB
+    assert found['counters']['written_bytes'] == 2000
+    assert figures.sums()['in_use'] == 1
+
+
+def test_of_an_owner_that_has_no_server(repo, figures):
+    """A command, or a server on another host: the head has to do."""
+    make(repo)
+    with volume_servers.serving(repo, 'disk', answers=False) as volume:
+        volume.write(b'x' * 1000, 0)
+        found = only(figures)
+    assert found['in_use'] and not found['is_live']
+    assert found['counters']['written_bytes'] == 0 and found['broken'] == ''
+
+
+def test_broken_volumes(repo, figures):
+    make(repo, 'bad')
+    make(repo, 'good')
+    file, = (os.path.join(repo.path, 'volumes/bad', name) for name in
+             os.listdir(os.path.join(repo.path, 'volumes/bad'))
+             if name.startswith('journal'))
+    with open(file, 'r+b') as f:
+        f.write(bytes(4096))
+    bad, good = figures.all()
+    assert bad['state'] is None and os.path.basename(file) in bad['broken']
+    assert bad['size'] is None and bad['duplicate_percent'] is None
+    assert bad['counters'] == {}
+    assert good['broken'] == ''
+    sums = figures.sums()
+    assert (sums['broken'], sums['size_bytes']) == (1, MIB)
+
+
+def test_volumes_that_are_not_whole(repo, figures):
+    """One without a journal is none yet, or none any more."""
+    os.mkdir(os.path.join(repo.path, 'volumes/begun'))
+    assert figures.all() == []
+    assert figures.sums()['size_bytes'] == 0
+
+
+def test_a_repository_without_volumes(tmp_path):
+    with repositories.open_repository(
+            repositories.create(tmp_path / 'r')) as repo:
+        assert volume_figures.VolumeFigures(repo).sums()['broken'] == 0
+
+
+# -- servers that may not be trusted ------------------------------------------
+
+ANSWERS = {
+    'silence': lambda client: client.recv(1),
+    'drips': lambda client: [
+        (client.sendall(b'x'), time.sleep(0.1)) for _ in range(100)],
+    'half': lambda client: client.sendall(b'ok\nsize 1'),
+    'flood': lambda client: client.sendall(b'ok\n' + b'x' * (1 << 20)),
+    'error': lambda client: client.sendall(b'error io no\n\n'),
+    'another': lambda client: client.sendall(
+        b'ok\nvolume_id ' + b'0' * 32 + b'\nsize 3\n\n'),
+}
+
+
+@pytest.mark.parametrize('answer', ANSWERS.values(), ids=ANSWERS.keys())
+def test_servers_that_do_not_answer(repo, figures, answer):
+    """The head has to do, soon."""
+    make(repo)
+    with volume_servers.serving(repo, 'disk', answer=answer):
+        began = time.monotonic()
+        found = only(figures)
+        assert time.monotonic() - began < LIMIT / 2
+    assert found['in_use'] and not found['is_live']
+    assert (found['size'], found['broken']) == (MIB, '')
+
+
+def test_answers_that_lie(repo, figures):
+    """Numbers stay numbers, and texts short."""
+    make(repo)
+    volume_id = openvolumes.look(repo, 'disk').volume_id
+
+    def answer(client):
+        client.sendall(
+            f'ok\nvolume_id {volume_id}\nsize -1\nread {"9" * 5000}\n'
+            f'written 1e9\nflushes 7\nbroken {"x" * 50000}\n\n'.encode())
+
+    with volume_servers.serving(repo, 'disk', answer=answer):
+        found = only(figures)
+    assert found['is_live'] and found['size'] == MIB
+    counters = found['counters']
+    assert (counters['read_bytes'], counters['written_bytes'],
+            counters['flushes']) == (0, 0, 7)
+    assert set(found['broken']) == {'x'} and len(found['broken']) <= 1000
+
+
+def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
+    """And each server has its turn, however many are hung."""
+    monkeypatch.setattr(volume_figures, 'ASKING', 0.4)
+    monkeypatch.setattr(volume_figures, 'PATIENCE', 0.2)
+    monkeypatch.setattr(volume_figures, 'FRESH', 0)
+    monkeypatch.setattr(volume_figures, 'SHARE', 1e9)
+    asked = []
+    with contextlib.ExitStack() as stack:
+        for n in range(6):
+            make(repo, f'disk-{n}')
+
+            def answer(client, n=n):
+                asked.append(n)
+                client.recv(1)
+
+            stack.enter_context(volume_servers.serving(
+                repo, f'disk-{n}', answer=answer))
+        began = time.monotonic()
+        assert len(figures.all()) == 6
+        assert time.monotonic() - began < 5
+        assert 0 < len(set(asked)) < 6
+        for _ in range(6):
+            figures.all()
+        repositories.eventually(lambda: set(asked) == set(range(6)))
+
+
+def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
+    """What was found before is better than a thread that hangs."""
+    make(repo)
+    monkeypatch.setattr(volume_figures, 'FRESH', 0)
+    before = figures.all()
+    look, begun, go_on = figures._look, threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert go_on.wait(LIMIT)
+        return look()
+
+    monkeypatch.setattr(figures, '_look', slow)
+    thread = threading.Thread(target=figures.all)
+    time.sleep(0.2)     # what was found is old enough
+    thread.start()
+    try:
+        assert begun.wait(LIMIT)
+        assert figures.all() is before
+    finally:
+        go_on.set()
+        thread.join(LIMIT)
+    assert figures._found is not before
+
+
+def test_figures_are_used_again(repo, figures):
+    make(repo)
+    assert len(figures.all()) == 1
+    make(repo, 'other')
+    assert len(figures.all()) == 1
