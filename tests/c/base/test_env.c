@@ -243,8 +243,8 @@ test_open(void)
     CHECK_INT(err.sys_errno, ELOOP);
     CHECK_INT(fd, -1);
     CHECK_CONTAINS(err.text, link);
-    CHECK_INT(gd_open(x.env, AT_FDCWD, "/nonexistent/file", O_RDONLY, 0, &fd,
-                      &err),
+    CHECK_INT(gd_open(x.env, AT_FDCWD, "/proc/nonexistent/file", O_RDONLY, 0,
+                      &fd, &err),
               GD_NOTFOUND);
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDWR | O_CREAT | O_EXCL, 0600,
                       &fd, &err),
@@ -259,7 +259,7 @@ test_sync_dir(void)
     gd_error err;
     setup(&x);
     CHECK_INT(gd_sync_dir(x.env, AT_FDCWD, x.dir, &err), GD_OK);
-    CHECK_INT(gd_sync_dir(x.env, AT_FDCWD, "/nonexistent", &err),
+    CHECK_INT(gd_sync_dir(x.env, AT_FDCWD, "/proc/nonexistent", &err),
               GD_NOTFOUND);
     CHECK(gd_sync_dir(x.env, AT_FDCWD, x.path, &err) != GD_OK);
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
@@ -306,8 +306,8 @@ test_missing_names(void)
     fault_env_fail(&x.f, FAULT_RENEW, 1, EIO, false);
     CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err), GD_IO);
     /* This host's own files are not shared. */
-    CHECK_INT(gd_open(x.env, AT_FDCWD, "/nonexistent/none", O_RDONLY, 0, &fd,
-                      &err),
+    CHECK_INT(gd_open(x.env, AT_FDCWD, "/proc/nonexistent/none", O_RDONLY, 0,
+                      &fd, &err),
               GD_NOTFOUND);
     CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 2);
     x.env->close(x.env, dir);
@@ -384,7 +384,8 @@ test_list(void)
     setup(&x);
     CHECK_INT(x.env->list(x.env, AT_FDCWD, x.dir, count_name, &names), 0);
     CHECK_INT(names, 1);
-    CHECK_INT(x.env->list(x.env, AT_FDCWD, "/nonexistent", count_name, &names),
+    CHECK_INT(x.env->list(x.env, AT_FDCWD, "/proc/nonexistent", count_name,
+                          &names),
               -ENOENT);
     CHECK_INT(x.env->list(x.env, AT_FDCWD, x.path, count_name, &names),
               -ENOTDIR);
