@@ -23,15 +23,14 @@ class NotRegistered(Exception):
 
 def register(repository: repository_module.Repository,
              glance: glance_api.Glance, image_id: str, *, name: str,
-             owner: str | None, visibility: str,
-             progress: Callable[[int], None]
+             visibility: str, progress: Callable[[int], None]
              ) -> tuple[str, glance_api.Record]:
     """Give a raw disk of the repository a record in Glance.
 
-    The record gets the hash of the bytes here, so it does not depend on
-    Glance's option ``do_secure_hash`` whether the image has one.
+    The record belongs to the image's project, which may then delete the image.
+    It gets the hash of the bytes here, so it does not depend on Glance's
+    option ``do_secure_hash`` whether the image has one.
 
-    :param owner: the project that the record belongs to; None: the image's
     :param progress: called with the bytes hashed so far
     :returns: REGISTERED or PRESENT, and Glance's record
     :raises NotRegistered: as its name says
@@ -42,10 +41,11 @@ def register(repository: repository_module.Repository,
             f"image {image_id}: Glance's ids are UUIDs. "
             + _copy(image_id))
     stat = repository.stat(image_id)
-    owner = owner or stat.project
+    owner = stat.project
     if not owner:
         raise NotRegistered(
-            f'image {image_id} belongs to no project: name one by --owner')
+            f'image {image_id} belongs to no project. '
+            + _copy(image_id, ' --project PROJECT'))
     value = _hash(repository, image_id, progress)
     record = glance.record(image_id)
     if record is None:
@@ -72,8 +72,8 @@ def register(repository: repository_module.Repository,
     return result, record
 
 
-def _copy(image_id: str) -> str:
-    return (f'Use another id: glance-dedup image copy {image_id} NEW, then '
+def _copy(image_id: str, more: str = '') -> str:
+    return (f'Copy it: glance-dedup image copy {image_id} NEW{more}, then '
             'register NEW')
 
 

@@ -608,11 +608,12 @@ class Verify(common.RepositoryCommand, lister.Lister):
 class Register(common.RepositoryCommand, show.ShowOne):
     """Give an image of the repository a record in Glance.
 
-    Glance then serves the image, and deletes it with its record. The image is
-    recorded as a raw disk, as volume snapshot makes them. Its whole content is
-    read twice: here for the hash that the record gets, and by Glance. The
-    account must have the roles admin and service. If the command was
-    interrupted, start it again: it continues.
+    Glance then serves the image, and deletes it with its record. The record
+    belongs to the image's project, and says that the image is a raw disk, as
+    volume snapshot makes them. The whole image is read twice: here for the
+    hash that the record gets, and by Glance. The account must have the roles
+    admin and service. If the command was interrupted, start it again: it
+    continues.
     """
 
     def get_parser(self, prog_name):
@@ -621,10 +622,6 @@ class Register(common.RepositoryCommand, show.ShowOne):
                             help='The id of the stored image, a UUID.')
         parser.add_argument(
             '--name', help="The image's name in Glance. Default: its id.")
-        parser.add_argument(
-            '--owner', metavar='PROJECT',
-            help='The id of the project that owns the record. Default: the '
-            'project that the image belongs to.')
         parser.add_argument(
             '--visibility', default='private',
             choices=('private', 'shared', 'community', 'public'),
@@ -644,7 +641,6 @@ class Register(common.RepositoryCommand, show.ShowOne):
                 result, record = registering.register(
                     repo, glance, image_id,
                     name=parsed_args.name or image_id,
-                    owner=parsed_args.owner,
                     visibility=parsed_args.visibility,
                     progress=progress.update)
         fields = {'image_id': image_id, 'result': result}

@@ -126,14 +126,13 @@ def test_a_snapshot_becomes_an_image(client, run, place):
         assert image_id not in repo.images()
 
 
-def test_visibility_and_owner(client, run, place):
+def test_visibility(client, run, place):
     image_id = new(place)
     status, _, err = run('image', 'register', image_id, '--visibility',
-                         'community', '--owner', 'another')
+                         'community')
     assert status == 0, err
     record = client.show(image_id)
-    assert (record['visibility'], record['owner'], record['name']) == (
-        'community', 'another', image_id)
+    assert (record['visibility'], record['name']) == ('community', image_id)
 
 
 def test_what_cannot_be_registered(client, run, place):
@@ -145,7 +144,7 @@ def test_what_cannot_be_registered(client, run, place):
     assert status == 2 and missing in err
     nobodys = new(place, project='')
     status, _, err = run('image', 'register', nobodys)
-    assert status == 2 and '--owner' in err
+    assert status == 2 and f'copy {nobodys} NEW --project' in err
     for image_id in (missing, nobodys):
         client.request('GET', f'/v2/images/{image_id}', expect=(404,))
 
@@ -218,6 +217,11 @@ def test_killed(client, run, place, step, tmp_path):
     process.join(LIMIT)
     assert process.exitcode == -signal.SIGKILL, (
         (tmp_path / 'log').read_text())
-    assert run('image', 'register', image_id)[0] == 0
+    for _ in range(5):
+        status, _, err = run('image', 'register', image_id)
+        if status == 0:
+            break
+        # A task of Glance's may fail, since SQLite takes one writer at a time.
+        assert 'run the command again' in err
     assert client.show(image_id)['status'] == 'active'
     assert client.download(image_id) == noise(MIB, 4)
