@@ -179,6 +179,7 @@ TESTED_BY = {
     'glance_dedup.adoption.filestore': 'unit/adoption/test_estimate.py',
     'glance_dedup.adoption.formats': 'unit/adoption/test_estimate.py',
     'glance_dedup.adoption.importing': 'functional/test_adoption.py',
+    'glance_dedup.adoption.registering': 'functional/test_register.py',
     'glance_dedup.cli.common': 'unit/cli/test_main.py',
     'glance_dedup.cli.daemon': 'unit/cli/test_maintenance.py',
     'glance_dedup.cli.mount': 'functional/test_mount.py',

@@ -9,6 +9,7 @@ import shutil
 import time
 
 from cliff import lister
+from cliff import show
 
 from glance_dedup.base import exceptions
 from glance_dedup.cli import common
@@ -602,3 +603,48 @@ class Verify(common.RepositoryCommand, lister.Lister):
             return self._failed(stat.image_id, stat.size, e)
         return (stat.image_id, common.Size(stat.size), result, name,
                 ours[name], '')
+
+
+class Register(common.RepositoryCommand, show.ShowOne):
+    """Give an image of the repository a record in Glance.
+
+    Glance then serves the image, and deletes it with its record. The record
+    belongs to the image's project, and says that the image is a raw disk, as
+    volume snapshot makes them. The whole image is read twice: here for the
+    hash that the record gets, and by Glance. The account must have the roles
+    admin and service. If the command was interrupted, start it again: it
+    continues.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('id', metavar='IMAGE',
+                            help='The id of the stored image, a UUID.')
+        parser.add_argument(
+            '--name', help="The image's name in Glance. Default: its id.")
+        parser.add_argument(
+            '--visibility', default='private',
+            choices=('private', 'shared', 'community', 'public'),
+            help='Default: %(default)s.')
+        _add_cloud(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        from glance_dedup.adoption import registering
+
+        image_id = parsed_args.id
+        with self.open() as repo:
+            size = repo.stat(image_id).size
+            glance = _connect(parsed_args.os_cloud)
+            glance.need_service()
+            with self.progress(f'hashing {image_id}', size) as progress:
+                result, record = registering.register(
+                    repo, glance, image_id,
+                    name=parsed_args.name or image_id,
+                    visibility=parsed_args.visibility,
+                    progress=progress.update)
+        fields = {'image_id': image_id, 'result': result}
+        fields |= {name: record.get(name) for name in (
+            'name', 'owner', 'visibility', 'status', 'min_disk', 'stores')}
+        return common.shown({
+            **fields, 'size': common.Size(record['size'])})

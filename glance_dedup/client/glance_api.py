@@ -6,10 +6,12 @@ The SDK is imported when a Glance is asked, not before: only these few commands
 need it (``pip install glance-dedup[glance]``).
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
+import time
 from typing import Any
 import urllib.parse
 
@@ -33,6 +35,11 @@ _OF_TASKS = 'os_glance_'
 _PATCH = {'Content-Type': 'application/openstack-images-v2.1-json-patch'}
 #: Seconds that Glance and Keystone have for each answer.
 TIMEOUT = 120
+#: Seconds between two looks whether Glance has verified an image: at first,
+#: and at last.
+LOOKS = 0.1, 2.0
+#: How slowly Glance may verify an image: bytes a second, and further seconds.
+SLOWEST, AT_LEAST = 8 << 20, 120.0
 
 Record = dict[str, Any]
 
@@ -315,6 +322,43 @@ class Glance:
                                        'os_hash_value': hash_value}
         self._request('POST', _path(image_id, 'locations'), (202,),
                       json=body)
+
+    def wait_for_data(self, image_id: str, size: int,
+                      step: Callable[[], None] = lambda: None
+                      ) -> Record | None:
+        """Wait until Glance has verified what :meth:`add_data` told it.
+
+        :param step: called before each pause
+        :returns: the record; None: it was deleted meanwhile
+        :raises GlanceError: Glance refused the data, or takes too long
+        """
+        delay, last = LOOKS
+        left = AT_LEAST + size / SLOWEST
+        while True:
+            record = self.record(image_id)
+            if record is None:
+                return None
+            # While one of Glance's tasks has the image, the task may overwrite
+            # what is set now with what it read before.
+            if 'os_glance_import_task' in record:
+                pass
+            elif record['status'] in WITH_DATA:
+                return record
+            elif record['status'] == 'queued':
+                said = self.last_message(image_id)
+                raise GlanceError(
+                    f'{self.url} did not take the data of image {image_id} '
+                    f'({said or "it does not say why"}): either it has not '
+                    'the hash that was recorded, or Glance could not read '
+                    'it; its log says which', 200)
+            if left <= 0:
+                raise GlanceError(
+                    f'{self.url} still verifies image {image_id}, or has '
+                    'forgotten to; try again later', 200)
+            step()
+            time.sleep(delay)
+            left -= delay
+            delay = min(2 * delay, last)
 
     def add_nothing(self, image_id: str) -> None:
         """Upload no bytes to a queued image that is empty.

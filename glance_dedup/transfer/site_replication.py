@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import time
 from typing import Any
 
 from glance_dedup.base import exceptions
@@ -37,11 +36,6 @@ REPLICATED, PRESENT, PLANNED, LEFT_OUT, DELETED, FAILED = (
 #: Properties that the other site must not get. Deleting an image with this one
 #: deletes its key, and the image at home has the same key.
 WITHHELD = ('cinder_encryption_key_deletion_policy',)
-#: Seconds between two checks whether Glance has verified an image: at first,
-#: and at last.
-LOOKS = 0.1, 2.0
-#: How slowly Glance may verify an image: bytes a second, and further seconds.
-SLOWEST, AT_LEAST = 8 << 20, 120.0
 
 # The hashes by which Glance verifies a location's data.
 _HASHES = ('sha1', 'sha256', 'sha512', 'md5')
@@ -433,35 +427,13 @@ class Replication(DataReplication):
     def _await(self, record: glance_api.Record,
                pace: Pace) -> glance_api.Record:
         """Wait until Glance there has made the image active."""
-        image_id = record['id']
-        delay, last = LOOKS
-        left = AT_LEAST + record['size'] / SLOWEST
-        while True:
-            there = self._away.record(image_id)
-            if there is None:
-                raise _deleted_there()
-            # While one of Glance's tasks has the image, the task may overwrite
-            # what is set now with what it read before.
-            if 'os_glance_import_task' in there:
-                pass
-            elif there['status'] in glance_api.WITH_DATA:
-                return there
-            elif there['status'] == 'queued':
-                said = self._away.last_message(image_id)
-                raise NotReplicated(
-                    'Glance at the other site did not take the data of '
-                    f'image {image_id} ({said or "it does not say why"}): '
-                    'either it has not the hash that was recorded at home, '
-                    'or Glance could not read it; its log says which')
-            if left <= 0:
-                raise NotReplicated(
-                    f'Glance at the other site still verifies image '
-                    f'{image_id}, or has forgotten to; try again later')
-            size = record['size']
-            pace.step(size, size, 'Glance there verifies it')
-            time.sleep(delay)
-            left -= delay
-            delay = min(2 * delay, last)
+        size = record['size']
+        there = self._away.wait_for_data(
+            record['id'], size,
+            lambda: pace.step(size, size, 'Glance there verifies it'))
+        if there is None:
+            raise _deleted_there()
+        return there
 
     # -- R5 ---------------------------------------------------------------
 

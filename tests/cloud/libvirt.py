@@ -46,6 +46,11 @@ class Libvirt(service.Service):
     def address(self):
         return str(self.socket)
 
+    @property
+    def pki(self):
+        """Where a server's QEMU has its files for TLS over NBD."""
+        return self.directory / 'pki'
+
     def environment(self):
         # Its configuration and its servers' files are then in `directory`.
         # Who asks one that is down does not start another.
@@ -57,9 +62,11 @@ class Libvirt(service.Service):
 
     def prepare(self):
         (self.directory / 'run').mkdir(mode=0o700, exist_ok=True)
+        self.pki.mkdir(exist_ok=True)
         # The machine's virtlogd is not asked for anything, nor its AppArmor.
         (self.directory / 'qemu.conf').write_text(
-            'stdio_handler = "file"\nsecurity_driver = "none"\n')
+            'stdio_handler = "file"\nsecurity_driver = "none"\n'
+            f'nbd_tls_x509_cert_dir = "{self.pki}"\n')
         (self.etc / 'libvirtd.conf').write_text(
             'log_outputs = "3:stderr"\n')
 

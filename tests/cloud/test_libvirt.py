@@ -27,14 +27,17 @@ DOMAIN = """
   <os><type>hvm</type></os>
   <features><acpi/></features>
   <devices>
-    <disk type='file' device='disk'>
-      <driver name='qemu' type='{format}'/>
-      <source file='{path}'/>
-      <target dev='vda' bus='virtio'/>
-    </disk>
+    {disk}
     <console type='pty'><log file='{console}' append='off'/></console>
   </devices>
 </domain>
+"""
+DISK = """
+<disk type='file' device='disk'>
+  <driver name='qemu' type='{format}'/>
+  <source file='{path}'/>
+  <target dev='vda' bus='virtio'/>
+</disk>
 """
 
 
@@ -47,17 +50,26 @@ def little():
         yield cloud
 
 
-class Server:
-    """One that libvirt runs from a copy of an image."""
+def copy(image, directory):
+    """A disk of a domain: a copy of an image."""
+    path = directory / 'disk'
+    shutil.copyfile(image, path)
+    return DISK.format(format=image.suffix[1:], path=path)
 
-    def __init__(self, cloud, directory, image):
+
+class Server:
+    """One that libvirt runs.
+
+    :param directory: for its console
+    :param xml: its disk
+    """
+
+    def __init__(self, cloud, directory, xml):
         self.libvirt = cloud.services['libvirt']
-        self.disk = directory / 'disk'
         self.console = directory / 'console.log'
         self._domain = directory / 'domain.xml'
-        shutil.copyfile(image, self.disk)
         self._domain.write_text(DOMAIN.format(
-            format=image.suffix[1:], path=self.disk, console=self.console))
+            disk=xml, console=self.console))
 
     def virsh(self, *arguments):
         done = self.libvirt.virsh(*arguments)
@@ -90,7 +102,7 @@ class Server:
 
 
 def test_it_boots_counts_and_ends(little, tmp_path):
-    server = Server(little, tmp_path, disk.images().qcow2)
+    server = Server(little, tmp_path, copy(disk.images().qcow2, tmp_path))
     for boots in (1, 2):
         server.start()
         assert server.shown() == ('a disk of tools/boot_image', boots)
@@ -100,7 +112,7 @@ def test_it_boots_counts_and_ends(little, tmp_path):
 
 @pytest.mark.parametrize('end', ['stop', 'kill'])
 def test_no_server_outlives_its_libvirt(little, tmp_path, end):
-    server = Server(little, tmp_path, disk.images().qcow2)
+    server = Server(little, tmp_path, copy(disk.images().qcow2, tmp_path))
     server.start()
     processes = list(server.libvirt.servers())
     assert len(processes) == 1

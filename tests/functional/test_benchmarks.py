@@ -52,6 +52,8 @@ SMALL = {
                     '--group-slots', '256', 'IMAGE'],
                    'compressing anew, zstd-1, 1 threads'),
     'replication': (['IMAGE'], '1 images came as they were sent'),
+    'servers': (['--mib', '8', '--servers', '1', '--rounds', '1'],
+                'volume: server up'),
     'upload': (['--mib', '8', '--rounds', '1', '--clients', '2'],
                'image, 2 at once: duplicates, lz4-direct'),
     'volumes': (['--mib', '8', '--writes', '200', '--rounds', '1'],

@@ -509,14 +509,7 @@ def test_tls(server, tmp_path):
     """Over TCP; a client without a certificate of ours gets nothing."""
     place = tmp_path / 'pki'
     for authority in ('ours', 'theirs'):
-        directory = place / authority
-        directory.mkdir(parents=True)
-        signer = certificates.Authority(directory, 'ca-cert')
-        for name in ('server', 'client'):
-            both = pathlib.Path(signer.issue(name)).read_text()
-            at = both.index('-----BEGIN PRIVATE')
-            (directory / f'{name}-cert.pem').write_text(both[:at])
-            (directory / f'{name}-key.pem').write_text(both[at:])
+        certificates.make_pki(place / authority)
     server.stop()
     port = ports.free_port()
     server.start('--port', port, '--address', '127.0.0.1',

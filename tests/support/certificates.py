@@ -19,6 +19,17 @@ def _general_name(address):
         return x509.DNSName(address)
 
 
+def make_pki(directory):
+    """Write a server's and a client's files, named as nbdkit and QEMU do."""
+    directory.mkdir(parents=True, exist_ok=True)
+    signer = Authority(directory, 'ca-cert')
+    for name in ('server', 'client'):
+        both = signer.issue(name).read_text()
+        at = both.index('-----BEGIN PRIVATE')
+        (directory / f'{name}-cert.pem').write_text(both[:at])
+        (directory / f'{name}-key.pem').write_text(both[at:])
+
+
 class Authority:
     """Signs certificates, and writes all that it makes into a directory."""
 

@@ -309,29 +309,17 @@ def compute_host(place, **images):
 
 # -- guests -------------------------------------------------------------------
 
-class Guest:
-    """A server of the boot image, in an emulated machine.
+class Machine:
+    """A QEMU with a disk of the boot image.
 
-    :param directory: for its disk, a file over the image, and its console
-    :param image: what QEMU is to read: a path, or a URI, or json:
+    :param command: of QEMU
+    :param console: the file that it writes the console into
     """
 
-    def __init__(self, directory, image):
-        for program in ('qemu-img', 'qemu-system-x86_64'):
-            need(program)
-        self._console = directory / 'console'
-        overlay = directory / 'overlay.qcow2'
-        subprocess.run(
-            ['qemu-img', 'create', '-q', '-f', 'qcow2', '-F', 'raw', '-b',
-             str(image), str(overlay),
-             str(disk.images().raw.stat().st_size)],
-            check=True, timeout=LIMIT)
+    def __init__(self, command, console, **options):
+        self._console = console
         self.process = subprocess.Popen(
-            ['qemu-system-x86_64', '-machine', 'pc,accel=tcg', '-m', '128',
-             '-nodefaults', '-display', 'none',
-             '-serial', f'file:{self._console}',
-             '-drive', f'file={overlay},if=virtio'],
-            stdin=subprocess.DEVNULL)
+            command, stdin=subprocess.DEVNULL, **options)
 
     def wait_until_up(self, meanwhile=lambda: None):
         """What it shows when it is up.
@@ -355,3 +343,26 @@ class Guest:
     def __exit__(self, *exc_info):
         self.process.kill()
         self.process.wait(LIMIT)
+
+
+class Guest(Machine):
+    """A server of the boot image, in an emulated machine.
+
+    :param directory: for its disk, a file over the image, and its console
+    :param image: what QEMU is to read: a path, or a URI, or json:
+    """
+
+    def __init__(self, directory, image):
+        for program in ('qemu-img', 'qemu-system-x86_64'):
+            need(program)
+        console = directory / 'console'
+        overlay = directory / 'overlay.qcow2'
+        subprocess.run(
+            ['qemu-img', 'create', '-q', '-f', 'qcow2', '-F', 'raw', '-b',
+             str(image), str(overlay),
+             str(disk.images().raw.stat().st_size)],
+            check=True, timeout=LIMIT)
+        super().__init__(
+            ['qemu-system-x86_64', '-machine', 'pc,accel=tcg', '-m', '128',
+             '-nodefaults', '-display', 'none', '-serial', f'file:{console}',
+             '-drive', f'file={overlay},if=virtio'], console)

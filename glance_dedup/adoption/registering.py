@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Giving an image of the repository a record in Glance: :func:`register`.
+
+The image's bytes are hashed, then the record is made, then it gets the
+location. Each step finds what an interrupted run has done.
+"""
+
+from collections.abc import Callable
+
+from glance_dedup.adoption import filestore
+from glance_dedup.base import hashes
+from glance_dedup.base import locations
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository as repository_module
+
+REGISTERED, PRESENT = 'registered', 'present'
+
+
+class NotRegistered(Exception):
+    """Why Glance gets no record of an image, and what to do instead."""
+
+
+def register(repository: repository_module.Repository,
+             glance: glance_api.Glance, image_id: str, *, name: str,
+             visibility: str, progress: Callable[[int], None]
+             ) -> tuple[str, glance_api.Record]:
+    """Give a raw disk of the repository a record in Glance.
+
+    The record belongs to the image's project, which may then delete the image.
+    It gets the hash of the bytes here, so it does not depend on Glance's
+    option ``do_secure_hash`` whether the image has one.
+
+    :param progress: called with the bytes hashed so far
+    :returns: REGISTERED or PRESENT, and Glance's record
+    :raises NotRegistered: as its name says
+    :raises GlanceError: Glance refused something, or did not answer
+    """
+    if not filestore.IMAGE_ID.fullmatch(image_id):
+        raise NotRegistered(
+            f"image {image_id}: Glance's ids are UUIDs. "
+            + _copy(image_id))
+    stat = repository.stat(image_id)
+    owner = stat.project
+    if not owner:
+        raise NotRegistered(
+            f'image {image_id} belongs to no project. '
+            + _copy(image_id, ' --project PROJECT'))
+    value = _hash(repository, image_id, progress)
+    record = glance.record(image_id)
+    if record is None:
+        record = _create(glance, {
+            'id': image_id, 'name': name, 'owner': owner,
+            'visibility': visibility, 'disk_format': 'raw',
+            'container_format': 'bare', 'min_disk': -(-stat.size >> 30)})
+    elif record.get('owner') != owner:
+        raise NotRegistered(
+            f'image {image_id} belongs to project {record.get("owner")} in '
+            f'Glance, not to {owner}; nothing was changed. '
+            + _copy(image_id))
+    result = PRESENT
+    if record['status'] not in glance_api.WITH_DATA:
+        result = REGISTERED
+        record = _give_data(glance, image_id, stat.size, locations.url(
+            repository, image_id, stat.upload_id), value)
+    theirs = hashes.of_record(record)
+    if record['size'] != stat.size or (
+            theirs != hashes.Hash(hashes.DEFAULT, value)):
+        raise NotRegistered(
+            f'image {image_id} has other bytes in Glance, or none that can '
+            'be compared; nothing was changed. ' + _copy(image_id))
+    return result, record
+
+
+def _copy(image_id: str, more: str = '') -> str:
+    return (f'Copy it: glance-dedup image copy {image_id} NEW{more}, then '
+            'register NEW')
+
+
+def _hash(repository: repository_module.Repository, image_id: str,
+          progress: Callable[[int], None]) -> str:
+    """The hash of the image's bytes, recorded here for users' tokens."""
+    with repository.open_image(image_id) as image:
+        known = hashes.recorded(repository.path, image.stat)
+        if hashes.DEFAULT in known:
+            return known[hashes.DEFAULT]
+        found = hashes.compute(image, hashes.DEFAULT, progress)
+        hashes.record(repository.path, image.stat, found)
+        return found.value
+
+
+def _create(glance: glance_api.Glance,
+            wanted: glance_api.Record) -> glance_api.Record:
+    try:
+        return glance.create(wanted)
+    except glance_api.GlanceError as e:
+        if e.code != 409:
+            raise
+        raise NotRegistered(
+            f'an image {wanted["id"]} was deleted in Glance, which uses no '
+            'id twice. ' + _copy(wanted['id'])) from e
+
+
+def _give_data(glance: glance_api.Glance, image_id: str, size: int, url: str,
+               value: str) -> glance_api.Record:
+    try:
+        try:
+            glance.add_data(image_id, url, hashes.DEFAULT, value)
+        except glance_api.GlanceError as e:
+            # If it is not queued, an earlier run told Glance the same.
+            if e.code != 409:
+                raise
+        record = glance.wait_for_data(image_id, size)
+    except glance_api.GlanceError as e:
+        raise glance_api.GlanceError(
+            f'{e}. The record of image {image_id} stays in Glance, without '
+            'data: run the command again, or delete the record',
+            e.code) from e
+    if record is None:
+        raise NotRegistered(
+            f'the record of image {image_id} was deleted in Glance '
+            'meanwhile, perhaps with its data')
+    return record

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Images of the repository that get a record in a real Glance."""
+
+import json
+import multiprocessing
+import os
+import signal
+import uuid
+
+import pytest
+
+from glance_dedup.cli import main
+from glance_dedup.client import glance_api
+from glance_dedup.repository import openvolumes
+from tests.support import cache_harness
+from tests.support import repositories
+from tests.support.repositories import noise
+from tests.support import volumes
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+OWNER = 'alice'
+LIMIT = 120     # seconds
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp('register')
+
+
+@pytest.fixture(scope='module')
+def server(place):
+    """A Glance with its own policy, of which tokens have roles."""
+    volumes.create_repository(place / 'dedup1')
+    (place / 'file1').mkdir()
+    stores = {
+        'dedup1': {'type': 'dedup', 'dedup_store_datadir': place / 'dedup1',
+                   'dedup_store_filter_dir': place / 'filter',
+                   'dedup_store_filter_mib': 1,
+                   'dedup_store_dedupd_socket': ''},
+        'file1': {'type': 'file', 'filesystem_store_datadir': place / 'file1'}}
+    with cache_harness.TokenServer(
+            place / 'server', stores, processes=1) as running:
+        running.allow(**cache_harness.TOKENS,
+                      register=('service', 'admin,service,member,reader'))
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    """An administrator."""
+    return server.client('ops')
+
+
+@pytest.fixture
+def run(place, server, monkeypatch, capfd):
+    """The command, and what it says."""
+    for name in [name for name in os.environ if name.startswith('OS_')]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('OS_AUTH_TYPE', 'admin_token')
+    monkeypatch.setenv('OS_ENDPOINT', f'{server.url}/v2')
+    monkeypatch.setenv('OS_TOKEN', 'register')
+    monkeypatch.setenv('no_proxy', '127.0.0.1')
+
+    def run(*arguments, token='register'):
+        monkeypatch.setenv('OS_TOKEN', token)
+        capfd.readouterr()
+        status = main.main(command(place, *arguments))
+        out, err = capfd.readouterr()
+        return status, json.loads(out) if out else None, err
+    return run
+
+
+def command(place, *arguments):
+    return ['--repository', str(place / 'dedup1'), '--filter-dir',
+            str(place / 'filter'), '--socket', '', *arguments, '-f', 'json']
+
+
+def new(place, data=b'data', image_id=None, project=OWNER):
+    """An image that Glance does not know; its id."""
+    image_id = image_id or str(uuid.uuid4())
+    with repositories.open_repository(place / 'dedup1') as repo:
+        repositories.put(repo, image_id, data, project=project)
+    return image_id
+
+
+def upload(client, data, store='file1', **properties):
+    image_id = client.create(name='image', **properties)['id']
+    client.upload(image_id, data, store=store)
+    return image_id
+
+
+def test_a_snapshot_becomes_an_image(client, run, place):
+    """Glance serves it, shares its blocks, and deletes it."""
+    image_id = str(uuid.uuid4())
+    data = noise(MIB, 1) + bytes(MIB)
+    with repositories.open_repository(place / 'dedup1') as repo:
+        openvolumes.create(repo, 'disk', len(data), project=OWNER)
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            volume.write(data[:MIB], 0)
+    assert run('volume', 'snapshot', 'disk', image_id)[0] == 0
+    status, found, err = run('image', 'register', image_id, '--name',
+                             'web1 before the upgrade')
+    assert status == 0, err
+    assert (found['image_id'], found['result'], found['status']) == (
+        image_id, 'registered', 'active')
+    record = client.show(image_id)
+    assert {name: record[name] for name in (
+        'name', 'owner', 'visibility', 'disk_format', 'container_format',
+        'min_disk', 'size', 'stores', 'os_hash_algo')} == {
+            'name': 'web1 before the upgrade', 'owner': OWNER,
+            'visibility': 'private', 'disk_format': 'raw',
+            'container_format': 'bare', 'min_disk': 1, 'size': len(data),
+            'stores': 'dedup1', 'os_hash_algo': 'sha512'}
+    assert client.download(image_id) == data
+    # Users' tokens open images whose hash is recorded here.
+    with repositories.open_repository(place / 'dedup1') as repo:
+        assert os.path.exists(place / 'dedup1' / 'hashes' / image_id)
+        openvolumes.delete(repo, 'disk')
+    assert run('orphans', '--store', 'dedup1', image_id)[1] == []
+    assert run('image', 'register', image_id)[1]['result'] == 'present'
+    client.delete(image_id)
+    with repositories.open_repository(place / 'dedup1') as repo:
+        assert image_id not in repo.images()
+
+
+def test_visibility(client, run, place):
+    image_id = new(place)
+    status, _, err = run('image', 'register', image_id, '--visibility',
+                         'community')
+    assert status == 0, err
+    record = client.show(image_id)
+    assert (record['visibility'], record['name']) == ('community', image_id)
+
+
+def test_what_cannot_be_registered(client, run, place):
+    new(place, image_id='by-hand')
+    status, _, err = run('image', 'register', 'by-hand')
+    assert status == 2 and 'image copy by-hand' in err
+    missing = str(uuid.uuid4())
+    status, _, err = run('image', 'register', missing)
+    assert status == 2 and missing in err
+    nobodys = new(place, project='')
+    status, _, err = run('image', 'register', nobodys)
+    assert status == 2 and f'copy {nobodys} NEW --project' in err
+    for image_id in (missing, nobodys):
+        client.request('GET', f'/v2/images/{image_id}', expect=(404,))
+
+
+def test_an_id_that_is_taken(client, run, place):
+    """By others' record, by other bytes, or by an image that was deleted."""
+    others = new(place)
+    client.create(name='x', id=others, owner='bob')
+    status, _, err = run('image', 'register', others)
+    assert status == 2 and 'bob' in err and 'image copy' in err
+    assert client.show(others)['status'] == 'queued'
+    other_bytes = upload(client, noise(MIB, 1), owner=OWNER)
+    new(place, noise(MIB, 2), other_bytes)
+    status, _, err = run('image', 'register', other_bytes)
+    assert status == 2 and 'other bytes' in err
+    assert client.show(other_bytes)['stores'] == 'file1'
+    deleted = upload(client, b'data')
+    client.delete(deleted)
+    new(place, image_id=deleted)
+    status, _, err = run('image', 'register', deleted)
+    assert status == 2 and 'was deleted' in err and 'image copy' in err
+
+
+def test_an_account_without_rights(client, run, place):
+    """The record stays, without data; the next run completes it."""
+    image_id = new(place, noise(MIB, 3))
+    status, _, err = run('image', 'register', image_id, token='bob')
+    assert status == 2 and 'administrator' in err
+    client.request('GET', f'/v2/images/{image_id}', expect=(404,))
+    # An administrator, but no service.
+    status, _, err = run('image', 'register', image_id, token='ops')
+    assert status == 2 and '403' in err and 'run the command again' in err
+    assert client.show(image_id)['status'] == 'queued'
+    assert run('image', 'register', image_id)[1]['result'] == 'registered'
+    assert client.download(image_id) == noise(MIB, 3)
+
+
+def test_another_repository(client, run, place, tmp_path):
+    """Glance has no store with it, so it refuses the location."""
+    path = repositories.create(tmp_path / 'other')
+    image_id = str(uuid.uuid4())
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, image_id, b'data', project=OWNER)
+    status, _, err = run('--repository', str(path), 'image', 'register',
+                         image_id)
+    assert status == 2 and 'run the command again' in err
+    assert client.show(image_id)['status'] == 'queued'
+
+
+def child(arguments, step, log):
+    with open(log, 'w') as f:
+        os.dup2(f.fileno(), 2)
+    real = getattr(glance_api.Glance, step)
+
+    def killed(*args, **kwargs):
+        real(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(glance_api.Glance, step, killed)
+    main.main(arguments)
+
+
+@pytest.mark.parametrize('step', ['create', 'add_data'])
+def test_killed(client, run, place, step, tmp_path):
+    """The command, started again, finds what it did."""
+    image_id = new(place, noise(MIB, 4))
+    process = multiprocessing.get_context('fork').Process(
+        target=child, args=(command(place, 'image', 'register', image_id),
+                            step, tmp_path / 'log'))
+    process.start()
+    process.join(LIMIT)
+    assert process.exitcode == -signal.SIGKILL, (
+        (tmp_path / 'log').read_text())
+    for _ in range(5):
+        status, _, err = run('image', 'register', image_id)
+        if status == 0:
+            break
+        # A task of Glance's may fail, since SQLite takes one writer at a time.
+        assert 'run the command again' in err
+    assert client.show(image_id)['status'] == 'active'
+    assert client.download(image_id) == noise(MIB, 4)

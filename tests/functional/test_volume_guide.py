@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The guide's page on volumes in QEMU: its commands, with other paths.
+
+``tests/cloud/test_volumes.py`` has what the page says on libvirt.
+"""
+
+import subprocess
+
+import pytest
+
+from glance_dedup.cli import volumeserve
+from glance_dedup.repository import openvolumes
+from tests.cloud import disk
+from tests.support import certificates
+from tests.support import daemons
+from tests.support import documents
+from tests.support import nbd
+from tests.support import ports
+from tests.support import repositories
+from tests.support import volumes
+
+PAGE = documents.SOURCE / 'admin' / 'volumes-qemu.rst'
+UNIT = 'glance-dedup-volume@.service'
+SHOWN = 'a disk of tools/boot_image'
+IMAGE = '3f0b2a4c-5d1e-4c7a-9b60-0d4a8f1c2e33'
+
+
+def commands(section):
+    return [line.text for block in documents.blocks(PAGE)
+            if block.section == section
+            for line in documents.commands(block)]
+
+
+def start(text, directory, replaced):
+    """A command of the page that runs until it is ended."""
+    for old, new in replaced.items():
+        text = text.replace(old, str(new))
+    console = directory / 'console'
+    with open(console, 'wb') as out:
+        return nbd.Machine(['bash', '-c', f'exec {text}'], console,
+                           cwd=directory, stdout=out)
+
+
+@pytest.fixture(scope='module')
+def repository(tmp_path_factory):
+    path = repositories.create(
+        tmp_path_factory.mktemp('guide') / 'repository', volumes=True)
+    with repositories.open_repository(path) as repo:
+        repo.put(IMAGE, disk.images().raw)
+    return path
+
+
+@pytest.fixture
+def server(repository, tmp_path):
+    with repositories.open_repository(repository) as repo:
+        with repo.open_image(IMAGE) as image:
+            openvolumes.create(repo, 'web1', image=image)
+        with volumes.Server(repository, tmp_path, 'web1') as found:
+            yield found
+        openvolumes.delete(repo, 'web1')
+
+
+def test_units():
+    """What the page has a unit run is what the command takes."""
+    unit = documents.TOP / 'etc' / UNIT
+    assert f'cp etc/{UNIT} /etc/systemd/system/' in PAGE.read_text()
+    usual, = (line for line in unit.read_text().splitlines()
+              if line.startswith('ExecStart='))
+    begin = ('ExecStart=/usr/bin/glance-dedup --repository '
+             '/var/lib/glance/dedup volume serve ')
+    parser = volumeserve.Serve(None, None).get_parser('volume serve')
+    socket, tls = (
+        line for block in documents.blocks(PAGE) if block.language == 'ini'
+        for line in block.text.splitlines() if line.startswith(begin))
+    assert socket.replace(' --repository /var/lib/glance/dedup', '') == (
+        f'{usual} --socket-mode 660')
+    assert 'GLANCE_DEDUP_REPOSITORY=/var/lib/glance/dedup' in unit.read_text()
+    for line in (socket, tls):
+        volumeserve._check_options(parser.parse_args(
+            line.removeprefix(begin).replace('%i', 'web1').split()))
+
+
+@pytest.mark.slow
+def test_qemu(server, tmp_path):
+    """A guest by the socket, then the same disk by TLS."""
+    by_socket, by_tls = commands('QEMU')
+    server.start()
+    with start(by_socket, tmp_path, {
+            '/run/glance-dedup-volume-web1/nbd.sock': server.socket}) as guest:
+        assert guest.wait_until_up() == (SHOWN, 1)
+    server.stop()
+    port = ports.free_port()
+    certificates.make_pki(tmp_path / 'pki')
+    server.start('--port', port, '--tls-certificates', tmp_path / 'pki')
+    with start(by_tls, tmp_path, {
+            '/etc/pki/libvirt-nbd': tmp_path / 'pki', '10809': port,
+            'storage.example.org': 'localhost'}) as guest:
+        assert guest.wait_until_up() == (SHOWN, 2)
+
+
+@pytest.mark.slow
+def test_a_disk_that_need_not_last(repository, tmp_path):
+    create, storage, qemu = commands('A disk that need not last')
+    replaced = {'/run/dedupd/nbd.sock': tmp_path / 'nbd',
+                '/run/web2.sock': tmp_path / 'web2.sock'}
+    with daemons.Daemon(repository, nbd_socket=tmp_path / 'nbd') as daemon:
+        daemon.start()
+        subprocess.run(
+            create.replace('/run/dedupd/nbd.sock', str(tmp_path / 'nbd')),
+            shell=True, cwd=tmp_path, check=True, timeout=nbd.LIMIT)
+        with start(storage, tmp_path, replaced):
+            repositories.eventually((tmp_path / 'web2.sock').exists)
+            with start(qemu, tmp_path, replaced) as guest:
+                assert guest.wait_until_up() == (SHOWN, 1)
