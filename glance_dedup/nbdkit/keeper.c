@@ -97,6 +97,19 @@ fill_index(gd_nbdkit_keeper *keeper)
     keeper->indexed = !more;
 }
 
+/* Goes on with an index that failed since, or that another process was filling
+ * and did not end. */
+static void
+look_at_index(gd_nbdkit_keeper *keeper)
+{
+    gd_filter_stats stats;
+    gd_hintindex *index = keeper->repo->index;
+    if (index != NULL) {
+        index->get_stats(index, &stats);
+        keeper->indexed = stats.complete;
+    }
+}
+
 /* Whether a checkpoint is to be made now. */
 static bool
 wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
@@ -133,6 +146,7 @@ look(gd_nbdkit_keeper *keeper)
     if (now >= keeper->renew_ms) {
         gd_volume_renew(keeper->volume);
         keeper->renew_ms = now + RENEW_MS;
+        look_at_index(keeper);
     }
     if (!keeper->indexed && now >= keeper->index.not_before_ms) {
         fill_index(keeper);

@@ -7,15 +7,11 @@ are right and the repository is clean; only duplicates are missed.
 """
 
 import itertools
-import os
 import shutil
-import signal
 
 import pytest
 
-from tests.support import daemons
 from tests.support import disks
-from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
 
@@ -123,4 +119,96 @@ def test_two_servers(repository, tmp_path, index):
         assert found == (MIB // BLOCK if index == 'lmdb' else 0)
         for writer in writers:
             assert 'index' not in writer.server.text()
+            writer.check()
+
+
+def stores(place):
+    return list((place / 'index').glob('*/*'))
+
+
+def remove(files):
+    for file in files:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+@pytest.mark.parametrize('index', KEPT)
+def test_that_of_another_repository(repository, tmp_path, index):
+    """It leads to other blocks, or none; what is stored is found again."""
+    other = volumes.create_repository(tmp_path / 'other' / 'repository')
+    with repositories.open_repository(other) as repo:
+        # DATA comes to other groups.
+        repositories.put(repo, 'shift', repositories.noise(6 * MIB, 12))
+        repositories.put(repo, 'image', DATA)
+    volumes.create(other, 'disk', 64 * MIB)
+    with serve(other, tmp_path / 'other', index) as server:
+        repositories.eventually(Writer(server.start()).is_filled)
+    foreign, = (tmp_path / 'other' / 'index').iterdir()
+    shutil.copytree(
+        foreign, tmp_path / 'index' / f'{path_id(repository)}.{index}')
+    with serve(repository, tmp_path, index) as server:
+        writer = Writer(server.start())
+        assert writer.write(DATA) < len(DATA) // BLOCK
+        assert writer.write(DATA) == len(DATA) // BLOCK
+        writer.check()
+
+
+@pytest.mark.parametrize('index', STORES)
+def test_kill(repository, tmp_path, index):
+    """In the middle of filling, and of storing."""
+    with serve(repository, tmp_path, index) as server:
+        writer = Writer(server.start())
+        for number in range(3):
+            writer.write(repositories.noise(MIB, 20 + number))
+            server.kill()
+            server.start()
+        repositories.eventually(writer.is_filled)
+        for number in range(3):
+            assert writer.write(
+                repositories.noise(MIB, 20 + number)) == MIB // BLOCK
+        writer.check()
+
+
+@pytest.mark.parametrize('index', KEPT)
+def test_it_is_deleted_while_open(repository, tmp_path, index):
+    with serve(repository, tmp_path, index) as server:
+        writer = Writer(server.start())
+        repositories.eventually(writer.is_filled)
+        remove(stores(tmp_path))
+        writer.write(repositories.noise(MIB, 13))
+        writer.write(DATA)
+        server.stop()
+        server.start()
+        repositories.eventually(writer.is_filled)
+        writer.check()
+
+
+@pytest.mark.parametrize('index', KEPT)
+def test_its_file_is_damaged(repository, tmp_path, index):
+    with serve(repository, tmp_path, index) as server:
+        writer = Writer(server.start())
+        repositories.eventually(writer.is_filled)
+        server.stop()
+        for file in (tmp_path / 'index').rglob('*'):
+            if file.is_file():
+                file.write_bytes(b'nonsense' * 3000)
+        server.start()
+        repositories.eventually(writer.is_filled)
+        writer.check()
+
+
+@pytest.mark.parametrize('index', KEPT)
+def test_a_full_disk(repository, tmp_path, index):
+    """Before the start, and while it is used; and then there is room."""
+    with repositories.small_disk(tmp_path / 'index', '16m'):
+        disks.fill_bytes(tmp_path / 'index')
+        with serve(repository, tmp_path, index) as server:
+            writer = Writer(server.start())
+            writer.write(repositories.noise(MIB, 14))
+            server.stop()
+            (tmp_path / 'index' / 'filling').unlink()
+            server.start()
+            repositories.eventually(writer.is_filled)
+            disks.fill_bytes(tmp_path / 'index')
+            for number in range(3):
+                writer.write(repositories.noise(2 * MIB, 15 + number))
             writer.check()

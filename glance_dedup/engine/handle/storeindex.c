@@ -115,7 +115,7 @@ open_store(store_index *x, gd_error *err)
 }
 
 /* A damaged store is replaced by an empty one.  If that fails, the index goes on
- * without a store.  The next process fills it again. */
+ * without a store, until the next rebuild opens it again. */
 static void
 note_failure(store_index *x, gd_status s)
 {
@@ -230,8 +230,9 @@ rebuild_lock(gd_hintindex *index)
                (x->lock < 0 || x->env->lock(x->env, x->lock, REBUILD_LOCK,
                                             F_WRLCK) == 0);
     if (got) {
+        bool failed = x->kv == NULL && open_store(x, NULL) == GD_OK;
         x->rebuilding = true;
-        if (x->backend == GD_KV_LMDB) { /* others may have gone on */
+        if (failed || x->backend == GD_KV_LMDB) { /* others may have gone on */
             read_cursor(x);
         }
     }

@@ -285,6 +285,11 @@ test_damage_while_open(void)
     CHECK_INT(count_found(x, 1, 0), 0);
     CHECK(stats_of(x).dropped > 0);
     CHECK(!stats_of(x).complete);
+    /* Who goes on with the rebuild opens the store again. */
+    CHECK(x->index->rebuild_lock(x->index));
+    x->index->rebuild_unlock(x->index);
+    x->index->add(x->index, 1, 0, x->entries, ENTRIES);
+    CHECK_INT(count_found(x, 1, 0), LIVE);
     close_index(x);
     CHECK_INT(open_index(x), GD_OK);
     CHECK(!stats_of(x).complete);
