@@ -45,6 +45,7 @@ struct gd_hintindex {
     /* A store has no level, and does not know how many hints it has: both are
      * 0, and its bytes are those of its memory. */
     void (*get_stats)(gd_hintindex *index, gd_filter_stats *stats);
+    bool exact; /* a hint is mostly true */
 };
 
 /* The filter stays the caller's, and must outlive the index. */

@@ -382,8 +382,9 @@ gd_hintindex_of_store(const gd_env *env, gd_kv_backend backend,
     if (x == NULL) {
         return GD_NOMEM;
     }
-    x->index = (gd_hintindex){close_index, find, reject, add, rebuild_lock,
-                              rebuild_unlock, rebuild_set, clear, get_stats};
+    x->index = (gd_hintindex){close_index,    find,        reject, add,
+                              rebuild_lock,   rebuild_unlock, rebuild_set,
+                              clear,          get_stats,   true};
     x->env = env;
     x->backend = backend;
     x->options = *options;

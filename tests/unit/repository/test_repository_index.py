@@ -92,6 +92,24 @@ def test_what_others_stored_meanwhile(path, index):
         assert repo.statistics()['filter_complete']
 
 
+@pytest.mark.parametrize('index', ['filter', *STORES], indirect=True)
+def test_scattered_blocks(path, index):
+    """An exact index needs one entry for each, and not its group's store."""
+    data = noise(64 * 40 * 512)
+    with open_with(path, index) as repo:
+        put(repo, 'first', data)
+    with open_with(path, index) as repo:
+        scattered = b''.join(data[i:i + 512]
+                             for i in range(0, len(data), 64 * 512))
+        new = put(repo, 'second', scattered).new_bytes
+        assert read_all(repo, 'second') == scattered
+        if index == 'filter':
+            assert new > 0      # a batch loads four stores
+        else:
+            assert new == 0
+            assert repo.statistics()['cold_loads'] == 0
+
+
 def test_rebuilding(path, index):
     with open_with(path, index) as repo:
         put(repo, 'first', DATA)
